@@ -43,6 +43,7 @@ from headrace.messages.request import InferRequest
 from headrace.messages.ticket import Ticket
 from headrace.models.configuring import complete
 from headrace.models.signature import Signature
+from headrace.storage.local_storage import files_below
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import RowsRunner
 
@@ -126,7 +127,7 @@ def answer(backend: Backend, case: Case, folder: Path, parameters: Any, file: st
     (version / "model.onnx").write_bytes(case.model.SerializeToString())
     config = ModelConfig(name=case.name, backend=backend.name, default_model_filename=file)
     config.instance_group.add(count=1)
-    derive(config, version.parent)
+    derive(config, version.parent.name, files_below(version.parent))
     model = Model(case.name, 1, version, config, parameters, device=Device("cpu"), instance_name=case.name)
     complete(model, backend, ServerOptions())
     instance = backend.load(replace(model, shared=backend.share(model)))

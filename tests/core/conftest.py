@@ -16,12 +16,14 @@ import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
 from headrace.backends.base import Backend, Instance, Model, Tensors
+from headrace.config.options import ServerOptions
 from headrace.errors import LoadError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Respond, Ticket
 from headrace.registry import PluginInfo
 from headrace.server import Server
+from headrace.storage.repositories import OnlyLocal, Repositories
 from headrace.telemetry import pacing
 
 
@@ -55,6 +57,11 @@ def make_ticket(
     ticket.rows, ticket.queued_ns, ticket.respond_at_once = rows, queued_ns, respond_at_once
     ticket.arrival_ns = arrival_ns or ticket.arrival_ns
     return ticket
+
+
+def local_repositories(*roots: Path) -> Repositories:
+    """The models of directories."""
+    return Repositories(ServerOptions(model_repository=tuple(map(str, roots))), OnlyLocal())
 
 
 @pytest.fixture(autouse=True)

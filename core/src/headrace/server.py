@@ -38,13 +38,13 @@ from headrace.models.control import Control
 from headrace.models.entrance import Entrance, not_by_infer
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.loader import Loader
-from headrace.models.repository import Repository
 from headrace.models.running_loads import LoadSlots, NestedLoads
 from headrace.models.served import ServedModel
 from headrace.models.server_services import ModelCalls, ServerServices
 from headrace.models.serving_table import ServingTable
 from headrace.plugins import Plugins
 from headrace.schedulers.rate_limiter import RateLimiter
+from headrace.storage.repositories import OnlyLocal, Repositories
 from headrace.telemetry import exposition
 from headrace.telemetry.custom import CustomMetrics
 from headrace.telemetry.metrics import ModelCollector, labels_of, lost_lines
@@ -209,10 +209,10 @@ class Server:
         nested = NestedLoads(slots)
         services = ServerServices(LoopMailbox(self.loop), calls, self.engine, nested, self.custom_metrics)
         loader = Loader(options, plugins, self.loop, services.siblings, self._cache, limiter)
-        find = Repository(options.model_repository).find
-        lifecycle = Lifecycle(loader, table, slots, nested, find, options.model_load_retry_count)
+        repositories = Repositories(options, OnlyLocal())
+        lifecycle = Lifecycle(loader, table, slots, nested, repositories.find, options.model_load_retry_count)
         self._lifecycle = self.engine.lifecycle = lifecycle
-        self._control = self.engine.control = Control(options, self._lifecycle)
+        self._control = self.engine.control = Control(options, self._lifecycle, repositories)
         self.engine.version = await asyncio.to_thread(distribution_version, "headrace")  # reads files
 
     async def _load_first(self) -> None:

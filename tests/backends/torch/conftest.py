@@ -18,6 +18,7 @@ from google.protobuf import text_format
 from headrace import Device, Instance, Model
 from headrace.config.derive import derive
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.storage.local_storage import files_below
 from headrace_torch import Parameters, PyTorch
 
 #: A module of ``x`` f32[..., 4] for a ``model.py``, and the weights that make it multiply with them.
@@ -145,7 +146,7 @@ class Programs:
         """An instance; `config` is then what it was completed to."""
         self.config = text_format.Parse(config, ModelConfig())
         self.config.name = name
-        derive(self.config, self.root / name)
+        derive(self.config, name, files_below(self.root / name))
         backend, where = PyTorch({}), Device("gpu" if device == "gpu" else "cpu")
         path = self.root / name / "1"
         given = Parameters(**parameters)

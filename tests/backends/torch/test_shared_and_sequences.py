@@ -19,6 +19,7 @@ from google.protobuf import text_format
 
 from headrace import ConfigError, GraphTensor, Instance, Model, ModelConfig
 from headrace.config.derive import derive
+from headrace.storage.local_storage import files_below
 from headrace_testing.serving import serve
 from headrace_torch import Parameters, PyTorch
 from headrace_torch.leaf_names import LeafNames
@@ -70,7 +71,7 @@ def two_instances(repository: Path, more: str = "", **parameters: Any) -> list[I
         f'backend: "pytorch" {ONE} instance_group {{ count: 2 kind: KIND_CPU }} {more}', ModelConfig()
     )
     config.name = "m"
-    derive(config, repository / "m")
+    derive(config, "m", files_below(repository / "m"))
     backend = PyTorch({})
     model = Model("m", 1, repository / "m" / "1", config, Parameters(**parameters), instance_name="m_0")
     model = replace(model, shared=backend.share(model))

@@ -15,7 +15,7 @@ import pytest
 from headrace.backends.identity import Identity
 from headrace.cli import main
 from headrace.cli.inspection import locate
-from headrace.models.repository import is_model
+from headrace.storage.local_storage import is_model
 
 
 def write(repository: Path, name: str, config: str) -> Path:

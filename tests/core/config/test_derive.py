@@ -10,6 +10,7 @@ from google.protobuf import text_format
 from headrace.config.derive import derive, fill_batching
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import ConfigError
+from headrace.storage.local_storage import files_below
 
 Told = tuple[str, str, str]
 
@@ -22,7 +23,7 @@ def derived(root: Path, text: str = "", files: str = "", name: str = "m") -> Mod
         if not file.endswith("/"):
             path.touch()
     config = text_format.Parse(text, ModelConfig())
-    derive(config, root / name)
+    derive(config, name, files_below(root / name))
     return config
 
 
@@ -185,11 +186,6 @@ def test_the_name_comes_from_the_directory(tmp_path: Path) -> None:
     assert derived(tmp_path, 'name: "m" backend: "identity"').name == "m"
 
 
-def test_a_directory_that_is_gone_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^cannot read model directory '.*/gone': No such file or directory$"):
-        derive(ModelConfig(), tmp_path / "gone")
-
-
 def test_an_ensemble_has_no_backend_and_no_pinned_memory(tmp_path: Path) -> None:
     config = derived(tmp_path, "ensemble_scheduling { }", "1/model.onnx")
     assert told(config) == ("", "ensemble", "")
@@ -238,5 +234,5 @@ def test_preferred_sizes_follow_a_batch_size_that_is_completed_later(tmp_path: P
 def test_deriving_twice_changes_nothing(tmp_path: Path) -> None:
     config = derived(tmp_path, "max_batch_size: 4 dynamic_batching { }", "1/model.onnx")
     again = ModelConfig.FromString(config.SerializeToString())
-    derive(again, tmp_path / "m")
+    derive(again, "m", files_below(tmp_path / "m"))
     assert again == config

@@ -10,7 +10,7 @@ import pytest
 
 from headrace import LoadError, Model, ModelConfig, in_memory, open_regular, read_regular
 from headrace.errors import HeadraceError
-from headrace.models import model_files
+from headrace.storage.local_storage import check_files
 
 
 def make_fifo(path: Path) -> None:
@@ -87,8 +87,8 @@ def test_a_model_with_such_a_file_anywhere_is_refused(special: tuple[Path, str])
     path, kind = special
     model = path.parents[1]
     if kind == "a socket":  # which no engine can open, and which a model may make for itself
-        model_files.check_files(model, (), allow_external_links=True)
+        check_files(model, (), allow_external_links=True)
         return
     hidden = path.rename(path.with_name(".hidden"))
     with pytest.raises(HeadraceError, match=f"'m/1/{hidden.name}' is {kind}: a model consists of regular files"):
-        model_files.check_files(model, (), allow_external_links=True)
+        check_files(model, (), allow_external_links=True)

@@ -11,6 +11,7 @@ from google.protobuf import text_format
 from headrace.config.derive import derive
 from headrace.config.model_config_pb2 import DataType, ModelConfig
 from headrace.config.validation import Problem, problems
+from headrace.storage.local_storage import files_below
 
 IO = """
 input { name: "x" data_type: TYPE_FP32 dims: [4] }
@@ -136,7 +137,7 @@ def derived(text: str, repository: Path) -> ModelConfig:
     config = ModelConfig()
     text_format.Parse(text, config)
     (repository / "m" / "1").mkdir(parents=True)
-    derive(config, repository / "m")
+    derive(config, "m", files_below(repository / "m"))
     return config
 
 

@@ -15,6 +15,7 @@ from headrace.config.derive import derive
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.validation import problems
 from headrace.errors import Code
+from headrace.storage.local_storage import files_below
 
 LEVELS = "priority_levels: 3 default_priority_level: 1"
 BASE = 'name: "m" backend: "identity" max_batch_size: 8 '
@@ -809,7 +810,7 @@ def derived(text: str, repository: Path) -> ModelConfig:
     config = ModelConfig()
     text_format.Parse(text, config)
     (repository / config.name / "1").mkdir(parents=True)
-    derive(config, repository / config.name)
+    derive(config, config.name, files_below(repository / config.name))
     return config
 
 

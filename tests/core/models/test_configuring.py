@@ -16,6 +16,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.models.configuring import complete, fill, read
 from headrace.plugins import Plugins
 from headrace.server import Server
+from headrace.storage.local_storage import files_below
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_a_config_that_names_no_backend_is_refused_before_one_is_looked_for(
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read(tmp_path / "m", ServerOptions(), Plugins.discover(()).schedulers)
+        read("m", tmp_path / "m", files_below(tmp_path / "m"), ServerOptions(), Plugins.discover(()).schedulers)
     assert caught.value.message == message
 
 
@@ -266,7 +267,7 @@ TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y"
 def model_of(text: str, tmp_path: Path) -> Model:
     config = parse_text(f'name: "m" backend: "scaled" {TENSORS} {text}')
     (tmp_path / "m" / "1").mkdir(parents=True)
-    derive(config, tmp_path / "m")
+    derive(config, "m", files_below(tmp_path / "m"))
     return Model("m", 1, tmp_path / "m" / "1", config)
 
 

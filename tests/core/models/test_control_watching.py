@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from headrace.models.control import Watcher
-from headrace.models.repository import Repository
 from headrace.server import Server
+from tests.core.conftest import local_repositories
 
 T = TypeVar("T")
 TWICE = "model appears in two or more repositories"
@@ -41,7 +41,7 @@ def watched(make_server: Callable[..., Server], repository: Path) -> Callable[..
     ) -> AsyncIterator[Server]:
         async with make_server(exit_on_error=False, **options) as server:
             how = {"dev": dev, "known_only": known_only}
-            watcher = Watcher(Repository([repository, *others]), server._lifecycle, 0.01, **how)
+            watcher = Watcher(local_repositories(repository, *others), server._lifecycle, 0.01, **how)
             await watcher.prepare()
             watcher.start()
             try:
@@ -245,7 +245,7 @@ def test_a_file_that_is_still_being_written_waits_with_dev_and_not_in_mode_poll(
     async def scenario() -> None:
         async with make_server() as server:
             for dev in (True, False):
-                watcher = Watcher(Repository([repository]), server._lifecycle, 1, dev=dev, known_only=False)
+                watcher = Watcher(local_repositories(repository), server._lifecycle, 1, dev=dev, known_only=False)
                 watcher._handled = old  # type: ignore[assignment]
                 assert not watcher._is_due("m", new, old)
                 assert watcher._is_due("m", old, new) is not dev

@@ -15,9 +15,10 @@ import pytest
 from headrace.backends.base import Backend, Instance, Model, Tensors
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError, NotFound, OperatorError, Unavailable
-from headrace.models.repository import Entry, Repository
 from headrace.registry import PluginInfo
 from headrace.server import Server
+from headrace.storage.repositories import Entry
+from tests.core.conftest import local_repositories
 
 T = TypeVar("T")
 MakeServer = Callable[..., Server]
@@ -38,7 +39,7 @@ async def reload(server: Server, repository: Path, name: str) -> None:
     def touch() -> Entry:
         with (repository / name / "shared").open("a") as shared:
             shared.write("x")
-        return Repository([repository]).scan()[name]
+        return local_repositories(repository).scan()[name]
 
     await server._lifecycle.load(await asyncio.to_thread(touch))
 

@@ -13,7 +13,7 @@ import pytest
 
 from headrace import HeadraceError, Server
 from headrace.models.control import Watcher
-from headrace.models.repository import Repository
+from tests.core.conftest import local_repositories
 
 from .conftest import LENIENT, Write, ensemble, identity, step
 
@@ -28,7 +28,7 @@ INTERVAL_S = 0.01
 async def watched(repository: Path, dev: bool) -> AsyncIterator[Server]:
     """A server on this loop that looks at its repository a hundred times a second."""
     async with Server(repository, **LENIENT) as server:
-        watcher = Watcher(Repository([repository]), server._lifecycle, INTERVAL_S, dev=dev, known_only=False)
+        watcher = Watcher(local_repositories(repository), server._lifecycle, INTERVAL_S, dev=dev, known_only=False)
         await watcher.prepare()
         watcher.start()
         try:

@@ -25,9 +25,10 @@ from headrace.cli.usage import Parser
 from headrace.config.completed_fields import CompletedField
 from headrace.config.options import RateLimitResource, ServerOptions
 from headrace.errors import ConfigError, HeadraceError
-from headrace.models.repository import Entry, Repository, is_model
 from headrace.plugins import Plugins
 from headrace.server import Server
+from headrace.storage.local_storage import is_model
+from headrace.storage.repositories import Entry, OnlyLocal, Repositories
 from headrace.telemetry.logs import one_line
 
 _RED, _GREEN, _DIM, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
@@ -57,13 +58,13 @@ def run(words: Sequence[str]) -> int:
         for repository in map(Path, repositories):
             if inner := _repository_below(repository):
                 raise ConfigError(f"'{repository}' holds no models, but '{inner}' does: name that one")
-        entries = Repository(options.model_repository).scan()
-        chosen = [entry for entry in entries.values() if _is_meant(entry, repositories, models)]
+        plugins = Plugins.discover(options.plugins)
         with contextlib.ExitStack() as stack:
+            opened = stack.enter_context(contextlib.closing(Repositories(options, OnlyLocal())))
+            chosen = [entry for entry in opened.scan().values() if _is_meant(entry, repositories, models)]
             load = None if arguments.no_load else stack.enter_context(Trial(options)).load
-            plugins = Plugins.discover(options.plugins)
             scopes = ResourceScopes(chosen, options)
-            reports = [inspect(entry, options, plugins, load, scopes) for entry in chosen]
+            reports = [inspect(entry, opened, options, plugins, load, scopes) for entry in chosen]
     except HeadraceError as error:
         print(error.message, file=sys.stderr)
         return 1
@@ -153,7 +154,7 @@ def _repository_below(path: Path) -> Path | None:
 
 
 def _is_meant(entry: Entry, repositories: Sequence[str], models: Sequence[Path]) -> bool:
-    return any(path.parent in map(Path, repositories) or path in models for path in entry.paths)
+    return any(each.url in repositories or Path(each.url) / entry.name in models for each in entry.repositories)
 
 
 def _picture(reports: Sequence[ModelReport]) -> str:

@@ -5,7 +5,7 @@ What is found is a `ModelReport`; `locate` says which file an error of a load is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from headrace.config.parse import find_config
 from headrace.config.regular_files import read_regular
 from headrace.config.source_map import SourceMap
 from headrace.errors import Code, ConfigError, HeadraceError
-from headrace.models import model_files
 from headrace.models.configuring import (
     examine,
     fill,
@@ -35,8 +34,11 @@ from headrace.models.configuring import (
     without_effect,
     written,
 )
-from headrace.models.repository import Entry, versions_to_serve
+from headrace.models.labels import check_labels
+from headrace.models.versions import files_of, versions_to_serve
 from headrace.plugins import Plugins
+from headrace.storage.local_directory import LocalDirectory
+from headrace.storage.repositories import Entry, Repositories
 from headrace.workers.devices import available_gpus, fill_groups
 from headrace.workers.warmup import read_samples
 
@@ -121,6 +123,7 @@ def _known(name: str, line: str) -> tuple[str, int]:
 
 def inspect(
     entry: Entry,
+    repositories: Repositories,
     options: ServerOptions,
     plugins: Plugins,
     load: Callable[[str], list[LoadRefusal]] | None,
@@ -134,28 +137,33 @@ def inspect(
 
     Raises `ConfigError` for a ``--model-config-name`` that is no file name.
     """
-    path = find_config(entry.path, options.model_config_name)
-    found = ModelReport(entry.name, str(path or entry.path))
+    found = ModelReport(entry.name, entry.places[0])
     if entry.is_duplicate:
-        message = f"model appears in two or more repositories: {', '.join(map(str, entry.paths))}"
+        message = f"model appears in two or more repositories: {', '.join(entry.places)}"
         found.problems.append(Diagnostic(found.path, 0, 0, "", message, Code.INTERNAL.value))
         return found
     try:
-        roots, allows_links = options.model_repository, options.allow_external_links
-        model_files.check_files(entry.path, roots, allow_external_links=allows_links)
-        given = parse(entry.path, options)
-    except ConfigError as error:
-        found.problems.append(_misread(found.path, error))
-        return found
+        files = entry.fingerprint().files
+        directory = entry.fetch(files_of(files))
     except HeadraceError as error:
-        found.problems.append(Diagnostic(str(entry.path), 0, 0, "", error.message, error.code.value))
+        found.problems.append(Diagnostic(found.path, 0, 0, "", error.message, error.code.value))
         return found
-    text = read_regular(path).decode("utf-8-sig") if path is not None else ""
-    inspection = _Inspection(entry, options, plugins, found, SourceMap(text, ModelConfig.DESCRIPTOR))
-    inspection.run(given, has_engines=load is not None)
-    if load is not None and not found.problems:
-        inspection.add_refusals(load(entry.name))
-    inspection.add(scopes.problems(given))
+    with directory:
+        path = find_config(directory.path, options.model_config_name)
+        found.path = directory.hide(str(path or directory.path))
+        try:
+            given = parse(directory.path, options)
+        except ConfigError as error:
+            found.problems.append(_misread(found.path, error))
+            return found
+        text = read_regular(path).decode("utf-8-sig") if path is not None else ""
+        source_map = SourceMap(text, ModelConfig.DESCRIPTOR)
+        neighbours = Neighbours(repositories, options, plugins.schedulers)
+        inspection = _Inspection(entry, files, directory, options, plugins, neighbours, found, source_map)
+        inspection.run(given, has_engines=load is not None)
+        if load is not None and not found.problems:
+            inspection.add_refusals(load(entry.name))
+        inspection.add(scopes.problems(given))
     found.problems.sort(key=lambda problem: (problem.line, problem.column))
     return found
 
@@ -171,11 +179,20 @@ class _Inspection:
     """Adds to ``found`` what is wrong with a config that can be read, placed by ``source_map``."""
 
     def __init__(
-        self, entry: Entry, options: ServerOptions, plugins: Plugins, found: ModelReport, source_map: SourceMap
+        self,
+        entry: Entry,
+        files: Collection[str],
+        directory: LocalDirectory,
+        options: ServerOptions,
+        plugins: Plugins,
+        neighbours: Neighbours,
+        found: ModelReport,
+        source_map: SourceMap,
     ) -> None:
-        self._entry = entry
+        self._entry, self._files, self._directory = entry, files, directory
         self._options = options
         self._plugins = plugins
+        self._neighbours = neighbours
         self._found = found
         self._source_map = source_map
         self._filename = ""
@@ -186,15 +203,15 @@ class _Inspection:
             self._add_refusal(refusal)
 
     def run(self, given: ModelConfig, *, has_engines: bool) -> None:
-        config, path = _copy(given), self._entry.path
+        config, path = _copy(given), self._directory.path
         has_instances = needs_backend(config, self._plugins.schedulers)
         try:
-            derive(config, path, needs_backend=has_instances)
+            derive(config, self._entry.name, self._files, needs_backend=has_instances)
             if config.HasField("ensemble_scheduling"):
                 self._found.graph = step_graph(config)
             self._found.completed += completed_fields(given, config, "Headrace")
-            self.add(examine(config, path, self._options, self._plugins.schedulers))
-            versions = versions_to_serve(self._entry.name, path, config.version_policy)
+            self.add(examine(config, self._entry.name, path, self._options, self._plugins.schedulers))
+            versions = versions_to_serve(self._entry.name, self._files, config.version_policy)
             self._filename = config.default_model_filename
             if not self._found.problems:
                 scheduler_parameters(config, find_scheduler(config, self._plugins.schedulers))
@@ -205,23 +222,24 @@ class _Inspection:
             elif config.platform == "ensemble" or not has_instances:
                 self.add(self._problems(config))
                 if not self._found.problems:
-                    Neighbours(self._options, self._plugins.schedulers).complete(config)
+                    self._neighbours.complete(config)
             else:
                 self.add(written(config, path))
         except HeadraceError as error:
             self.add([_reason(error), *written(config, path)])
 
     def _run_versions(self, versions: Iterable[int], config: ModelConfig) -> None:
-        name, path, backend = self._entry.name, self._entry.path, self._backend(config)
+        name, backend = self._entry.name, self._backend(config)
         for version in versions:
-            self._run_version(Model(name, version, path / str(version), _copy(config)), backend, config)
+            with self._entry.fetch(files_of(self._files, version)) as directory:
+                self._run_version(Model(name, version, directory.path / str(version), _copy(config)), backend, config)
 
     def _run_written(self, config: ModelConfig) -> None:
         """Judge an incomplete ``config`` without its engine."""
-        path, backend = self._entry.path, self._backend(config)
+        path, backend = self._directory.path, self._backend(config)
         kind = backend.Parameters
         self._add_to(self._found.notes, without_effect(config, backend))
-        self.add([*written(config, path), *model_files.check_labels(config, path)])
+        self.add([*written(config, path), *check_labels(config, path)])
         self.add([*parameters.check(kind, config.parameters), *parameters.unknown(kind, config.parameters)])
         if not self._found.problems:
             try:
@@ -244,21 +262,22 @@ class _Inspection:
         self._add_to(self._found.notes, without_effect(derived, backend))
 
     def _judge(self, model: Model, backend: Backend) -> list[validation.Problem]:
+        path = model.path.parent
         try:
             fill(model, backend, self._options)
-            wrong = [*judge(model, backend, self._options), *model_files.check_labels(model.config, self._entry.path)]
+            wrong = [*judge(model, backend, self._options), *check_labels(model.config, path)]
             if not wrong:
                 fill_groups(model.config, backend, available_gpus())
         except HeadraceError as error:
             if not isinstance(error, ConfigError):
                 self._add_refusal(LoadRefusal(model.version, error.code.value, error.message))
-                return written(model.config, self._entry.path)
-            return [_reason(error), *written(model.config, self._entry.path)]
+                return written(model.config, path)
+            return [_reason(error), *written(model.config, path)]
         return wrong
 
     def _problems(self, config: ModelConfig) -> list[validation.Problem]:
         """Of a model without instances."""
-        return validation.problems(config, files=self._entry.path, needs_backend=False)
+        return validation.problems(config, files=self._directory.path, needs_backend=False)
 
     def add(self, problems: Iterable[validation.Problem]) -> None:
         self._add_to(self._found.problems, problems)
@@ -276,8 +295,8 @@ class _Inspection:
         if field or not refusal.version or refusal.code in (Code.INVALID_ARGUMENT.value, Code.UNSUPPORTED.value):
             self.add([validation.Problem(field, refusal.message.strip(), Code(refusal.code))])
             return
-        file, line = locate(refusal.message, self._entry.path, refusal.version, self._filename)
-        problem = Diagnostic(str(file), line, 0, "", refusal.message.strip(), refusal.code)
+        file, line = locate(refusal.message, self._directory.path, refusal.version, self._filename)
+        problem = Diagnostic(self._directory.hide(str(file)), line, 0, "", refusal.message.strip(), refusal.code)
         if problem not in self._found.problems:
             self._found.problems.append(problem)
 

@@ -8,17 +8,17 @@ from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError, HeadraceError, InvalidArgument
 from headrace.messages import dtypes
 from headrace.models.configuring import Parts, complete_with, dependencies, find_scheduler, needs_backend, parse
-from headrace.models.repository import Repository
 from headrace.models.signature import Signature
+from headrace.models.versions import files_of
 from headrace.schedulers.base import Dependency, OtherModel
+from headrace.storage.repositories import Repositories
 
 
 class Neighbours:
-    """The models of the repositories of ``options``, looked up without loading any."""
+    """The models of ``repositories``, looked up without loading any."""
 
-    def __init__(self, options: ServerOptions, schedulers: Parts) -> None:
-        self._options, self._schedulers = options, schedulers
-        self._repository = Repository(options.model_repository)
+    def __init__(self, repositories: Repositories, options: ServerOptions, schedulers: Parts) -> None:
+        self._repositories, self._options, self._schedulers = repositories, options, schedulers
 
     def complete(self, config: ModelConfig, path: tuple[str, ...] = ()) -> None:
         """Hold ``config`` against the models that it depends on, and complete it in place. ``path`` are those that
@@ -26,7 +26,7 @@ class Neighbours:
         path = (*path, config.name)
         scheduler = find_scheduler(config, self._schedulers)
         needed = dependencies(config, scheduler)
-        missing = sorted({each.model for each in needed if self._repository.find(each.model) is None})
+        missing = sorted({each.model for each in needed if self._repositories.find(each.model) is None})
         if missing:
             names = ", ".join(missing)
             raise InvalidArgument(
@@ -40,13 +40,15 @@ class Neighbours:
             raise ConfigError(
                 f"circular dependency between ensembles: {needed.model} -> ... -> {path[-1]} -> {needed.model}"
             )
-        entry = self._repository.find(needed.model)
+        entry = self._repositories.find(needed.model)
         if entry is None:
             return None
         try:
-            config = parse(entry.path, self._options)
+            files = entry.fingerprint().files
+            with entry.fetch(files_of(files)) as directory:
+                config = parse(directory.path, self._options)
             has_backend = needs_backend(config, self._schedulers)
-            derive(config, entry.path, needs_backend=has_backend)
+            derive(config, entry.name, files, needs_backend=has_backend)
             if not self._says_enough(config, has_backend):
                 return None
             signature = Signature(config.name, config)

@@ -10,7 +10,8 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError
 from headrace.models.configuring import parse
-from headrace.models.repository import Entry
+from headrace.models.versions import files_of
+from headrace.storage.repositories import Entry
 
 
 class ResourceScopes:
@@ -21,7 +22,8 @@ class ResourceScopes:
         self._named: dict[tuple[str, bool], list[str]] = {}
         for entry in entries if options.rate_limit == "execution_count" else ():
             try:
-                config = parse(entry.path, options)
+                with entry.fetch(files_of(entry.fingerprint().files)) as directory:
+                    config = parse(directory.path, options)
             except HeadraceError:  # told of that model
                 continue
             for _, resource, is_global in _resources(config):

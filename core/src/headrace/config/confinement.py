@@ -1,7 +1,7 @@
 """Names of files that must stay in a directory, judged by the name alone (docs/spec/security.md C2, C3).
 
 Whoever writes a config, or sends one, chooses names. Links are made by whoever keeps the
-repository, and are judged when a model is loaded, by `headrace.models.model_files`.
+repository, and are judged when a model is loaded, by `headrace.storage.local_storage`.
 """
 
 from __future__ import annotations

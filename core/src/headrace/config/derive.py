@@ -5,8 +5,9 @@ Source: docs/spec/behaviours.md section 4.3. Happens with strict configs too; ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from posixpath import splitext
 
 from headrace.config.confinement import one_line
 from headrace.config.model_config_pb2 import ModelConfig
@@ -32,9 +33,9 @@ class _Rule:
             and config.default_model_filename in ("", self.filename)
         )
 
-    def is_in(self, folder: Path) -> bool:
-        path = folder / self.filename
-        return (path.is_file() and self.may_be_file) or (path.is_dir() and self.may_be_directory)
+    def is_in(self, folder: _Folder) -> bool:
+        is_directory = folder.names.get(self.filename)
+        return is_directory is not None and (self.may_be_directory if is_directory else self.may_be_file)
 
 
 #: In Triton's order of precedence.
@@ -54,23 +55,44 @@ _LIBTORCH = "libtorch"
 _DEFAULT_IDLE_US = 1_000_000
 
 
-def derive(config: ModelConfig, model_path: Path, *, needs_backend: bool = True) -> None:
+def derive(config: ModelConfig, name: str, files: Iterable[str], *, needs_backend: bool = True) -> None:
     """Fill in name, backend, platform, file name and defaults of ``config``, in place.
 
-    Raises `ConfigError` if neither the config nor the directory nor the name tells a backend that the model needs.
+    ``files`` are the paths below the directory of the model ``name``; one that ends with ``/`` is a directory.
+    Raises `ConfigError` if neither the config nor the files nor the name tells a backend that the model needs.
     """
-    config.name = config.name or model_path.name
+    config.name = config.name or name
     if config.HasField("ensemble_scheduling") and not config.backend:
         config.platform = config.platform or "ensemble"
     if config.platform != "ensemble":
-        _derive_backend(config, model_path, needs_backend)
+        _derive_backend(config, _first_folder(files), needs_backend)
     _fill_defaults(config)
 
 
-def _derive_backend(config: ModelConfig, model_path: Path, needs_backend: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A directory of a model: what is in it, by name, and whether that is a directory."""
+
+    name: str
+    names: dict[str, bool] = field(default_factory=dict)
+
+
+def _first_folder(files: Iterable[str]) -> _Folder | None:
+    """Return the first subdirectory by name, the only one that counts; hidden ones do not."""
+    paths = [path.split("/") for path in files if "/" in path and not path.startswith(".")]
+    if not paths:
+        return None
+    found = _Folder(min(path[0] for path in paths))
+    for first, child, *rest in paths:
+        if first == found.name and child:
+            found.names[child] = found.names.get(child, False) or bool(rest)
+    return found
+
+
+def _derive_backend(config: ModelConfig, folder: _Folder | None, needs_backend: bool) -> None:
     if config.platform == _LIBTORCH:
         config.backend = config.backend or "pytorch"
-    rule = _find_rule(config, model_path)
+    rule = _find_rule(config, folder)
     if rule is not None:
         config.backend, config.platform = rule.backend, rule.platform
         if not config.default_model_filename and config.runtime != "model.py":
@@ -78,10 +100,10 @@ def _derive_backend(config: ModelConfig, model_path: Path, needs_backend: bool) 
     elif config.platform and not config.backend:
         config.backend = _backend_beside_platform(config)
     elif needs_backend and not (config.backend or config.platform or config.default_model_filename):
-        _derive_from_name(config, model_path)
+        _derive_from_name(config, folder)
 
 
-def _find_rule(config: ModelConfig, model_path: Path) -> _Rule | None:
+def _find_rule(config: ModelConfig, folder: _Folder | None) -> _Rule | None:
     """The rule for the file that is in the first version; else, if the config tells it, the first that fits.
 
     A file name of the author's own says nothing about the backend, which the config then must.
@@ -90,7 +112,6 @@ def _find_rule(config: ModelConfig, model_path: Path) -> _Rule | None:
     if config.default_model_filename in {rule.filename for rule in _RULES} or not (config.backend or config.platform):
         told.default_model_filename = config.default_model_filename
     fitting = [rule for rule in _RULES if rule.agrees(told)]
-    folder = _first_folder(model_path)
     present = [rule for rule in fitting if folder is not None and rule.is_in(folder)]
     is_told = told != ModelConfig()
     return next(iter(present or (fitting if is_told else [])), None)
@@ -110,16 +131,7 @@ def _backend_beside_platform(config: ModelConfig) -> str:
     return next(fitting, "")
 
 
-def _first_folder(model_path: Path) -> Path | None:
-    """The first subdirectory by name, the only one that is looked into; hidden ones do not count."""
-    try:
-        folders = [path for path in model_path.iterdir() if path.is_dir() and not path.name.startswith(".")]
-        return min(folders, default=None)
-    except OSError as error:
-        raise ConfigError(f"cannot read model directory '{model_path}': {error.strerror}") from error
-
-
-def _derive_from_name(config: ModelConfig, model_path: Path) -> None:
+def _derive_from_name(config: ModelConfig, folder: _Folder | None) -> None:
     """``model.<backend>``, the last resort of a model without any config."""
     _, _, backend = config.name.partition(".")
     if not backend and SCHEDULER in config.parameters:
@@ -132,24 +144,23 @@ def _derive_from_name(config: ModelConfig, model_path: Path) -> None:
     if not backend:
         raise ConfigError(
             f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
-            f"configuration. Expected model name of the form 'model.<backend_name>'. {_found_in(model_path)}"
+            f"configuration. Expected model name of the form 'model.<backend_name>'. {_found_in(folder)}"
         )
     config.backend = backend
     config.default_model_filename = f"model.{backend}"
 
 
-def _found_in(model_path: Path) -> str:
-    """A sentence on what a model has in place of a file that tells its backend."""
-    folder = _first_folder(model_path)
+def _found_in(folder: _Folder | None) -> str:
+    """Return a sentence on what a model has in place of a file that tells its backend."""
     names = ", ".join(rule.filename for rule in _RULES)
     if folder is None:
         return f"It has no version directory with one of {names}"
-    if (folder / "config.pbtxt").is_file():
+    if folder.names.get("config.pbtxt") is False:
         return f"It holds a model, '{one_line(folder.name)}': perhaps it is the repository"
-    found = sorted(path.name for path in folder.iterdir())
+    found = sorted(folder.names)
     shown = ", ".join(f"'{one_line(name)}'" for name in found[:4]) + (f" and {len(found) - 4} more" * (len(found) > 4))
     found_in = f"Its directory '{folder.name}' has {shown or 'nothing'}, and none of {names}"
-    near = [rule for name in found for rule in _RULES if Path(name).suffix == Path(rule.filename).suffix]
+    near = [rule for name in found for rule in _RULES if splitext(name)[1] == splitext(rule.filename)[1]]
     return f"{found_in}; rename '{one_line(found[0])}' to {near[0].filename}" if near and len(found) == 1 else found_in
 
 

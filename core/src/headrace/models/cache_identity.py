@@ -9,7 +9,8 @@ from secrets import token_bytes
 from headrace.backends.base import Model
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.regular_files import open_regular
-from headrace.models.repository import fingerprint_of_version, take_fingerprint
+from headrace.models.versions import fingerprint_of_version
+from headrace.storage.local_storage import files_below
 
 _CHUNK_BYTES = 1 << 20
 
@@ -32,11 +33,9 @@ def identity_of(model: Model, *, is_shared: bool) -> bytes:
     for part in (model.name.encode(), str(model.version).encode(), config.SerializeToString(deterministic=True)):
         digest.update(len(part).to_bytes(8, "little") + part)
     folder = model.path.parent
-    for path in sorted(
-        file for file, _, _ in fingerprint_of_version(take_fingerprint(folder), model.version, config).files
-    ):
-        if (file := Path(path)).is_file():
-            digest.update(_of_file(file, str(file.relative_to(folder))))
+    for name in sorted(fingerprint_of_version("", files_below(folder), model.version, config).files):
+        if (file := folder / name).is_file():
+            digest.update(_of_file(file, name))
     return digest.digest()
 
 

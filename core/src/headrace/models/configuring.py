@@ -9,7 +9,7 @@ sections 4.3, 4.4). `read` and `complete` take these steps for a load and raise 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -52,14 +52,22 @@ _ENGINE_FIELDS = (
 )
 
 
-def read(model_path: Path, options: ServerOptions, schedulers: Parts, given: ModelConfig | None = None) -> ModelConfig:
-    """The config of the model at ``model_path``, derived but not completed. Raises `ConfigError`.
+def read(
+    name: str,
+    model_path: Path,
+    files: Collection[str],
+    options: ServerOptions,
+    schedulers: Parts,
+    given: ModelConfig | None = None,
+) -> ModelConfig:
+    """Return the config of the model ``name``, derived but not completed. Raises `ConfigError`.
 
-    What is ``given`` takes the place of the config file.
+    ``model_path`` has those of its ``files`` that all versions share. What is ``given`` takes the place of the config
+    file.
     """
     config = parse(model_path, options) if given is None else ModelConfig.FromString(given.SerializeToString())
-    derive(config, model_path, needs_backend=needs_backend(config, schedulers))
-    raise_first(examine(config, model_path, options, schedulers))
+    derive(config, name, files, needs_backend=needs_backend(config, schedulers))
+    raise_first(examine(config, name, model_path, options, schedulers))
     return config
 
 
@@ -87,7 +95,9 @@ def parse(model_path: Path, options: ServerOptions) -> ModelConfig:
     return read_config(path) if path is not None else ModelConfig()
 
 
-def examine(config: ModelConfig, model_path: Path, options: ServerOptions, schedulers: Parts) -> Iterator[Problem]:
+def examine(
+    config: ModelConfig, name: str, model_path: Path, options: ServerOptions, schedulers: Parts
+) -> Iterator[Problem]:
     """What is wrong with a derived config before its versions and its backend are looked for.
 
     What asks for something that is not there is not completed, and so is judged here to the end.
@@ -95,11 +105,10 @@ def examine(config: ModelConfig, model_path: Path, options: ServerOptions, sched
     yield from validation.early(
         config, complete=options.disable_auto_complete_config, needs_backend=needs_backend(config, schedulers)
     )
-    if config.name != model_path.name:
+    if config.name != name:
         yield Problem(
             "name",
-            f"unexpected directory name '{model_path.name}' for model '{config.name}', directory name must equal "
-            "model name",
+            f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name",
         )
     given = {field.name for field, _ in config.ListFields()}
     missing = [

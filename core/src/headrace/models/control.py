@@ -17,9 +17,9 @@ from typing import Protocol, TypeAlias
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError, InvalidArgument, Unavailable
 from headrace.models.lifecycle import Lifecycle
-from headrace.models.model_files import Overrides, TemporaryDirectories, parse_overrides, remove, write_files
-from headrace.models.repository import Entry, Fingerprint, Repository, take_fingerprint
 from headrace.models.states import IndexEntry, index_of, poll_failure
+from headrace.storage.repositories import Entry, Fingerprint, Repositories
+from headrace.storage.sent_files import parse_overrides
 from headrace.telemetry.pacing import once, saying_once
 
 log = once(__name__)
@@ -28,7 +28,7 @@ log = once(__name__)
 ALL = "*"
 DEV_INTERVAL_S = 0.5
 
-#: What a look sees: by name, every model and what its directories hold.
+#: What a look sees: by name, every model and its fingerprint in each repository.
 Fingerprints: TypeAlias = "dict[str, tuple[Entry, tuple[Fingerprint, ...]]]"
 
 
@@ -43,18 +43,17 @@ class Relay(Protocol):
 class Control:
     """Which models of the repository are to be loaded, and from what. Event loop only."""
 
-    def __init__(self, options: ServerOptions, lifecycle: Lifecycle) -> None:
+    def __init__(self, options: ServerOptions, lifecycle: Lifecycle, repositories: Repositories) -> None:
         self._options = options
         self._lifecycle = lifecycle
-        self._repository = Repository(options.model_repository)
-        self._directories = TemporaryDirectories()
+        self._repositories = repositories
         self._watcher = self._make_watcher()
         #: Has all servers that share the ports do what is asked of this one; None for one that is alone.
         self.relay: Relay | None = None
 
     async def start(self) -> list[HeadraceError]:
         """Load what the control mode says is to be loaded at start, and watch; returns what failed."""
-        await asyncio.to_thread(self._directories.sweep)
+        await asyncio.to_thread(self._repositories.sweep)
         if self._watcher is None:
             return await self._load_first()
         await self._watcher.prepare()
@@ -63,7 +62,7 @@ class Control:
         return failures
 
     async def _load_first(self) -> list[HeadraceError]:
-        entries = await asyncio.to_thread(self._repository.scan)
+        entries = await asyncio.to_thread(self._repositories.scan)
         if not self.is_explicit or self._options.load_model == (ALL,):
             return await self._lifecycle.load_all(entries.values())
         wanted = dict.fromkeys(self._options.load_model)
@@ -116,7 +115,7 @@ class Control:
         """Every model version that is known, then those of the repository that were never loaded; by name."""
         lines = [line for record in self._lifecycle.records.values() for line in index_of(record, ready_only)]
         if self.is_explicit and not ready_only:
-            found = await asyncio.to_thread(self._repository.scan)
+            found = await asyncio.to_thread(self._repositories.scan)
             lines += [IndexEntry(name) for name in found if name not in self._lifecycle.records]
         return sorted(lines, key=lambda line: line.name)  # stable: versions stay in order
 
@@ -126,8 +125,8 @@ class Control:
             self._watcher.stop()
 
     def close(self) -> None:
-        """Remove the files that came with loads. Blocks."""
-        self._directories.close()
+        """Close the storages, and remove the files that are left of them. Blocks."""
+        self._repositories.close()
 
     def _make_watcher(self) -> Watcher | None:
         """The watcher of ``--dev`` or of mode poll, if it is one of these."""
@@ -136,7 +135,7 @@ class Control:
         if not (options.dev or is_polling):
             return None
         interval_s = DEV_INTERVAL_S if options.dev else float(options.repository_poll_secs)
-        return Watcher(self._repository, self._lifecycle, interval_s, dev=options.dev, known_only=self.is_explicit)
+        return Watcher(self._repositories, self._lifecycle, interval_s, dev=options.dev, known_only=self.is_explicit)
 
     def _require_explicit(self) -> None:
         if self.is_explicit:
@@ -152,23 +151,14 @@ class Control:
         """What to load ``name`` from. Blocks. Raises `HeadraceError`."""
         try:
             overrides = parse_overrides(parameters)
-            if overrides.files:
-                return self._write(name, overrides)
         except HeadraceError as error:
             raise poll_failure(name, error.message, is_override=True) from error
-        entry = self._repository.find(name)
+        if overrides.files:
+            return self._repositories.sent(name, overrides)
+        entry = self._repositories.find(name)
         if entry is None:
             raise poll_failure(name)
         return replace(entry, config=overrides.config)
-
-    def _write(self, name: str, overrides: Overrides) -> Entry:
-        path = self._directories.make(name)
-        try:
-            write_files(overrides.files, path)
-        except BaseException:
-            remove(path)
-            raise
-        return Entry(name, (path,), overrides.config, is_temporary=True)
 
 
 def judged_name(name: str) -> str:
@@ -186,15 +176,15 @@ def judged_name(name: str) -> str:
 
 
 class Watcher:
-    """Keeps the models of ``lifecycle`` as they are in ``repository``. Event loop only.
+    """Keeps the models of ``lifecycle`` as they are in ``repositories``. Event loop only.
 
     With ``known_only``, models that are not served are left alone.
     """
 
     def __init__(
-        self, repository: Repository, lifecycle: Lifecycle, interval_s: float, *, dev: bool, known_only: bool
+        self, repositories: Repositories, lifecycle: Lifecycle, interval_s: float, *, dev: bool, known_only: bool
     ) -> None:
-        self._repository = repository
+        self._repositories = repositories
         self._lifecycle = lifecycle
         self._interval_s = interval_s
         self._dev = dev
@@ -231,8 +221,7 @@ class Watcher:
                 log.exception("cannot look at the repository")
 
     def _look(self) -> Fingerprints:
-        entries = self._repository.scan()
-        return {name: (entry, tuple(map(take_fingerprint, entry.paths))) for name, entry in entries.items()}
+        return {name: (entry, entry.fingerprints()) for name, entry in self._repositories.scan().items()}
 
     def _is_due(self, name: str, before: Mapping[str, object], found: Mapping[str, object]) -> bool:
         """Whether ``name`` has changed, and if people are at it, whether they seem to have finished."""

@@ -13,11 +13,11 @@ from typing import TypeAlias
 
 from headrace.errors import ConfigError, HeadraceError, InvalidArgument
 from headrace.models.loader import LoadPlan
-from headrace.models.repository import Entry
 from headrace.models.running_loads import NestedLoads
 from headrace.models.served import ServedModel
 from headrace.models.states import ModelRecord
 from headrace.schedulers.base import Dependency
+from headrace.storage.repositories import Entry
 
 #: What a version asks, by what its config says.
 Needed: TypeAlias = "Mapping[Dependency, ServedModel]"

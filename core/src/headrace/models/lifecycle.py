@@ -10,18 +10,15 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from headrace.config.parameters import LOAD_TIMEOUT
 from headrace.errors import ConfigError, HeadraceError, LoadError, OperatorError
-from headrace.models import model_files
 from headrace.models.configuring import LOAD_TIMEOUT_OPTION, LOAD_TIMEOUT_S
 from headrace.models.dependencies import Dependencies, Needed
 from headrace.models.left_loads import LeftLoads
 from headrace.models.loader import Loader, LoadPlan
-from headrace.models.repository import Entry, NoVersion
 from headrace.models.running_loads import Background, LoadSlots, NestedLoads, Progress, Wait
 from headrace.models.served import PreparedChange, ServedModel
 from headrace.models.serving_table import ServingTable
@@ -37,6 +34,9 @@ from headrace.models.states import (
     unexpected,
     versions_failure,
 )
+from headrace.models.versions import NoVersion
+from headrace.storage.local_directory import LocalDirectory
+from headrace.storage.repositories import Entry
 from headrace.telemetry.logs import VERBOSE_2
 from headrace.telemetry.pacing import once
 from headrace.workers.threads import apart
@@ -221,22 +221,19 @@ class Lifecycle:
 
     async def _load(self, entry: Entry, progress: Progress) -> None:
         async with self._turn(entry.name):
-            try:
-                plan = await self._plan(entry)
-            except BaseException:
-                if entry.is_temporary:
-                    await self._slots.run(model_files.remove, entry.path)
-                raise
-            record = self.records.setdefault(entry.name, ModelRecord(entry.name))
-            is_same = record.fingerprint == plan.fingerprint and entry.config is None
-            if is_same and record.is_served and record.is_settled and record.is_alive:
+            plan = await self._plan(entry)
+            if plan is None:
                 return
+            record = self.records.setdefault(entry.name, ModelRecord(entry.name))
             record.problem, record.counts = "", True
             known = record.versions
             changed = [n for n, made_of in plan.versions.items() if n not in known or not known[n].is_still(made_of)]
-            with self._dependencies.noted(plan, entry, record):
-                await self._dependencies.await_loads(plan, partial(self._load_needed, progress=progress))
-                leaving = await self._load_versions(record, plan, entry, progress, changed)
+            try:
+                with self._dependencies.noted(plan, entry, record):
+                    await self._dependencies.await_loads(plan, partial(self._load_needed, progress=progress))
+                    leaving = await self._load_versions(record, plan, progress, changed)
+            finally:
+                await self._close(plan)
         progress.loaded(entry.name)
         if leaving:  # who has nothing to do is gone when the load is over; who has, goes when it has done it
             await asyncio.wait([asyncio.wrap_future(left) for left in leaving], timeout=LEAVING_S)
@@ -268,33 +265,52 @@ class Lifecycle:
             known, record = self._dependencies.known(name), self.records.get(name)
             if known is None or record is None:
                 return
-            plan, entry = known
+            plan, _ = known
             if not self._dependencies.is_stale(plan, filter(None, (v.served for v in record.versions.values()))):
                 return
             with Progress([name]) as progress:
                 try:
-                    await self._load_versions(record, plan, entry, progress, list(plan.versions))
+                    await self._load_planned_again(record, plan, progress)
                 except HeadraceError as error:
                     log.error("'%s' is not served any more: %s", name, error.message)
                     self._let_go(name)
                 else:
                     progress.loaded(name)
 
-    async def _plan(self, entry: Entry) -> LoadPlan:
+    async def _load_planned_again(self, record: ModelRecord, plan: LoadPlan, progress: Progress) -> None:
+        plan = await self._slots.run(self._loader.reopen, plan, wait=self._files_wait(plan.name))
+        try:
+            await self._load_versions(record, plan, progress, list(plan.versions))
+        finally:
+            await self._close(plan)
+
+    async def _plan(self, entry: Entry) -> LoadPlan | None:
+        """Return what is to be loaded of ``entry``; None if nothing has changed since it was loaded."""
+        record = self.records.get(entry.name)
+        is_fine = record is not None and record.is_served and record.is_settled and record.is_alive
+        loaded = record.fingerprint if record is not None and is_fine and entry.config is None else None
         try:
             self.left_loads.refuse(entry.name)
-            wait = partial(self.left_loads.wait, entry.name, LOAD_TIMEOUT_S, "its files are read", _nothing)
-            return await self._slots.run(self._loader.plan, entry, wait=wait)
+            wait = self._files_wait(entry.name)
+            return await self._slots.run(self._loader.plan, entry, loaded, wait=wait)
         except NoVersion as error:
             log.error("failed to load '%s': %s", entry.name, error.message)
             raise OperatorError(f"load failed for model '{entry.name}': {error.message}\n") from error
         except (HeadraceError, OSError) as error:
             why = error.message if isinstance(error, HeadraceError) else error.strerror or ""
             log.error("failed to load '%s': %s%s", entry.name, _place(error), why)
-            raise poll_failure(entry.name, entry.hide(why), is_override=entry.config is not None) from error
+            raise poll_failure(entry.name, why, is_override=entry.config is not None) from error
+
+    async def _close(self, plan: LoadPlan) -> None:
+        if plan.directory is not None:
+            await apart(plan.directory.give_back, "headrace-load")
+
+    def _files_wait(self, name: str) -> Wait[Any]:
+        """Return what waits until the files of ``name`` are here and read."""
+        return partial(self.left_loads.wait, name, LOAD_TIMEOUT_S, "its files are read", self._end_late)
 
     async def _load_versions(
-        self, record: ModelRecord, plan: LoadPlan, entry: Entry, progress: Progress, numbers: Sequence[int]
+        self, record: ModelRecord, plan: LoadPlan, progress: Progress, numbers: Sequence[int]
     ) -> Sequence[Future[None]]:
         """Load ``numbers``. Each future is done when an instance has closed that a version does without now."""
         log.log(VERBOSE_2, "AsyncLoad() '%s'", plan.name)
@@ -317,16 +333,16 @@ class Lifecycle:
                 changes[number] = result
         log.log(VERBOSE_2, "OnLoadFinal() '%s' for all version(s)", plan.name)
         if failed:
-            self._abandon(record, loaded, failed, entry)
+            self._abandon(record, loaded, failed, plan.entry)
             for change in changes.values():
                 await self._slots.run(change.discard)
             first = next(iter(failed.values()))
             if plan.dependencies and not isinstance(first, LoadError):  # what all versions need, as Triton says it
-                raise OperatorError(f"load failed for model '{plan.name}': {entry.hide(first.message)}\n")
-            raise versions_failure(entry, failed)
+                raise OperatorError(f"load failed for model '{plan.name}': {first.message}\n")
+            raise versions_failure(plan.name, failed)
         leaving = [left for number, change in changes.items() for left in self._exchange(record, plan, number, change)]
         self._swap(record, plan, loaded)
-        record.fingerprint, record.temporary = plan.fingerprint, entry.path if entry.is_temporary else None
+        record.fingerprint = plan.fingerprint
         return leaving
 
     def _exchange(
@@ -361,8 +377,12 @@ class Lifecycle:
                     prepared: PreparedChange = await self._slots.run(change, plan, served, progress, wait=wait)
                     return prepared
                 with self._dependencies.kept(plan) as needed:
-                    load = self._load_on_thread
-                    model: ServedModel = await self._slots.run(load, plan, number, needed, progress, wait=wait)
+                    fetch, load = self._fetch_on_thread, self._load_on_thread
+                    fetch_wait = self._files_wait(plan.name)
+                    directory: LocalDirectory = await self._slots.run(fetch, plan, number, progress, wait=fetch_wait)
+                    model: ServedModel = await self._slots.run(
+                        load, plan, number, directory, needed, progress, wait=wait
+                    )
             except Exception as error:
                 failure = error if isinstance(error, HeadraceError) else unexpected(error)
                 text = "failed to load '%s' version %d: %s: %s%s"
@@ -374,17 +394,26 @@ class Lifecycle:
                 return model
         raise AssertionError("unreachable")
 
-    def _end_late(self, loaded: ServedModel | PreparedChange) -> None:
+    def _end_late(self, made: LoadPlan | LocalDirectory | ServedModel | PreparedChange | None) -> None:
         """Close what a load has made that was given up."""
-        if isinstance(loaded, ServedModel):
-            loaded.others = ()  # let go when it was given up
-            self._begin_draining([Draining(VersionRecord(), loaded)], None)
-        else:
-            self.background.start(apart(loaded.discard, "headrace-close"))
+        if isinstance(made, ServedModel):
+            made.others = ()  # let go when it was given up
+            self._begin_draining([Draining(VersionRecord(), made)])
+        elif isinstance(made, LoadPlan):
+            self.background.start(self._close(made))
+        elif made is not None:
+            close = made.give_back if isinstance(made, LocalDirectory) else made.discard
+            self.background.start(apart(close, "headrace-close"))
 
-    def _load_on_thread(self, plan: LoadPlan, number: int, needed: Needed, progress: Progress) -> ServedModel:
+    def _fetch_on_thread(self, plan: LoadPlan, number: int, progress: Progress) -> LocalDirectory:
         progress.began(plan.name)
-        return self._loader.load(plan, number, needed)
+        return self._loader.fetch(plan, number)
+
+    def _load_on_thread(
+        self, plan: LoadPlan, number: int, directory: LocalDirectory, needed: Needed, progress: Progress
+    ) -> ServedModel:
+        progress.began(plan.name)
+        return self._loader.load(plan, number, directory, needed)
 
     def _change_on_thread(self, plan: LoadPlan, served: ServedModel, progress: Progress) -> PreparedChange:
         progress.began(plan.name)
@@ -403,8 +432,7 @@ class Lifecycle:
         record.versions |= {number: draining.record for number, draining in outgoing}
         record.versions |= {n: VersionRecord(State.READY, "", model, plan.versions[n]) for n, model in loaded.items()}
         self._table.update(self.records)
-        directory = None if record.temporary == plan.path else record.temporary
-        self._begin_draining([draining for _, draining in outgoing], directory)
+        self._begin_draining([draining for _, draining in outgoing])
         self._follow(record.name)
 
     def _abandon(
@@ -412,12 +440,11 @@ class Lifecycle:
     ) -> None:
         for number, error in failed.items():
             if record.versions[number].served is None:
-                record.versions[number] = VersionRecord(State.UNAVAILABLE, reason(error, entry))
+                record.versions[number] = VersionRecord(State.UNAVAILABLE, reason(error))
         for number in loaded:
             if record.versions[number].served is None:
                 record.versions[number] = VersionRecord(State.UNAVAILABLE, UNLOADED)
-        draining = [Draining(VersionRecord(), model) for model in loaded.values()]
-        self._begin_draining(draining, entry.path if entry.is_temporary else None)
+        self._begin_draining([Draining(VersionRecord(), model) for model in loaded.values()])
         if entry.is_temporary and not record.is_served:  # a name that nothing else knows
             del self.records[record.name]
 
@@ -431,30 +458,26 @@ class Lifecycle:
         for version, _ in draining:
             version.state, version.reason, version.served = State.UNLOADING, "", None
         self._table.update(self.records)
-        self._begin_draining(draining, record.temporary)
-        record.fingerprint = record.temporary = None
+        self._begin_draining(draining)
+        record.fingerprint = None
         self._follow(name)
 
-    def _begin_draining(self, draining: Sequence[Draining], directory: Path | None) -> None:
-        drain_task = self.background.start(self._drain(draining, directory))
+    def _begin_draining(self, draining: Sequence[Draining]) -> None:
+        drain_task = self.background.start(self._drain(draining))
         self._drains.add(drain_task)
         drain_task.add_done_callback(self._drains.discard)
 
-    async def _drain(self, draining: Sequence[Draining], directory: Path | None) -> None:
+    async def _drain(self, draining: Sequence[Draining]) -> None:
         models = {each.model for each in draining}
         self._draining |= models
         try:
-            await drain(draining, directory, self._loader.unloaded)
+            await drain(draining, self._loader.unloaded)
         finally:
             self._draining -= models
 
     def _turn(self, name: str) -> asyncio.Lock:
         """Loads and unloads of one name take turns."""
         return self._locks.setdefault(name, asyncio.Lock())
-
-
-def _nothing(plan: LoadPlan) -> None:
-    """What is done with a plan that comes too late."""
 
 
 def _place(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""From a directory in the repository to a `ServedModel`. Runs on loading threads."""
+"""From a model of a repository to a `ServedModel`. Runs on loading threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import monotonic_ns
 from weakref import WeakSet
 
@@ -23,7 +22,6 @@ from headrace.config.parameters import parse_parameters
 from headrace.config.parse import find_config, place_of
 from headrace.errors import ConfigError, HeadraceError, LoadError
 from headrace.messages.ticket import Ticket
-from headrace.models import model_files
 from headrace.models.cache_identity import identity_of
 from headrace.models.configuring import (
     PluginRegistries,
@@ -41,26 +39,26 @@ from headrace.models.configuring import (
     written,
 )
 from headrace.models.instance_set import InstanceSet
-from headrace.models.model_files import read_labels
-from headrace.models.repository import (
-    Entry,
-    Fingerprint,
-    NoVersion,
-    VersionFingerprint,
-    fingerprint_of_version,
-    take_fingerprint,
-    versions_to_serve,
-)
+from headrace.models.labels import read_labels
 from headrace.models.served import PreparedChange, ServedModel
 from headrace.models.server_services import SiblingServices
 from headrace.models.signature import Signature
 from headrace.models.states import ShutdownDeadline
+from headrace.models.versions import (
+    NoVersion,
+    VersionFingerprint,
+    files_of,
+    fingerprint_of_version,
+    versions_to_serve,
+)
 from headrace.models.worker_factory import WorkerFactory, isolation_of
 from headrace.schedulers.base import Dependency, HeldUntil, OtherModel, ScheduledModel
 from headrace.schedulers.caching import CachingKernel
 from headrace.schedulers.kernel import Kernel
 from headrace.schedulers.rate_limiter import RateLimiter, instance_info
 from headrace.schedulers.rescheduling import kernel_of
+from headrace.storage.local_directory import LocalDirectory
+from headrace.storage.repositories import Entry, Fingerprint
 from headrace.telemetry.first_responses import FirstResponseTimes, bounds_of
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.response_statistics import ResponseStatistics
@@ -77,19 +75,22 @@ log = logging.getLogger(__name__)
 class LoadPlan:
     """What is to be loaded: the config as read and derived, the versions, and the files as they were.
 
-    ``versions`` have what each is made of. ``is_sent`` is that of `headrace.backends.base.Model`. ``dependencies`` are
-    to be loaded before.
+    ``versions`` have what each is made of. ``dependencies`` are to be loaded before. Where all versions share one
+    ``directory``, it is given back when the load is over, and used on by the versions that were loaded from it.
     """
 
-    name: str
-    path: Path
+    entry: Entry
     config: ModelConfig
     versions: Mapping[int, VersionFingerprint]
     fingerprint: Fingerprint
-    is_sent: bool = False
+    directory: LocalDirectory | None = None
     dependencies: frozenset[Dependency] = frozenset()
     #: How long a thread of the server may take for a version; None where a process does it, which has its own bounds.
     timeout_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
 
 
 class Loader:
@@ -121,52 +122,92 @@ class Loader:
         self._processes: WeakSet[ProcessWorker] = WeakSet()
         self._loop_time = LoopTime()
 
-    def plan(self, entry: Entry) -> LoadPlan:
-        """Read the config and choose the versions. Raises `ConfigError` or `OperatorError`."""
+    def plan(self, entry: Entry, loaded: Fingerprint | None = None) -> LoadPlan | None:
+        """Read the config and choose the versions; None if the fingerprint is still ``loaded``.
+
+        Raises `ConfigError` or `OperatorError`.
+        """
         speak_for(entry.name)
         if entry.is_duplicate:
             raise LoadError("model appears in two or more repositories")
-        roots, allows_links = self._options.model_repository, self._options.allow_external_links
-        model_files.check_files(entry.path, roots, allow_external_links=allows_links)
-        fingerprint = take_fingerprint(entry.path)  # first, so that what changes from here on counts as a change
-        with self._placed(entry.path, entry.is_sent):
-            config = read(entry.path, self._options, self._plugins.schedulers, entry.config)
+        fingerprint = entry.fingerprint()  # first, so that what changes from here on counts as a change
+        if fingerprint == loaded:
+            return None
+        directory = self._open(entry, fingerprint)
         try:
-            versions = versions_to_serve(entry.name, entry.path, config.version_policy)
-        except NoVersion:  # a mistake in the config is the better thing to say
-            with self._placed(entry.path, entry.is_sent):
-                raise_first(written(config, entry.path))
+            plan = self._plan(entry, fingerprint, directory)
+        except BaseException:
+            directory.give_back()
             raise
-        fingerprints = {version: fingerprint_of_version(fingerprint, version, config) for version in versions}
-        needed = dependencies(config, find_scheduler(config, self._plugins.schedulers))
-        timeout_s = self._timeout_s(config)
-        return LoadPlan(entry.name, entry.path, config, fingerprints, fingerprint, entry.is_sent, needed, timeout_s)
+        if plan.directory is None:
+            directory.give_back()
+        return plan
 
-    def load(self, plan: LoadPlan, version: int, needed: Mapping[Dependency, ServedModel]) -> ServedModel:
-        """One version, warmed up and ready for requests. ``needed`` is what its plan depends on, kept for it.
+    def reopen(self, plan: LoadPlan) -> LoadPlan:
+        """Return ``plan``, which was closed, to be loaded again."""
+        if plan.directory is None:
+            return plan
+        return replace(plan, directory=self._open(plan.entry, plan.fingerprint))
 
-        Raises `HeadraceError`.
+    def fetch(self, plan: LoadPlan, version: int) -> LocalDirectory:
+        """Return the directory to `load` ``version`` from."""
+        if plan.directory is not None:
+            return plan.directory.share()
+        return plan.entry.fetch(files_of(plan.fingerprint.files, version))
+
+    def load(
+        self, plan: LoadPlan, version: int, directory: LocalDirectory, needed: Mapping[Dependency, ServedModel]
+    ) -> ServedModel:
+        """Return one version, warmed up and ready for requests. It gives ``directory`` back when it is closed.
+
+        ``needed`` is what its plan depends on, kept for it. Raises `HeadraceError`; then the directory is given back.
         """
-        with self._placed(plan.path, plan.is_sent):
-            return self._load(plan, version, needed)
+        try:
+            with self._placed(directory, plan.entry.is_sent):
+                return self._load(plan, version, directory, needed)
+        except BaseException:
+            directory.give_back()
+            raise
+
+    def _open(self, entry: Entry, fingerprint: Fingerprint) -> LocalDirectory:
+        """Return a directory with what all versions share; with all versions, if the model came with a request."""
+        files = fingerprint.files if entry.is_temporary else files_of(fingerprint.files)
+        return entry.fetch(files)
+
+    def _plan(self, entry: Entry, fingerprint: Fingerprint, directory: LocalDirectory) -> LoadPlan:
+        files, path = fingerprint.files, directory.path
+        with self._placed(directory, entry.is_sent):
+            config = read(entry.name, path, files, self._options, self._plugins.schedulers, entry.config)
+            try:
+                versions = versions_to_serve(entry.name, files, config.version_policy)
+            except NoVersion:  # a mistake in the config is the better thing to say
+                raise_first(written(config, path))
+                raise
+        fingerprints = {v: fingerprint_of_version(fingerprint.place, files, v, config) for v in versions}
+        needed = dependencies(config, find_scheduler(config, self._plugins.schedulers))
+        shared = directory if entry.is_temporary else None
+        return LoadPlan(entry, config, fingerprints, fingerprint, shared, needed, self._timeout_s(config))
 
     @contextmanager
-    def _placed(self, model_path: Path, is_sent: bool) -> Iterator[None]:
-        """Note in a `ConfigError` where the config file has the field at fault."""
+    def _placed(self, directory: LocalDirectory, is_sent: bool) -> Iterator[None]:
+        """Note in a `ConfigError` where the config file has the field at fault; leave out private directories."""
         try:
             yield
-        except ConfigError as error:
-            path = None if is_sent or error.line else find_config(model_path, self._options.model_config_name)
-            if error.field and path is not None:
-                error.place = place_of(error.field, path)
+        except HeadraceError as error:
+            error.args = (directory.hide(error.message), *error.args[1:])
+            if isinstance(error, ConfigError) and error.field and not (is_sent or error.line):
+                path = find_config(directory.path, self._options.model_config_name)
+                error.place = place_of(error.field, path) if path is not None else ""
             raise
 
-    def _load(self, plan: LoadPlan, version: int, needed: Mapping[Dependency, ServedModel]) -> ServedModel:
+    def _load(
+        self, plan: LoadPlan, version: int, directory: LocalDirectory, needed: Mapping[Dependency, ServedModel]
+    ) -> ServedModel:
         speak_for(plan.name)
         started = monotonic_ns()
         backend = self._backend(plan.config.backend)
         config = ModelConfig.FromString(plan.config.SerializeToString())
-        model = Model(plan.name, version, plan.path / str(version), config, is_sent=plan.is_sent)
+        model = Model(plan.name, version, directory.path / str(version), config, is_sent=plan.entry.is_sent)
         complete(model, backend, self._options)
         services = self._services(model.name)
         others = {key: _other(each, services.asking(each)) for key, each in needed.items()}
@@ -180,7 +221,7 @@ class Loader:
         complete_with(model.config, scheduler, others)
         _tell_completed(model.config)
         model = replace(model, parameters=parse_parameters(backend.Parameters, model.config.parameters))
-        served = self._assemble(backend, model, services, needed, others)
+        served = self._assemble(backend, model, services, needed, others, directory.give_back)
         served.statistics.load_ns = monotonic_ns() - started
         self._plugins.tell("model_loaded", model=served)
         return served
@@ -234,11 +275,13 @@ class Loader:
         services: SiblingServices,
         needed: Mapping[Dependency, ServedModel],
         others: Mapping[Dependency, OtherModel],
+        give_back: Callable[[], None],
     ) -> ServedModel:
         config = model.config
         with failures_worded(backend, model.name, log):
             isolation = isolation_of(backend, model)
         with ExitStack() as undo:
+            undo.callback(give_back)
             if isolation is None:  # what an instance in a process shares with no other is the process's own matter
                 model = replace(model, shared=share(backend, model, undo, log))
             signature = Signature(model.name, config)

@@ -16,14 +16,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
 from headrace.errors import HeadraceError, InternalError, InvalidArgument, LoadError, OperatorError, summary
-from headrace.models import model_files
-from headrace.models.repository import Entry, Fingerprint, VersionFingerprint
 from headrace.models.served import ServedModel
+from headrace.models.versions import VersionFingerprint
+from headrace.storage.repositories import Fingerprint
 from headrace.telemetry.logs import VERBOSE_2
 from headrace.workers.threads import apart
 
@@ -87,8 +86,7 @@ class ModelRecord:
     """One model. ``problem`` says why none of its versions can be loaded (a bad config, a duplicate).
 
     Strict readiness ``counts`` it unless it could not even be read, as Triton's does.
-    ``fingerprint`` is of what it was loaded from, None if it is not loaded; ``temporary`` a directory
-    to be removed with it.
+    ``fingerprint`` is of what it was loaded from, None if it is not loaded.
     """
 
     name: str
@@ -96,7 +94,6 @@ class ModelRecord:
     problem: str = ""
     counts: bool = True
     fingerprint: Fingerprint | None = None
-    temporary: Path | None = None
 
     @property
     def is_served(self) -> bool:
@@ -151,15 +148,15 @@ def poll_failure(name: str, reason: str = "", *, is_override: bool = False) -> H
     return InvalidArgument(text) if is_override else LoadError(text)
 
 
-def versions_failure(entry: Entry, failed: Mapping[int, HeadraceError]) -> OperatorError:
+def versions_failure(name: str, failed: Mapping[int, HeadraceError]) -> OperatorError:
     """Versions could not be loaded: one clause for each."""
-    clauses = "".join(f"version {n} is at UNAVAILABLE state: {reason(error, entry)};\n" for n, error in failed.items())
-    return OperatorError(f"load failed for model '{entry.name}': {clauses}")
+    clauses = "".join(f"version {n} is at UNAVAILABLE state: {reason(error)};\n" for n, error in failed.items())
+    return OperatorError(f"load failed for model '{name}': {clauses}")
 
 
-def reason(error: HeadraceError, entry: Entry) -> str:
+def reason(error: HeadraceError) -> str:
     """``error`` as the index shows it."""
-    return f"{error.code.value}: {entry.hide(error.message)}"
+    return f"{error.code.value}: {error.message}"
 
 
 def unexpected(error: Exception) -> HeadraceError:
@@ -209,17 +206,13 @@ class Draining(NamedTuple):
     model: ServedModel
 
 
-async def drain(draining: Iterable[Draining], directory: Path | None, unloaded: Callable[[ServedModel], None]) -> None:
-    """Let models answer what they have, close them, and remove the ``directory`` that only they needed.
+async def drain(draining: Iterable[Draining], unloaded: Callable[[ServedModel], None]) -> None:
+    """Let models answer what they have, and close them.
 
     ``unloaded`` is called for each, on the thread that has waited for its end. What fails is logged: a
     model whose end goes wrong is gone all the same, and keeps no other from ending. Event loop only.
     """
-    try:
-        await asyncio.gather(*(_drain_one(each, unloaded) for each in draining))
-    finally:
-        if directory is not None:
-            await asyncio.to_thread(model_files.remove, directory)
+    await asyncio.gather(*(_drain_one(each, unloaded) for each in draining))
 
 
 async def _drain_one(draining: Draining, unloaded: Callable[[ServedModel], None]) -> None:

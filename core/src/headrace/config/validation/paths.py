@@ -1,6 +1,6 @@
 """Fields that name files: a config reads nothing outside its model's directory (docs/spec/security.md C2, C3).
 
-Names are judged as they are written: where links lead is judged by `headrace.models.model_files`.
+Names are judged as they are written: where links lead is judged by `headrace.storage.local_storage`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.models.repository import take_fingerprint
+from headrace.storage.local_storage import files_below
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_shows(model: Path, change: str) -> None:
-    before = take_fingerprint(model)
+    before = files_below(model)
     CHANGES[change](model)
-    assert take_fingerprint(model) != before
+    assert files_below(model) != before
 
 
 UNIMPORTANT: dict[str, Callable[[Path], object]] = {
@@ -51,23 +51,23 @@ UNIMPORTANT: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("event", UNIMPORTANT)
 def test_what_is_no_change_does_not_show(model: Path, event: str) -> None:
-    before = take_fingerprint(model)
+    before = files_below(model)
     UNIMPORTANT[event](model)
-    assert take_fingerprint(model) == before
+    assert files_below(model) == before
 
 
 def test_links_in_a_circle_end(model: Path) -> None:
     (model / "1" / "loop").symlink_to(model)
-    assert len(take_fingerprint(model).files) < 20
+    assert len(files_below(model)) < 20
 
 
 def test_what_a_link_leads_to_counts(model: Path, tmp_path: Path) -> None:
     (tmp_path / "shared").write_text("x")
     (model / "1" / "weights").symlink_to(tmp_path / "shared")
-    before = take_fingerprint(model)
+    before = files_below(model)
     (tmp_path / "shared").write_text("longer")
-    assert take_fingerprint(model) != before
+    assert files_below(model) != before
 
 
 def test_a_model_that_is_gone_has_no_files(tmp_path: Path) -> None:
-    assert take_fingerprint(tmp_path / "nowhere").files == frozenset()
+    assert files_below(tmp_path / "nowhere") == {}

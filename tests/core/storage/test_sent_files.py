@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError, InvalidArgument
-from headrace.models.model_files import parse_overrides, write_files
+from headrace.storage.sent_files import parse_overrides, write_files
 
 
 def test_a_config_is_json_and_files_are_bytes() -> None:

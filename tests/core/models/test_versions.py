@@ -6,8 +6,9 @@ import pytest
 from google.protobuf import text_format
 
 from headrace.config.model_config_pb2 import ModelVersionPolicy
-from headrace.errors import HeadraceError, OperatorError
-from headrace.models.repository import Repository, available_versions, select_versions, versions_to_serve
+from headrace.errors import OperatorError
+from headrace.models.versions import available_versions, select_versions, versions_to_serve
+from headrace.storage.local_storage import files_below
 
 
 def make(root: Path, *names: str) -> Path:
@@ -20,33 +21,9 @@ def policy(text: str) -> ModelVersionPolicy:
     return text_format.Parse(text, ModelVersionPolicy())
 
 
-def test_models_are_the_directories_of_all_roots_in_order_of_name(tmp_path: Path) -> None:
-    first, second = make(tmp_path / "a", "m2", ".git"), make(tmp_path / "b", "m1")
-    (first / "README.md").touch()
-    assert list(Repository([first, second]).scan()) == ["m1", "m2"]
-
-
-def test_a_name_in_two_roots_is_a_duplicate(tmp_path: Path) -> None:
-    found = Repository([make(tmp_path / "a", "m"), make(tmp_path / "b", "m")]).scan()
-    assert found["m"].is_duplicate
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "../a", "m/1", "m/", "m\0", ".git", "README.md", "M", "m ", "%6d"])
-def test_only_the_exact_name_of_a_model_finds_it(tmp_path: Path, name: str) -> None:
-    root = make(tmp_path / "a", "m", ".git")
-    (root / "README.md").touch()
-    assert Repository([root]).find("m") == Repository([root]).scan()["m"]
-    assert Repository([root]).find(name) is None
-
-
-def test_a_root_that_is_no_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(HeadraceError, match=r"nowhere.*not a valid directory"):
-        Repository([tmp_path / "nowhere"]).scan()
-
-
 def test_versions_are_decimal_names_without_leading_zeros(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make(tmp_path, "10", "2", "0", "03", "x1", "warmup", "configs", "initial_state", "²")
-    assert available_versions(tmp_path) == [0, 2, 10]
+    assert available_versions(files_below(tmp_path)) == [0, 2, 10]
     assert sorted(caplog.messages) == [
         "ignore version directory '03' which contains leading zeros in its directory name",
         "ignore version directory 'x1' which fails to convert to integral number",
@@ -94,6 +71,6 @@ def test_no_version_left_says_what_there_is_instead(tmp_path: Path, folders: str
     for folder in folders.split():
         (tmp_path / folder).mkdir()
     with pytest.raises(OperatorError) as refusal:
-        versions_to_serve("m", tmp_path, policy(text))
+        versions_to_serve("m", files_below(tmp_path), policy(text))
     said = "at least one version must be available under the version policy of model 'm'. "
     assert refusal.value.message.startswith(said + why)

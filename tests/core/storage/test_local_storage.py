@@ -12,8 +12,8 @@ import pytest
 from headrace.cli import main
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError
-from headrace.models import model_files
-from headrace.models.repository import Repository
+from headrace.storage.local_storage import check_files
+from tests.core.conftest import local_repositories
 
 CONFIG = """
 backend: "identity" max_batch_size: 8
@@ -73,12 +73,12 @@ def test_a_link_behind_a_link_that_stays_and_one_that_leads_nowhere_are_refused(
     (repository / ".shared" / "secret").symlink_to("/etc/hostname")
     (model / "1" / "deep").symlink_to(repository / ".shared")
     with pytest.raises(HeadraceError, match="'m/1/deep/secret' is a link"):
-        model_files.check_files(model, (), allow_external_links=False)
+        check_files(model, (), allow_external_links=False)
     (repository / ".shared" / "secret").unlink()
-    model_files.check_files(model, (), allow_external_links=False)
+    check_files(model, (), allow_external_links=False)
     (model / "1" / "later").symlink_to(tmp_path / "nothing there yet")
     with pytest.raises(HeadraceError, match="'m/1/later' is a link"):
-        model_files.check_files(model, (), allow_external_links=False)
+        check_files(model, (), allow_external_links=False)
 
 
 def test_a_neighbour_whose_name_begins_as_the_repository_s_is_outside(repository: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_neighbour_whose_name_begins_as_the_repository_s_is_outside(repository
     beside.write_text("x")
     (model / "1" / "w").symlink_to(beside)
     with pytest.raises(HeadraceError, match="'m/1/w' is a link"):
-        model_files.check_files(model, (), allow_external_links=False)
+        check_files(model, (), allow_external_links=False)
 
 
 def test_links_inside_work_as_a_kubernetes_volume_makes_them(repository: Path, make_server: Callable[..., Any]) -> None:
@@ -110,12 +110,12 @@ def test_a_volume_mounted_as_one_model_works(repository: Path, make_server: Call
 def test_a_repository_may_be_a_link_and_its_models_links_into_another(tmp_path: Path) -> None:
     model = write(tmp_path / "disk" / "m")
     (tmp_path / "mounted").symlink_to(tmp_path / "disk")
-    model_files.check_files(tmp_path / "mounted" / "m", (), allow_external_links=False)
+    check_files(tmp_path / "mounted" / "m", (), allow_external_links=False)
     (tmp_path / "second").mkdir()
     (tmp_path / "second" / "n").symlink_to(model)
-    model_files.check_files(tmp_path / "second" / "n", [tmp_path / "mounted"], allow_external_links=False)
+    check_files(tmp_path / "second" / "n", [tmp_path / "mounted"], allow_external_links=False)
     with pytest.raises(HeadraceError, match="'n' is a link"):
-        model_files.check_files(tmp_path / "second" / "n", (), allow_external_links=False)
+        check_files(tmp_path / "second" / "n", (), allow_external_links=False)
 
 
 def test_links_in_circles_end_and_environments_keep_their_interpreter(repository: Path) -> None:
@@ -125,7 +125,7 @@ def test_links_in_circles_end_and_environments_keep_their_interpreter(repository
     (model / "env" / "bin").mkdir(parents=True)
     (model / "env" / "pyvenv.cfg").write_text("home = /usr/bin\n")
     (model / "env" / "bin" / "python").symlink_to("/usr/bin/env")
-    model_files.check_files(model, (), allow_external_links=False)
+    check_files(model, (), allow_external_links=False)
 
 
 def test_check_says_so_too(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,4 +138,4 @@ def test_check_says_so_too(repository: Path, tmp_path: Path, capsys: pytest.Capt
 
 def test_the_flag_is_off_unless_given(repository: Path) -> None:
     assert not ServerOptions(model_repository=(str(repository),)).allow_external_links
-    assert Repository([repository]).scan() == {}
+    assert local_repositories(repository).scan() == {}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import InvalidArgument, LoadError
-from headrace.models.model_files import TemporaryDirectories, remove
+from headrace.storage.temporary_directories import TemporaryDirectories, remove
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_a_server_that_needs_none_makes_none(temporary: Path) -> None:
 
 ABANDON = """
 import sys, time
-from headrace.models.model_files import TemporaryDirectories
+from headrace.storage.temporary_directories import TemporaryDirectories
 path = TemporaryDirectories().make("m")
 (path / "secret").touch()
 print(path, flush=True)

@@ -1,0 +1,126 @@
+"""The versions of a model: which there are, which are served, and whether anything of one has changed.
+
+Source: docs/spec/behaviours.md section 5.1.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from headrace.config.confinement import one_line
+from headrace.config.model_config_pb2 import ModelConfig, ModelVersionPolicy
+from headrace.errors import OperatorError
+
+log = logging.getLogger(__name__)
+
+#: Directories of a model that are not versions and deserve no warning.
+_NOT_VERSIONS = frozenset(("warmup", "initial_state", "configs"))
+
+
+class NoVersion(OperatorError):
+    """A model has no version that its policy selects."""
+
+
+def available_versions(files: Iterable[str]) -> list[int]:
+    """Return the versions among the paths of a model, in ascending order; other directories get a warning."""
+    versions = []
+    for name in _directories(files):
+        if not (name.isascii() and name.isdigit()):
+            log.warning("ignore version directory '%s' which fails to convert to integral number", name)
+        elif name.startswith("0") and name != "0":
+            log.warning("ignore version directory '%s' which contains leading zeros in its directory name", name)
+        else:
+            versions.append(int(name))
+    return sorted(versions)
+
+
+def _directories(files: Iterable[str]) -> list[str]:
+    """Return the directories of a model that could be versions, by their names, in order."""
+    names = {first for first, slash, _ in (path.partition("/") for path in files) if slash}
+    return sorted(name for name in names - _NOT_VERSIONS if not name.startswith("."))
+
+
+def versions_to_serve(name: str, files: Collection[str], policy: ModelVersionPolicy) -> list[int]:
+    """Return the versions to serve of a model with ``files``, in ascending order. Raises `NoVersion`, with the cause,
+    if there are none."""
+    available = available_versions(files)
+    try:
+        return select_versions(name, policy, available)
+    except NoVersion as error:
+        raise NoVersion(f"{error.message}. {_why_none(files, policy, available)}") from None
+
+
+def _why_none(files: Iterable[str], policy: ModelVersionPolicy, available: Sequence[int]) -> str:
+    """Return a sentence on what a model without a version to serve has instead."""
+    if available:
+        wanted = ", ".join(map(str, policy.specific.versions))
+        return f"It has version {', '.join(map(str, available))}, and its version policy asks for {wanted}"
+    if ignored := _directories(files):
+        name = one_line(ignored[0])
+        return f"Its directory '{name}' is no version: a version is a number without leading zeros, such as '1'"
+    return "It has no version directory, such as '1', which holds the model's files, and is empty for an ensemble"
+
+
+def select_versions(name: str, policy: ModelVersionPolicy, available: Sequence[int]) -> list[int]:
+    """The versions to serve, in ascending order; raises `NoVersion` if there are none."""
+    if policy.HasField("all"):
+        selected = list(available)
+    elif policy.HasField("specific"):
+        wanted = set(policy.specific.versions)
+        for version in sorted(wanted.difference(available)):
+            log.error("version %d is specified for model '%s', but the version directory is not present", version, name)
+        selected = [version for version in available if version in wanted]
+    else:
+        number = policy.latest.num_versions or 1
+        selected = list(available[-number:])
+    if not selected:
+        raise NoVersion(f"at least one version must be available under the version policy of model '{name}'")
+    return selected
+
+
+# ---------------------------------------------------------------------------
+# Whether anything has changed
+# ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFingerprint:
+    """What one version is made of: the config that it is loaded with, apart from its instance groups, the repository,
+    and the files that count for it."""
+
+    config: bytes
+    place: str
+    files: Mapping[str, Hashable]
+    instance_groups: bytes = b""
+
+    def differs_in_instances(self, other: VersionFingerprint | None) -> bool:
+        """True if ``other`` says the same of everything but instances."""
+        return other is not None and self != other and replace(self, instance_groups=other.instance_groups) == other
+
+
+def fingerprint_of_version(
+    place: str, files: Mapping[str, Hashable], version: int, config: ModelConfig
+) -> VersionFingerprint:
+    """Return the fingerprint of ``version`` of a model with ``files``.
+
+    What a config file says counts, and not when it was saved; which versions are to be served is no
+    part of any of them.
+    """
+    config = ModelConfig.FromString(config.SerializeToString())
+    config.ClearField("version_policy")
+    groups = ModelConfig(instance_group=config.instance_group).SerializeToString(deterministic=True)
+    config.ClearField("instance_group")
+    counting = {path: files[path] for path in files_of(files, version) if not _is_config(path)}
+    return VersionFingerprint(config.SerializeToString(deterministic=True), place, counting, groups)
+
+
+def files_of(files: Iterable[str], version: int | None = None) -> list[str]:
+    """Return the paths among ``files`` that belong to ``version``, and those that all versions share."""
+    wanted = "" if version is None else str(version)
+    return [path for path in files if not (first := path.partition("/")[0]).isdecimal() or first == wanted]
+
+
+def _is_config(path: str) -> bool:
+    return path.partition("/")[0] in ("config.pbtxt", "configs")

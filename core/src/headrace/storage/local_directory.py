@@ -1,0 +1,63 @@
+"""A directory of this machine with files of a model, which may be gone when its last user has given it back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+
+class LocalDirectory:
+    """``path``, until `give_back`. The last user to give it back has ``release`` called. Also a context manager.
+
+    ``name`` is that of the model, for a private directory. Any thread; giving back may block.
+    """
+
+    def __init__(self, path: Path, release: Callable[[], None], *, name: str = "") -> None:
+        self.path = path
+        self._name = name
+        self._uses = _Uses(release)
+        self._is_given_back = False
+
+    def share(self) -> LocalDirectory:
+        """Return the same directory for another user, who gives it back, too."""
+        other = LocalDirectory(self.path, self._uses.end, name=self._name)
+        self._uses.begin()
+        return other
+
+    def give_back(self) -> None:
+        """Use it no more. A second call does nothing."""
+        if not self._is_given_back:
+            self._is_given_back = True
+            self._uses.end()
+
+    def hide(self, text: str) -> str:
+        """Return ``text`` for clients, with the model's name in place of a private directory."""
+        return text.replace(str(self.path), self._name) if self._name else text
+
+    def __enter__(self) -> LocalDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.give_back()
+
+
+class _Uses:
+    """Calls ``release`` at the end of the last use."""
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._release, self._count, self._lock = release, 1, threading.Lock()
+
+    def begin(self) -> None:
+        with self._lock:
+            self._count += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._count -= 1
+            is_last = not self._count
+        if is_last:
+            self._release()

@@ -1,0 +1,195 @@
+"""Repositories that are directories of this machine: a model is a directory, and a file of it a file.
+
+Nothing of a model lies outside the model repository, unless ``--allow-external-links`` says that it may. Who may write
+into one model's directory must not thereby read, and have served, what the server's user can read elsewhere. Links that
+stay inside are everyday: a Kubernetes volume is made of them (``config.pbtxt -> ..data/config.pbtxt``), and a
+repository may itself be a link.
+
+Source: docs/spec/behaviours.md section 5.1.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from pathlib import Path
+
+from headrace.config.options import ServerOptions
+from headrace.config.regular_files import special_kind
+from headrace.errors import InvalidArgument, LoadError
+from headrace.storage.base import Storage
+
+log = logging.getLogger(__name__)
+
+#: What marks the directory of a Python environment: its links lead to the interpreter that it was made of.
+_ENVIRONMENT = frozenset(("pyvenv.cfg", "conda-meta"))
+#: What Python writes beside a model that it imports is no change of the model; hidden files neither.
+_CACHE = "__pycache__"
+_PREFIX = "file://"
+
+
+class LocalStorage(Storage):
+    """A directory of models. ``file:///srv/models`` and ``/srv/models`` are the same."""
+
+    name = "file"
+
+    def __init__(self, url: str, options: ServerOptions) -> None:
+        super().__init__(url, options)
+        self._root = _path_of(url)
+
+    def models(self) -> Collection[str]:
+        if not _is_directory(self._root):
+            raise InvalidArgument(f"failed to stat file {self._root}: repository path is not a valid directory")
+        with os.scandir(self._root) as entries:
+            return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+
+    def fingerprint(self, model: str) -> dict[str, Hashable]:
+        return files_below(self._root / model)
+
+    def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
+        roots = (_path_of(url) for url in self.options.model_repository if url.startswith(_PREFIX) or "://" not in url)
+        check_files(self._root / model, roots, allow_external_links=self.options.allow_external_links)
+        return self._root / model
+
+
+def _path_of(url: str) -> Path:
+    return Path(url.removeprefix(_PREFIX))
+
+
+def _is_directory(path: Path) -> bool:
+    """True if ``path`` is a directory; a path too long for the system is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def is_model(path: Path) -> bool:
+    """True if the directory ``path`` is that of one model: it has a config, or versions that are no models."""
+    if not path.is_dir():
+        return False
+    if (path / "config.pbtxt").is_file():
+        return True
+    return any(_is_version(child) and not _has_models(child) for child in path.iterdir())
+
+
+def _is_version(path: Path) -> bool:
+    return path.name.isascii() and path.name.isdigit() and path.is_dir()
+
+
+def _has_models(path: Path) -> bool:
+    """True if ``path``, which is called as versions are, is a model itself."""
+    return (path / "config.pbtxt").is_file() or any(map(_is_version, path.iterdir()))
+
+
+# ---------------------------------------------------------------------------
+# What a directory holds
+# ---------------------------------------------------------------------------
+
+
+def files_below(directory: Path) -> dict[str, Hashable]:
+    """Return modification time in ns and size of every file below ``directory``, by its path; None for directories.
+
+    Follows links; what vanishes meanwhile is left out. Each child of ``directory`` is walked by itself, so that a
+    version which is a link to another has the same files. Blocks.
+    """
+    found: dict[str, Hashable] = {}
+    try:
+        top = directory.stat()
+    except OSError:
+        return found
+    for entry in _visible(str(directory)):
+        found.update(_walk(entry, len(str(directory)) + 1, {(top.st_dev, top.st_ino)}))
+    return found
+
+
+def _walk(first: os.DirEntry[str], start: int, visited: set[tuple[int, int]]) -> Iterator[tuple[str, Hashable]]:
+    """Yield the paths from ``first`` on, without their first ``start`` characters."""
+    waiting = [first]
+    while waiting:
+        entry = waiting.pop()
+        try:
+            found = entry.stat()
+        except OSError:
+            continue
+        if not stat.S_ISDIR(found.st_mode):
+            yield entry.path[start:], (found.st_mtime_ns, found.st_size)
+            continue
+        yield f"{entry.path[start:]}/", None
+        if (place := (found.st_dev, found.st_ino)) not in visited:  # links may go in circles
+            visited.add(place)
+            waiting += _visible(entry.path)
+
+
+def _visible(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if entry.name != _CACHE and not entry.name.startswith(".")]
+    except OSError:
+        return []
+
+
+# ---------------------------------------------------------------------------
+# What no model may have
+# ---------------------------------------------------------------------------
+
+
+def check_files(model_path: Path, roots: Iterable[str | Path], *, allow_external_links: bool) -> None:
+    """Raise `LoadError` for the first file at or below ``model_path`` that no model may have.
+
+    That is a link that leads out of all repositories, unless these are allowed, and a FIFO or a device, on which an
+    engine that opens it would wait for ever. ``roots`` are the other repositories; the model's own is the directory
+    that it stands in. Looks into directories behind links, once each. Blocks.
+    """
+    inside = tuple(os.path.realpath(root) for root in (model_path.parent, *roots))
+    for path, target, mode in _files(str(model_path)):
+        if target and not (allow_external_links or any(Path(target).is_relative_to(root) for root in inside)):
+            log.error("model '%s': '%s' is a link to '%s'", model_path.name, path, target)
+            raise LoadError(
+                f"'{os.path.relpath(path, model_path.parent)}' is a link that leads out of the model repository; "
+                "--allow-external-links=true permits it"
+            )
+        kind = special_kind(mode)
+        if kind and not stat.S_ISSOCK(mode):  # to open a socket fails at once
+            raise LoadError(
+                f"'{os.path.relpath(path, model_path.parent)}' is {kind}: a model consists of regular files and "
+                "directories"
+            )
+
+
+def _files(top: str) -> Iterator[tuple[str, str, int]]:
+    """Every file at or below ``top``, what is at its end if it is a link, and its mode; 0 if there is nothing.
+
+    Hidden files are looked at, too: links hide there."""
+    if Path(top).is_symlink():
+        yield top, os.path.realpath(top), 0
+    visited = {os.path.realpath(top)}
+    waiting = [top]
+    while waiting:
+        entries = _list(waiting.pop())
+        if not _ENVIRONMENT.isdisjoint(entry.name for entry in entries):
+            continue
+        for entry in entries:
+            real = os.path.realpath(entry.path) if entry.is_symlink() else ""
+            mode = _mode(entry)
+            yield entry.path, real, mode
+            if stat.S_ISDIR(mode) and (place := real or os.path.realpath(entry.path)) not in visited:
+                visited.add(place)
+                waiting.append(entry.path)
+
+
+def _mode(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_mode
+    except OSError:  # a link to nowhere
+        return 0
+
+
+def _list(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError:  # a file that cannot be looked at cannot be loaded either, and that error is the better one
+        return []

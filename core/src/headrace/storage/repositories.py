@@ -1,0 +1,215 @@
+"""The model repositories of a server: which models there are, and their files on this machine while they are used.
+
+A `Repository` is a `Storage` whose answers are checked and whose errors are worded.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import threading
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.options import ServerOptions
+from headrace.errors import HeadraceError, PluginError, summary
+from headrace.storage.base import Storage
+from headrace.storage.local_directory import LocalDirectory
+from headrace.storage.local_storage import LocalStorage, check_files
+from headrace.storage.sent_files import Overrides, SentFiles
+from headrace.storage.temporary_directories import TemporaryDirectories, remove
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """The repository of a model, and a tag for each of its files. It is equal while nothing has changed."""
+
+    place: str
+    files: Mapping[str, Hashable]
+
+
+class Repository:
+    """One ``storage``. ``directories`` has those that it fills. Methods block, and raise `HeadraceError`."""
+
+    def __init__(self, storage: Storage, directories: TemporaryDirectories) -> None:
+        self.url = storage.url
+        self._storage, self._directories = storage, directories
+
+    def models(self) -> list[str]:
+        """Return the names of its models."""
+        with self._worded("list models"):
+            names = list(self._storage.models())
+        for name in names:
+            if name in ("", ".", "..") or "/" in name or "\0" in name:
+                raise PluginError(f"{self} lists {name!r}, which cannot be the name of a model")
+        return names
+
+    def fingerprint(self, model: str) -> Fingerprint:
+        """Return the fingerprint of ``model`` as it is now."""
+        with self._worded(f"list the files of model '{model}'"):
+            files = dict(self._storage.fingerprint(model))
+        for path in files:
+            if "\0" in path or posixpath.normpath(f"/{path}") != f"/{path.removesuffix('/')}" or path.startswith("../"):
+                raise PluginError(f"{self} lists {path!r} of model '{model}', which is no path below its directory")
+        return Fingerprint(self.url, files)
+
+    def fetch(self, model: str, files: Collection[str]) -> LocalDirectory:
+        """Return a directory of this machine that has ``files`` of ``model``, for the caller to give back."""
+        made: list[Path] = []
+
+        def new_directory() -> Path:
+            made.append(self._directories.make(model))
+            return made[-1]
+
+        try:
+            with self._worded(f"fetch model '{model}'"):
+                path = self._storage.fetch(model, [each for each in files if not each.endswith("/")], new_directory)
+            if path in made:
+                for folder in files:
+                    if folder.endswith("/"):
+                        (path / folder).mkdir(parents=True, exist_ok=True)
+                check_files(path, (), allow_external_links=False)
+        except BaseException:
+            for each in made:
+                remove(each)
+            raise
+        give_back = partial(_remove, made) if path in made else partial(self._storage.give_back, model, path)
+        return LocalDirectory(path, give_back, name=model if path in made else "")
+
+    def close(self) -> None:
+        """The server has stopped."""
+        with self._worded("close"):
+            self._storage.close()
+
+    @contextmanager
+    def _worded(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except Exception as error:  # a stranger's code
+            raise PluginError(f"{self} failed to {what}: {summary(error)}") from error
+
+    def __str__(self) -> str:
+        return f"storage '{self._storage.name}' of '{self.url}'"
+
+
+def _remove(made: Collection[Path]) -> None:
+    for path in made:
+        remove(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A model as found. ``repositories`` has more than one element if more than one has the model.
+
+    ``config`` takes the place of its config file. One that ``is_temporary`` came whole with a load request.
+    """
+
+    name: str
+    repositories: tuple[Repository, ...]
+    config: ModelConfig | None = None
+    is_temporary: bool = False
+
+    @property
+    def is_sent(self) -> bool:
+        """True if the config, or all of the model, came with a load request."""
+        return self.config is not None or self.is_temporary
+
+    @property
+    def is_duplicate(self) -> bool:
+        return len(self.repositories) > 1
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where it lies, for people."""
+        return tuple(f"{repository.url.rstrip('/')}/{self.name}" for repository in self.repositories)
+
+    def fingerprint(self) -> Fingerprint:
+        """Return the fingerprint of now. Blocks."""
+        return self.repositories[0].fingerprint(self.name)
+
+    def fingerprints(self) -> tuple[Fingerprint, ...]:
+        """Return the fingerprint of now in each repository that has the model. Blocks."""
+        return tuple(repository.fingerprint(self.name) for repository in self.repositories)
+
+    def fetch(self, files: Collection[str]) -> LocalDirectory:
+        """Return a directory of this machine that has ``files``, for the caller to give back. Blocks."""
+        return self.repositories[0].fetch(self.name, files)
+
+
+class StorageClasses(Protocol):
+    """Where the classes are looked up: a registry. ``get`` raises `LoadError` with the reason."""
+
+    def get(self, name: str) -> type[Storage]: ...
+
+
+class OnlyLocal:
+    """The storages of a server that has no plugins."""
+
+    def get(self, name: str) -> type[Storage]:
+        return LocalStorage
+
+
+class Repositories:
+    """All of ``--model-repository``. Methods block, and may be called from any thread.
+
+    Storages are made by the first call that needs them, which raises for a scheme that no plugin has.
+    """
+
+    def __init__(self, options: ServerOptions, classes: StorageClasses) -> None:
+        self._options, self._classes = options, classes
+        self._directories = TemporaryDirectories()
+        self._opened: list[Repository] = []
+        self._lock = threading.Lock()
+
+    def scan(self) -> dict[str, Entry]:
+        """Return all models, by name in sorted order. Raises `HeadraceError` for a repository that cannot be read."""
+        found: dict[str, tuple[Repository, ...]] = {}
+        for repository in self._all():
+            for name in repository.models():
+                found[name] = (*found.get(name, ()), repository)
+        return {name: Entry(name, repositories) for name, repositories in sorted(found.items())}
+
+    def find(self, name: str) -> Entry | None:
+        """Return the model called ``name``, whatever that is: it is compared and never made part of a path."""
+        found = tuple(repository for repository in self._all() if name in repository.models())
+        return Entry(name, found) if found else None
+
+    def sent(self, name: str, overrides: Overrides) -> Entry:
+        """Return a model that came whole with a load request."""
+        storage = SentFiles(name, overrides.files, self._options)
+        return Entry(name, (Repository(storage, self._directories),), overrides.config, is_temporary=True)
+
+    def sweep(self) -> None:
+        """Remove the directories of processes that were killed."""
+        self._directories.sweep()
+
+    def close(self) -> None:
+        """Close the storages, and remove the directories that are left."""
+        for repository in self._opened:
+            repository.close()
+        self._directories.close()
+
+    def _all(self) -> list[Repository]:
+        with self._lock:
+            if not self._opened:
+                self._opened = [self._open(url) for url in self._options.model_repository]
+            return self._opened
+
+    def _open(self, url: str) -> Repository:
+        scheme = _SCHEME.match(url)
+        kind = self._classes.get(scheme[1].lower() if scheme else LocalStorage.name)
+        try:
+            return Repository(kind(url, self._options), self._directories)
+        except HeadraceError:
+            raise
+        except Exception as error:  # a stranger's code
+            raise PluginError(f"storage '{kind.name}' failed to open '{url}': {summary(error)}") from error
