@@ -44,6 +44,7 @@ PARTS = {
     "Clock": "headrace/schedulers/base.py",
     "Frontend": "headrace/frontends/base.py",
     "ResponseCache": "headrace/caches/base.py",
+    "Storage": "headrace/storage/base.py",
     "HttpRoute": "headrace_http/plugin_routes.py",
     "HttpCall": "headrace_http/plugin_routes.py",
     "Observer": "headrace/telemetry/executions.py",

@@ -21,9 +21,10 @@ from headrace.errors import LoadError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Respond, Ticket
+from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.server import Server
-from headrace.storage.repositories import OnlyLocal, Repositories
+from headrace.storage.repositories import Repositories
 from headrace.telemetry import pacing
 
 
@@ -61,7 +62,7 @@ def make_ticket(
 
 def local_repositories(*roots: Path) -> Repositories:
     """The models of directories."""
-    return Repositories(ServerOptions(model_repository=tuple(map(str, roots))), OnlyLocal())
+    return Repositories(ServerOptions(model_repository=tuple(map(str, roots))), Plugins.discover(()).storages)
 
 
 @pytest.fixture(autouse=True)

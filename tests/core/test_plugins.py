@@ -240,6 +240,7 @@ PARTS = {
     "register_schedulers": "from headrace.schedulers.dynamic import DirectScheduler as Base",
     "register_frontends": "from headrace_http.metrics_frontend import MetricsFrontend as Base",
     "register_caches": "from headrace.caches.local import LocalCache as Base",
+    "register_storages": "from headrace.storage.local_storage import LocalStorage as Base",
     "register_routes": "from headrace import HttpRoute as Route\n\nclass Base(Route):\n    category = 'metadata'",
     "register_interceptors": "from headrace import Interceptor as Base",
     "add_options": "from headrace import OptionGroup as Base",

@@ -98,6 +98,7 @@ if TYPE_CHECKING:
         Waiting,
     )
     from headrace.server import Server
+    from headrace.storage.base import Storage
     from headrace.supervision.child_process import child_command
     from headrace.supervision.exits import ending
     from headrace.supervision.orphan_reaper import ORPHAN_REAPER
@@ -193,6 +194,7 @@ _HOMES = {
         "Waiting",
     ),
     "headrace.server": ("Server",),
+    "headrace.storage.base": ("Storage",),
     "headrace.supervision.child_process": ("child_command",),
     "headrace.supervision.exits": ("ending",),
     "headrace.supervision.orphan_reaper": ("ORPHAN_REAPER",),
@@ -282,6 +284,7 @@ __all__ = [
     "Services",
     "Shared",
     "Spec",
+    "Storage",
     "StreamInstance",
     "Tensor",
     "Tensors",

@@ -6,6 +6,7 @@ from headrace.backends.base import Backend
 from headrace.caches.base import ResponseCache
 from headrace.hookspecs import hookimpl
 from headrace.schedulers.base import Scheduler
+from headrace.storage.base import Storage
 
 
 @hookimpl
@@ -27,3 +28,10 @@ def register_caches() -> list[type[ResponseCache]]:
     from headrace.caches.local import LocalCache
 
     return [LocalCache]
+
+
+@hookimpl
+def register_storages() -> list[type[Storage]]:
+    from headrace.storage.local_storage import LocalStorage
+
+    return [LocalStorage]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.models.served import ServedModel
     from headrace.schedulers.base import Scheduler
     from headrace.server import Server
+    from headrace.storage.base import Storage
     from headrace.telemetry.executions import Observer
     from headrace_http.plugin_routes import HttpRoute
 
@@ -65,6 +66,14 @@ def register_frontends() -> Sequence[type[Frontend]]:  # type: ignore[empty-body
 @hookspec
 def register_caches() -> Sequence[type[ResponseCache]]:  # type: ignore[empty-body]
     """The response cache classes of this plugin; ``name`` is what ``--cache-config`` says. A server has one at most.
+
+    Called once per server, before anything is loaded; same rules as `register_backends`.
+    """
+
+
+@hookspec
+def register_storages() -> Sequence[type[Storage]]:  # type: ignore[empty-body]
+    """The storage classes of this plugin; ``name`` is the URL scheme of the ``--model-repository`` that each reads.
 
     Called once per server, before anything is loaded; same rules as `register_backends`.
     """

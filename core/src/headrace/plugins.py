@@ -25,6 +25,7 @@ from headrace.frontends.base import Frontend
 from headrace.models.entrance import Interceptor
 from headrace.registry import OptionRegistry, PluginInfo, Registry, RouteRegistry
 from headrace.schedulers.base import Scheduler
+from headrace.storage.base import Storage
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Plugins:
         self.schedulers = self._kind(Registry[type[Scheduler]]("scheduler", Scheduler, self.plugins))
         self.caches = self._kind(Registry[type[ResponseCache]]("cache", ResponseCache, self.plugins))
         self.frontends = self._kind(Registry[type[Frontend]]("frontend", Frontend, self.plugins))
+        self.storages = self._kind(Registry[type[Storage]]("storage", Storage, self.plugins))
         self.routes = self._kind(RouteRegistry(self.plugins))
         self.interceptors = self._kind(Registry[type[Interceptor]]("interceptor", Interceptor, self.plugins))
         self.options = self._kind(OptionRegistry(self.plugins))

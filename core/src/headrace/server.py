@@ -44,7 +44,7 @@ from headrace.models.server_services import ModelCalls, ServerServices
 from headrace.models.serving_table import ServingTable
 from headrace.plugins import Plugins
 from headrace.schedulers.rate_limiter import RateLimiter
-from headrace.storage.repositories import OnlyLocal, Repositories
+from headrace.storage.repositories import Repositories
 from headrace.telemetry import exposition
 from headrace.telemetry.custom import CustomMetrics
 from headrace.telemetry.metrics import ModelCollector, labels_of, lost_lines
@@ -209,7 +209,7 @@ class Server:
         nested = NestedLoads(slots)
         services = ServerServices(LoopMailbox(self.loop), calls, self.engine, nested, self.custom_metrics)
         loader = Loader(options, plugins, self.loop, services.siblings, self._cache, limiter)
-        repositories = Repositories(options, OnlyLocal())
+        repositories = Repositories(options, plugins.storages)
         lifecycle = Lifecycle(loader, table, slots, nested, repositories.find, options.model_load_retry_count)
         self._lifecycle = self.engine.lifecycle = lifecycle
         self._control = self.engine.control = Control(options, self._lifecycle, repositories)

@@ -85,6 +85,6 @@ def test_a_repository_in_a_cloud_is_named_as_it_was_given(
 ) -> None:
     assert main(["check", address]) == 1
     assert capsys.readouterr().err == (
-        f"repository path '{address}' is not on this machine: this version reads directories only; copy the "
-        "repository into one, or mount it\n"
+        f"repository '{address}' cannot be read: Its distribution, headrace-cloud, is not published yet: copy the "
+        f"repository to this machine, or mount it; no plugin provides storage '{address[:2]}'; installed: file\n"
     )

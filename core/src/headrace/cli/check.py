@@ -28,7 +28,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.plugins import Plugins
 from headrace.server import Server
 from headrace.storage.local_storage import is_model
-from headrace.storage.repositories import Entry, OnlyLocal, Repositories
+from headrace.storage.repositories import Entry, Repositories
 from headrace.telemetry.logs import one_line
 
 _RED, _GREEN, _DIM, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
@@ -60,7 +60,7 @@ def run(words: Sequence[str]) -> int:
                 raise ConfigError(f"'{repository}' holds no models, but '{inner}' does: name that one")
         plugins = Plugins.discover(options.plugins)
         with contextlib.ExitStack() as stack:
-            opened = stack.enter_context(contextlib.closing(Repositories(options, OnlyLocal())))
+            opened = stack.enter_context(contextlib.closing(Repositories(options, plugins.storages)))
             chosen = [entry for entry in opened.scan().values() if _is_meant(entry, repositories, models)]
             load = None if arguments.no_load else stack.enter_context(Trial(options)).load
             scopes = ResourceScopes(chosen, options)

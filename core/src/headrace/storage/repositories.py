@@ -17,7 +17,7 @@ from typing import Protocol
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
-from headrace.errors import HeadraceError, PluginError, summary
+from headrace.errors import ConfigError, HeadraceError, LoadError, PluginError, summary
 from headrace.storage.base import Storage
 from headrace.storage.local_directory import LocalDirectory
 from headrace.storage.local_storage import LocalStorage, check_files
@@ -151,13 +151,6 @@ class StorageClasses(Protocol):
     def get(self, name: str) -> type[Storage]: ...
 
 
-class OnlyLocal:
-    """The storages of a server that has no plugins."""
-
-    def get(self, name: str) -> type[Storage]:
-        return LocalStorage
-
-
 class Repositories:
     """All of ``--model-repository``. Methods block, and may be called from any thread.
 
@@ -206,7 +199,10 @@ class Repositories:
 
     def _open(self, url: str) -> Repository:
         scheme = _SCHEME.match(url)
-        kind = self._classes.get(scheme[1].lower() if scheme else LocalStorage.name)
+        try:
+            kind = self._classes.get(scheme[1].lower() if scheme else LocalStorage.name)
+        except LoadError as error:
+            raise ConfigError(f"repository '{url}' cannot be read: {error.message}") from error
         try:
             return Repository(kind(url, self._options), self._directories)
         except HeadraceError:
