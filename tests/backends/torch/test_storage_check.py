@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headrace import LoadError
-from headrace_torch.storage_check import Storage, storages
+from headrace_torch.storage_check import TensorStorage, storages
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:ComplexHalf")
 
@@ -102,7 +102,9 @@ def test_storages_of_all_types(tmp_path: Path, name: str) -> None:
     """By what PyTorch writes."""
     torch.save(torch.empty(3, dtype=getattr(torch, name)), tmp_path / "tensor.pt")
     reader = torch._C.PyTorchFileReader(str(tmp_path / "tensor.pt"))
-    assert list(storages(torch, reader.get_record("data.pkl"))) == [Storage("0", reader.get_record_size("data/0"))]
+    assert list(storages(torch, reader.get_record("data.pkl"))) == [
+        TensorStorage("0", reader.get_record_size("data/0"))
+    ]
 
 
 @pytest.mark.parametrize(

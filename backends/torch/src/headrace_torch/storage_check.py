@@ -44,7 +44,7 @@ class Global:
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class TensorStorage:
     """What a pickle says of the memory of a tensor: the key of its record, and how many bytes that has."""
 
     key: str
@@ -80,12 +80,12 @@ def absent(torch: Any, content: bytes) -> str:
     return f"tensor '{one_line(missing[0])[:200]}' is not in the file" if missing else ""
 
 
-def storages(torch: Any, pickle: bytes | io.BytesIO) -> Iterator[Storage]:
+def storages(torch: Any, pickle: bytes | io.BytesIO) -> Iterator[TensorStorage]:
     """The storages that ``pickle`` names. Raises `ValueError` for what PyTorch does not write."""
     for told in _persistent_ids(pickle):
         match told:
             case ("storage", Global(name), str(key), str(), int(count), *_) if count >= 0:
-                yield Storage(key, count * _item_size(torch, name))
+                yield TensorStorage(key, count * _item_size(torch, name))
             case _:
                 raise ValueError("it names a storage in a way of its own")
 
