@@ -183,11 +183,9 @@ class AnswersTwice(Sound):
 class SwapsAnswers(Sound):
     """Hands what one caller sent to another."""
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-        chosen = super().next(instance, now_ns)
-        if not isinstance(chosen, Wait) and len(chosen) > 1:
-            chosen[0].respond, chosen[1].respond = chosen[1].respond, chosen[0].respond
-        return chosen
+    def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
+        if isinstance(answers, list):
+            answers.reverse()
 
 
 class LosesWhatComesBack(RunsAgain):

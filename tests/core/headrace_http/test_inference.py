@@ -587,15 +587,13 @@ def test_two_responses_are_one_too_many(make_caller: MakeCaller) -> None:
     caller.model.holds = True
     replies: list[Any] = []
     caller.model.answer, first = (lambda ticket: None), caller.model.answer
+    from headrace.messages.ticket import Ticket
     from headrace_http.message import HttpRequest
 
     request = HttpRequest("POST", "/v2/models/echo/infer", {}, memoryview(orjson.dumps({"inputs": GOOD})))
     caller.routes.dispatch(request, replies.append)
     (held,) = caller.model.tickets
-    respond = held.respond
-    held.respond = lambda answer, final: respond(answer, False)
-    first(held)
-    held.respond = respond
+    first(Ticket(held.request, lambda answer, final: held.respond(answer, False)))
     first(held)
     assert (replies[0].status, error_of(b"".join(replies[0].parts))) == (500, "expected a single response, got 2")
 

@@ -160,7 +160,7 @@ def test_an_interceptor_that_raises_at_an_answer_keeps_it_from_nobody(
 
     monkeypatch.setattr(builtins, "register_interceptors", hookimpl(lambda: [Clumsy]), raising=False)
     serve(lambda server, http, grpc: post(http).raise_for_status())
-    assert "an interceptor failed at an answer" in caplog.text
+    assert "a watcher failed at an answer of model" in caplog.text
 
 
 class First(Interceptor):

@@ -511,3 +511,22 @@ async def test_a_cache_that_raises_is_counted_and_the_model_answers() -> None:
     assert await stage.execute() == ["a"]
     assert stage.y("a") == stage.y("b") == [2.0] * 4
     assert stage.statistics.snapshot().cache_failures == 2
+
+
+def test_answers_keep_the_order_of_their_requests_where_the_model_preserves_it() -> None:
+    """The answer of the first is that of the second, too: and the second gets it later."""
+
+    async def scene() -> None:
+        stage = CachedStage("dynamic_batching { preserve_ordering: true }", kind=DynamicScheduler)
+        order: list[str] = []
+
+        def respond(answer: Answer, final: bool) -> None:
+            assert isinstance(answer, InferResponse)
+            order.append(answer.id)
+
+        for name in ("first", "second"):
+            stage.kernel.submit(make_ticket("m", {"x": np.ones((1, 4), np.float32)}, respond, id=name))
+        assert await stage.execute() == ["first"]
+        assert order == ["first", "second"]
+
+    asyncio.run(scene())

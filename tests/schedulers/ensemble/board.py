@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,8 +95,9 @@ class Board:
 
     def send(self, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **fields: Any) -> Caller:
         answers: list[Answer] = []
-        caller = Caller(Ticket(InferRequest("e", inputs, outputs, **fields), lambda answer, final: None), answers)
-        caller.ticket.respond = partial(self._told, caller)
+        request = InferRequest("e", inputs, outputs, **fields)
+        ticket = Ticket(request, lambda answer, final: self._told(caller, answer, final))
+        caller = Caller(ticket, answers)
         self.kernel.submit(caller.ticket)
         return caller
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic_ns
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
@@ -20,24 +20,29 @@ UNREAD = 64
 #: ``None`` with true ends a decoupled request that has nothing more to say.
 Respond: TypeAlias = Callable[[Answer, bool], None]
 
+#: Called with a ticket, each answer to it, and whether that is the last. Returns the answer that goes on to the caller.
+Watcher: TypeAlias = "Callable[[Ticket, Answer, bool], Answer]"
+
 
 class Ticket:
     """What the server knows of one submitted request. Compared and hashed by identity.
 
-    Whoever submits a request makes its ticket, and may call `cancel`, `stop` and `read`. Everything else is the
-    scheduler's once the ticket is submitted: whoever removes it from the queue owns it, and calls ``respond`` on
-    the event loop. ``request`` is replaced where the model is asked something else than its caller asked: inputs
-    that are reshaped or added, outputs that are kept back.
+    The sender makes the ticket and submits it, and may call `cancel`, `stop` and `read`. Everything else is the
+    scheduler's from then on. What removes the ticket from the queue owns it and answers it, on the event loop. Each
+    answer passes ``watchers`` (`watch`) on its way to ``respond``, which never changes. ``request`` is replaced if the
+    model is asked something else than its caller asked: inputs that are reshaped or added, outputs that are kept back.
     """
 
     __slots__ = (
         "abandoned", "arrival_ns", "batch_key", "cancelled", "deadline_ns", "on_cancel", "on_read", "pinned",
-        "queued_ns", "request", "respond", "respond_at_once", "rows", "spans_ns", "started_ns", "unread",
+        "queued_ns", "request", "respond", "respond_at_once", "rows", "spans_ns", "started_ns", "unread", "watchers",
     )  # fmt: skip
 
     def __init__(self, request: InferRequest, respond: Respond) -> None:
         self.request = request
-        self.respond = respond
+        self.respond: Final = respond
+        #: See `watch`. None for most requests.
+        self.watchers: list[Watcher] | None = None
         #: Set by a sender who waits on a thread for one response: it is given it on the thread that made it,
         #: before the event loop hears of it and calls ``respond`` as ever. May not be called at all.
         self.respond_at_once: Callable[[InferResponse], None] | None = None
@@ -70,6 +75,15 @@ class Ticket:
     #: the model is asked by others, when it answers, and where a scheduler that answers itself has added up what others
     #: took.
     spans_ns: tuple[int, int, int]
+
+    def watch(self, watcher: Watcher) -> None:
+        """Add ``watcher`` to those that each answer passes before its caller gets it. Event loop only.
+
+        The last one added is nearest to the model: it gets an answer first. One that raises is logged and passed by.
+        """
+        if self.watchers is None:
+            self.watchers = []
+        self.watchers.append(watcher)
 
     def cancel(self) -> None:
         """The caller has gone. Event loop only; safe to call at any time, more than once."""

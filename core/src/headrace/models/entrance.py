@@ -11,17 +11,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError, InvalidArgument, Unsupported
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
-from headrace.messages.ticket import Respond, Ticket
+from headrace.messages.ticket import Ticket
 from headrace.models.view import ModelView
-from headrace.telemetry.pacing import paced
-
-log = paced(__name__)
+from headrace.schedulers.in_flight import show
 
 
 def _no_header(name: str) -> str | None:
@@ -82,41 +81,21 @@ class Interception:
         self._interceptors, self._start = interceptors, start
 
     def __call__(self, view: ModelView, ticket: Ticket, caller: Caller) -> None:
-        watches: list[Watch] = []
-        respond = ticket.respond
+        others = len(ticket.watchers or ())
         try:
             for interceptor in self._interceptors:
                 watch = interceptor.intercept(ticket.request, view, caller)
                 if watch is not None:
-                    watches.append(watch)
-            if watches:
-                ticket.respond = _Watched(watches, respond)
+                    ticket.watch(partial(_tell, watch))
             self._start(view, ticket)
         except HeadraceError as error:
-            ticket.respond = respond
-            _tell(watches, error, True)
+            show(ticket, error, True, others)
             raise
 
 
-class _Watched:
-    """Shows the answers of one request, innermost interceptor first, and passes them on."""
-
-    __slots__ = ("_respond", "_watches")
-
-    def __init__(self, watches: Sequence[Watch], respond: Respond) -> None:
-        self._watches, self._respond = watches, respond
-
-    def __call__(self, answer: Answer, final: bool) -> None:
-        _tell(self._watches, answer, final)
-        self._respond(answer, final)
-
-
-def _tell(watches: Sequence[Watch], answer: Answer, final: bool) -> None:
-    for watch in reversed(watches):
-        try:
-            watch(answer, final)
-        except Exception:
-            log.exception("an interceptor failed at an answer")
+def _tell(watch: Watch, ticket: Ticket, answer: Answer, final: bool) -> Answer:
+    watch(answer, final)
+    return answer
 
 
 class Start(Protocol):

@@ -16,7 +16,7 @@ from headrace.backends.services import LOG_LEVELS, LogLevel
 from headrace.errors import HeadraceError, InternalError, InvalidArgument, Unavailable, summary
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
-from headrace.messages.ticket import Respond, Ticket
+from headrace.messages.ticket import Ticket
 from headrace.models.deadlocks import DeadlockDetector, nobody
 from headrace.models.entrance import Entrance, Interceptor, model, not_by_models
 from headrace.models.entrance import start as start_unseen
@@ -24,6 +24,7 @@ from headrace.models.running_loads import NestedLoads
 from headrace.models.served import ServedModel
 from headrace.models.serving_table import ServingTable
 from headrace.models.view import ModelView
+from headrace.schedulers.in_flight import write
 from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.telemetry.custom import CustomMetrics, Holding
 from headrace.telemetry.pacing import paced
@@ -210,21 +211,21 @@ class ModelCalls:
     def submit(self, ticket: Ticket, worker: Worker | None) -> None:
         """Have ``ticket`` answered; a refusal is an answer, in Triton's words. ``worker`` waits for it,
         or None: a scheduler, or an instance that is being loaded."""
-        request, respond = ticket.request, ticket.respond
+        request = ticket.request
         try:
             if request.caller is not None:
                 self._bound(ticket, request.caller, worker)
-                request, respond = ticket.request, ticket.respond
+                request = ticket.request
             entrance = self._any_number if request.decoupled else self._single
             _require_end(request)
             view = entrance.find(request.model_name, request.model_version)
             target = self._table.served_loaded(request.model_name, request.model_version)
             self._start_for(worker, entrance, view, target, ticket)
         except HeadraceError as error:
-            respond(_refused(request, error), True)
+            write(ticket, _refused(request, error), True)
         except Exception as error:
             log.exception("a request to model '%s' failed", request.model_name)
-            respond(_refused(request, InternalError(summary(error))), True)
+            write(ticket, _refused(request, InternalError(summary(error))), True)
 
     def asking(self, other: ServedModel) -> Callable[[Ticket], None]:
         """What has ``other`` answer a request of a scheduler, and raises the `HeadraceError` that refuses it."""
@@ -253,13 +254,16 @@ class ModelCalls:
     def _start_for(
         self, worker: Worker | None, entrance: Entrance, view: ModelView, target: ServedModel, ticket: Ticket
     ) -> None:
-        ticket.respond = partial(self._respond, ticket, ticket.respond, worker)
+        watcher = partial(self._answered, worker)
+        ticket.watch(watcher)
         awaiting = () if worker is None else _sent_by(worker, ticket.request.caller)
         self._deadlocks.add(worker, ticket, target, awaiting)  # before it can be answered
         try:
             entrance.start(view, ticket)
         except BaseException:
             self._deadlocks.discard(worker, ticket)
+            if ticket.watchers:
+                ticket.watchers.remove(watcher)
             raise
 
     def _resolve(self, name: str, version: str) -> ModelView:
@@ -270,12 +274,12 @@ class ModelCalls:
                 f"Failed for execute the inference request. Model '{name}' is not ready. {error.message}"
             ) from error
 
-    def _respond(self, ticket: Ticket, respond: Respond, worker: Worker | None, answer: Answer, final: bool) -> None:
-        if final:
-            self._deadlocks.discard(worker, ticket)
-            answer = self._refusals.pop(ticket, answer)
-            ticket.respond = respond  # else they would hold each other until they are collected
-        respond(answer, final)
+    def _answered(self, worker: Worker | None, ticket: Ticket, answer: Answer, final: bool) -> Answer:
+        """Return ``answer``, or in the place of the last one the reason why the request was stopped."""
+        if not final:
+            return answer
+        self._deadlocks.discard(worker, ticket)
+        return self._refusals.pop(ticket, answer)
 
     def _bound(self, ticket: Ticket, caller: InferRequest, worker: Worker | None) -> None:
         """Have ``ticket`` end when those have no time left who wait for ``caller``, for whose execution it was sent.
@@ -295,7 +299,7 @@ class ModelCalls:
             if left_ns <= 0:
                 raise Unavailable(_EXPIRED)
             timer = self._loop.call_later(left_ns / 1e9, self._expire, ticket)
-            ticket.respond = partial(_respond_in_time, ticket, timer, ticket.respond)
+            ticket.watch(partial(_cancel_timer, timer))
         if not ticket.request.timeout_us and batch and all(executed.request.timeout_us for executed in batch):
             now = monotonic_ns()
             left_us = [executed.request.timeout_us - (now - executed.arrival_ns) // 1000 for executed in batch]
@@ -345,11 +349,10 @@ def _require_end(request: InferRequest) -> None:
         )
 
 
-def _respond_in_time(ticket: Ticket, timer: asyncio.TimerHandle, respond: Respond, answer: Answer, final: bool) -> None:
+def _cancel_timer(timer: asyncio.TimerHandle, ticket: Ticket, answer: Answer, final: bool) -> Answer:
     if final:
         timer.cancel()
-        ticket.respond = respond  # else they would hold each other until they are collected
-    respond(answer, final)
+    return answer
 
 
 def _refused(request: InferRequest, error: HeadraceError) -> HeadraceError:

@@ -16,7 +16,7 @@ from headrace.caches.keys import bypasses
 from headrace.caches.model_cache import LARGE_BYTES, ModelCache
 from headrace.errors import Cancelled, HeadraceError, InternalError, Unavailable, summary
 from headrace.messages.response import Answer, InferResponse
-from headrace.messages.ticket import Respond, Ticket
+from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import Clock, ScheduledModel, Scheduler
 from headrace.schedulers.in_flight import AWAITED
 from headrace.schedulers.instance_source import Limiter
@@ -136,13 +136,15 @@ class CachingKernel(Kernel):
 
     def _lead(self, flight: Flight, ticket: Ticket, asked_ns: int, execute: Callable[[Ticket], None]) -> None:
         """Execute ``ticket`` for all who wait for ``flight``."""
-        respond = ticket.respond
         flight.leader, flight.spent_ns = ticket, self._now_ns() - asked_ns
-        ticket.respond = partial(self._answered, flight, respond)
+        watcher = partial(self._answered, flight)
+        ticket.watch(watcher)
         try:
             execute(ticket)
         except BaseException:
-            flight.leader, ticket.respond = None, respond
+            flight.leader = None
+            if ticket.watchers:
+                ticket.watchers.remove(watcher)
             raise
 
     def _resume(self, ticket: Ticket) -> None:
@@ -158,21 +160,15 @@ class CachingKernel(Kernel):
 
     # ------------------------------------------------------------------ out
 
-    def _answered(self, flight: Flight, respond: Respond, answer: Answer, final: bool) -> None:
-        """The leader of ``flight`` is answered."""
-        leader = flight.leader
-        assert leader is not None
+    def _answered(self, flight: Flight, leader: Ticket, answer: Answer, final: bool) -> Answer:
+        """Note an answer to the leader of ``flight``. If it is the last, answer the followers."""
         if isinstance(answer, InferResponse):
             flight.responses += 1
         if answer is not None and not isinstance(flight.answer, HeadraceError):
             flight.answer = answer
         if final:
-            leader.respond = respond  # else they would hold each other until they are collected
-        try:
-            respond(answer, final)
-        finally:
-            if final:
-                self._land(flight, leader)
+            self._land(flight, leader)
+        return answer
 
     def _land(self, flight: Flight, leader: Ticket) -> None:
         answer, single = flight.answer, flight.responses == 1

@@ -112,7 +112,7 @@ class InFlightTracker:
         self.is_closing = False
         #: Gives a request its final answer, now or when its turn comes.
         self.answer: Callable[[Ticket, Answer], None] = self._answer_in_turn if ordered else self._finish
-        self._ordered, self._counted = ordered, counted
+        self._counted, self._is_giving = counted, False
         self._emptied = asyncio.Event()
         #: Those that have entered (whoever owns them sets them to `AWAITED`), in order of entry if that counts, with
         #: the answers that are held back.
@@ -156,27 +156,65 @@ class InFlightTracker:
         self._emptied.set()
 
     def _answer_in_turn(self, ticket: Ticket, answer: Answer) -> None:
+        """Hold ``answer`` back until all earlier requests have theirs; then give out what is next in turn."""
         if ticket in self.open:
             self.open[ticket] = answer
-        while self.open:
-            head, held = next(iter(self.open.items()))
-            if held is AWAITED:
-                return
-            self._finish(head, held)
+        if self._is_giving:  # called by a watcher of the request whose turn it is
+            return
+        self._is_giving = True
+        try:
+            while self.open:
+                head, held = next(iter(self.open.items()))
+                if held is AWAITED:
+                    return
+                self._finish(head, held)
+        finally:
+            self._is_giving = False
 
     def _finish(self, ticket: Ticket, answer: Answer) -> None:
         if self.open.pop(ticket, self) is self:
             return  # answered before
-        write(ticket, answer, True)
+        try:  # as `write` does, without a call
+            if ticket.watchers is not None:
+                answer = show(ticket, answer, True)
+            ticket.respond(answer, True)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            _log_unwritten(ticket)
         if self.is_closing and not self.open:
             self._emptied.set()
 
 
 def write(ticket: Ticket, answer: Answer, final: bool) -> None:
-    """Give ``answer`` to the caller; log what that raises."""
+    """Give ``answer`` to the watchers of ``ticket`` and to its caller. Log what one of them raises."""
     try:
+        if ticket.watchers is not None:
+            answer = show(ticket, answer, final)
         ticket.respond(answer, final)
-    except KeyboardInterrupt:  # on the event loop it is the operator's
+    except KeyboardInterrupt:  # on the event loop, the operator pressed it
         raise
     except BaseException:
-        log.exception("a frontend failed to write the answer to request '%s'", ticket.request.id)
+        _log_unwritten(ticket)
+
+
+def show(ticket: Ticket, answer: Answer, final: bool, since: int = 0) -> Answer:
+    """Return ``answer`` as the watchers of ``ticket`` leave it, the last one added first, without the first ``since``.
+
+    These watchers are removed with the final answer.
+    """
+    watchers = (ticket.watchers or [])[since:]
+    if final and ticket.watchers:
+        del ticket.watchers[since:]
+    for watcher in reversed(watchers):
+        try:
+            answer = watcher(ticket, answer, final)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            log.exception("a watcher failed at an answer of model '%s'", ticket.request.model_name)
+    return answer
+
+
+def _log_unwritten(ticket: Ticket) -> None:
+    log.exception("a frontend failed to write the answer to request '%s'", ticket.request.id)

@@ -13,7 +13,7 @@ from functools import partial
 
 from headrace.errors import Cancelled, Code, HeadraceError, InternalError, Unavailable, summary
 from headrace.messages.response import Answer, InferResponse
-from headrace.messages.ticket import Respond, Ticket
+from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import Clock, InstanceInfo, ScheduledModel, Scheduler, Timer
 from headrace.schedulers.dispatcher import Dispatcher
 from headrace.schedulers.in_flight import AWAITED, InFlightTracker
@@ -266,20 +266,19 @@ class Kernel(Dispatcher):
             self._dismissed.remove(source)
 
     async def answered(self, tickets: Iterable[Ticket]) -> None:
-        """Return when none of ``tickets`` waits for its last answer any more."""
+        """Return when each of ``tickets`` has its last answer."""
         left = {ticket for ticket in tickets if ticket in self._tracker}
         done = asyncio.get_running_loop().create_future()
 
-        def hear(ticket: Ticket, respond: Respond, answer: Answer, final: bool) -> None:
+        def watcher(ticket: Ticket, answer: Answer, final: bool) -> Answer:
             if final:
-                ticket.respond = respond
                 left.discard(ticket)
                 if not left and not done.done():
                     done.set_result(None)
-            respond(answer, final)
+            return answer
 
         for ticket in left:
-            ticket.respond = partial(hear, ticket, ticket.respond)
+            ticket.watch(watcher)
         if left:
             await done
 
