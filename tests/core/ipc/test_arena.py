@@ -36,7 +36,7 @@ def pattern(seed: int, nbytes: int) -> memoryview:
 
 
 def nobody(offset: int) -> None:
-    """Does not care."""
+    """Ignore the offset."""
 
 
 # ---------------------------------------------------------------------- allocation
@@ -46,7 +46,7 @@ steps = st.lists(st.tuples(st.booleans(), sizes, st.integers(0, 1 << 30)), max_s
 
 
 def holes(taken: dict[int, int]) -> list[tuple[int, int]]:
-    """What is free beside blocks of whole 64 bytes, as (begin, size): worked out from scratch."""
+    """Return the free blocks as (begin, size), computed from the blocks in use, each rounded up to 64 bytes."""
     edges = [0, *[edge for offset in sorted(taken) for edge in (offset, offset + room(taken[offset]))], SIZE]
     return [(begin, end - begin) for begin, end in zip(edges[::2], edges[1::2], strict=True) if end > begin]
 
@@ -111,7 +111,7 @@ def test_arrays_of_any_dtype_and_of_no_elements_are_placed_as_their_bytes(arena:
 
 
 def resident(arena: Arena) -> int:
-    """Bytes that the system has given to the file."""
+    """Return the bytes that the system has allocated for the file."""
     return os.fstat(arena.fd).st_blocks * 512
 
 
@@ -164,7 +164,7 @@ print(*[writer.place(memoryview(bytes(size))) for size in (512 << 10, 1 << 20, 6
 
 
 def in_small_tmpfs(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run ``source`` with a file system of 1 MiB at ``folder``, of which only it knows."""
+    """Run ``source`` with a private file system of 1 MiB mounted at ``folder``."""
     unshare = shutil.which("unshare")
     space = [unshare or "", "--user", "--map-root-user", "--mount"]
     if unshare is None or subprocess.run([*space, "true"], capture_output=True).returncode:
@@ -196,7 +196,7 @@ derived: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("make", derived.values(), ids=derived.keys())
 def test_a_place_is_free_once_when_the_last_that_looks_at_it_has_gone(arena: Arena, make: Callable[[Any], Any]) -> None:
-    make(np.zeros(100, np.uint8))  # what it imports, it imports before
+    make(np.zeros(100, np.uint8))  # imports happen here, before the measurement
     writer, reader = Writer(arena), Reader(arena)
     other, offset = writer.place(pattern(1, 64)), writer.place(pattern(2, 100))
     assert other is not None
@@ -309,7 +309,7 @@ for _ in sys.stdin:
 
 @contextlib.contextmanager
 def peer(source: str, arena: Arena) -> Iterator[subprocess.Popen[str]]:
-    """A process with the arena's descriptor; it must have ended well when the block ends."""
+    """Start a process with the arena's descriptor. It must have exited with status 0 when the block ends."""
     command = [sys.executable, "-c", source, str(arena.fd), str(arena.size)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, pass_fds=(arena.fd,), stdin=pipe, stdout=pipe, text=True) as process:
@@ -367,7 +367,7 @@ def test_a_descriptor_of_a_smaller_file_is_not_attached(arena: Arena) -> None:
 
 @linux_only
 def test_pages_go_back_when_an_arena_has_not_been_used_for_a_while() -> None:
-    """Those that it keeps for the next large tensor, too: a request of 200 MiB left 64 MiB for ever."""
+    """Also the pages kept for the next large tensor: a request of 200 MiB once left 64 MiB for ever."""
     arena = Arena.create(4 * KEPT_BYTES)
     writer = Writer(arena)
     try:

@@ -1,4 +1,4 @@
-"""Batches and what became of them: whatever way they travel, they arrive as the codec alone would have them arrive."""
+"""Batches and their answers: sent by layout or not, they arrive as the codec alone would deliver them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def decoder() -> Decoder:
 
 
 def seen(request: ReceivedRequest) -> tuple[Any, ...]:
-    """All of ``request`` that its instance can see."""
+    """Return all fields of ``request`` that its instance can read."""
     fields = (
         "call", "model_name", "model_version", "id", "parameters", "priority", "timeout_us", "sequence_id",
         "sequence_start", "sequence_end", "caller", "decoupled", "rows", "pinned",
@@ -51,7 +51,7 @@ def bits(tensors: Mapping[str, Any]) -> list[Any]:
 
 
 class Line:
-    """A writer and a reader of batches, and beside them the codec that says what should arrive."""
+    """A writer and a reader of batches, and a plain codec that gives the expected result."""
 
     def __init__(self) -> None:
         self.writer, self.reader = BatchWriter(Encoder(None)), BatchReader(decoder())
@@ -163,7 +163,7 @@ def test_shapes_that_never_come_again_are_forgotten() -> None:
 
 
 class Back:
-    """The same for what became of batches."""
+    """The same for the answers of batches."""
 
     def __init__(self) -> None:
         self.writer, self.reader = DoneWriter(Encoder(None)), DoneReader(decoder())

@@ -1,4 +1,4 @@
-"""Who expects a message stays awake for it, not for long, and seldom where that was in vain."""
+"""A thread that expects a message polls for it: for a short time, and rarely if polling has failed lately."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from headrace.ipc.framing import Kind, integers_frame, read_integers
 
 
 class Clock:
-    """Stands still, unless somebody looks again."""
+    """A clock that advances only when somebody polls."""
 
     def __init__(self) -> None:
         self.us = 1000.0
-        self.looks = 0
+        self.polls = 0
 
-    def pass_a_look(self) -> None:
-        self.looks += 1
+    def poll(self) -> None:
+        self.polls += 1
         self.us += 10
 
     def monotonic_ns(self) -> int:
@@ -37,15 +37,15 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Ten microseconds for each look."""
+    """Replace the clock: each poll takes 10 microseconds."""
     clock = Clock()
     monkeypatch.setattr(busy_poll, "monotonic_ns", clock.monotonic_ns)
-    monkeypatch.setattr(os, "sched_yield", clock.pass_a_look)
+    monkeypatch.setattr(os, "sched_yield", clock.poll)
     return clock
 
 
 def wait_in_vain(poller: BusyPoller) -> bool:
-    """Whether it stayed awake at all."""
+    """Poll until the limit. Return True if it polled at all."""
     if not poller.begin():
         return False
     while poller.lasts():
@@ -89,7 +89,7 @@ def test_what_comes_in_time_brings_patience_back(clock: Clock) -> None:
 
 def test_with_no_time_it_never_begins(clock: Clock) -> None:
     assert not any(wait_in_vain(BusyPoller(0)) for _ in range(100))
-    assert not clock.looks
+    assert not clock.polls
 
 
 # ---------------------------------------------------------------------- a socket
@@ -101,7 +101,7 @@ def gone() -> NoReturn:
 
 @pytest.fixture
 def open_line() -> Iterator[Callable[[int], tuple[FramedSocket, socket.socket]]]:
-    """A line with so much patience, and the server's end."""
+    """Return a socket that polls for ``busy_poll_us``, and the server's end."""
     opened: list[socket.socket] = []
 
     def open_line(busy_poll_us: int) -> tuple[FramedSocket, socket.socket]:
@@ -146,19 +146,19 @@ def test_only_who_is_in_a_hurry_looks_again(open_line: Any, clock: Clock) -> Non
     sending = threading.Timer(0.05, server.send, (integers_frame(Kind.RELEASE, [2]),))
     sending.start()
     assert numbers(line, 1) == [2]
-    assert clock.looks == 0
+    assert clock.polls == 0
     line.is_hurried = True
     sending = threading.Timer(0.05, server.send, (integers_frame(Kind.RELEASE, [3]),))
     sending.start()
     assert numbers(line, 1) == [3]
-    assert clock.looks == 30  # of 10 µs each, then it slept
+    assert clock.polls == 30  # of 10 µs each, then it slept
 
 
 # ---------------------------------------------------------------------- the event loop
 
 
 class Selector(selectors.DefaultSelector):
-    """Keeps how long the loop was ready to sleep, each time."""
+    """Records the timeout of each select of the loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Selector(selectors.DefaultSelector):
 
 
 def watch(scenario: Callable[[], Any]) -> list[float | None]:
-    """The sleeps of a loop that runs ``scenario``."""
+    """Run ``scenario`` on a loop. Return the timeouts of its selects."""
     selector = Selector()
     loop = asyncio.SelectorEventLoop(selector)
     try:
@@ -181,17 +181,17 @@ def watch(scenario: Callable[[], Any]) -> list[float | None]:
 
 
 def loop_of(due: list[int], busy_poll_us: int = 300) -> LoopBusyPoller:
-    """That of a process that has just been heard."""
+    """Return the poller of a peer that has just sent something."""
     loop = LoopBusyPoller(busy_poll_us, due.__len__)
-    loop.heard()
+    loop.received()
     return loop
 
 
 async def until_it_sleeps(clock: Clock) -> None:
-    """Return once the loop has turned without a look."""
+    """Return once the loop has made a turn without polling."""
     looks = -1
-    while looks < clock.looks:
-        looks = clock.looks
+    while looks < clock.polls:
+        looks = clock.polls
         await asyncio.sleep(0.01)
 
 
@@ -201,11 +201,11 @@ def test_the_loop_does_not_sleep_while_something_is_due(clock: Clock) -> None:
     async def scenario() -> None:
         loop = loop_of(due)
         for _ in range(3):
-            loop.stay()
+            loop.expect()
         await until_it_sleeps(clock)
 
     timeouts = watch(scenario)
-    assert clock.looks == 30
+    assert clock.polls == 30
     assert timeouts.count(0) >= 30
     assert any(timeout for timeout in timeouts)  # then it did
 
@@ -214,27 +214,27 @@ def test_the_loop_lingers_half_as_long_for_the_next(clock: Clock) -> None:
     due = [1]
 
     async def scenario() -> None:
-        loop_of(due).stay()
+        loop_of(due).expect()
         asyncio.get_running_loop().call_soon(due.clear)
         await until_it_sleeps(clock)
 
     assert any(timeout for timeout in watch(scenario))
-    assert clock.looks in (15, 16)
+    assert clock.polls in (15, 16)
 
 
 def test_the_loop_lingers_for_those_who_come_back(clock: Clock) -> None:
-    """Ten requests, one after the other: all of their answers, and the ways between, are stayed awake for."""
+    """Ten requests, one after the other: the loop polls for each answer, and between an answer and the next request."""
     due: list[int] = []
 
     async def scenario() -> None:
         loop = loop_of(due)
         for _ in range(10):
             due.append(1)
-            loop.stay()
+            loop.expect()
             for _ in range(5):
                 await asyncio.sleep(0)
             due.clear()
-            loop.heard()
+            loop.received()
             for _ in range(5):
                 await asyncio.sleep(0)
         await until_it_sleeps(clock)
@@ -242,25 +242,25 @@ def test_the_loop_lingers_for_those_who_come_back(clock: Clock) -> None:
     timeouts = watch(scenario)
     slept = [index for index, timeout in enumerate(timeouts) if timeout]
     assert min(slept) > 100  # ten times ten turns came first
-    assert clock.looks >= 80
+    assert clock.polls >= 80
 
 
 def test_the_loop_lingers_again_once_they_come_back(clock: Clock) -> None:
     due: list[int] = []
 
     async def answered(loop: LoopBusyPoller, turns: int) -> bool:
-        """Whether the loop lingers after an answer, within so many turns of it."""
+        """Return True if the loop polls after an answer, within ``turns`` turns."""
         due.append(1)
-        loop.stay()
+        loop.expect()
         await asyncio.sleep(0)
         due.clear()
-        loop.heard()
+        loop.received()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        before = clock.looks
+        before = clock.polls
         for _ in range(turns):
             await asyncio.sleep(0)
-        return clock.looks > before
+        return clock.polls > before
 
     async def scenario() -> None:
         loop = loop_of(due)
@@ -268,7 +268,7 @@ def test_the_loop_lingers_again_once_they_come_back(clock: Clock) -> None:
         assert 5 < in_vain.count(True) < 8
         well = [await answered(loop, 5) for _ in range(200)]
         assert all(well[-100:])
-        assert await answered(loop, 50)  # in vain, as if for the first time
+        assert await answered(loop, 50)  # polling fails, as if for the first time
         assert [await answered(loop, 5) for _ in range(3)] == [False, True, True]
 
     watch(scenario)
@@ -276,11 +276,11 @@ def test_the_loop_lingers_again_once_they_come_back(clock: Clock) -> None:
 
 def test_the_loop_sleeps_when_it_is_told_to(clock: Clock) -> None:
     async def scenario() -> None:
-        loop_of([1], busy_poll_us=0).stay()
+        loop_of([1], busy_poll_us=0).expect()
         await until_it_sleeps(clock)
 
     watch(scenario)
-    assert not clock.looks
+    assert not clock.polls
 
 
 @pytest.mark.parametrize(("later_us", "looks"), [(300, 30), (301, 0)])
@@ -288,8 +288,8 @@ def test_the_loop_sleeps_while_it_waits_for_a_process_that_is_asleep(clock: Cloc
     async def scenario() -> None:
         loop = loop_of([1])
         clock.us += later_us
-        loop.stay()
+        loop.expect()
         await until_it_sleeps(clock)
 
     watch(scenario)
-    assert clock.looks == looks
+    assert clock.polls == looks

@@ -1,4 +1,4 @@
-"""The end of a socket in a process with threads."""
+"""`FramedSocket`: the end of a socket in a process with threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Peer:
-    """The server's end: keeps what it reads, on a thread."""
+    """The server's end: a thread reads it and records what it reads."""
 
     def __init__(self, end: socket.socket) -> None:
         self.heard: list[int] = []
@@ -32,14 +32,14 @@ class Peer:
             self.heard += [number for frame in frames.feed(data) for number in read_integers(frame)]
 
     def hang_up(self) -> list[int]:
-        """The numbers that have come, once there are no more."""
+        """Close the connection. Return the numbers that were received."""
         self._end.shutdown(socket.SHUT_RD)  # what has been sent is still read
         self._thread.join(10)
         return self.heard
 
 
 class Left(BaseException):
-    """What ends a process whose server has gone."""
+    """Raised instead of ending the process when the server has disconnected."""
 
 
 def leave() -> NoReturn:
@@ -94,7 +94,7 @@ def test_frames_of_many_threads_come_whole_and_in_the_order_of_each(
 
 
 class Alarm(TimeoutError):
-    """What the handler of a signal raises, to bound a call."""
+    """Raised by a signal handler, to limit the time of a call."""
 
 
 def test_what_a_handler_raises_in_a_wait_is_no_end_of_the_process(

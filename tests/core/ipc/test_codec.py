@@ -1,4 +1,4 @@
-"""The messages between two processes: what is written is read, and nonsense is refused."""
+"""The messages between two processes: decoding returns what was encoded, and malformed messages are refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SHAPES = st.lists(st.integers(0, 3), max_size=8).map(tuple).filter(lambda shape:
 
 
 class Places:
-    """The end of an arena that writes, in a process that also reads."""
+    """The writer of an arena and its reader, in one process."""
 
     def __init__(self, size: int) -> None:
         self.arena = Arena.create(size)
@@ -156,7 +156,7 @@ def assert_same_reply(found: Reply, expected: Reply) -> None:
 
 
 def cut(stream: bytes, places: Sequence[int]) -> list[bytes]:
-    """``stream`` in pieces that end at ``places``."""
+    """Return ``stream`` in pieces that end at ``places``."""
     ends = sorted({min(place, len(stream)) for place in places} | {len(stream)})
     return [stream[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
@@ -214,7 +214,7 @@ def test_an_id_of_any_length_travels(size: int) -> None:
 
 @pytest.mark.parametrize("writable", [False, True])
 def test_arrays_are_aligned_whatever_stands_before_them(writable: bool) -> None:
-    """As Triton's are (docs/spec/behaviours.md section 9.2); a model may write to its own copy."""
+    """As Triton's arrays are (docs/spec/behaviours.md section 9.2). A model may write to its own copy."""
     inputs: dict[str, Any] = {f"{'n' * size}": np.arange(size, dtype=np.float64) for size in range(1, 9)}
     inputs |= {f"b{size}": np.arange(size, dtype=np.int8) for size in range(1, 9)}
     message = Encoder(None).requests([(1, make_ticket("m", inputs, ignore, id="odd"))])
@@ -301,7 +301,7 @@ def sample_answers() -> bytes:
 
 
 def read_all(stream: bytes, places: Places | None = None) -> None:
-    """Read ``stream`` as either side does; `ProtocolError` is all that may come of it."""
+    """Decode ``stream`` as each side does. The only error that it may raise is `ProtocolError`."""
     frozen = Decoder(places.reader, ignore) if places else decoder()
     for message in FrameParser().feed(stream):
         if message.kind == Kind.REQUESTS:
@@ -384,7 +384,7 @@ REQUEST = Struct("<QQQQIHHIIII")
 
 
 def one_tensor(header: bytes, place: int, nbytes: int, offset: int, content: bytes = b"") -> bytes:
-    """A request with one tensor of the given description."""
+    """Return a request with one tensor of the given description."""
     meta = REQUEST.pack(1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0)
     meta += Struct("<HBQQ").pack(len(header), place, nbytes, offset) + header
     meta += bytes(-(HEADER.size + len(meta)) % 8)

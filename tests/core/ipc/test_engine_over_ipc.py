@@ -1,4 +1,4 @@
-"""A peer that asks the engine over `headrace.ipc`, without anything of a model's process around it."""
+"""A peer that asks the engine over `headrace.ipc`, without the rest of a model's process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ARENA_BYTES = 64 << 20
 
 
 class Left(BaseException):
-    """Ends the thread that listens."""
+    """Raised to end the thread that reads."""
 
 
 def gone() -> NoReturn:
@@ -44,7 +44,7 @@ def gone() -> NoReturn:
 
 
 class EngineEnd:
-    """Before a server, on its event loop. All that it knows of it is where requests are submitted."""
+    """The server's end, on its event loop. Of the server it needs only the function that submits requests."""
 
     def __init__(self, submit: Callable[[Ticket], None], inbound: Arena, outbound: Arena) -> None:
         self._writer, self._reader, self._submit = Writer(outbound), Reader(inbound), submit
@@ -73,7 +73,7 @@ class EngineEnd:
 
 
 class FrontendEnd:
-    """In a process that could be any: threads, a socket and two arenas."""
+    """The client's end: threads, a socket and two arenas."""
 
     def __init__(self, fd: int, inbound: Arena, outbound: Arena) -> None:
         self._channel = FramedSocket(fd, gone)
@@ -114,7 +114,7 @@ class FrontendEnd:
 
 
 class Both:
-    """A frontend's end whose peer has its requests answered by ``submit`` on ``loop``."""
+    """Both ends: the requests of the frontend's end are answered by ``submit`` on ``loop``."""
 
     def __init__(self, submit: Callable[[Ticket], None], loop: asyncio.AbstractEventLoop) -> None:
         ours, theirs = socket.socketpair()
@@ -185,7 +185,7 @@ def test_a_refusal_is_an_answer(server: Server, open_ends: Callable[..., Both]) 
 
 
 def test_the_engine_hears_what_callers_want(open_ends: Callable[..., Both]) -> None:
-    """Responses one after the other, read, and then cancelled; and who hangs up is cancelled, too."""
+    """Responses are read one by one, then the request is cancelled. A request is also cancelled on a disconnect."""
     submitted: SimpleQueue[Ticket] = SimpleQueue()
     changes: SimpleQueue[str] = SimpleQueue()
 

@@ -1,4 +1,4 @@
-"""Requests and answers of one layout: what is written is read, each is itself, and nonsense is refused."""
+"""Requests and answers of one layout: decoding returns each as it was encoded, and malformed messages are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def met(writer: LayoutWriter, request: InferRequest) -> Layout | None:
 
 
 def known(writer: LayoutWriter, request: InferRequest) -> Layout:
-    """The layout of ``request``, which comes again and again."""
+    """Return the layout of ``request``, as if it had been seen before."""
     met(writer, request)
     layout = met(writer, request)
     assert layout is not None
@@ -195,7 +195,7 @@ def test_clients_who_choose_ever_new_shapes_fill_nothing_and_old_layouts_go_on()
 
 
 def ready() -> tuple[LayoutReader, bytes]:
-    """Who has heard of a layout, and a message of two requests of it."""
+    """Return a reader that knows a layout, and a message of two requests of it."""
     writer, reader = LayoutWriter(), LayoutReader()
     layout = known(writer, request())
     sent = [request(id="a"), request(id="bc")]

@@ -1,4 +1,4 @@
-"""The short way: the thread that asks reads the answer itself, and the thread that has the answer writes it."""
+"""The fast path: the calling thread reads the answer itself, and the thread that has the answer writes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError
 from headrace.ipc.channel import FramedSocket
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import FrameParser, Kind, read_integers
-from headrace.ipc.peer_requests import DirectCalls, DirectReplies, OutgoingRequests
+from headrace.ipc.peer_requests import FastPathCalls, FastPathReplies, OutgoingRequests
 from headrace.ipc.replies import Reply, reply_of
 from headrace.ipc.tensors import INLINE
 from headrace.messages.request import InferRequest
@@ -29,16 +29,16 @@ def response(count: int = 1, **fields: Any) -> InferResponse:
 
 
 class Both:
-    """The server's end and the child's."""
+    """The server's end and the child's end of a channel."""
 
-    def __init__(self, replies: DirectReplies, child: socket.socket) -> None:
+    def __init__(self, replies: FastPathReplies, child: socket.socket) -> None:
         self.replies, self.child = replies, child
 
     async def send(self, call: int, response: InferResponse) -> bool:
         return await asyncio.to_thread(self.replies.send_at_once, call, response)
 
     def received(self, count: int = 1) -> list[Reply]:
-        """The next ``count`` replies; the loop must not be needed for them."""
+        """Return the next ``count`` replies. The event loop must not be needed for them."""
         frames = FrameParser()
         found: list[Reply] = []
         decoder = Decoder(None, lambda offset: None)
@@ -54,7 +54,7 @@ def run(scenario: Callable[[Both], Coroutine[Any, Any, None]]) -> None:
         theirs.settimeout(10)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
-        replies = DirectReplies(transport, ours.dup())
+        replies = FastPathReplies(transport, ours.dup())
         with theirs:
             await scenario(Both(replies, theirs))
         replies.close()
@@ -102,7 +102,7 @@ def test_what_cannot_be_written_is_left_to_the_loop() -> None:
 
 
 def test_a_child_that_does_not_read_loses_nothing() -> None:
-    """What the socket does not take at once is sent by the loop."""
+    """The event loop sends what the socket does not accept at once."""
 
     async def scenario(ends: Both) -> None:
         ends.replies._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
@@ -134,7 +134,7 @@ def test_nothing_is_sent_once_it_is_closed() -> None:
 
 
 class Interrupted(dict[str, Tensor]):
-    """Outputs in the middle of whose encoding a finalizer comes, which waits for the event loop."""
+    """Outputs whose encoding runs a finalizer that waits for the event loop."""
 
     by: Callable[[], object]
 
@@ -167,9 +167,9 @@ def test_the_end_of_the_loop_in_the_middle_of_an_answer_is_nobodys_error() -> No
     ours, theirs = socket.socketpair()
     loop = asyncio.new_event_loop()
 
-    async def make() -> DirectReplies:
+    async def make() -> FastPathReplies:
         transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
-        return DirectReplies(transport, end)
+        return FastPathReplies(transport, end)
 
     end = ours.dup()
     replies = loop.run_until_complete(make())
@@ -183,7 +183,7 @@ def test_the_end_of_the_loop_in_the_middle_of_an_answer_is_nobodys_error() -> No
 
 
 class Interruption(BaseException):
-    """What the handler of a signal raises."""
+    """Raised by a signal handler."""
 
 
 def gone() -> NoReturn:
@@ -191,20 +191,20 @@ def gone() -> NoReturn:
 
 
 class Ends:
-    """The child's calls, and the server's end."""
+    """The child's calls and the server's end of the channel."""
 
     def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
         self.line, self.server = FramedSocket(ours.detach(), gone), theirs
-        self.calls = DirectCalls(self.line, Decoder(None, lambda offset: None))
+        self.calls = FastPathCalls(self.line, Decoder(None, lambda offset: None))
 
     def answer(self, call: int, id: str) -> None:
         response = InferResponse({"y": np.ones(1, np.float32)}, {"id": id})
         self.server.sendall(Encoder(None).answers([reply_of(call, response, True)]))
 
     def ask(self, call: int) -> Any:
-        """The answer, or False if it is not this line's turn."""
+        """Return the answer, or False if the fast path is not free."""
         request = InferRequest("other", {"x": np.ones(1, np.float32)})
-        return self.calls.take_turn(request) and self.calls.ask(call, request)
+        return self.calls.try_acquire(request) and self.calls.ask(call, request)
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_one_call_after_the_other_is_answered(ends: Ends) -> None:
 
 def test_a_request_that_cannot_travel_is_refused_and_the_next_is_not(ends: Ends) -> None:
     odd = InferRequest("other", {}, parameters={"k": cast("Any", object())})
-    assert ends.calls.take_turn(odd)
+    assert ends.calls.try_acquire(odd)
     assert isinstance(ends.calls.ask(1, odd), HeadraceError)
     ends.answer(2, "the next")
     assert ends.ask(2).parameters["id"] == "the next"
@@ -248,7 +248,7 @@ def test_the_answer_to_an_interrupted_call_is_never_taken_for_anothers(
 
 
 class Unlisted(dict[int, Ticket]):
-    """Requests that are found by their number only: to look through thousands for each that leaves takes a second."""
+    """Requests that can only be found by number: to search thousands for each cancelled one takes a second."""
 
     def items(self) -> NoReturn:
         raise AssertionError("all requests are looked through")

@@ -1,20 +1,20 @@
-"""How two processes of one server speak with each other: requests, answers, and what becomes of both.
+"""The protocol between two processes of one server: requests, answers and cancellations.
 
-It knows neither models nor child processes. A server and the processes of its models use it.
+The package depends neither on models nor on how processes are started. A server and the processes of its models use
+it.
 
 ======================  ==========================================================================
-`framing`               how messages are told apart on a socket, and what kinds there are
-`codec`, `tensors`      requests and answers in a frame; `json_parts` is what travels as JSON
-`layouts`               requests and answers that differ in the bytes of their tensors only, many at a time
-`batches`               batches of an instance and what became of them, undescribed where they are alike
-`replies`               what an answer is on its way, or what is said in its place
+`framing`               the frame around each message, and the kinds of messages
+`codec`, `tensors`      requests, answers and tensors in binary form; `json_parts` is what is sent as JSON
+`layouts`               many requests, or answers, that differ only in ids and tensor bytes, in one message
+`batches`               batches for an instance, and their answers: by layout where possible, else by `codec`
+`replies`               the forms of an answer, and the errors sent for an answer that cannot be encoded
 `arena`                 shared memory for tensors that are too large for a frame
-`channel`               sockets that take and give whole frames, for threads and for an event loop
-`peer_requests`         requests from the side that asks, and from the side that is asked
-`busy_poll`             how long to look for a message before sleeping
+`channel`               sockets that send and receive whole frames, for threads and for an event loop
+`peer_requests`         requests in flight, on the side that sends them and on the side that serves them
+`busy_poll`             how long to poll for a message before sleeping
 ======================  ==========================================================================
 
-Neither side believes the other: everything is checked against the frame and the arena while it is read,
-and `framing.ProtocolError` says that the peer is broken. Integers are little-endian; nothing is ever
-unpickled.
+Neither side trusts the other: everything that is read is checked against the bounds of the frame and of the arena.
+`framing.ProtocolError` means that the peer is broken. Integers are little-endian. Nothing is ever unpickled.
 """

@@ -1,11 +1,11 @@
-"""Memory that two processes share, one to write tensors into and the other to read them.
+"""Shared memory between two processes: one writes tensors into it, the other reads them.
 
-An arena has no name: its descriptor is inherited, so nothing can leak, be guessed or clash. Its
-size is address space; pages are taken as they are used, and no more than that. It is sealed, so
-that neither side can shrink it under the other.
+An arena has no name: the other process inherits its descriptor, so no name can leak, be guessed or collide. Its size
+is address space only; pages are allocated as they are used. On Linux it is sealed: neither process can shrink it while
+the other uses it.
 
-The side that allocates has a `Writer`, the other a `Reader`. What the writer knows of free blocks, its
-`FreeList`, is in its own memory: the peer can spoil the contents of the arena, and nothing else.
+The side that allocates has a `Writer`, the other side a `Reader`. The writer's list of free blocks, its `FreeList`, is
+in its private memory: a broken peer can damage the contents of the arena, and nothing else.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-#: Pages up to here stay with an arena when nothing is in it; fresh ones cost as much as a copy.
+#: An empty arena keeps this many bytes of pages: to allocate a page again costs as much as to copy into it.
 KEPT_BYTES: Final = 64 * 1024 * 1024
-#: Pages up to here stay with an arena that has not been used for `IDLE_S`, or twice as long.
+#: An arena that has been unused for `IDLE_S` to twice `IDLE_S` seconds keeps this many bytes of pages.
 IDLE_BYTES: Final = 1024 * 1024
 IDLE_S: Final = 2.5
-#: Pages are taken in steps of this.
+#: Pages are allocated in multiples of this.
 STEP_BYTES: Final = 64 * 1024
-#: Every block begins at a multiple of this and is that long: a cache line, and enough for any SIMD load.
+#: Offset and size of every block are multiples of this: a cache line, and enough for any SIMD load.
 ALIGNMENT: Final = 64
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 
 class Arena:
-    """``size`` bytes of shared memory. ``fd`` is for the process that shall attach to it."""
+    """``size`` bytes of shared memory. The other process inherits ``fd`` and attaches to it."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd, self.size = fd, size
@@ -46,7 +46,7 @@ class Arena:
 
     @classmethod
     def create(cls, size: int) -> Arena:
-        """A new arena, all zeros. Raises `OSError` if there are no descriptors or no address space."""
+        """Return a new arena, all zeros. Raises `OSError` if no descriptor or no address space is left."""
         fd = _anonymous_file(size)
         try:
             return cls(fd, size)
@@ -56,7 +56,7 @@ class Arena:
 
     @classmethod
     def attach(cls, fd: int, size: int) -> Arena:
-        """The arena that was inherited as ``fd``. Raises `ValueError` if it is smaller than ``size``."""
+        """Return the arena inherited as ``fd``. Raises `ValueError` if it is smaller than ``size``."""
         found = os.fstat(fd).st_size
         if found < size:
             raise ValueError(f"an arena of {found} bytes, expected {size}")
@@ -64,24 +64,24 @@ class Arena:
         return cls(fd, size)
 
     def close(self) -> None:
-        """Let go of it. Views that others hold stay valid, and the last of them frees the memory."""
+        """Release the arena. Existing views stay valid; the memory is freed with the last of them."""
         if self.memory is not None:
             self.memory = None
             os.close(self.fd)
 
 
 class Writer:
-    """Allocates in an arena. One thread at a time; nobody else may allocate in the same arena."""
+    """Allocates blocks in an arena. One thread at a time; an arena has one writer only."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._free_list = FreeList(arena.size)
         self._backed = 0
-        #: How many places have been reserved, and how many had been at the last `shrink`.
+        #: The number of successful reservations so far, and that number at the last `shrink`.
         self._uses = self._uses_before = 0
 
     def place(self, data: memoryview) -> int | None:
-        """Copy ``data`` (C-contiguous) into the arena; its offset, or None if there is no room."""
+        """Copy ``data`` (C-contiguous) into the arena. Return its offset, or None if there is no room."""
         nbytes = data.nbytes
         offset = self.reserve(nbytes)
         if offset is not None and nbytes:
@@ -89,10 +89,10 @@ class Writer:
         return offset
 
     def reserve(self, nbytes: int) -> int | None:
-        """The offset of ``nbytes`` that are the caller's until `release`, or None if there is no room.
+        """Return the offset of a block of ``nbytes``, or None if there is no room. The caller owns it until `release`.
 
-        Memory that has not been used before is asked for here: without it there is no room either,
-        where touching it would be a SIGBUS.
+        Pages are allocated here. If the system has none left, None is returned: to write to the block without them
+        would be a SIGBUS.
         """
         if self._arena.memory is None:
             return None
@@ -106,30 +106,30 @@ class Writer:
         return offset
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """What was reserved, to write into."""
+        """Return a writable view of ``nbytes`` at ``offset``, which the caller has reserved."""
         memory = self._arena.memory
         assert memory is not None
         return memoryview(memory)[offset : offset + nbytes]
 
     def release(self, offset: int) -> None:
-        """Free what begins at ``offset``. Raises `ValueError` if nothing does: the peer may say anything."""
+        """Free the block at ``offset``. Raises `ValueError` if no block begins there: the peer may send any offset."""
         self._free_list.give_back(offset)
         if self._backed > KEPT_BYTES and self._free_list.is_empty:
             self._trim(KEPT_BYTES)
 
     @property
     def can_shrink(self) -> bool:
-        """True if it keeps pages that `shrink` would give back in time."""
+        """True if a later call of `shrink` may return pages to the system."""
         return self._backed > IDLE_BYTES and self._arena.memory is not None and sys.platform == "linux"
 
     def shrink(self) -> None:
-        """Give back pages above `IDLE_BYTES` if nothing is in use, and nothing has been since the last call."""
+        """Return pages above `IDLE_BYTES` to the system, if no block is in use or was reserved since the last call."""
         if self._uses == self._uses_before and self._free_list.is_empty:
             self._trim(IDLE_BYTES)
         self._uses_before = self._uses
 
     def _back(self, end: int) -> bool:
-        """Have memory for everything before ``end``; False if there is none."""
+        """Allocate the pages up to ``end``. Return False if the system has no memory left."""
         target = min(-(-end // STEP_BYTES) * STEP_BYTES, self._arena.size)
         try:
             _allocate(self._arena.fd, self._backed, target - self._backed)
@@ -139,7 +139,7 @@ class Writer:
         return True
 
     def _trim(self, kept_bytes: int) -> None:
-        """Give the pages above ``kept_bytes`` back to the system."""
+        """Return the pages above ``kept_bytes`` to the system."""
         memory = self._arena.memory
         if memory is not None and sys.platform == "linux":
             with contextlib.suppress(OSError):
@@ -148,20 +148,20 @@ class Writer:
 
 
 class FreeList:
-    """Which parts of ``size`` bytes are taken: first fit, lowest address first, neighbours joined. Not thread-safe.
+    """Allocates blocks in ``size`` bytes by first fit, and merges adjacent free blocks. Not thread-safe.
 
-    Taking the lowest address keeps the pages in use together at the beginning, where they are
-    warm. Costs grow with the number of holes, about 30 ns each.
+    The lowest free address is used first, so the pages in use stay together at the beginning, where they are cached.
+    The cost grows with the number of free blocks, about 30 ns each.
     """
 
     def __init__(self, size: int) -> None:
         self._taken: dict[int, int] = {}
-        self._begins, self._sizes = [0], [size - size % ALIGNMENT]  # the holes, in order of address
+        self._begins, self._sizes = [0], [size - size % ALIGNMENT]  # the free blocks, by address
 
     def take(self, nbytes: int) -> int | None:
-        """The offset of ``nbytes`` that nobody else has; None if no hole is large enough.
+        """Return the offset of a new block of ``nbytes``, or None if no free block is large enough.
 
-        Raises `ValueError` for a negative number. No bytes take a place, too.
+        0 bytes occupy a block, too. Raises `ValueError` for a negative number.
         """
         if nbytes < 0:
             raise ValueError(f"a block of {nbytes} bytes")
@@ -199,7 +199,7 @@ class FreeList:
         return offset
 
     def _join(self, index: int) -> None:
-        """Make one hole of the one at ``index`` and the next, if they touch."""
+        """Merge the free block at ``index`` with the next one if they are adjacent."""
         begins, sizes = self._begins, self._sizes
         if index + 1 < len(begins) and begins[index] + sizes[index] == begins[index + 1]:
             sizes[index] += sizes.pop(index + 1)
@@ -207,26 +207,25 @@ class FreeList:
 
 
 class Reader:
-    """Looks at what the peer has placed in its arena. Any thread."""
+    """Reads what the peer has written to its arena. Any thread."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._watches: dict[int, _Watch] = {}
 
     def view(self, offset: int, nbytes: int, on_free: Callable[[int], None]) -> Bytes:
-        """``nbytes`` at ``offset``, without a copy. Raises `ValueError` if they are not in the arena.
+        """Return ``nbytes`` at ``offset`` without a copy. Raises `ValueError` if they are not in the arena.
 
-        The memory stays mapped as long as the view or anything made from it lives: slices,
-        reshapes, memoryviews, tensors of other libraries. When the last of them goes,
-        ``on_free(offset)`` is called, once, on the thread that let go of it, and possibly in the
-        middle of whatever that thread does: it must take no lock and not raise. It is not called
-        after the reader itself has gone, nor while the interpreter exits.
+        The memory stays mapped as long as the view or anything made from it exists: slices, reshapes, memoryviews,
+        tensors of other libraries. When the last of them is freed, ``on_free(offset)`` is called once, on the thread
+        that freed it. It may interrupt any code of that thread: it must take no lock and must not raise. It is not
+        called once the reader itself is freed, nor while the interpreter exits.
         """
         arena = self._arena
         if arena.memory is None or offset < 0 or nbytes < 0 or offset + nbytes > arena.size:
             raise ValueError(f"{nbytes} bytes at {offset} are not in an arena of {arena.size}")
-        # Every view that NumPy makes of this array refers to it: NumPy follows a chain of bases
-        # only while they are arrays, and the base of this one is the mapping.
+        # Every view that NumPy makes of this array keeps a reference to it. NumPy shortens a chain of bases only
+        # while the base is an array, and the base of this array is the mapping.
         view = np.frombuffer(arena.memory, np.uint8, nbytes, offset)
         watch = _Watch(view, self._gone)
         watch.offset, watch.on_free = offset, on_free
@@ -241,7 +240,7 @@ class Reader:
 
 
 class _Watch(weakref.ref[Any]):
-    """Waits for the end of a view. Cheaper than `weakref.finalize`."""
+    """Calls back when a view is freed. Cheaper than `weakref.finalize`."""
 
     __slots__ = ("offset", "on_free")
     offset: int
@@ -265,11 +264,11 @@ if sys.platform == "linux":
 else:
 
     def _anonymous_file(size: int) -> int:
-        """A file without a name: the closest that other systems have."""
+        """Return a file without a name: the nearest equivalent on other systems. It cannot be sealed."""
         with tempfile.TemporaryFile() as file:
             file.truncate(size)
             return os.dup(file.fileno())
 
     def _allocate(fd: int, offset: int, nbytes: int) -> None:
-        """Zeros, which fail with `OSError` where touching a page would kill."""
+        """Write zeros. Raises `OSError` if the disk is full, where access to the mapping would be a SIGBUS."""
         os.pwrite(fd, bytes(nbytes), offset)

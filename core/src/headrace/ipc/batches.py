@@ -1,7 +1,7 @@
-"""Batches on their way to the process of an instance, and what has become of them.
+"""Messages that carry batches to the process of an instance, and their answers back.
 
-Those whose requests, or answers, are like others before them travel undescribed (`headrace.ipc.layouts`), and all
-others as `headrace.ipc.codec` has them.
+If all requests, or answers, of a batch have one known layout, they are sent by `headrace.ipc.layouts`. All others are
+sent by `headrace.ipc.codec`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from headrace.ipc.replies import AnswerStatus, Reply, Times
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 
-# ---------------------------------------------------------------------- the side that has batches run
+# ---------------------------------------------------------------------- the side that sends batches
 
 
 class Done(NamedTuple):
-    """A batch has run: the last answers that it has brought, each with its call."""
+    """The final answers of a batch that has run. ``calls`` are the numbers of their requests, in the same order."""
 
     calls: Sequence[int]
     answers: Sequence[Answer]
@@ -28,14 +28,14 @@ class Done(NamedTuple):
 
 
 class BatchWriter:
-    """Writes batches, those that it cannot tell by a layout with ``encoder``. One thread at a time."""
+    """Encodes batches: by layout where possible, else with ``encoder``. One thread at a time."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder, self._layouts = encoder, LayoutWriter()
         self._known = self._layouts.known
 
     def requests(self, batch: Sequence[tuple[int, Ticket]]) -> bytes:
-        """A message of a batch, whose calls follow one another. Raises `ValueError` for what cannot travel."""
+        """Return the message of a batch with consecutive calls. Raises `ValueError` if it cannot be encoded."""
         first_call, ticket = batch[0]
         layout = self._layout(ticket)
         requests = [ticket.request]
@@ -66,13 +66,13 @@ class BatchWriter:
 
 
 class DoneReader:
-    """Reads what has become of batches, with ``decoder`` where no layout tells."""
+    """Decodes the answers of batches: those without a layout with ``decoder``."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder, self._layouts = decoder, LayoutReader()
 
     def hear(self, message: Frame) -> Done | None:
-        """Take DONE, ALIKE_DONE or LAYOUT, which brings nothing. Raises `ProtocolError`."""
+        """Decode a DONE or ALIKE_DONE. A LAYOUT is stored and returns None. Raises `ProtocolError`."""
         if message.kind == Kind.ALIKE_DONE:
             _, first_call, times, outputs = self._layouts.done(message)
             calls = range(first_call, first_call + len(outputs))
@@ -84,19 +84,19 @@ class DoneReader:
         return Done([reply.call for reply in replies], [reply.answer for reply in replies], read_times(message))
 
 
-# ---------------------------------------------------------------------- the side that runs them
+# ---------------------------------------------------------------------- the side that runs batches
 
 
 class BatchReader:
-    """Reads batches, with ``decoder`` where no layout tells. What does not say which model it asks is for that of
-    ``model_name`` and ``model_version``."""
+    """Decodes batches: those without a layout with ``decoder``. A request that names no model gets ``model_name`` and
+    ``model_version``."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder, self._layouts = decoder, LayoutReader()
         self.model_name = self.model_version = ""
 
     def hear(self, message: Frame) -> Sequence[ReceivedRequest]:
-        """Take REQUESTS, ALIKE_REQUESTS or LAYOUT, which brings none. Raises `ProtocolError`."""
+        """Decode a REQUESTS or ALIKE_REQUESTS. A LAYOUT is stored and returns no requests. Raises `ProtocolError`."""
         if message.kind == Kind.ALIKE_REQUESTS:
             layout, call, ids, inputs = self._layouts.requests(message)
             outputs, callers, rows = layout.outputs, layout.callers, layout.rows
@@ -117,13 +117,13 @@ class BatchReader:
 
 
 class DoneWriter:
-    """Writes what has become of batches, with ``encoder`` where no layout tells. One thread at a time."""
+    """Encodes the answers of batches: by layout where possible, else with ``encoder``. One thread at a time."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder, self._layouts = encoder, LayoutWriter()
 
     def answers(self, replies: Sequence[Reply], times: Times) -> bytes:
-        """A message of the answers to a whole batch. Raises `ValueError` for what cannot travel."""
+        """Return the message of the answers to a whole batch. Raises `ValueError` if it cannot be encoded."""
         call, _, _, answer = replies[0]
         layout = self._layouts.layout_of(answer)
         if layout is None or len(replies) > MOST_ALIKE:

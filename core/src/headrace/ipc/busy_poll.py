@@ -1,9 +1,9 @@
-"""Busy polling: looking for a message that is due in a moment before sleeping until it comes.
+"""Busy polling: poll for a message that is due in a moment, and sleep only if it does not arrive.
 
-A core with nothing to do goes to sleep. On a virtual machine it takes tens of microseconds to wake
-again, half of which the waker pays, and then its caches are cold: for a small message that is more
-than all the rest. So who expects one looks for it again and again for a while, as mutexes and
-schedulers do before they park, and gives the core to whoever else wants it at each look.
+An idle core goes to sleep. On a virtual machine it takes tens of microseconds to wake it, half of them spent by the
+process that wakes it, and its caches are cold afterwards. For a small message that costs more than everything else. So
+a thread that expects a message polls for a while, as mutexes do before they park a thread. At each poll it yields the
+core to other threads.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Final
 
-#: Waits that are slept through at most, after others in a row were polled for in vain.
+#: After several waits in a row in which polling failed, at most this many waits follow without polling.
 MOST_SLEEPS: Final = 63
 
 
 class BusyPoller:
-    """Decides how long to look: for ``limit_us``, but seldom where that was lately in vain.
+    """Decides whether and how long to poll: at most ``limit_us`` a wait, and rarely if polling has failed lately.
 
-    One wait at a time: `begin`, and then `lasts` after each look, or `end` when it has come.
+    One wait at a time: call `begin`, then `lasts` after each poll that found nothing, and `end` when the message is
+    there.
     """
 
     __slots__ = ("_began", "_limit_ns", "_sleeps", "_vain")
@@ -32,7 +33,7 @@ class BusyPoller:
         self._began = self._sleeps = self._vain = 0
 
     def begin(self) -> bool:
-        """Whether to look at all."""
+        """True if this wait should poll. False: sleep."""
         if self._sleeps:
             self._sleeps -= 1
             return False
@@ -40,7 +41,7 @@ class BusyPoller:
         return self._limit_ns > 0
 
     def lasts(self) -> bool:
-        """Whether to look once more, after all others who want this core. False ends the wait."""
+        """Yield the core to other threads, then return True to poll again, or False to sleep: the limit is reached."""
         os.sched_yield()
         if monotonic_ns() - self._began < self._limit_ns:
             return True
@@ -48,11 +49,11 @@ class BusyPoller:
         return False
 
     def end(self) -> None:
-        """It has come while we were awake."""
+        """The message arrived while polling: poll more often from now on."""
         self._vain >>= 1
 
     def receive(self, end: socket.socket, buffer: memoryview) -> int | None:
-        """How many bytes have come into ``buffer``; None if that is to be slept for."""
+        """Poll ``end`` for bytes. Return how many were read into ``buffer``, or None if the caller should sleep."""
         is_awake = self.begin()
         while is_awake:
             try:
@@ -66,37 +67,39 @@ class BusyPoller:
 
 
 class LoopBusyPoller:
-    """Keeps the event loop awake while ``is_due()`` and a little longer; its sockets are served as ever.
+    """Keeps the event loop from sleeping while ``is_due()``, and a little longer. The loop serves its sockets as usual.
 
-    Only for a process that was heard a moment ago, and so is awake itself. To wake another, it is better
-    to leave it this core than to have it wake a second one.
+    It polls only if the peer sent something within the last ``busy_poll_us``, and so is awake itself. A peer that
+    sleeps should wake on this core rather than on a second one, so this core is left to it.
     """
 
     def __init__(self, busy_poll_us: int, is_due: Callable[[], object]) -> None:
         self._is_due = is_due
         self._loop = asyncio.get_running_loop()
-        # Half of it for the next request of whoever was answered: it comes sooner than an answer, or later than both.
+        # After an answer, poll half as long for the client's next request: it arrives sooner than that, or too late
+        # for any polling.
         self._waiting, self._lingering = BusyPoller(busy_poll_us), BusyPoller(busy_poll_us // 2)
         self._is_awake = self._is_lingering = False
         self._moment_ns = busy_poll_us * 1000
-        self._heard_ns = 0
+        self._received_ns = 0
 
-    def heard(self) -> None:
-        """Something that was due has come."""
-        self._heard_ns = monotonic_ns()
+    def received(self) -> None:
+        """Note that the peer has sent something."""
+        self._received_ns = monotonic_ns()
 
-    def stay(self) -> None:
-        """Something has just become due."""
-        if monotonic_ns() - self._heard_ns > self._moment_ns:
+    def expect(self) -> None:
+        """Start to poll: a message from the peer has just become due."""
+        if monotonic_ns() - self._received_ns > self._moment_ns:
             return
         if self._is_lingering:
             self._is_lingering = False
             self._lingering.end()
         if self._waiting.begin() and not self._is_awake:
             self._is_awake = True
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._poll)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
+        """Decide, once per turn of the loop, whether it runs another turn at once."""
         if self._is_lingering:
             self._is_lingering = self._is_awake = self._lingering.lasts()
         elif self._is_due():
@@ -105,4 +108,4 @@ class LoopBusyPoller:
             self._waiting.end()
             self._is_lingering = self._is_awake = self._lingering.begin()
         if self._is_awake:
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._poll)

@@ -1,5 +1,5 @@
-"""Sockets that take and give whole frames: `FramedSocket` and `FrameSender` where threads speak, `FrameProtocol`,
-`Releases` and `ReleasedPlaces` where an event loop does."""
+"""Sockets that send and receive whole frames: `FramedSocket` and `FrameSender` for threads; `FrameProtocol`, `Releases`
+and `ReleasedPlaces` for an event loop."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _RECEIVE_BYTES = 256 * 1024
 
 
 class FramedSocket:
-    """A socket of a process with threads: one of them reads, any may write.
+    """A socket of a process with threads: one thread reads, any thread may write.
 
-    ``gone`` is called when the peer has gone, and does not return. Who reads looks for the next message for
-    ``busy_poll_us`` before it sleeps, while ``is_hurried``.
+    ``gone`` is called when the peer has disconnected, and must not return. While ``is_hurried``, the reading thread
+    polls for up to ``busy_poll_us`` before it sleeps.
     """
 
     def __init__(self, fd: int, gone: Callable[[], NoReturn], busy_poll_us: int = 0) -> None:
-        #: Whether the next message is likely to be due in a moment.
+        #: True if the next message is probably due in a moment.
         self.is_hurried = True
         self._socket = socket.socket(fileno=fd)
         self._gone = gone
@@ -43,11 +43,11 @@ class FramedSocket:
         self._parser = FrameParser(writable=True)
         self._waiting: deque[bytes] = deque()
         self._is_sending = False
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
 
     def frames(self) -> Iterator[Frame]:
-        """Every frame, as it comes, in a buffer of its own."""
-        # One buffer for all: `recv` would map fresh pages for each message, which costs more than the message.
+        """Yield each frame as it arrives, in a writable buffer that belongs to it. Blocks."""
+        # One receive buffer for all messages: `recv` would map new pages for each, which costs more than the message.
         buffer = memoryview(bytearray(_RECEIVE_BYTES))
         while True:
             try:
@@ -60,24 +60,24 @@ class FramedSocket:
             yield from self._parser.feed(bytearray(buffer[:received]))
 
     def send(self, message: bytes) -> None:
-        """Write a frame. Blocks while the peer does not read.
+        """Write a frame. Blocks while the peer does not read. Any thread.
 
-        A finalizer, or the handler of a signal, may call it in the middle of a call of the same
-        thread, which then writes that frame, too.
+        A finalizer or a signal handler may call it while the same thread is in `send`. Then the interrupted call
+        writes that frame, too.
         """
-        with self._turn:
+        with self._lock:
             self._waiting.append(message)
             if self._is_sending:
                 return
-            while self._waiting:  # looked at again after each round: a frame may come as it ends
+            while self._waiting:  # checked again after each round: a frame may have been added at its end
                 self._is_sending = True
                 try:
                     self._write_waiting()
-                finally:  # the handler of a signal may raise. What of a frame that cuts off, the peer will notice
+                finally:  # a signal handler may raise. If that truncates a frame, the peer detects it
                     self._is_sending = False
 
     def _receive(self, buffer: memoryview) -> int:
-        """Wait for bytes; returns how many."""
+        """Wait for bytes. Return how many were read, 0 if the peer has disconnected."""
         if self.is_hurried and (received := self._poller.receive(self._socket, buffer)) is not None:
             return received
         return self._socket.recv_into(buffer)
@@ -92,39 +92,39 @@ class FramedSocket:
 
 
 def _raise_a_handlers(error: OSError) -> None:
-    """Raise what the handler of a signal has raised, as a ``TimeoutError``; what the system says has a number."""
+    """Raise ``error`` if a signal handler raised it, such as a ``TimeoutError``: it has no errno."""
     if error.errno is None:
         raise error
 
 
 class SerialQueue:
-    """Runs jobs one at a time, in the order in which they were posted, on the threads that post.
+    """Runs jobs one at a time, in the order in which they were posted, on the threads that post them.
 
-    A finalizer may post in the middle of a job of its own thread: then, as for any thread that
-    finds another at work, the job is left to whoever is at it. So nothing waits for a lock here.
+    If a thread is already running jobs, it runs the new job, too, and `post` returns at once. So no thread waits for a
+    lock here, and a finalizer may post a job while its own thread runs one.
     """
 
     def __init__(self) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def post(self, job: Callable[[], None]) -> None:
-        """Have ``job`` done, usually before this returns. It must not raise."""
+        """Run ``job``, or let the thread that is running jobs run it. It must not raise."""
         self._jobs.append(job)
-        # Looked at again after each release: a job may have come while the turn was being given up.
-        while self._jobs and self._turn.acquire(blocking=False):
+        # Checked again after each release: a job may have been posted just before the release.
+        while self._jobs and self._lock.acquire(blocking=False):
             try:
                 while self._jobs:
                     self._jobs.popleft()()
             finally:
-                self._turn.release()
+                self._lock.release()
 
 
 class FrameSender:
-    """Writes answers on ``answers`` and everything else on ``aside``, in order, from any thread; large
-    tensors go into ``arena``.
+    """Sends answers on ``answers`` and everything else on ``aside``, in order, from any thread. Large tensors are
+    written to ``arena``.
 
-    ``free`` takes offsets in the peer's arena at which nobody looks any more; `release` tells them.
+    ``free`` collects the offsets in the peer's arena that are no longer used; `release` sends them to the peer.
     """
 
     def __init__(self, answers: FramedSocket, aside: FramedSocket, arena: Arena) -> None:
@@ -137,23 +137,24 @@ class FrameSender:
         self._done = DoneWriter(self._encoder)
 
     def answer(self, replies: list[Reply], times: Times | None = None) -> None:
-        """Send answers, those of a batch with its ``times``. What cannot travel becomes an error."""
+        """Send answers; with ``times``, they are the answers of a whole batch. One that cannot be encoded becomes an
+        error."""
         self._queue.post(partial(self._write, replies, times))
 
     def ask(self, call: int, request: InferRequest, replied: Callable[[Reply], None]) -> None:
-        """Send ``request`` to another model; ``replied`` is told if it cannot travel."""
+        """Send ``request`` to another model. If it cannot be encoded, ``replied`` is called with the error."""
         self._queue.post(partial(self._write_request, call, request, replied))
 
     def take_back(self, offsets: list[int]) -> None:
-        """The peer looks no more at what is at ``offsets`` in our arena."""
+        """Free the blocks at ``offsets`` in our arena: the peer has released them."""
         self._queue.post(partial(self._free_places, offsets))
 
     def release(self) -> None:
-        """Tell the peer what is in ``free``."""
+        """Send the offsets in ``free`` to the peer, and clear it."""
         if not self.free:
             return
         offsets: list[int] = []
-        with contextlib.suppress(IndexError):  # another thread may be at it, too
+        with contextlib.suppress(IndexError):  # another thread may empty it at the same time
             while True:
                 offsets.append(self.free.popleft())
         if offsets:
@@ -163,11 +164,12 @@ class FrameSender:
         try:
             message = self._encoder.answers(replies) if times is None else self._done.answers(replies, times)
         except ValueError as error:
-            message = self._encoder.answers(self._apart(replies, error), times)
+            message = self._encoder.answers(self._write_singly(replies, error), times)
         self._answers.send(message)
 
-    def _apart(self, replies: list[Reply], error: ValueError) -> list[Reply]:
-        """What remains to be sent of ``replies`` that cannot travel together."""
+    def _write_singly(self, replies: list[Reply], error: ValueError) -> list[Reply]:
+        """Send each of ``replies``, which could not be encoded together, in its own message. Return what is left to
+        send with the times of the batch: for a single reply the error that replaces it, else nothing."""
         if len(replies) == 1:
             return [unsendable_reply(replies[0], error)]
         for reply in replies:
@@ -191,7 +193,7 @@ class FrameSender:
             threading.Thread(target=self._shrink, name="headrace-shrink", daemon=True).start()
 
     def _shrink(self) -> None:
-        """Give pages of the arena back, once nothing large has been sent for a while."""
+        """Return pages of the arena to the system once it has been unused for a while. Runs on its own thread."""
         while self._writer.can_shrink:
             sleep(IDLE_S)
             self._queue.post(self._writer.shrink)
@@ -202,7 +204,8 @@ class FrameSender:
 
 
 class FrameProtocol(asyncio.Protocol):
-    """Hands on frames as they are complete. ``broken`` is told what ``hear`` raises, or nonsense on the socket."""
+    """Calls ``hear`` with each complete frame, ``hung_up`` when the connection is closed, and ``broken`` with the error
+    if ``hear`` raises or the peer sends no valid frame."""
 
     def __init__(
         self, hear: Callable[[Frame], None], hung_up: Callable[[], None], broken: Callable[[Exception], None]
@@ -222,45 +225,45 @@ class FrameProtocol(asyncio.Protocol):
 
 
 async def connect(end: socket.socket, protocol: FrameProtocol) -> asyncio.WriteTransport:
-    """Begin to read ``end``; returns what writes to it."""
+    """Start to read ``end`` into ``protocol``. Return the transport that writes to it."""
     transport, _ = await asyncio.get_running_loop().create_connection(lambda: protocol, sock=end)
     return transport
 
 
 class Releases:
-    """What this side no longer looks at in the peer's arena, told by ``send`` in one message for many.
+    """Collects the offsets in the peer's arena that this side no longer uses, and sends many in one message.
 
-    ``soon`` has a call made on the event loop, from any thread.
+    ``soon`` schedules a call on the event loop, from any thread. ``send`` writes a frame.
     """
 
     def __init__(self, soon: Callable[[Callable[[], None]], object], send: Callable[[bytes], None]) -> None:
         self._soon, self._send = soon, send
         self._free: deque[int] = deque()
-        self._is_telling = False
+        self._is_scheduled = False
 
     def add(self, offset: int) -> None:
-        """Nobody looks at the tensor at ``offset`` any more. Any thread, in the middle of any call of it."""
+        """Release the tensor at ``offset``. Any thread; safe in a finalizer."""
         self._free.append(offset)
-        if not self._is_telling:
-            self._is_telling = True
-            self._soon(self._tell)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._soon(self._send_all)
 
-    def _tell(self) -> None:
-        self._is_telling = False  # first: what comes from here on is told, too
+    def _send_all(self) -> None:
+        self._is_scheduled = False  # first, so that an offset added from here on is sent, too
         while self._free:
             offsets = [self._free.popleft() for _ in range(min(len(self._free), MOST_INTEGERS))]
             self._send(integers_frame(Kind.RELEASE, offsets))
 
 
 class ReleasedPlaces:
-    """Frees what the peer no longer looks at in the arena of ``writer``, whose pages go back when it is idle."""
+    """Frees the blocks of ``writer`` that the peer has released, and returns pages to the system when it is idle."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._is_waiting = False
 
     def hear(self, message: Frame) -> None:
-        """Take RELEASE. Raises `ProtocolError`, and `ValueError` for a place that is not taken."""
+        """Handle a RELEASE. Raises `ProtocolError`, and `ValueError` for an offset that is not in use."""
         for offset in read_integers(message):
             self._writer.release(offset)
         if not self._is_waiting:

@@ -1,16 +1,16 @@
-"""Requests and answers in messages. A request is::
+"""The binary form of requests and answers. A request is::
 
     call u64 | caller u64 | timeout u64, us | priority u64 | rows u32 | flags u16 | inputs u16
-    lengths u32[4] of the texts: id | outputs | way | settings
+    lengths u32[4] of the texts: id | outputs | route | settings
     texts, then inputs (`headrace.ipc.tensors`)
 
-``call`` is the number of the request, ``caller`` that of the request in whose execution it is made,
-0 for none. ``way`` is the model that is asked, its version, and the models that wait for it. An answer is::
+``call`` is the number of the request. ``caller`` is the number of the request whose execution made it, or 0. ``route``
+is the name of the model, its version, and the models that wait for the answer. An answer is::
 
     call u64 | status u8 | final u8 | code u8 | spare u8 | outputs u16 | lengths u32[2] of the texts
     texts (the message of an error, and parameters), then outputs
 
-In front of those of a batch, in `Kind.DONE`, are its `Times`, each u64.
+A `Kind.DONE` has the four `Times` of the batch, u64 each, before the answers.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from headrace.messages.ticket import Ticket
 _REQUEST = Struct("<QQQQIHHIIII")
 _ANSWER = Struct("<QBBBxHII")
 _TIMES = Struct("<QQQQ")
-#: Between names in a list; no name in a config has it.
+#: Separates the names in a list; no name in a config contains it.
 _SEPARATOR: Final = "\0"
-#: What reading a message that makes no sense may raise.
+#: The errors that decoding a malformed message may raise.
 _NONSENSE: Final = (StructError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(slots=True, eq=False)
 class ReceivedRequest(InferRequest):
-    """A request under the number of its call, and what its ticket said at the other side."""
+    """A request that was received: ``call`` is its number; ``rows`` and ``pinned`` are those of the sender's ticket."""
 
     call: Final[int] = 0
     rows: Final[int] = 1
@@ -53,21 +53,21 @@ class ReceivedRequest(InferRequest):
         return self.call, self.rows, self.pinned
 
 
-#: No request in whose execution another was made.
-_NOBODY: Final[Mapping[int, Ticket]] = MappingProxyType({})
+#: Requests are not made by the execution of others.
+_NO_CALLERS: Final[Mapping[int, Ticket]] = MappingProxyType({})
 
 
 class Encoder:
-    """Writes requests and answers. ``allocator`` is the arena of this side, or None. One thread at a time."""
+    """Encodes requests and answers. ``allocator`` is the arena of this side, or None. One thread at a time."""
 
     def __init__(self, allocator: Allocator | None) -> None:
         self._tensors = TensorWriter(allocator)
         self._names: dict[tuple[str, ...], bytes] = {}
 
     def requests(self, batch: Sequence[tuple[int, Ticket]]) -> bytes:
-        """A frame of requests for the instance that runs them, each under the number of its call.
+        """Return a frame with a batch for an instance. ``batch`` holds the number of each request, and its ticket.
 
-        Raises `ValueError` for what cannot travel.
+        Raises `ValueError` if it cannot be encoded.
         """
         meta: list[bytes] = []
         data: list[Buffer] = []
@@ -76,26 +76,26 @@ class Encoder:
         try:
             for call, ticket in batch:
                 request = ticket.request
-                way = self._way(request) if request.callers else b""
-                size = self._request(call, 0, request, ticket.rows, ticket.pinned, way, meta, data, size)
+                route = self._route(request) if request.callers else b""
+                size = self._request(call, 0, request, ticket.rows, ticket.pinned, route, meta, data, size)
             return data_frame(Kind.REQUESTS, len(batch), meta, data, size)
         except Exception as error:
             raise self._undone(error) from error
 
     def request(self, call: int, request: InferRequest) -> bytes:
-        """A frame of one request for another model. Raises `ValueError` for what cannot travel."""
+        """Return a frame with one request to another model. Raises `ValueError` if it cannot be encoded."""
         meta: list[bytes] = []
         data: list[Buffer] = []
         self._tensors.placed.clear()
         caller = request.caller.call if isinstance(request.caller, ReceivedRequest) else 0
         try:
-            size = self._request(call, caller, request, 1, False, self._way(request), meta, data, 0)
+            size = self._request(call, caller, request, 1, False, self._route(request), meta, data, 0)
             return data_frame(Kind.REQUESTS, 1, meta, data, size)
         except Exception as error:
             raise self._undone(error) from error
 
     def answers(self, replies: Sequence[Reply], times: Times | None = None) -> bytes:
-        """A frame of answers: `Kind.DONE` if it has ``times``. Raises `ValueError` for what cannot travel."""
+        """Return a frame of answers: `Kind.DONE` with ``times``, else `Kind.ANSWERS`. Raises `ValueError`."""
         kind = Kind.ANSWERS if times is None else Kind.DONE
         meta: list[bytes] = [] if times is None else [_TIMES.pack(*times)]
         data: list[Buffer] = []
@@ -108,7 +108,7 @@ class Encoder:
         except Exception as error:
             raise self._undone(error) from error
 
-    def _way(self, request: InferRequest) -> bytes:
+    def _route(self, request: InferRequest) -> bytes:
         return self._list((request.model_name, request.model_version, *request.callers))
 
     def _request(
@@ -118,12 +118,12 @@ class Encoder:
         request: InferRequest,
         rows: int,
         pinned: bool,
-        way: bytes,
+        route: bytes,
         meta: list[bytes],
         data: list[Buffer],
         size: int,
     ) -> int:
-        """Append ``request`` to a message with ``size`` bytes of data; returns how many it has then."""
+        """Append ``request`` to a message with ``size`` bytes of data. Return the new size."""
         id_text = request.id.encode(errors="replace") if request.id else b""
         outputs = self._list(tuple(request.outputs)) if request.outputs else b""
         rare = json_parts.pack_settings(request) if request.parameters or request.sequence_id else b""
@@ -140,17 +140,17 @@ class Encoder:
                 len(inputs),
                 len(id_text),
                 len(outputs),
-                len(way),
+                len(route),
                 len(rare),
             )
         )
-        meta += (id_text, outputs, way, rare)
+        meta += (id_text, outputs, route, rare)
         for name, tensor in inputs.items():
             size = self._tensors.write(name, tensor, meta, data, size)  # type: ignore[arg-type]  # no Undecoded here
         return size
 
     def _answer(self, reply: Reply, meta: list[bytes], data: list[Buffer], size: int) -> int:
-        """Append ``reply`` to a message with ``size`` bytes of data; returns how many it has then."""
+        """Append ``reply`` to a message with ``size`` bytes of data. Return the new size."""
         answer = reply.answer
         if isinstance(answer, InferResponse):
             rare = json_parts.pack_parameters(answer.parameters) if answer.parameters else b""
@@ -166,7 +166,7 @@ class Encoder:
         return size
 
     def _list(self, names: tuple[str, ...]) -> bytes:
-        """Names in UTF-8."""
+        """Return ``names`` as one text in UTF-8, with separators. Cached."""
         text = self._names.get(names)
         if text is None:
             text = _SEPARATOR.join(names).encode()
@@ -174,26 +174,26 @@ class Encoder:
         return text
 
     def _undone(self, error: Exception) -> ValueError:
-        """``error`` for the caller; a message that is not sent leaves nothing in the arena."""
+        """Free what the message has put in the arena, and return ``error`` as the `ValueError` for the caller."""
         self._tensors.take_back()
         return ValueError(str(error) or type(error).__name__)
 
 
 class Decoder:
-    """Reads requests and answers. ``views`` is the peer's arena, or None; ``free`` is called with an
-    offset in it, on any thread, once nobody looks at what is there."""
+    """Decodes requests and answers. ``views`` is the peer's arena, or None. ``free`` is called with an offset in it
+    once the last view of the tensor there is freed, on any thread."""
 
     def __init__(self, views: Views | None, free: Callable[[int], None]) -> None:
         self._tensors = TensorReader(views, free)
         self._names: dict[bytes, tuple[str, ...]] = {}
 
     def requests(
-        self, message: Frame, callers: Mapping[int, Ticket] = _NOBODY, model_name: str = "", model_version: str = ""
+        self, message: Frame, callers: Mapping[int, Ticket] = _NO_CALLERS, model_name: str = "", model_version: str = ""
     ) -> list[ReceivedRequest]:
-        """The requests of a frame. Raises `ProtocolError`.
+        """Return the requests of a frame. Raises `ProtocolError`.
 
-        ``callers`` are those in whose execution they may have been made, by call. Requests that do not say which
-        model they ask are for ``model_name``.
+        ``callers`` are the requests whose execution may have made them, by number. A request that names no model is for
+        ``model_name`` and ``model_version``.
         """
         try:
             requests = []
@@ -206,7 +206,7 @@ class Decoder:
         return requests
 
     def answers(self, message: Frame) -> list[Reply]:
-        """The answers of a frame. Raises `ProtocolError`."""
+        """Return the answers of an ANSWERS or DONE frame. Raises `ProtocolError`."""
         try:
             replies = []
             position = HEADER_BYTES + (_TIMES.size if message.kind == Kind.DONE else 0)
@@ -220,7 +220,8 @@ class Decoder:
     def _request(
         self, message: Frame, position: int, callers: Mapping[int, Ticket], model_name: str, model_version: str
     ) -> tuple[ReceivedRequest, int]:
-        """The request at ``position``, and where it ends. Raises `ProtocolError`, and other errors at nonsense."""
+        """Return the request at ``position``, and its end. Raises `ProtocolError` or one of `_NONSENSE` if it is
+        malformed."""
         body = message.body
         call, asking, timeout, priority, rows, flags, count, *sizes = _REQUEST.unpack_from(body, position)
         position += _REQUEST.size
@@ -229,8 +230,8 @@ class Decoder:
         names: Sequence[str] = ()
         settings: tuple[dict[str, Parameter], int | str] | None = None
         if any(sizes):
-            id_size, outputs_size, way_size, rare_size = sizes
-            texts = position + id_size + outputs_size + way_size + rare_size
+            id_size, outputs_size, route_size, rare_size = sizes
+            texts = position + id_size + outputs_size + route_size + rare_size
             if texts > message.data:
                 raise ProtocolError("requests: texts run past the meta")
             id_text = str(body[position : position + id_size], "utf-8")
@@ -238,8 +239,8 @@ class Decoder:
             if outputs_size:
                 outputs = self._list(bytes(body[position : position + outputs_size]))
             position += outputs_size
-            if way_size:
-                model_name, model_version, *names = self._list(bytes(body[position : position + way_size]))
+            if route_size:
+                model_name, model_version, *names = self._list(bytes(body[position : position + route_size]))
             if rare_size:
                 settings = json_parts.unpack_settings(bytes(body[texts - rare_size : texts]))
             position = texts
@@ -272,7 +273,8 @@ class Decoder:
         return request, position
 
     def _answer(self, message: Frame, position: int) -> tuple[Reply, int]:
-        """The answer at ``position``, and where it ends. Raises `ProtocolError`, and other errors at nonsense."""
+        """Return the answer at ``position``, and its end. Raises `ProtocolError` or one of `_NONSENSE` if it is
+        malformed."""
         body = message.body
         call, status, final, code, count, text_size, rare_size = _ANSWER.unpack_from(body, position)
         position += _ANSWER.size
@@ -295,7 +297,7 @@ class Decoder:
         return Reply(call, AnswerStatus(status), bool(final), error), texts
 
     def _list(self, text: bytes) -> tuple[str, ...]:
-        """The names that `Encoder` wrote."""
+        """Return the names that `Encoder` wrote as ``text``. Cached."""
         names = self._names.get(text)
         if names is None:
             names = tuple(str(text, "utf-8").split(_SEPARATOR))
@@ -304,7 +306,7 @@ class Decoder:
 
 
 def read_times(message: Frame) -> Times:
-    """The times of a `Kind.DONE`. Raises `ProtocolError`."""
+    """Return the times of a `Kind.DONE`. Raises `ProtocolError`."""
     try:
         times: Times = _TIMES.unpack_from(message.body, HEADER_BYTES)
         return times

@@ -1,10 +1,10 @@
-"""Frames: how messages are told apart on a socket, and what kinds there are.
+"""Frames: how messages are delimited on a socket, and the kinds of messages.
 
 A message is a frame::
 
     header   total u32 (a multiple of 8, header included) | kind u8 | spare u8 | number u16 | data u32
-    meta     what the kind says, `number` times
-    data     tensors that travel inside, each at a multiple of 8 bytes; begins at `data`
+    meta     as the kind defines it; `number` is how many requests, answers or integers it holds
+    data     the tensors in the frame, each at a multiple of 8 bytes; begins at `data`
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
-#: Of the whole schema.
+#: The version of the schema: of all messages of this package.
 VERSION: Final = 7
-#: A frame may not be larger than this; a tensor over it needs room in the arena.
+#: The largest frame. A larger tensor needs room in the arena.
 MOST_BYTES: Final = (1 << 32) - 8
-#: Integers that one frame can count.
+#: The most integers in one frame.
 MOST_INTEGERS: Final = 65535
-#: Kinds from here on are what the two sides have agreed on beside `Kind`; none reaches `_END_OF_KINDS`.
+#: Users of this package define kinds of their own from here up to `_END_OF_KINDS`, exclusive.
 FIRST_OWN_KIND: Final = 32
 _END_OF_KINDS: Final = 64
 
@@ -29,31 +29,31 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 _HEADER = Struct("<IBxHI")
 _INTEGER = Struct("<Q")
 HEADER_BYTES: Final = _HEADER.size
-#: So many zeros, by their number.
+#: PADDING[n] is n zero bytes.
 PADDING: Final = [bytes(count) for count in range(8)]
 
 
 class ProtocolError(Exception):
-    """The peer has sent something that no version of the schema allows."""
+    """The peer has sent something that the schema does not allow."""
 
 
 class Kind(IntEnum):
-    """What a frame says, either way. A side that has sent REQUESTS hears ANSWERS or DONE, and tells
-    CANCEL, STOP and READ of them."""
+    """The kind of a frame, in either direction. A side that has sent REQUESTS receives ANSWERS or DONE, and sends
+    CANCEL, STOP and READ about its requests."""
 
     REQUESTS = 1  # requests
     ANSWERS = 2  # answers, final or not
-    DONE = 3  # times, answers: a batch has run; statuses may be LATER, whose answers will be ANSWERS
-    CANCEL = 4  # integers: requests whose callers have gone
-    STOP = 5  # integers: requests whose callers want no more, but take what is answered
-    READ = 6  # integers: requests of which one response each has been read
-    RELEASE = 7  # integers: offsets in the arena of the receiver that are free again
+    DONE = 3  # times, answers: a batch has run; answers with status LATER follow in ANSWERS
+    CANCEL = 4  # integers: requests whose callers have disconnected
+    STOP = 5  # integers: requests whose callers want no further responses, but accept what still comes
+    READ = 6  # integers: requests whose callers have read one more response
+    RELEASE = 7  # integers: offsets in the receiver's arena that are free again
     CALL = 8  # JSON: id, method, arguments
     RESULT = 9  # JSON: id, and value or code and message
-    NOTE = 10  # JSON: method, arguments; wants no answer
-    LAYOUT = 11  # JSON: what requests or answers to come have in common (`headrace.ipc.layouts`)
+    NOTE = 10  # JSON: method, arguments; has no result
+    LAYOUT = 11  # JSON: what later requests or answers have in common (`headrace.ipc.layouts`)
     ALIKE_REQUESTS = 12  # requests of one layout
-    ALIKE_DONE = 13  # times, last answers of one layout: a batch has run that came as ALIKE_REQUESTS or REQUESTS
+    ALIKE_DONE = 13  # times, final answers of one layout: a batch has run that was sent as ALIKE_REQUESTS or REQUESTS
 
 
 class Frame(NamedTuple):
@@ -66,24 +66,24 @@ class Frame(NamedTuple):
 
     @property
     def text(self) -> bytes:
-        """The meta of a frame that is one text."""
+        """The meta as one text, without its padding."""
         return bytes(self.body[HEADER_BYTES : self.data]).rstrip(b"\0")
 
 
 def head(kind: int, count: int, begin: int, total: int) -> bytes:
-    """What a message of ``total`` bytes begins with whose data begin at ``begin``."""
+    """Return the header of a message of ``total`` bytes whose data begin at ``begin``."""
     return _HEADER.pack(total, kind, count, begin)
 
 
 def frame(kind: int, count: int, meta: bytes = b"") -> bytes:
-    """A message without tensors."""
+    """Return a message without tensors."""
     end = HEADER_BYTES + len(meta)
     total = -(-end // 8) * 8
     return _HEADER.pack(total, kind, count, total) + meta + bytes(total - end)
 
 
 def data_frame(kind: int, count: int, meta: Sequence[bytes], data: Sequence[Buffer], size: int) -> bytes:
-    """A message with ``size`` bytes of ``data``. Raises `ValueError` if it is too large."""
+    """Return a message with ``size`` bytes of ``data``. Raises `ValueError` if it exceeds `MOST_BYTES`."""
     head = b"".join(meta)
     end = HEADER_BYTES + len(head)
     begin = -(-end // 8) * 8
@@ -94,12 +94,12 @@ def data_frame(kind: int, count: int, meta: Sequence[bytes], data: Sequence[Buff
 
 
 def integers_frame(kind: int, values: Sequence[int]) -> bytes:
-    """A message of at most `MOST_INTEGERS` integers u64."""
+    """Return a message of at most `MOST_INTEGERS` integers, u64 each."""
     return frame(kind, len(values), b"".join(map(_INTEGER.pack, values)))
 
 
 def read_integers(message: Frame) -> list[int]:
-    """The values of an `integers_frame`. Raises `ProtocolError`."""
+    """Return the values of an `integers_frame`. Raises `ProtocolError`."""
     if HEADER_BYTES + 8 * message.number > len(message.body):
         raise ProtocolError(f"kind {message.kind}: {message.number} integers do not fit")
     return [_INTEGER.unpack_from(message.body, HEADER_BYTES + 8 * index)[0] for index in range(message.number)]
@@ -110,7 +110,7 @@ def _is_sound(total: int, kind: int, begin: int) -> bool:
 
 
 class FrameParser:
-    """Cuts what a socket has received into frames. ``writable`` ones own a buffer of their own."""
+    """Splits the bytes received from a socket into frames. If ``writable``, each frame has its own writable buffer."""
 
     def __init__(self, writable: bool = False) -> None:
         self._rest = bytearray()
@@ -118,10 +118,10 @@ class FrameParser:
         self._writable = writable
 
     def feed(self, data: bytes | bytearray) -> Iterable[Frame]:
-        """The frames that ``data`` completes. Raises `ProtocolError`, in the course of it."""
+        """Return the frames that ``data`` completes. Raises `ProtocolError`, here or during the iteration."""
         if not self._rest and len(data) >= HEADER_BYTES and (not self._writable or isinstance(data, bytearray)):
             total, kind, count, begin = _HEADER.unpack_from(data)
-            if total == len(data) and _is_sound(total, kind, begin):  # nearly always
+            if total == len(data) and _is_sound(total, kind, begin):  # the usual case
                 return (Frame(kind, count, data, begin),)
         return self._cut_up(data)
 

@@ -1,4 +1,4 @@
-"""Calls by name between two processes, either way, as JSON: for what is rare and wants an answer. Event loop only."""
+"""Remote calls between two processes, in both directions, as JSON: for calls that are rare. Event loop only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from headrace.ipc.json_parts import json_frame, read_json
 
 
 class JsonCalls:
-    """The calls of one channel. ``send`` takes messages; ``methods`` are what the peer may call, by name, and what each
-    returns is JSON."""
+    """The calls on one channel. ``send`` writes a message. The peer may call ``methods`` by name; their results must be
+    values that JSON can express."""
 
     def __init__(
         self, send: Callable[[bytes], None], methods: Mapping[str, Callable[..., Awaitable[Any]]] | None = None
@@ -27,7 +27,10 @@ class JsonCalls:
         self._end = ""
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """What the peer returns. Raises the `HeadraceError` that it raises, and `Unavailable` if the peer is gone."""
+        """Call ``method`` of the peer and return its result.
+
+        Raises `CallerError` with the code and message of an error of the peer, and `Unavailable` if it disconnects.
+        """
         if self._end:
             raise Unavailable(self._end)
         call = next(self._numbers)
@@ -39,7 +42,7 @@ class JsonCalls:
             self._asked.pop(call, None)
 
     def hear(self, message: Frame) -> bool:
-        """Take CALL and RESULT; whether it was one. Raises `ProtocolError`."""
+        """Handle a CALL or RESULT. Return False for any other kind. Raises `ProtocolError`."""
         if message.kind not in (Kind.CALL, Kind.RESULT):
             return False
         found = read_json(message)
@@ -51,9 +54,10 @@ class JsonCalls:
                 task.add_done_callback(self._tasks.discard)
                 return True
             answer = self._asked.pop(found["id"], None)
-            if answer is not None and not answer.done():  # somebody waits for it still
+            if answer is not None and not answer.done():  # the caller still waits
                 if "code" in found:
-                    answer.set_exception(CallerError(found["message"], Code(found["code"])))  # told where it was made
+                    # The peer has reported the error where it arose.
+                    answer.set_exception(CallerError(found["message"], Code(found["code"])))
                 else:
                     answer.set_result(found["value"])
         except (LookupError, TypeError, ValueError) as error:
@@ -61,8 +65,8 @@ class JsonCalls:
         return True
 
     def close(self, end: str) -> None:
-        """The peer is gone: whoever waits for it, or asks it from now on, is told `Unavailable` with ``end``. What the
-        peer has asked goes on."""
+        """Fail all calls, pending and future, with `Unavailable` and the message ``end``: the peer has disconnected.
+        Calls that the peer has made keep running."""
         self._end = end
         for answer in self._asked.values():
             if not answer.done():

@@ -1,5 +1,5 @@
-"""What travels as JSON, because it is rare and speed is not asked of it: calls and their results, the
-settings that few requests have, and the parameters of responses."""
+"""The parts of messages that are JSON because they are rare: calls and their results, the parameters and sequence
+ids of requests, and the parameters of responses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headrace.messages.request import InferRequest, Parameter
 
 
 def json_frame(kind: int, value: object) -> bytes:
-    """A message whose meta is JSON."""
+    """Return a message whose meta is ``value`` as JSON."""
     return frame(kind, 0, json.dumps(value).encode())
 
 
 def read_json(message: Frame) -> dict[str, Any]:
-    """The value of a `json_frame`. Raises `ProtocolError` for anything but an object."""
+    """Return the JSON object of a `json_frame`. Raises `ProtocolError` for anything else."""
     try:
         found = json.loads(message.text)
     except (ValueError, RecursionError) as error:
@@ -38,16 +38,16 @@ def unpack_settings(text: bytes) -> tuple[dict[str, Parameter], int | str]:
         case [dict() as parameters, int() | str() as sequence_id]:
             return _scalars(parameters), sequence_id
         case _:
-            raise ProtocolError("settings that are none")
+            raise ProtocolError("settings that are not parameters and a sequence id")
 
 
 def pack_parameters(parameters: Mapping[str, Parameter]) -> bytes:
-    """The parameters of a response."""
+    """Return the parameters of a response as JSON."""
     return json.dumps(dict(parameters)).encode()
 
 
 def unpack_parameters(text: bytes) -> dict[str, Parameter]:
-    """What `pack_parameters` wrote. Raises `ProtocolError` for anything else."""
+    """Return what `pack_parameters` wrote. Raises `ProtocolError` for anything else."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ProtocolError(f"parameters of type {type(found).__name__}")

@@ -1,14 +1,14 @@
-"""Requests and answers that differ from others before them in the bytes of their tensors only, many in a message.
+"""Messages of many requests, or answers, that differ only in their ids and in the bytes of their tensors.
 
-What they have in common is a `Layout`. The side that sends describes it once, under a number (`Kind.LAYOUT`), and a
-message of requests or last answers of that layout has, in front of their tensors::
+All that they have in common is a `Layout`. The sender describes it once, under a number (`Kind.LAYOUT`). A message of
+requests or final answers of that layout has, in front of their tensors::
 
     requests    layout u32 | bytes of the ids u32 | call of the first u64 | characters of each id u32[n] | the ids
     done        layout u32 | spare u32 | call of the first u64 | times u64[4]
-    tensors     one after the other those of the first name, then, at a multiple of 8 bytes, those of the second
+    tensors     those of the first name, one after the other, then, at a multiple of 8 bytes, those of the second
 
-The calls of requests, and of a batch that is done, follow one another, and where there are no ids, there are no
-characters either.
+The calls of requests and of a finished batch are consecutive numbers. If no request has an id, the lengths of the ids
+are left out.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import Tensor
 
-#: Layouts that one side remembers of what it has sent, those included that it has met only once. Clients choose shapes.
+#: The most keys that a sender remembers, those seen only once included. Clients choose shapes: there may be many.
 MOST_LAYOUTS: Final = 1024
-#: So many requests or answers are sent in a message.
+#: The most requests or answers in one message.
 MOST_ALIKE: Final = 4096
 
 _REQUESTS = Struct("<IIQ")
 _DONE = Struct("<IxxxxQQQQQ")
-#: What of one request, or of the answers to a batch of one, its layout does not say.
+#: The fields that follow the fixed start of a message with one request, or with the answer of a batch of one.
 _LONE_REQUEST, _LONE_DONE = Struct("<Qxxxx"), Struct("<QQQQQxxxx")
 _NONSENSE: Final = (StructError, ValueError, LookupError, TypeError, OverflowError)
 
@@ -47,7 +47,7 @@ Tensors: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
 
 
 class Column(NamedTuple):
-    """One tensor of each. ``nbytes`` is of each, too."""
+    """One tensor that every request or answer of a layout has. ``shape`` and ``nbytes`` are those of one of them."""
 
     name: str
     datatype: DataType
@@ -56,10 +56,10 @@ class Column(NamedTuple):
 
 
 class Layout:
-    """What requests to a model, or answers of one, have in common: all but ids and the bytes of their tensors.
+    """All that requests to a model, or answers of it, have in common: everything but ids and tensor bytes.
 
-    ``outputs`` are those asked for, and nothing for answers. ``rows`` and ``callers`` are said of requests that an
-    instance is to run, and of nothing else. Compared and hashed by identity.
+    ``outputs`` are the requested outputs; empty for answers. ``rows`` and ``callers`` are set only for requests that an
+    instance executes. Compared and hashed by identity.
     """
 
     __slots__ = (
@@ -82,8 +82,8 @@ class Layout:
         self.columns = tuple(columns)
         self.names = tuple(column.name for column in columns)
         self.rows, self.callers = rows, tuple(callers)
-        #: How a message of one request, and of the answers to a batch of one, begin; nothing if there is more to write
-        #: than their numbers and the tensors.
+        #: The fixed start of a message with one request, and of one with the answer of a batch of one; empty if the
+        #: tensors need padding.
         self.lone_request = self._lone(Kind.ALIKE_REQUESTS, _REQUESTS.size)
         self.lone_done = self._lone(Kind.ALIKE_DONE, _DONE.size)
 
@@ -95,7 +95,7 @@ class Layout:
 
 
 class AlikeRequests(NamedTuple):
-    """Requests of one layout, as they have arrived. ``ids`` is empty where none has one."""
+    """Requests of one layout, as received. ``ids`` is empty if no request has an id."""
 
     layout: Layout
     first_call: int
@@ -104,7 +104,7 @@ class AlikeRequests(NamedTuple):
 
 
 class AlikeDone(NamedTuple):
-    """The last answers to a whole batch, as they have arrived: those of the calls from ``first_call`` on."""
+    """The final answers of a whole batch, as received. Their calls are consecutive, from ``first_call`` on."""
 
     layout: Layout
     first_call: int
@@ -113,8 +113,10 @@ class AlikeDone(NamedTuple):
 
 
 def request_key(request: InferRequest) -> Hashable:
-    """What is equal among requests of one layout to one model; None for one that has none. It has passed
-    `Signature.check`, or a layout of this key says that it would."""
+    """Return the key that all requests of one layout to one model have; None if ``request`` cannot have a layout.
+
+    ``request`` must have passed `Signature.check`, unless the key is only used to find a layout whose requests have.
+    """
     inputs = request.inputs
     outputs = request.outputs
     if len(inputs) == 1:
@@ -127,7 +129,7 @@ def request_key(request: InferRequest) -> Hashable:
 
 
 def answer_key(response: InferResponse) -> Hashable:
-    """The same for responses, of any model."""
+    """Return the key that all responses of one layout have, whatever their model; None if there can be no layout."""
     outputs = response.outputs
     if len(outputs) == 1:
         ((name, tensor),) = outputs.items()
@@ -148,7 +150,7 @@ def _tensors_key(tensors: Mapping[str, Any]) -> tuple[Hashable, ...] | None:
 
 
 def is_plain(request: InferRequest) -> bool:
-    """Whether a client's ``request`` says nothing that its layout and its id do not say."""
+    """True if ``request`` has no parameters, sequence, priority, timeout or deadline: a layout and an id say it all."""
     return not (
         request.parameters
         or request.sequence_id
@@ -163,14 +165,14 @@ def is_plain(request: InferRequest) -> bool:
 
 
 class LayoutWriter:
-    """The layouts of what one side sends. One thread at a time."""
+    """The layouts of one sender. One thread at a time."""
 
     def __init__(self) -> None:
-        #: By what tells them apart; None for what was met once, or cannot have one. Read it, and `meet` what is not
-        #: there, or None.
+        #: The layouts by key; None for a key that was seen once, or cannot have a layout. If a key is missing or None,
+        #: call `meet`.
         self.known: dict[Hashable, Layout | None] = {}
         self._count = 0
-        #: What the peer has under each number.
+        #: The layout that the peer has been sent under each number.
         self._described: list[Layout | None] = [None] * MOST_LAYOUTS
 
     def meet(
@@ -183,7 +185,8 @@ class LayoutWriter:
         rows: int = 0,
         callers: Sequence[str] = (),
     ) -> Layout | None:
-        """The layout for ``key``, if that has been met before: a shape that never comes again is not worth one."""
+        """Return the layout for ``key``, made when the key is seen for the second time; None before, and for tensors
+        that cannot have one. To describe a layout that is used once only would cost more than it saves."""
         known = self.known
         if key not in known:
             if len(known) >= MOST_LAYOUTS:
@@ -198,7 +201,7 @@ class LayoutWriter:
         return layout
 
     def layout_of(self, answer: Answer) -> Layout | None:
-        """The layout of a last answer; None for one that is no response, says more than tensors, or is met first."""
+        """Return the layout of a final answer. None unless it is a response without parameters and its key is known."""
         if type(answer) is not InferResponse or answer.parameters:
             return None
         key = answer_key(answer)
@@ -210,12 +213,13 @@ class LayoutWriter:
         return layout
 
     def forget(self) -> None:
-        """Begin anew. Layouts that were given out can still be used."""
+        """Forget all layouts and number them from 0 again. Layouts returned before can still be used."""
         self.known.clear()
         self._count = 0
 
     def requests(self, layout: Layout, first_call: int, requests: Sequence[InferRequest]) -> bytes:
-        """One message, or two, of requests of ``layout`` whose calls follow ``first_call``. At most `MOST_ALIKE`."""
+        """Return the message of requests of ``layout``, at most `MOST_ALIKE`; the first has the number ``first_call``,
+        the next ones follow. If the peer does not know the layout, its description is in front."""
         if len(requests) == 1 and layout.lone_request and self._described[layout.number] is layout:
             (request,) = requests
             if not request.id:
@@ -229,7 +233,8 @@ class LayoutWriter:
         return self._message(Kind.ALIKE_REQUESTS, layout, meta, [request.inputs for request in requests])
 
     def done(self, layout: Layout, first_call: int, times: Times, outputs: Sequence[Mapping[str, Tensor]]) -> bytes:
-        """One message, or two, of the last answers to a whole batch. At most `MOST_ALIKE`."""
+        """Return the message of the final answers of a whole batch, at most `MOST_ALIKE`. If the peer does not know the
+        layout, its description is in front."""
         if len(outputs) == 1 and layout.lone_done and self._described[layout.number] is layout:
             return layout.lone_done + _LONE_DONE.pack(first_call, *times) + _joined(layout, outputs[0])
         meta = [_DONE.pack(layout.number, first_call, *times)]
@@ -261,7 +266,8 @@ def _joined(layout: Layout, tensors: Mapping[str, Any]) -> bytes:
 
 
 def _columns(tensors: Mapping[str, Any]) -> list[Column] | None:
-    """None for tensors that are large enough for an arena, and for those of which many in a row are no array."""
+    """Return a column for each tensor. None if together they are large enough for the arena, or if one has strings, no
+    axis, no element or a dtype that the protocol lacks."""
     found = []
     for name, tensor in tensors.items():
         datatype = dtypes.BY_NUMPY.get(tensor.dtype)
@@ -277,17 +283,17 @@ def _description(layout: Layout) -> bytes:
     return json_frame(Kind.LAYOUT, {name: getattr(layout, name) for name in fields} | {"columns": columns})
 
 
-# ---------------------------------------------------------------------- the side that hears
+# ---------------------------------------------------------------------- the side that receives
 
 
 class LayoutReader:
-    """The layouts of what the peer sends."""
+    """The layouts that the peer has described, and the messages that use them."""
 
     def __init__(self) -> None:
         self._layouts: dict[int, Layout] = {}
 
     def hear(self, message: Frame) -> int:
-        """Take LAYOUT; returns its number. Raises `ProtocolError`."""
+        """Store the layout of a LAYOUT and return its number. Raises `ProtocolError`."""
         found = read_json(message)
         try:
             number = int(found["number"])
@@ -302,7 +308,7 @@ class LayoutReader:
         return number
 
     def requests(self, message: Frame) -> AlikeRequests:
-        """The requests of ALIKE_REQUESTS. Raises `ProtocolError`."""
+        """Return the requests of an ALIKE_REQUESTS. Raises `ProtocolError`."""
         body, count = message.body, message.number
         ids: list[str] = []
         try:
@@ -323,7 +329,7 @@ class LayoutReader:
             raise ProtocolError(f"requests: {type(error).__name__}: {error}") from error
 
     def done(self, message: Frame) -> AlikeDone:
-        """The answers of ALIKE_DONE. Raises `ProtocolError`."""
+        """Return the answers of an ALIKE_DONE. Raises `ProtocolError`."""
         try:
             number, first_call, *times = _DONE.unpack_from(message.body, HEADER_BYTES)
             layout = self._layouts[number]
@@ -345,7 +351,8 @@ def _column(name: Any, datatype: Any, shape: Iterable[Any]) -> Column:
 
 
 def _rows(layout: Layout, message: Frame) -> list[Tensors]:
-    """The tensors of each, as views of the message. Raises `TypeError` where they run past it."""
+    """Return the tensors of each request or answer, as views of the message. Raises `TypeError` if they run past its
+    end."""
     count, position = message.number, message.data
     if count == 1:
         body, row = message.body, {}

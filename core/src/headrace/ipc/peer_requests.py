@@ -1,8 +1,7 @@
-"""Requests between two processes: numbered, answered, cancelled and read.
+"""Requests in flight between two processes: their numbers, answers and cancellation.
 
-`OutgoingRequests` are those of the side that asks, and `IncomingRequests` those of the side that is asked. Beside
-them stands a shorter way for one small request at a time, whose answer the asking thread reads itself:
-`DirectCalls` and `DirectReplies`.
+The side that sends requests has `OutgoingRequests`, the side that serves them `IncomingRequests`. `FastPathCalls` and
+`FastPathReplies` are a fast path for one small request at a time: the calling thread reads the answer itself.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 
-#: Any thread: sends the reply to a call. False if the event loop has to.
+#: Sends the response to a call from any thread. Returns False if the event loop has to send it.
 AtOnce: TypeAlias = Callable[[int, InferResponse], bool]
 
-#: What a peer may have going at the same time; one that asks for more has lost count.
+#: The most requests in flight of one peer; one that sends more breaks the protocol.
 MOST_INCOMING = 65536
 
 
-# ---------------------------------------------------------------------- the side that asks
+# ---------------------------------------------------------------------- the side that sends requests
 
 
 class OutgoingRequests:
-    """Requests that the peer is to answer, by the number of their call.
+    """The requests in flight that the peer answers, by number.
 
-    ``send`` takes frames that say what has become of them: `Ticket.cancel`, ``stop`` and ``read`` tell
-    the peer by it. All on the threads that call.
+    ``send`` writes a frame: `Ticket.cancel`, ``stop`` and ``read`` use it to notify the peer, on the thread that calls
+    them.
     """
 
     def __init__(self, decoder: Decoder, send: Callable[[bytes], None]) -> None:
@@ -48,24 +47,24 @@ class OutgoingRequests:
         self._decoder, self._send = decoder, send
 
     def numbered(self, tickets: Sequence[Ticket]) -> list[tuple[int, Ticket]]:
-        """``tickets``, each with the number of its call."""
+        """Return ``tickets``, each with a new number for its call."""
         numbers = self.numbers
         return [(next(numbers), ticket) for ticket in tickets]
 
     def enter(self, numbered: Sequence[tuple[int, Ticket]]) -> None:
-        """Expect answers to ``numbered``. Before they are sent, or in the same turn of an event loop."""
-        in_flight, tell = self.in_flight, self._tell_cancelled
+        """Register ``numbered`` as in flight. Call it before they are sent, or in the same turn of the event loop."""
+        in_flight, send_cancelled = self.in_flight, self._send_cancelled
         for call, ticket in numbered:
             in_flight[call] = ticket
-            ticket.on_cancel = partial(tell, call)
+            ticket.on_cancel = partial(send_cancelled, call)
 
     def hear(self, message: Frame) -> None:
-        """Take ANSWERS. Raises `ProtocolError`."""
+        """Handle an ANSWERS. Raises `ProtocolError`."""
         for reply in self._decoder.answers(message):
             self.take(reply)
 
     def take(self, reply: Reply) -> None:
-        """Give an answer to whoever waits for it. Raises `ProtocolError` if nobody does."""
+        """Give an answer to its request. Raises `ProtocolError` if that is not in flight."""
         call = reply.call
         ticket = self.in_flight.get(call)
         if ticket is None:
@@ -73,47 +72,47 @@ class OutgoingRequests:
         if reply.final:
             del self.in_flight[call]
         elif ticket.on_read is None:
-            ticket.on_read = partial(self._has_read, call)
+            ticket.on_read = partial(self._send_read, call)
         self._deliver(ticket, reply.answer, reply.final)
 
     def _deliver(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         ticket.respond(answer, final)
 
-    def _tell_cancelled(self, call: int, ticket: Ticket) -> None:
+    def _send_cancelled(self, call: int, ticket: Ticket) -> None:
         if call in self.in_flight:
             self._send(integers_frame(Kind.CANCEL if ticket.abandoned else Kind.STOP, (call,)))
 
-    def _has_read(self, call: int, ticket: Ticket) -> None:
+    def _send_read(self, call: int, ticket: Ticket) -> None:
         self._send(integers_frame(Kind.READ, (call,)))
 
 
 class LoopOutgoingRequests(OutgoingRequests):
-    """`OutgoingRequests` of an event loop, which tells in one message what is read in one turn."""
+    """`OutgoingRequests` on an event loop: all reads of one turn of the loop are sent in one message."""
 
     def __init__(self, decoder: Decoder, send: Callable[[bytes], None]) -> None:
         super().__init__(decoder, send)
         self._loop = asyncio.get_running_loop()
         self._read: list[int] = []
 
-    def _has_read(self, call: int, ticket: Ticket) -> None:
+    def _send_read(self, call: int, ticket: Ticket) -> None:
         if not self._read:
-            self._loop.call_soon(self._tell_reads)
+            self._loop.call_soon(self._send_reads)
         self._read.append(call)
 
-    def _tell_reads(self) -> None:
+    def _send_reads(self) -> None:
         calls, self._read = self._read, []
         self._send(integers_frame(Kind.READ, calls))
 
 
-# ---------------------------------------------------------------------- the side that is asked
+# ---------------------------------------------------------------------- the side that serves requests
 
 
-def tell(
+def apply_change(
     message: Frame,
     tickets: Mapping[int, Ticket],
     cancel: Callable[[Ticket], None] = Ticket.cancel,
 ) -> bool:
-    """Tell those of ``tickets`` what ``message`` says of them; False if it says nothing of requests."""
+    """Cancel, stop or read the tickets that a CANCEL, STOP or READ names. Return False for any other kind."""
     if message.kind == Kind.CANCEL:
         change: Callable[[Any], None] = cancel
     elif message.kind == Kind.STOP:
@@ -128,15 +127,16 @@ def tell(
 
 
 def _found(tickets: Mapping[int, Ticket], message: Frame) -> Iterator[Ticket]:
-    """Those that ``message`` mentions and that have no last answer yet."""
+    """Yield the tickets that ``message`` names and that have no final answer yet."""
     return filter(None, map(tickets.get, read_integers(message)))
 
 
 class IncomingRequests:
-    """The requests of one peer, by call, until their last answer has been sent. Event loop only.
+    """The requests of one peer, by number, until their final answer is sent. Event loop only.
 
-    ``submit`` is given the ticket of each, and answers it by ``respond``; ``cancel`` says that nobody waits any more.
-    ``callers`` are the tickets of the requests in whose execution the peer may ask, by call.
+    ``submit`` is called with the ticket of each new request, and the engine answers it by ``respond``. ``cancel`` is
+    called with the ticket of a request that the peer cancels. ``callers`` are the requests, by number, whose execution
+    may make the peer send requests.
     """
 
     def __init__(
@@ -153,28 +153,28 @@ class IncomingRequests:
         self._is_closed = False
 
     def hear(self, message: Frame, send: Callable[[bytes], None], at_once: AtOnce | None = None) -> bool:
-        """Take what ``message`` says of requests, old or new; False if it says something else.
+        """Handle REQUESTS, CANCEL, STOP and READ. Return False for any other kind. Raises `ProtocolError`.
 
-        Answers to new ones go to ``send``, unless ``at_once`` has taken them before. Raises `ProtocolError`.
+        Answers to new requests are written with ``send``, unless ``at_once`` has already sent them.
         """
         if message.kind != Kind.REQUESTS:
-            return tell(message, self._open, self._cancel)
+            return apply_change(message, self._open, self._cancel)
         requests = self._decoder.requests(message, self._callers)
         for ticket in [self._ticket(request, send, at_once) for request in requests]:
             self._submit(ticket)
         return True
 
     def close(self) -> None:
-        """The peer is gone: nothing is sent any more, and nobody waits for what it has asked."""
+        """Cancel all requests and send nothing more: the peer has disconnected."""
         self._is_closed = True
-        for ticket in tuple(self._open.values()):  # what waited is answered at once, and leaves
+        for ticket in tuple(self._open.values()):  # a copy: a queued request is answered at once, and removed
             self._cancel(ticket)
         self._open.clear()
 
     def _ticket(self, request: ReceivedRequest, send: Callable[[bytes], None], at_once: AtOnce | None) -> Ticket:
         call = request.call
         if call in self._open or len(self._open) >= MOST_INCOMING:
-            raise ProtocolError(f"request {call} is one too many")
+            raise ProtocolError(f"request {call}: the number is in use, or {MOST_INCOMING} requests are in flight")
         has_replied = False
 
         def reply(answer: Answer, final: bool) -> None:
@@ -202,39 +202,39 @@ class IncomingRequests:
         send(message)
 
 
-# ---------------------------------------------------------------------- the short way
+# ---------------------------------------------------------------------- the fast path
 
 
-class DirectCalls:
-    """The short way: the thread that asks over ``channel`` reads the answer itself.
+class FastPathCalls:
+    """Sends one small request at a time over ``channel``; the calling thread reads the answer itself.
 
-    Elsewhere a thread reads all answers and wakes whoever waits; that switch costs more than the rest of a
-    small call. One request at a time; large tensors take the other way, through the arena.
+    For other requests, one thread reads all answers and wakes the threads that wait. That thread switch costs more than
+    the rest of a small call. Large tensors need the arena, and do not use the fast path.
     """
 
     def __init__(self, channel: FramedSocket, decoder: Decoder) -> None:
         self._channel, self._decoder = channel, decoder
         self._frames = channel.frames()
         self._encoder = Encoder(None)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
-    def take_turn(self, request: InferRequest) -> bool:
-        """Whether ``request`` may go this way now; then `ask` must follow."""
+    def try_acquire(self, request: InferRequest) -> bool:
+        """Reserve the fast path for ``request`` if it is free and the request is small. If True, call `ask` next."""
         is_small = all(tensor.nbytes < INLINE for tensor in request.inputs.values())  # type: ignore[union-attr]
-        return is_small and self._turn.acquire(blocking=False)
+        return is_small and self._lock.acquire(blocking=False)
 
     def ask(self, call: int, request: InferRequest) -> Answer:
-        """The last answer that said something; gives the turn back."""
+        """Send ``request``, wait, and release the fast path. Return the last answer that was not empty."""
         try:
             message = self._encoder.request(call, request)
         except ValueError as error:
-            self._turn.release()
+            self._lock.release()
             return unsendable_request(error)
         self._channel.send(message)
         answer = self._answer()
-        # Not in a finally: a thread that an exception (of a signal's handler) takes away from here leaves
-        # an answer behind, which nobody may take for another's. All go the other way then.
-        self._turn.release()
+        # Not in a finally: if a signal handler raises before this line, an unread answer is left on the channel, and
+        # the next caller must not take it for its own. The lock stays held, so no request uses the fast path again.
+        self._lock.release()
         return answer
 
     def _answer(self) -> Answer:
@@ -246,40 +246,42 @@ class DirectCalls:
                     return said
 
 
-class DirectReplies:
-    """Writes answers: on the event loop to ``transport``, or at once, on the thread that has one, to ``end``.
+class FastPathReplies:
+    """Writes answers: on the event loop to ``transport``, or directly to ``end`` on the thread that has the answer.
 
-    ``end`` is the same socket, but its descriptor, which does not block, is ours to close.
-    The loop would have to be woken for it first, which costs as much as the asker's own waking.
+    ``end`` is a second, non-blocking descriptor of the same socket, which this object closes. To write to it saves
+    waking the event loop, which costs as much as waking the caller.
     """
 
     def __init__(self, transport: asyncio.WriteTransport, end: socket.socket) -> None:
         self._transport, self._loop = transport, asyncio.get_running_loop()
         self._encoder = Encoder(None)
         self._end = end
-        self._turn = threading.Lock()  # while nothing is done that could run a finalizer: the loop waits for it, too
+        # Held only during a system call that cannot run a finalizer: the event loop waits for it, too.
+        self._lock = threading.Lock()
 
     def send(self, message: bytes) -> None:
-        """Event loop only."""
+        """Write a frame. Event loop only."""
         self._transport.write(message)
 
     def send_at_once(self, call: int, response: InferResponse) -> bool:
-        """Any thread. False if the loop has to do it: the response is large, or cannot be sent as it is."""
+        """Send the only response to ``call``. Any thread. Return False if the event loop has to send it: it is large,
+        cannot be encoded, or the socket does not accept it now."""
         if any(tensor.nbytes >= INLINE for tensor in response.outputs.values()):
             return False
         try:
             message = self._encoder.answers([reply_of(call, response, True)])
-            with self._turn:
+            with self._lock:
                 sent = self._end.send(message)
-        except (ValueError, OSError):  # OSError: the peer does not read, or has gone
+        except (ValueError, OSError):  # OSError: the peer does not read, or has disconnected
             return False
         if sent < len(message):
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and the peer with it
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the connection
                 self._loop.call_soon_threadsafe(self.send, message[sent:])
         return True
 
     def close(self) -> None:
-        """Nothing is sent any more."""
-        with self._turn:
+        """Close both descriptors; unsent data are lost. Event loop only."""
+        with self._lock:
             self._end.close()
         self._transport.abort()

@@ -1,5 +1,4 @@
-"""Answers to requests as they travel between processes: what an answer is, and what is said in the place of one that
-cannot travel."""
+"""The forms of an answer that is sent to another process, and the errors sent for answers that cannot be encoded."""
 
 from __future__ import annotations
 
@@ -22,17 +21,17 @@ from headrace.messages.response import Answer, InferResponse
 
 
 class AnswerStatus(IntEnum):
-    """What an answer is."""
+    """The form of an answer."""
 
     RESPONSE = 0
     ERROR = 1
-    NOTHING = 2
-    LATER = 3
+    NOTHING = 2  # no further response: all have been sent
+    LATER = 3  # not an answer: answers follow after the batch
     RESCHEDULED = 4
 
 
 class Reply(NamedTuple):
-    """An answer as it travels. ``answer`` is None for NOTHING and for LATER."""
+    """An answer to the request with the number ``call``. ``answer`` is None for NOTHING and LATER."""
 
     call: int
     status: AnswerStatus
@@ -40,13 +39,13 @@ class Reply(NamedTuple):
     answer: InferResponse | HeadraceError | None
 
 
-#: The boundaries of one execution as they travel, in nanoseconds of the clock that all processes share: it began, its
-#: inputs were put together, the engine returned, the answers were taken apart.
+#: The four times of one execution, in nanoseconds of the monotonic clock: it began, its inputs were concatenated, the
+#: engine returned, its outputs were split into answers.
 Times: TypeAlias = tuple[int, int, int, int]
 
 
 def reply_of(call: int, answer: Answer, final: bool) -> Reply:
-    """``answer`` to ``call``."""
+    """Return ``answer`` as a reply to ``call``."""
     if isinstance(answer, InferResponse):
         return Reply(call, AnswerStatus.RESPONSE, final, answer)
     if isinstance(answer, Rescheduled):
@@ -57,18 +56,18 @@ def reply_of(call: int, answer: Answer, final: bool) -> Reply:
 
 
 def unsendable_reply(reply: Reply, error: Exception) -> Reply:
-    """What is sent in the place of ``reply``, which cannot be written."""
+    """Return the error that is sent instead of ``reply``, which could not be encoded."""
     return reply_of(reply.call, HeadraceError(f"the response cannot be sent: {error}", Code.INTERNAL), reply.final)
 
 
 def unsendable_request(error: Exception) -> HeadraceError:
-    """What a model is told whose request cannot be written: a value that cannot travel is its mistake."""
+    """Return the error for a model whose request cannot be encoded: INVALID_ARGUMENT, since the request is at fault."""
     return HeadraceError(f"the request cannot be sent: {error}", Code.INVALID_ARGUMENT)
 
 
-#: What codes travel as.
+#: The number that stands for each code in a message.
 CODE_NUMBERS: Final = {code: number for number, code in enumerate(Code)}
-#: The class of an error that has travelled, by the number of its code.
+#: The class of a received error, by the number of its code.
 ERRORS: Final = {
     CODE_NUMBERS[kind.code]: kind
     for kind in (

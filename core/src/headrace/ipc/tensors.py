@@ -1,9 +1,10 @@
-"""Tensors in a message::
+"""The binary form of tensors in a message::
 
-    header length u16 | place u8 | bytes u64 | offset u64, within the data or the arena
+    header length u16 | place u8 | bytes u64 | offset u64
     header   data type u8 (as in a config) | rank u8 | shape i64[rank] | name, UTF-8
 
-Those of `INLINE` bytes or more are placed in the sender's arena while there is room.
+``place`` is 0 if the bytes are in the frame, and ``offset`` counts from the start of its data. It is 1 if they are in
+the sender's arena, at ``offset``. Tensors of `INLINE` bytes or more are put in the arena while there is room.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes, wire_view
 
-#: Bytes from which a tensor is placed in the arena.
+#: A tensor of this many bytes or more is put in the arena.
 INLINE: Final = 32 * 1024
 
-#: Different shapes and lists of names that are remembered.
+#: The most entries of a cache of encoded headers or names.
 _MOST_REMEMBERED: Final = 1024
 
 _TENSOR = Struct("<HBQQ")
-#: What a header says: name, data type, shape, and bytes, which are -1 for strings.
+#: A decoded header: name, data type, shape, and bytes, which are -1 for strings.
 _Header: TypeAlias = tuple[str, DataType, tuple[int, ...], int]
 
 
@@ -36,14 +37,14 @@ Value = TypeVar("Value")
 
 
 def remember(known: dict[Key, Value], key: Key, value: Value) -> None:
-    """Keep what has been encoded or decoded. Clients choose shapes and names: what is kept of them is bounded."""
+    """Store ``value`` in a cache, which is cleared first if it is full: clients choose shapes and names."""
     if len(known) >= _MOST_REMEMBERED:
         known.clear()
     known[key] = value
 
 
 class Allocator(Protocol):
-    """Where large tensors are put: the `headrace.ipc.arena.Writer` of this side."""
+    """Allocates memory for large tensors: the `headrace.ipc.arena.Writer` of this side."""
 
     def place(self, data: memoryview) -> int | None: ...
 
@@ -51,22 +52,22 @@ class Allocator(Protocol):
 
 
 class Views(Protocol):
-    """Where the peer's large tensors are: the `headrace.ipc.arena.Reader`."""
+    """Gives views of the peer's large tensors: the `headrace.ipc.arena.Reader` of this side."""
 
     def view(self, offset: int, nbytes: int, on_free: Callable[[int], None]) -> Any: ...
 
 
 class TensorWriter:
-    """Writes tensors. ``allocator`` is the arena of this side, or None."""
+    """Encodes tensors. ``allocator`` is the arena of this side, or None."""
 
     def __init__(self, allocator: Allocator | None) -> None:
         self._allocator = allocator
-        #: Where the message that is being written has put tensors; whoever begins one clears it.
+        #: The offsets in the arena of the tensors of the current message. The encoder clears it before each message.
         self.placed: list[int] = []
         self._headers: dict[Any, bytes] = {}
 
     def write(self, name: str, tensor: Tensor, meta: list[bytes], data: list[Buffer], size: int) -> int:
-        """Append ``tensor`` to a message with ``size`` bytes of data; returns how many it has then."""
+        """Append ``tensor`` to a message with ``size`` bytes of data. Return the new size."""
         header, nbytes = self._header(name, tensor), tensor.nbytes
         if nbytes >= INLINE and self._allocator is not None:
             offset = self._allocator.place(wire_view(tensor))
@@ -81,7 +82,7 @@ class TensorWriter:
         return size + nbytes + rest
 
     def take_back(self) -> None:
-        """Release what the message has `placed`: it will not be sent."""
+        """Free the blocks in ``placed``: the message will not be sent."""
         if self._allocator is not None:
             for offset in self.placed:
                 self._allocator.release(offset)
@@ -98,15 +99,16 @@ class TensorWriter:
 
 
 class TensorReader:
-    """Reads tensors. ``views`` is the peer's arena, or None; ``free`` is called with an offset in it,
-    on any thread, once nobody looks at what is there."""
+    """Decodes tensors. ``views`` is the peer's arena, or None. ``free`` is called with an offset in it once the last
+    view of the tensor there is freed, on any thread."""
 
     def __init__(self, views: Views | None, free: Callable[[int], None]) -> None:
         self._views, self._free = views, free
         self._headers: dict[bytes, _Header] = {}
 
     def read(self, message: Frame, position: int) -> tuple[str, Tensor, int]:
-        """The tensor at ``position``: its name, a view of it, and where it ends. Raises `ProtocolError`."""
+        """Return the name of the tensor at ``position``, a view of it, and the end of its description. Raises
+        `ProtocolError`."""
         body = message.body
         header_size, place, nbytes, offset = _TENSOR.unpack_from(body, position)
         position += _TENSOR.size

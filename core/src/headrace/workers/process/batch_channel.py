@@ -60,7 +60,7 @@ class BatchChannel(LoopOutgoingRequests):
         self.enter(numbered)
         self._work.write(message)
         if len(batch) == 1:  # more take longer, and where there are many, there is always something to do
-            self._poller.stay()
+            self._poller.expect()
 
     def done(self, message: Frame) -> None:
         """Take DONE, ALIKE_DONE and LAYOUT. Raises `ProtocolError`, and other errors at nonsense."""
@@ -68,7 +68,7 @@ class BatchChannel(LoopOutgoingRequests):
         if done is None:
             return
         calls, answers, times = done
-        self._poller.heard()
+        self._poller.received()
         in_flight = self.in_flight
         tickets = [in_flight[call] for call in calls]
         if len(tickets) > 1 and len(set(tickets)) < len(tickets):

@@ -14,7 +14,7 @@ from headrace.ipc.arena import Reader, Writer
 from headrace.ipc.channel import FrameProtocol, ReleasedPlaces, Releases, connect
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, Kind, frame
-from headrace.ipc.peer_requests import DirectReplies
+from headrace.ipc.peer_requests import FastPathReplies
 from headrace.supervision.exits import LAST_READ_S, ExitWatcher, ending, read_crash_report
 from headrace.workers.process.batch_channel import BatchChannel, BatchSink
 from headrace.workers.process.handshake import ChildKind, Handshake, InstanceSpec
@@ -52,7 +52,7 @@ class Child:
         self._watcher: ExitWatcher
         self._work: asyncio.WriteTransport
         self._side: asyncio.WriteTransport
-        self._direct: DirectReplies
+        self._direct: FastPathReplies
         self._released: ReleasedPlaces
         self._handshake = Handshake(self._name, self._send_aside)
         self._trouble = ""
@@ -92,7 +92,7 @@ class Child:
         self._endpoint.open(encoder, decoder, self._send_aside, self.batches.in_flight)
         self._side = await connect(launched.side, FrameProtocol(self._hear, watcher.lost_channel, self._broken))
         direct = await connect(launched.direct, FrameProtocol(self._hear_direct, watcher.lost_channel, self._broken))
-        self._direct = DirectReplies(direct, launched.at_once)
+        self._direct = FastPathReplies(direct, launched.at_once)
         watcher.begin(self._name)
         self._is_open = True
 

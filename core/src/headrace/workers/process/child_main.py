@@ -27,7 +27,7 @@ from headrace.ipc.channel import FramedSocket, FrameSender
 from headrace.ipc.codec import Decoder, ReceivedRequest
 from headrace.ipc.framing import VERSION, Frame, Kind, read_integers
 from headrace.ipc.json_parts import json_frame, read_json
-from headrace.ipc.peer_requests import DirectCalls, OutgoingRequests, tell
+from headrace.ipc.peer_requests import FastPathCalls, OutgoingRequests, apply_change
 from headrace.ipc.replies import AnswerStatus, Reply, reply_of
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
@@ -69,7 +69,7 @@ def serve(
     sender = FrameSender(work_channel, side_channel, Arena.attach(outbound, arena_bytes))
     decoder = Decoder(Reader(arena), sender.free.append)
     requests = OutgoingRequests(decoder, side_channel.send)
-    direct_calls = DirectCalls(FramedSocket(direct, leave, busy_poll_us), decoder)
+    direct_calls = FastPathCalls(FramedSocket(direct, leave, busy_poll_us), decoder)
     services = RemoteServices(requests, sender, direct_calls, side_channel.send, work_channel.send)
     executor = Executor(work_channel, decoder, sender, services)
     listener = Listener(side_channel, requests, sender, services, executor)
@@ -221,7 +221,7 @@ class Listener:
         elif kind == ChildKind.CHECK:
             threading.Thread(target=self._check, name="headrace-check", daemon=True).start()
         else:
-            tell(message, self._executor.open)
+            apply_change(message, self._executor.open)
 
     def _check(self) -> None:
         """Ask the instance, on a thread of its own, whether it is ready."""

@@ -19,7 +19,7 @@ from headrace.ipc.channel import FrameSender
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import HEADER_BYTES, Frame, Kind, ProtocolError, frame
 from headrace.ipc.json_parts import json_frame, read_json
-from headrace.ipc.peer_requests import AtOnce, DirectCalls, IncomingRequests, OutgoingRequests
+from headrace.ipc.peer_requests import AtOnce, FastPathCalls, IncomingRequests, OutgoingRequests
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
@@ -54,7 +54,7 @@ class RemoteServices(Services):
         self,
         requests: OutgoingRequests,
         sender: FrameSender,
-        direct: DirectCalls,
+        direct: FastPathCalls,
         send: Callable[[bytes], None],
         tell: Callable[[bytes], None],
     ) -> None:
@@ -72,7 +72,7 @@ class RemoteServices(Services):
         self._sender.ask(call, ticket.request, requests.take)
 
     def ask(self, request: InferRequest) -> Answer:
-        if not self._direct.take_turn(request):
+        if not self._direct.try_acquire(request):
             return super().ask(request)
         return self._direct.ask(next(self._requests.numbers), request)
 
