@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import cast
 
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.tcp_server import TCPServer
@@ -51,9 +52,10 @@ class HypercornHost(HttpHost):
     ) -> None:
         loop, state, context = asyncio.get_running_loop(), {"connection": connection}, WorkerContext(None)
         server = TCPServer(self._wrapped, loop, self._config, context, state, reader, writer)
+        owner = cast("asyncio.Task[None]", asyncio.current_task())
+        self._serving.add(owner)
+        owner.add_done_callback(self._serving.discard)
         serving = loop.create_task(server.run())
-        self._serving.add(serving)
-        serving.add_done_callback(self._serving.discard)
         ending = loop.create_task(_end(connection, context, serving))
         try:
             await asyncio.wait((serving,))
