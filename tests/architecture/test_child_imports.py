@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "headrace": ROOT / "core/src",
+    "headrace_engines": ROOT / "core/src",
     "headrace_python": ROOT / "backends/python/src",
     "triton_python_backend_utils": ROOT / "backends/python/src",
 }
@@ -23,7 +24,8 @@ PROBE = """
 import sys
 from importlib import import_module
 
-ALLOWED = {*sys.stdlib_module_names, "numpy", "headrace", "headrace_python", "triton_python_backend_utils", "probe"}
+ALLOWED = {*sys.stdlib_module_names, "numpy", "headrace", "probe"}
+ALLOWED |= {"headrace_engines", "headrace_python", "triton_python_backend_utils"}
 
 
 class Wall:
@@ -49,7 +51,9 @@ def run(tmp_path: Path, *wanted: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
 
 
-@pytest.mark.parametrize("wanted", ["headrace.workers.process.child_main", "headrace_python.entries"])
+@pytest.mark.parametrize(
+    "wanted", ["headrace.workers.process.child_main", "headrace_engines.private_modules", "headrace_python.entries"]
+)
 def test_a_child_imports_nothing_but_numpy(tmp_path: Path, wanted: str) -> None:
     found = run(tmp_path, wanted)
     assert found.stdout == "imported 1\n", found.stderr

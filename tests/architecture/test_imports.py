@@ -17,10 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import headrace
+import headrace_engines
 import headrace_testing
 from headrace.distributions import EXTRAS
 
@@ -56,10 +58,13 @@ MAY_IMPORT = {
     "engine": LEAVES | {"models", "large"},
     "frontends": LEAVES | {"engine", "large", "trimming"},
     "headrace_http": LEAVES | {"__init__", "engine", "frontends", "large"},
+    "headrace_engines": {"__init__"},
     "headrace_grpc": LEAVES | {"__init__", "engine", "frontends", "large", "trimming"},
 }
 #: The frontends of core's own distribution, packages beside `headrace` which import neither it whole nor one another.
 BESIDE = {"headrace_http", "headrace_grpc"}
+#: For authors of backends, in core's own distribution; core proper imports nothing of it.
+FOR_ENGINES = "headrace_engines"
 #: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
 SEEN_BY_FRONTENDS = {
     "headrace.config": {"config_json", "model_config_pb2", "options", "support"},
@@ -97,7 +102,7 @@ class Import:
     def part(self) -> str:
         """The part of headrace it lies in: ``messages``; ``__init__`` for names of headrace itself."""
         words = self.module.split(".")
-        if self.top in BESIDE:
+        if self.top in {*BESIDE, FOR_ENGINES}:
             return self.top
         return words[1] if len(words) > 1 and words[1] in MAY_IMPORT.keys() | COMPOSITION else "__init__"
 
@@ -131,7 +136,7 @@ def upward(part: str, source: str) -> list[str]:
         return []
     wrong = []
     for found in imports(source):
-        if found.top not in {"headrace", *BESIDE} or found.part == part or found.part in MAY_IMPORT[part]:
+        if found.top not in {"headrace", FOR_ENGINES, *BESIDE} or found.part == part or found.part in MAY_IMPORT[part]:
             continue
         wrong.append(f"line {found.line}: {part} imports {found.module}")
     return wrong
@@ -163,7 +168,7 @@ def engines_of(backend: Path) -> set[str]:
 
 def part_of(path: Path) -> str:
     package, inner, *_ = path.relative_to(CORE).parts
-    return package if package in BESIDE else inner.removesuffix(".py")
+    return package if package in {*BESIDE, FOR_ENGINES} else inner.removesuffix(".py")
 
 
 def name_of(path: Path) -> str:
@@ -228,7 +233,7 @@ def test_core_requires_what_it_imports_and_its_extras_are_those_that_it_names() 
         for found in imports(path.read_text())
         if not found.typing_only and found.top not in sys.stdlib_module_names
     }
-    assert always - EXTRA_MODULES.keys() - {"headrace", "pynvml", *BESIDE} == packages
+    assert always - EXTRA_MODULES.keys() - {"headrace", "pynvml", FOR_ENGINES, *BESIDE} == packages
     for extra in EXTRAS.values():
         assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
 
@@ -241,7 +246,7 @@ def test_core_imports_no_engine_anywhere(path: Path) -> None:
 @pytest.mark.parametrize("backend", BACKENDS, ids=name_of)
 def test_a_backend_imports_headrace_itself_and_its_engine_only_inside_functions(backend: Path) -> None:
     packages = {path.name for path in (backend / "src").iterdir() if path.is_dir()}
-    known = sys.stdlib_module_names | {"headrace", "numpy", "ml_dtypes", "google"} | packages
+    known = sys.stdlib_module_names | {"headrace", FOR_ENGINES, "numpy", "ml_dtypes", "google"} | packages
     engines = engines_of(backend)
     for path in modules(backend / "src"):
         allowed = known | engines | ({"pytest"} if path.name == "testing.py" else set())  # pytest's own entry point
@@ -254,7 +259,7 @@ def test_a_backend_imports_headrace_itself_and_its_engine_only_inside_functions(
 @pytest.mark.parametrize("path", modules(ROOT / "tests/core"), ids=name_of)
 def test_the_tests_of_core_need_no_backend_distribution(path: Path) -> None:
     others = [found for found in imports(path.read_text()) if found.top.startswith("headrace_")]
-    assert [found.module for found in others if found.top not in {*BESIDE, "headrace_testing"}] == []
+    assert [found.module for found in others if found.top not in {*BESIDE, FOR_ENGINES, "headrace_testing"}] == []
 
 
 @pytest.mark.parametrize("path", [path for folder in (CORE, KITS, *BACKENDS) for path in modules(folder)], ids=name_of)
@@ -309,12 +314,12 @@ def private(source: str, kits: bool) -> list[str]:
 
     With ``kits`` it is a test of a plugin: it may also import what `headrace_testing` exports.
     """
-    kit = set(headrace_testing.__all__) if kits else set[str]()
-    public = {"headrace", *(f"headrace.{name}" for name in headrace.__all__), *(f"headrace_testing.{k}" for k in kit)}
+    packages: list[ModuleType] = [headrace, headrace_engines, *([headrace_testing] if kits else [])]
+    public = {"headrace", *(f"{package.__name__}.{name}" for package in packages for name in package.__all__)}
     return [
         f"line {found.line}: a plugin imports {found.module}"
         for found in imports(source)
-        if found.top in ("headrace", "headrace_testing") and found.module not in public
+        if found.top in ("headrace", FOR_ENGINES, "headrace_testing") and found.module not in public
     ]
 
 
@@ -322,10 +327,14 @@ def test_there_are_plugins_to_look_at() -> None:
     assert {"_template", "onnx", "python"} <= {plugin.name for plugin in PLUGINS}
 
 
+@pytest.mark.parametrize("path", modules(CORE / FOR_ENGINES), ids=name_of)
+def test_the_helpers_for_engines_import_only_what_headrace_exports_and_themselves(path: Path) -> None:
+    assert private(path.read_text().replace(FOR_ENGINES, "themselves"), kits=False) == []
+
+
 @pytest.mark.parametrize("path", modules(KITS), ids=name_of)
 def test_the_kits_import_only_what_headrace_exports_and_themselves(path: Path) -> None:
-    wrong = private(path.read_text().replace("headrace_testing", "themselves"), kits=False)
-    assert wrong == []
+    assert private(path.read_text().replace("headrace_testing", "themselves"), kits=False) == []
 
 
 def test_a_kit_registers_no_plugin_and_core_no_plugin_of_pytest() -> None:
@@ -352,6 +361,7 @@ def test_a_plugin_imports_only_what_headrace_exports(plugin: Path) -> None:
         ("def late():\n    import headrace.server", False),
         ("from headrace import server", False),
         ("if TYPE_CHECKING:\n    from headrace.backends.base import Model", False),
+        ("from headrace_engines.graph import Graph", False),
         ("from headrace_testing import BackendConformance", False),
         ("from headrace_testing.serving import serve", True),
     ],

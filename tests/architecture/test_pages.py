@@ -65,7 +65,7 @@ def test_what_the_architecture_page_names_exists(code: str) -> None:
     assert [
         part
         for part in code.split(".")
-        if part not in KNOWN | {"headrace", "headrace_grpc", "headrace_http", "tritonclient"}
+        if part not in KNOWN | {"headrace", "headrace_engines", "headrace_grpc", "headrace_http", "tritonclient"}
     ] == []
 
 

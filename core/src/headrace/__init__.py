@@ -19,12 +19,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.backends.agreement import (
-        check_against_graph,
-        complete_from_graph,
-        default_max_batch_size,
-        names_all_tensors,
-    )
     from headrace.backends.base import (
         AnyInstance,
         Backend,
@@ -39,17 +33,15 @@ if TYPE_CHECKING:
         StreamInstance,
         Tensors,
     )
-    from headrace.backends.cores import available_cores, threads_per_instance
-    from headrace.backends.engine_libraries import read_libraries
-    from headrace.backends.graph import Graph, GraphTensor
-    from headrace.backends.onnx_references import check_onnx_references, onnx_repeats
-    from headrace.backends.private_modules import PrivateModules
+    from headrace.backends.cores import available_cores
     from headrace.backends.services import LOG_LEVELS, LogLevel, Services
     from headrace.backends.sharing import Shared
     from headrace.caches.base import CachedResponse, ResponseCache
     from headrace.caches.packing import pack_response, unpack_response
+    from headrace.config.completed_fields import names_all_tensors
     from headrace.config.config_json import config_to_json
     from headrace.config.confinement import one_line, why_path_leaves
+    from headrace.config.derive import padding_inputs
     from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
@@ -114,12 +106,6 @@ if TYPE_CHECKING:
 #: Where each name lives. Imported on first use: who writes a backend need not import a server, and
 #: a process host has no more than NumPy.
 _HOMES = {
-    "headrace.backends.agreement": (
-        "check_against_graph",
-        "complete_from_graph",
-        "default_max_batch_size",
-        "names_all_tensors",
-    ),
     "headrace.backends.base": (
         "AnyInstance",
         "Backend",
@@ -134,17 +120,15 @@ _HOMES = {
         "StreamInstance",
         "Tensors",
     ),
-    "headrace.backends.cores": ("available_cores", "threads_per_instance"),
-    "headrace.backends.engine_libraries": ("read_libraries",),
-    "headrace.backends.graph": ("Graph", "GraphTensor"),
-    "headrace.backends.onnx_references": ("check_onnx_references", "onnx_repeats"),
-    "headrace.backends.private_modules": ("PrivateModules",),
+    "headrace.backends.cores": ("available_cores",),
     "headrace.backends.services": ("LOG_LEVELS", "LogLevel", "Services"),
     "headrace.backends.sharing": ("Shared",),
     "headrace.caches.base": ("CachedResponse", "ResponseCache"),
     "headrace.caches.packing": ("pack_response", "unpack_response"),
     "headrace.config.confinement": ("one_line", "why_path_leaves"),
+    "headrace.config.completed_fields": ("names_all_tensors",),
     "headrace.config.config_json": ("config_to_json",),
+    "headrace.config.derive": ("padding_inputs",),
     "headrace.config.model_config_pb2": ("ModelConfig", "ModelInput", "ModelInstanceGroup", "ModelOutput"),
     "headrace.config.option_groups": ("OptionGroup",),
     "headrace.config.options": ("ServerOptions",),
@@ -233,8 +217,6 @@ __all__ = [
     "Engine",
     "Entrance",
     "Frontend",
-    "Graph",
-    "GraphTensor",
     "HeadraceError",
     "HeldUntil",
     "HttpCall",
@@ -269,7 +251,6 @@ __all__ = [
     "OtherModel",
     "OutputSchema",
     "Padding",
-    "PrivateModules",
     "PublishedMetric",
     "RequestInstance",
     "Rescheduled",
@@ -297,14 +278,10 @@ __all__ = [
     "as_tensor",
     "available_cores",
     "backend_settings",
-    "check_against_graph",
     "check_metric_update",
-    "check_onnx_references",
     "child_command",
-    "complete_from_graph",
     "config_to_json",
     "data_type",
-    "default_max_batch_size",
     "dtypes",
     "ending",
     "hookimpl",
@@ -312,16 +289,14 @@ __all__ = [
     "metric_without_value",
     "names_all_tensors",
     "one_line",
-    "onnx_repeats",
     "open_regular",
     "paced",
     "pack_response",
+    "padding_inputs",
     "parse_parameters",
     "read_config",
     "read_isolation",
-    "read_libraries",
     "read_regular",
-    "threads_per_instance",
     "unpack_response",
     "why_path_leaves",
 ]

@@ -175,7 +175,7 @@ def test_the_log_says_how_many_threads_an_instance_has(
     graphs: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     config: str, parameters: dict[str, int], threads: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("headrace.backends.cores.available_cores", lambda: 8)
+    monkeypatch.setattr("headrace_engines.instance_threads.available_cores", lambda: 8)
     with caplog.at_level("INFO", "headrace.onnxruntime"):
         assert options_of(graphs, config, **parameters).intra_op_num_threads == threads
     assert [record.getMessage().rsplit(": ", 1)[1] for record in caplog.records] == [

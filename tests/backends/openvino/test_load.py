@@ -147,7 +147,7 @@ def test_instances_in_processes_divide_the_cores_and_have_a_stream_each(
     models: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = models.add()
-    monkeypatch.setattr("headrace.backends.cores.available_cores", lambda: 4)
+    monkeypatch.setattr("headrace_engines.instance_threads.available_cores", lambda: 4)
     for count, threads in ((2, 2), (4, 1)):
         config = ModelConfig(name="m")
         config.instance_group.add(count=count, kind=ModelInstanceGroup.KIND_CPU)

@@ -17,9 +17,10 @@ import torch
 import tritonclient.grpc
 from google.protobuf import text_format
 
-from headrace import ConfigError, GraphTensor, Instance, Model, ModelConfig
+from headrace import ConfigError, Instance, Model, ModelConfig
 from headrace.config.derive import derive
 from headrace.storage.local_storage import files_below
+from headrace_engines import GraphTensor
 from headrace_testing.serving import serve
 from headrace_torch import Parameters, PyTorch
 from headrace_torch.leaf_names import LeafNames

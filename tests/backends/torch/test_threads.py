@@ -40,7 +40,7 @@ def test_cores_are_divided_and_a_single_instance_leaves_one(
     scripts: Any, monkeypatch: pytest.MonkeyPatch, cores: int, group: str, threads: int
 ) -> None:
     monkeypatch.setattr(torch_process, "available_cores", lambda: cores)
-    monkeypatch.setattr("headrace.backends.cores.available_cores", lambda: cores)
+    monkeypatch.setattr("headrace_engines.instance_threads.available_cores", lambda: cores)
     thread = InNewThread()
     thread(scripts.load, torch.nn.ReLU(), of_group(group))
     assert thread(torch.get_num_threads) == threads

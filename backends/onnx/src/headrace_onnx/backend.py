@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace import (
-    AnyInstance,
-    Backend,
-    Code,
-    Instance,
-    LoadError,
-    Model,
-    Shared,
-    check_against_graph,
-    complete_from_graph,
-    default_max_batch_size,
-    names_all_tensors,
-)
+from headrace import AnyInstance, Backend, Code, Instance, LoadError, Model, Shared, names_all_tensors
+from headrace_engines import check_against_graph, complete_from_graph, default_max_batch_size
 from headrace_onnx import providers
 from headrace_onnx.instance import DeviceInstance, OnnxInstance, OrtValueInstance, Plan
 from headrace_onnx.parameters import Parameters

@@ -20,7 +20,6 @@ from headrace import (
     BytesTensor,
     Code,
     Device,
-    Graph,
     HeadraceError,
     Instance,
     InvalidArgument,
@@ -29,6 +28,7 @@ from headrace import (
     Tensors,
     dtypes,
 )
+from headrace_engines import Graph
 from headrace_onnx.session import reword
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16

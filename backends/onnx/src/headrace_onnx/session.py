@@ -16,19 +16,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace import (
-    ConfigError,
-    Device,
-    LoadError,
-    Model,
-    check_onnx_references,
-    in_memory,
-    one_line,
-    onnx_repeats,
-    open_regular,
-    read_libraries,
-    threads_per_instance,
-)
+from headrace import ConfigError, Device, LoadError, Model, in_memory, one_line, open_regular
+from headrace_engines import check_onnx_references, onnx_repeats, read_libraries, threads_per_instance
 from headrace_onnx import providers
 
 log = logging.getLogger("headrace.onnxruntime")

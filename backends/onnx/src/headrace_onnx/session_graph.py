@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from headrace import Graph, GraphTensor, dtypes
+from headrace import dtypes
+from headrace_engines import Graph, GraphTensor
 
 #: ONNX Runtime's spelling of an element type, and ours. Anything else is not in the protocol.
 ELEMENT_TYPES = {

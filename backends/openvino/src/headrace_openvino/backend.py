@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace import (
-    Backend,
-    Instance,
-    Model,
-    Shared,
-    check_against_graph,
-    complete_from_graph,
-    default_max_batch_size,
-    dtypes,
-    names_all_tensors,
-)
+from headrace import Backend, Instance, Model, Shared, dtypes, names_all_tensors
+from headrace_engines import check_against_graph, complete_from_graph, default_max_batch_size
 from headrace_openvino.compiled_model import compile_model, without_dropped_inputs
 from headrace_openvino.input_shapes import open_model
 from headrace_openvino.instance import OpenVinoInstance

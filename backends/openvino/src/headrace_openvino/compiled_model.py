@@ -6,17 +6,8 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from headrace import (
-    ConfigError,
-    Graph,
-    LoadError,
-    Model,
-    ModelConfig,
-    available_cores,
-    one_line,
-    read_isolation,
-    threads_per_instance,
-)
+from headrace import ConfigError, LoadError, Model, ModelConfig, available_cores, one_line, read_isolation
+from headrace_engines import Graph, threads_per_instance
 from headrace_openvino.input_shapes import open_model
 from headrace_openvino.openvino_api import open_core, reword
 from headrace_openvino.ports import fixed_batch, graph_of, narrowed, port_names, with_resolved_dims

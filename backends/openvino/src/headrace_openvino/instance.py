@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace import BackendError, Code, Graph, Instance, InvalidArgument, Model, Tensor, Tensors, dtypes
+from headrace import BackendError, Code, Instance, InvalidArgument, Model, Tensor, Tensors, dtypes
+from headrace_engines import Graph
 from headrace_openvino.compiled_model import CompiledGraph, instances_of, repeats
 from headrace_openvino.openvino_api import reword
 

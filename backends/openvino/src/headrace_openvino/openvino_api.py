@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from headrace import LoadError, Model, in_memory, one_line, read_libraries
+from headrace import LoadError, Model, in_memory, one_line
+from headrace_engines import read_libraries
 
 #: How the lines of an error begin that say where in its own source OpenVINO raised it.
 _PLACES = ("Exception from ", "Check '")

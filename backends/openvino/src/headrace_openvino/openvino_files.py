@@ -11,7 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headrace import LoadError, Model, check_onnx_references
+from headrace import LoadError, Model
+from headrace_engines import check_onnx_references
 from headrace_openvino.openvino_api import reword
 
 #: Endings of the names of files that are whole models, or have at their side what they need.

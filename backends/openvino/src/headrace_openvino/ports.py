@@ -6,7 +6,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from headrace import DataType, Graph, GraphTensor, LoadError, ModelConfig, dtypes
+from headrace import DataType, LoadError, ModelConfig, dtypes
+from headrace_engines import Graph, GraphTensor
 
 #: OpenVINO's name of an element type, and ours. Others, strings among them, are refused.
 ELEMENT_TYPES: Mapping[str, DataType] = {

@@ -26,7 +26,7 @@ from headrace_python.requirements import install
 log = logging.getLogger("headrace.python")
 
 #: What every interpreter imports from the server's installation, and nothing else of it; NumPy is all they need.
-PACKAGES = ("headrace", "headrace_python", "triton_python_backend_utils", "c_python_backend_utils")
+PACKAGES = ("headrace", "headrace_engines", "headrace_python", "triton_python_backend_utils", "c_python_backend_utils")
 #: Stands for the model's directory at the start of the path.
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _UNPACK_TIMEOUT_S = 600.0

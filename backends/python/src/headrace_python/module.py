@@ -22,7 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headrace import LoadError, PrivateModules, why_path_leaves
+from headrace import LoadError, why_path_leaves
+from headrace_engines import PrivateModules
 from headrace_python.outcomes import describe
 from triton_python_backend_utils.runtime import MODULE_KEY, Runtime
 

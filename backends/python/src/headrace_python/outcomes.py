@@ -66,7 +66,7 @@ MAX_FRAMES = 24
 MAX_MESSAGE = 2048
 
 #: Top-level packages whose frames say nothing about the model: who called it, and who imported it.
-_OURS = frozenset(("importlib", "headrace", "headrace_python", "triton_python_backend_utils"))
+_OURS = frozenset(("importlib", "headrace", "headrace_engines", "headrace_python", "triton_python_backend_utils"))
 
 
 def describe(error: BaseException, model: str = "") -> str:

@@ -14,7 +14,6 @@ from headrace import (
     AnyInstance,
     Backend,
     ConfigError,
-    Graph,
     Instance,
     LoadError,
     Model,
@@ -24,12 +23,11 @@ from headrace import (
     ModelOutput,
     Shared,
     Spec,
-    check_against_graph,
-    complete_from_graph,
     names_all_tensors,
     one_line,
     open_regular,
 )
+from headrace_engines import Graph, check_against_graph, complete_from_graph
 from headrace_tensorrt.cuda import CudaDevice, cuda_device
 from headrace_tensorrt.cuda_driver import cuda_driver
 from headrace_tensorrt.graph_specs import graph_specs

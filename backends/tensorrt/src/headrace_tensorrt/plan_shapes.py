@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from headrace import DataType, Graph, GraphTensor, InvalidArgument
+from headrace import DataType, InvalidArgument
+from headrace_engines import Graph, GraphTensor
 
 Shape = tuple[int, ...]
 

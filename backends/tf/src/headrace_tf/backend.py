@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from headrace import (
-    Backend,
-    Instance,
-    Model,
-    complete_from_graph,
-    default_max_batch_size,
-    names_all_tensors,
-)
+from headrace import Backend, Instance, Model, names_all_tensors
+from headrace_engines import complete_from_graph, default_max_batch_size
 from headrace_tf.instance import TensorFlowInstance
 from headrace_tf.model_graph import require_ranks
 from headrace_tf.parameters import BackendOptions, Parameters

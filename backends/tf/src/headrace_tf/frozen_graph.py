@@ -13,7 +13,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from headrace import ConfigError, Graph, GraphTensor, LoadError, Model, ModelConfig, one_line, read_regular
+from headrace import ConfigError, LoadError, Model, ModelConfig, one_line, read_regular
+from headrace_engines import Graph, GraphTensor
 from headrace_tf.model_graph import ModelGraph, default_of, graph_of, node_of, tensor_of
 
 _PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault")

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace import BackendError, BytesTensor, Code, Graph, Instance, LoadError, Model, Tensors, dtypes
+from headrace import BackendError, BytesTensor, Code, Instance, LoadError, Model, Tensors, dtypes
+from headrace_engines import Graph
 from headrace_tf.tensorflow_process import reword
 from headrace_tf.tensorflow_session import OpenSession, SessionPool
 

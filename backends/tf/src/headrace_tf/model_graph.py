@@ -15,18 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace import (
-    ConfigError,
-    DataType,
-    Graph,
-    GraphTensor,
-    LoadError,
-    ModelConfig,
-    ModelInput,
-    ModelOutput,
-    dtypes,
-    one_line,
-)
+from headrace import ConfigError, DataType, LoadError, ModelConfig, ModelInput, ModelOutput, dtypes, one_line
+from headrace_engines import Graph, GraphTensor
 
 #: TensorFlow's number of an element type (``DataType`` in its types.proto), and ours. Others are not in the protocol.
 ELEMENT_TYPES: Mapping[int, DataType] = {

@@ -10,7 +10,8 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
-from headrace import GraphTensor, LoadError, Model, one_line, read_regular, why_path_leaves
+from headrace import LoadError, Model, one_line, read_regular, why_path_leaves
+from headrace_engines import GraphTensor
 from headrace_tf.model_graph import Checkpoint, ModelGraph, default_of, graph_of, needed_nodes, tensor_of
 
 log = logging.getLogger("headrace.tensorflow")

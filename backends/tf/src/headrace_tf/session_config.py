@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace import ConfigError, LoadError, Model, one_line, threads_per_instance
+from headrace import ConfigError, LoadError, Model, one_line
+from headrace_engines import threads_per_instance
 from headrace_tf.parameters import BackendOptions
 from headrace_tf.tensorflow_process import has_xla_on_cpu, log, threads_of_process
 

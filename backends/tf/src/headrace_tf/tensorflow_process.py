@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from headrace import Device, LoadError, Model, ModelInstanceGroup, one_line, paced, read_libraries
+from headrace import Device, LoadError, Model, ModelInstanceGroup, one_line, paced
+from headrace_engines import read_libraries
 
 log = logging.getLogger("headrace.tensorflow")
 

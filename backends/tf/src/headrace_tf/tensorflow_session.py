@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headrace import ConfigError, Device, Graph, LoadError, Model, check_against_graph, one_line, read_regular
+from headrace import ConfigError, Device, LoadError, Model, one_line, read_regular
+from headrace_engines import Graph, check_against_graph
 from headrace_tf.frozen_graph import read_frozen_graph, with_outputs
 from headrace_tf.model_graph import ModelGraph, require_fed
 from headrace_tf.operator_check import check_operators

@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headrace import DataType, GraphTensor
+from headrace import DataType
+from headrace_engines import GraphTensor
 from headrace_torch.exported import describe_program
 from headrace_torch.program_signature import SCALAR_TYPES, Leaf, ProgramSignature, argument_paths, result_names
 from headrace_torch.program_sizes import Arithmetic

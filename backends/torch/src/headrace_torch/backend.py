@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace import (
-    Backend,
-    ConfigError,
-    Graph,
-    Instance,
-    Model,
-    ModelConfig,
-    Shared,
-    complete_from_graph,
-    default_max_batch_size,
-    names_all_tensors,
-)
+from headrace import Backend, ConfigError, Instance, Model, ModelConfig, Shared, names_all_tensors
+from headrace_engines import Graph, complete_from_graph, default_max_batch_size
 from headrace_torch.aoti import open_package
 from headrace_torch.eager import find_code, open_eager
 from headrace_torch.exported import Program, describe_program, open_program

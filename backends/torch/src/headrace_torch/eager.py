@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace import HeadraceError, LoadError, Model, PrivateModules, one_line
+from headrace import HeadraceError, LoadError, Model, one_line
+from headrace_engines import PrivateModules
 from headrace_torch.conversion import kept_memory
 from headrace_torch.instance import Forward
 from headrace_torch.torch_compile import compile_module, forget_compiled

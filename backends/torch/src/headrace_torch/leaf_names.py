@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from headrace import (
-    ConfigError,
-    Graph,
-    GraphTensor,
-    ModelConfig,
-    check_against_graph,
-)
+from headrace import ConfigError, ModelConfig
+from headrace_engines import Graph, GraphTensor, check_against_graph
 from headrace_torch.naming import positions
 from headrace_torch.program_signature import Leaf, ProgramSignature
 

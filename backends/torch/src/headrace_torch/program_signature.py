@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace import DataType, GraphTensor, dtypes
+from headrace import DataType, dtypes
+from headrace_engines import GraphTensor
 from headrace_torch.program_sizes import Arithmetic
 
 #: PyTorch's number of a data type in such a file, its name, and ours where the protocol has it.

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from headrace import BackendError, LoadError, Model, ModelConfig, PrivateModules, Tensors
+from headrace import BackendError, LoadError, Model, ModelConfig, Tensors
+from headrace_engines import PrivateModules
 from headrace_torch.compile_options import KEY, parse_options
 from headrace_torch.instance import ForwardInstance
 from headrace_torch.parameters import is_trusted

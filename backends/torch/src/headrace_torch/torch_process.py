@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace import Device, LoadError, Model, available_cores, read_libraries, threads_per_instance
+from headrace import Device, LoadError, Model, available_cores
+from headrace_engines import read_libraries, threads_per_instance
 
 log = logging.getLogger("headrace.pytorch")
 

@@ -23,6 +23,11 @@ class CompletedField:
     source: str
 
 
+def names_all_tensors(config: ModelConfig) -> bool:
+    """True if the config names inputs and outputs. Then none is completed, so that it can say ``max_batch_size: 0``."""
+    return bool(config.input or config.batch_input) and bool(config.output)
+
+
 def completed_fields(before: ModelConfig, after: ModelConfig, source: str) -> list[CompletedField]:
     """What ``after`` says and ``before`` does not, in schema order."""
     return [CompletedField(field, value, source) for field, value in _differences(before, after, "")]

@@ -9,10 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from posixpath import splitext
 
+from headrace.config.config_json import config_to_json
 from headrace.config.confinement import one_line
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.padding import PADDING, PaddingRules
 from headrace.config.parameters import SCHEDULER
 from headrace.errors import ConfigError
+from headrace.messages.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,3 +190,16 @@ def fill_batching(config: ModelConfig) -> None:
             oldest = config.sequence_batching.oldest
             if not oldest.preferred_batch_size:
                 oldest.preferred_batch_size.append(config.max_batch_size)
+
+
+def padding_inputs(config: ModelConfig) -> list[Spec]:
+    """Return the inputs that the server makes by the parameter ``padding``: lengths and masks, with the batch axis.
+
+    Raises `ConfigError` if the parameter cannot be read.
+    """
+    if PADDING not in config.parameters:
+        return []
+    rules = PaddingRules.from_json(config_to_json(config))
+    pads = rules.pads if rules else ()
+    made = [each for pad in pads for each in ((pad.length, (-1,)), (pad.mask, (-1, -1)))]
+    return [Spec(tensor.name, tensor.datatype, dims) for tensor, dims in made if tensor]

@@ -15,10 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.backends.agreement import names_all_tensors
 from headrace.backends.base import AnyInstance, Backend, Isolation, Model
 from headrace.config import padding, parameters, validation
-from headrace.config.completed_fields import is_set
+from headrace.config.completed_fields import is_set, names_all_tensors
 from headrace.config.config_json import config_to_json
 from headrace.config.derive import derive, fill_batching
 from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput, ModelParameter

@@ -40,7 +40,7 @@ def threshold(level: int) -> int:
 
 LOGGER = logging.getLogger("headrace")
 #: The packages of this distribution, which log by the level of the settings.
-_OURS = (LOGGER, logging.getLogger("headrace_grpc"), logging.getLogger("headrace_http"))
+_OURS = (LOGGER, *(logging.getLogger(f"headrace_{name}") for name in ("engines", "grpc", "http")))
 _ROOT = logging.getLogger()
 _CONTEXT = ("request_id", "model", "version", "code", "left_out")
 #: Loggers of transports that are not ours: what they say is what peers make them say.

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 
-from headrace import ConfigError, DataType, Graph, ModelConfig, dtypes
+from headrace import ConfigError, DataType, ModelConfig, dtypes
+from headrace_engines import Graph
 
 SEQUENCE = """sequence_batching {
   control_input { name: "start" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] } }

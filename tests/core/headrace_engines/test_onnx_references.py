@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from headrace import LoadError, check_onnx_references, onnx_repeats
-from headrace.backends import onnx_references
+from headrace import LoadError
+from headrace_engines import check_onnx_references, onnx_references, onnx_repeats
 
 SHAPE: list[str | int | None] = ["n", 4]
 

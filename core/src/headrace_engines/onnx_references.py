@@ -16,9 +16,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from headrace.config.confinement import one_line, why_path_leaves
-from headrace.config.regular_files import open_regular, read_regular
-from headrace.errors import LoadError
+from headrace import LoadError, one_line, open_regular, read_regular, why_path_leaves
 
 #: What the engine takes for an address in its own memory begins so.
 _ADDRESS = "*/_ORT_MEM_ADDR_"

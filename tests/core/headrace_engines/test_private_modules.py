@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from headrace import PrivateModules
+from headrace_engines import PrivateModules
 
 Load = Callable[..., ModuleType]
 

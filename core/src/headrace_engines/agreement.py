@@ -9,21 +9,10 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
-from headrace.backends.graph import Graph, GraphTensor
-from headrace.config.confinement import one_line
-from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from headrace.errors import ConfigError, LoadError
-from headrace.messages import dtypes
-from headrace.messages.dtypes import DataType
-from headrace.messages.spec import Spec
+from headrace import ConfigError, DataType, LoadError, ModelConfig, ModelInput, ModelOutput, Spec, dtypes, one_line
+from headrace_engines.graph import Graph, GraphTensor
 
 log = logging.getLogger(__name__)
-
-
-def names_all_tensors(config: ModelConfig) -> bool:
-    """Whether the config already names inputs and outputs; then nothing at all is completed, so
-    that ``max_batch_size: 0`` can be said."""
-    return bool(config.input or config.batch_input) and bool(config.output)
 
 
 def default_max_batch_size(backend: str, options: Mapping[str, str]) -> int:

@@ -1,21 +1,15 @@
 """Inputs and outputs of a model: as an engine has them of a file, whatever the engine, and as the config has them.
 
-A backend whose engine knows them makes a `Graph` of what it opened; `complete_from_graph` and
-`check_against_graph` (``headrace.backends.agreement``) hold it against the config. Which tensors the config has a
-model be given and give, those that no client sends or sees included, `Graph.of_config` tells.
+A backend makes a `Graph` of what its engine finds in a file; `complete_from_graph` and `check_against_graph` compare it
+with the config. `Graph.of_config` has the tensors of a config, with those that no client sends or receives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from headrace.config.config_json import config_to_json
-from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from headrace.config.padding import PADDING, PaddingRules
-from headrace.errors import Code, LoadError
-from headrace.messages import dtypes
-from headrace.messages.dtypes import DataType
+from headrace import Code, DataType, LoadError, ModelConfig, ModelInput, ModelOutput, dtypes, padding_inputs
 
 _UNKNOWN = "unknown"
 
@@ -85,7 +79,9 @@ class Graph:
         inputs += [_tensor(name, made.data_type, (-1,)) for made in config.batch_input for name in made.target_name]
         outputs = [_described(io, batch) for io in config.output]
         outputs += [_tensor(state.output_name, state.data_type, (*batch, *state.dims)) for state in sequence.state]
-        return cls(_by_name([*inputs, *_made_by_padding(config)]), _by_name(outputs))
+        made = padding_inputs(config) if config.input and config.output else ()
+        inputs += [GraphTensor(spec.name, spec.datatype, spec.datatype.config_name, spec.dims) for spec in made]
+        return cls(_by_name(inputs), _by_name(outputs))
 
 
 def _described(io: ModelInput | ModelOutput, batch: tuple[int, ...]) -> GraphTensor:
@@ -100,16 +96,6 @@ def _described(io: ModelInput | ModelOutput, batch: tuple[int, ...]) -> GraphTen
 def _tensor(name: str, data_type: int, shape: tuple[int, ...]) -> GraphTensor:
     datatype = dtypes.BY_CONFIG_VALUE.get(data_type)
     return GraphTensor(name, datatype, datatype.config_name if datatype else _UNKNOWN, shape)
-
-
-def _made_by_padding(config: ModelConfig) -> Iterator[GraphTensor]:
-    if PADDING not in config.parameters or not (config.input and config.output):
-        return
-    rules = PaddingRules.from_json(config_to_json(config))
-    for pad in rules.pads if rules else ():
-        for made, shape in ((pad.length, (-1,)), (pad.mask, (-1, -1))):
-            if made:
-                yield GraphTensor(made.name, made.datatype, made.datatype.config_name, shape)
 
 
 def _by_name(tensors: Iterable[GraphTensor]) -> dict[str, GraphTensor]:

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from headrace import read_libraries
+from headrace_engines import read_libraries
 
 MIB = 1 << 20
 

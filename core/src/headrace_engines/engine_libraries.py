@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from headrace.config.regular_files import open_regular, read_ahead
+from headrace import in_memory
 
 
 def read_libraries(package: str, *folders: str) -> None:
@@ -22,5 +22,5 @@ def read_libraries(package: str, *folders: str) -> None:
     for place in spec.submodule_search_locations or ():
         for folder in folders:
             for path in Path(place, folder).glob("*.so*"):
-                with suppress(OSError), open_regular(path) as file:  # to import it says what is wrong with it
-                    read_ahead(file)
+                with suppress(OSError), in_memory(path):  # to import it says what is wrong with it
+                    pass

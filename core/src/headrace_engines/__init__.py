@@ -1,0 +1,53 @@
+"""What backends of several engines have in common: for authors of backends. It imports only what `headrace` exports.
+
+A backend makes a `Graph` of the inputs and outputs that its engine finds in a model file. `complete_from_graph` fills a
+config from it, and `check_against_graph` compares the two.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace_engines.agreement import check_against_graph, complete_from_graph, default_max_batch_size
+    from headrace_engines.engine_libraries import read_libraries
+    from headrace_engines.graph import Graph, GraphTensor
+    from headrace_engines.instance_threads import threads_per_instance
+    from headrace_engines.onnx_references import check_onnx_references, onnx_repeats
+    from headrace_engines.private_modules import PrivateModules
+
+#: The module of each name, imported on first use: a process of a model may have no protobuf.
+_HOMES = {
+    "Graph": "graph",
+    "GraphTensor": "graph",
+    "PrivateModules": "private_modules",
+    "check_against_graph": "agreement",
+    "check_onnx_references": "onnx_references",
+    "complete_from_graph": "agreement",
+    "default_max_batch_size": "agreement",
+    "onnx_repeats": "onnx_references",
+    "read_libraries": "engine_libraries",
+    "threads_per_instance": "instance_threads",
+}
+
+__all__ = [
+    "Graph",
+    "GraphTensor",
+    "PrivateModules",
+    "check_against_graph",
+    "check_onnx_references",
+    "complete_from_graph",
+    "default_max_batch_size",
+    "onnx_repeats",
+    "read_libraries",
+    "threads_per_instance",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headrace_engines' has no attribute '{name}'")
+    value = getattr(import_module(f"headrace_engines.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
