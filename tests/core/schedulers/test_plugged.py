@@ -336,7 +336,7 @@ def test_what_a_scheduler_publishes_is_there_as_long_as_its_model_and_one_that_f
     lines = [each for each in caplog.records if "could not be read" in each.getMessage()]
     of_broken = {"model": "broken", "version": "1"}
     assert [line.getMessage() for line in lines] == [
-        f"the metrics of 'forward' of {of_broken} could not be read, and are left out of the page"
+        f"the metrics of 'forward' of {of_broken} could not be read and are left out of the page"
     ]
 
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.errors import AlreadyExists, HeadraceError, InternalError, InvalidArgument, Unsupported
 from headrace.telemetry import exposition
-from headrace.telemetry.custom import CustomMetrics, Holding
+from headrace.telemetry.custom import CustomMetrics, InstanceMetrics
 from headrace.telemetry.series import MetricKind, MetricOperation
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def metrics() -> CustomMetrics:
 
 
 def test_the_page_shows_each_kind_as_triton_does(metrics: CustomMetrics) -> None:
-    held = Holding(metrics)
+    held = InstanceMetrics(metrics)
     counter = held.metric(held.family("c_total", 'counts \\ "x"\nline', "counter"), {"a": "1", "Z": 'q"\n'}, None)
     gauge = held.metric(held.family("g_now", "g", "gauge"), {}, None)
     histogram = held.metric(held.family("h_secs", "h", "histogram"), {"k": "v"}, [0.1, 1.0, 10])
@@ -59,13 +59,13 @@ def test_the_page_shows_each_kind_as_triton_does(metrics: CustomMetrics) -> None
 
 
 def test_a_histogram_may_have_no_buckets_of_its_own(metrics: CustomMetrics) -> None:
-    held = Holding(metrics)
+    held = InstanceMetrics(metrics)
     held.update(held.metric(held.family("h", "", "histogram"), {}, []), "observe", 3)
     assert 'h_bucket{le="+Inf"} 1\n' in page(metrics)
 
 
 def test_equal_names_and_labels_are_one_metric_until_the_last_instance_gives_it_up(metrics: CustomMetrics) -> None:
-    one, other = Holding(metrics), Holding(metrics)
+    one, other = InstanceMetrics(metrics), InstanceMetrics(metrics)
     mine = one.metric(one.family("c", "first", "counter"), {"a": "1", "b": "2"}, None)
     theirs = other.metric(other.family("c", "second", "counter"), {"b": "2", "a": "1"}, None)
     one.update(mine, "increment", 1)
@@ -79,7 +79,7 @@ def test_equal_names_and_labels_are_one_metric_until_the_last_instance_gives_it_
 
 
 def test_a_metric_that_comes_back_begins_anew(metrics: CustomMetrics) -> None:
-    held = Holding(metrics)
+    held = InstanceMetrics(metrics)
     metric = held.metric(held.family("c", "", "counter"), {}, None)
     held.update(metric, "increment", 5)
     held.close()
@@ -87,7 +87,7 @@ def test_a_metric_that_comes_back_begins_anew(metrics: CustomMetrics) -> None:
 
 
 def test_a_family_lives_as_long_as_its_metrics(metrics: CustomMetrics) -> None:
-    held = Holding(metrics)
+    held = InstanceMetrics(metrics)
     family = held.family("c", "", "counter")
     metric = held.metric(family, {}, None)
     held.release(family)
@@ -98,17 +98,17 @@ def test_a_family_lives_as_long_as_its_metrics(metrics: CustomMetrics) -> None:
 
 
 def test_what_is_given_up_twice_or_never_was_is_nobodys(metrics: CustomMetrics) -> None:
-    held, other = Holding(metrics), Holding(metrics)
+    held, other = InstanceMetrics(metrics), InstanceMetrics(metrics)
     family = held.family("c", "", "counter")
     metric, kept = held.metric(family, {}, None), other.metric(other.family("c", "", "counter"), {}, None)
     for handle in (metric, metric, 12345):
         held.release(handle)
     other.update(kept, "increment", 1)
     assert "c 1\n" in page(metrics)
-    with pytest.raises(InternalError, match=r"^the metric has been given up$"):
+    with pytest.raises(InternalError, match=r"^the metric has been released$"):
         held.update(metric, "increment", 1)
     held.release(family)
-    with pytest.raises(InternalError, match=r"^the metric family has been given up$"):
+    with pytest.raises(InternalError, match=r"^the metric family has been released$"):
         held.metric(family, {}, None)
 
 
@@ -123,7 +123,9 @@ def test_a_name_that_would_spoil_the_page_is_refused(metrics: CustomMetrics, nam
     ["nv_inference_count", "nv_model_load_duration_secs", "nv_gpu_utilization", "nv_cpu_x", "nv_cache_x", "headrace_x"],
 )
 def test_the_servers_own_names_are_refused_and_others_of_their_kind_are_not(metrics: CustomMetrics, name: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"^metric family name '{name}': names like this are the server's own$"):
+    with pytest.raises(
+        InvalidArgument, match=f"^metric family name '{name}': names with this prefix are reserved for the server$"
+    ):
         metrics.family(name, "", "counter")
     metrics.family("nv_trt_llm_request_metrics", "", "gauge")
 
@@ -135,7 +137,7 @@ def test_a_label_that_would_spoil_the_page_is_refused(metrics: CustomMetrics, la
 
 
 def test_a_histogram_has_its_le_itself(metrics: CustomMetrics) -> None:
-    with pytest.raises(InvalidArgument, match="has 'le' already"):
+    with pytest.raises(InvalidArgument, match="'le' is reserved in histograms"):
         metrics.series(metrics.family("h", "", "histogram"), {"le": "1"}, [1.0])
     metrics.series(metrics.family("c", "", "counter"), {"le": "1"}, None)
 
@@ -208,14 +210,14 @@ def test_a_counter_never_goes_back(metrics: CustomMetrics, value: float) -> None
 
 
 def test_no_increment_is_lost_and_nothing_is_left_among_many_threads(metrics: CustomMetrics) -> None:
-    kept = Holding(metrics)
+    kept = InstanceMetrics(metrics)
     counter = kept.metric(kept.family("c", "", "counter"), {}, None)
     problems: list[HeadraceError] = []
 
     def work() -> None:
         try:
             for _ in range(300):
-                held = Holding(metrics)
+                held = InstanceMetrics(metrics)
                 mine = held.metric(held.family("c", "", "counter"), {}, None)
                 passing = held.metric(held.family("passing", "", "histogram"), {"a": "b"}, [1.0])
                 held.update(mine, "increment", 1)
@@ -243,7 +245,7 @@ def run_together(work: Callable[[], None], number: int) -> None:
 def test_a_finalizer_may_give_up_a_metric_in_the_middle_of_any_call(
     metrics: CustomMetrics, interrupted: Interrupted
 ) -> None:
-    held = Holding(metrics)
+    held = InstanceMetrics(metrics)
     doomed: list[int] = []
 
     def call() -> None:

@@ -26,7 +26,7 @@ from headrace.models.serving_table import ServingTable
 from headrace.models.view import ModelView
 from headrace.schedulers.in_flight import write
 from headrace.schedulers.rate_limiter import RateLimiter
-from headrace.telemetry.custom import CustomMetrics, Holding
+from headrace.telemetry.custom import CustomMetrics, InstanceMetrics
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.series import MetricKind, MetricOperation
 from headrace.workers.process.remote_services import LoopServices
@@ -107,7 +107,7 @@ class LocalServices(LoopServices):
         self._model = model
         self._calls, self._control, self._loads = server.calls, server.control, server.loads
         self._mailbox, self._loop = server.mailbox, server.mailbox.loop
-        self._metrics = Holding(server.metrics)
+        self._metrics = InstanceMetrics(server.metrics)
 
     # ------------------------------------------------------------------ other models
 

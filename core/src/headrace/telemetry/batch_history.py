@@ -1,4 +1,4 @@
-"""Why the last batches of a model ran when they did: a tuple each, which is put into words when somebody asks."""
+"""Records why and when the last batches of a model ran. Each is a tuple; `BatchHistory.document` makes it readable."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-#: Batches that are remembered of each version.
+#: Batches that are remembered per model version.
 KEPT = 512
 
-# Why a batch ran. A scheduler may have reasons of its own.
+# Why a batch ran. A scheduler may have other reasons.
 FULL = "full"
 PREFERRED_SIZE = "preferred_size"
 DELAY = "delay"
@@ -19,18 +19,18 @@ IDLE_INSTANCE = "idle_instance"
 DIVIDED = "divided"
 RESOURCES = "resources"
 
-#: When it was given to which instance, why, its requests and rows, when the first and the last of its requests were
-#: queued, and how many were left waiting.
+#: A batch: when it was given to an instance (ns), the instance, the reason, requests, rows, when its first and its last
+#: request were queued (ns), and how many requests were left waiting.
 Closed: TypeAlias = tuple[int, str, str, int, int, int, int, int]
 
 #: Characters of a reason that are shown.
 _LONGEST = 100
-#: What is said of the distribution of waits.
+#: Percentiles of the waits that are shown.
 _QUANTILES = (50, 90, 99, 100)
 
 
 class BatchHistory:
-    """The last `KEPT` batches of a version. ``add`` on any thread, once per batch; reading on any thread."""
+    """The last `KEPT` batches of a model version. Any thread may call ``add``, once per batch, and read."""
 
     __slots__ = ("_closed", "add")
 
@@ -39,16 +39,15 @@ class BatchHistory:
         self.add = self._closed.append
 
     def last(self) -> list[Closed]:
-        """Those that are remembered, oldest first."""
+        """Return the remembered batches, oldest first."""
         while True:
             try:
                 return list(self._closed)
-            except RuntimeError:  # another thread has added one meanwhile
+            except RuntimeError:  # another thread has added a batch meanwhile
                 continue
 
     def document(self, now_ns: int) -> dict[str, Any]:
-        """What is remembered, added up and one by one, oldest first. Times are microseconds; ages are counted back
-        from ``now_ns``."""
+        """Return totals and each batch, oldest first. Times are in microseconds; ages are relative to ``now_ns``."""
         closed = self.last()
         reasons = Counter(_shown(batch[2]) for batch in closed)
         sizes = Counter(batch[4] for batch in closed)
@@ -76,11 +75,11 @@ def _in_words(batch: Closed, now_ns: int) -> dict[str, Any]:
 
 
 def _shown(reason: object) -> str:
-    """A scheduler is a stranger, and may have said anything."""
+    """Return ``reason`` as text of at most 100 characters: the scheduler of a plugin may give anything."""
     return str(reason)[:_LONGEST] if reason else IDLE_INSTANCE
 
 
 def _quantiles(waits_ns: Sequence[int]) -> dict[str, int]:
-    """The least wait that so many percent of them do not exceed; empty if there is none."""
+    """Return percentiles of the waits in microseconds; empty without waits."""
     ordered = sorted(waits_ns)
     return {f"p{q}": ordered[-(-len(ordered) * q // 100) - 1] // 1000 for q in _QUANTILES if ordered}

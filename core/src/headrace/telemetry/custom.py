@@ -1,7 +1,7 @@
 """Metrics that models make (docs/spec/behaviours.md section 7.6). Any thread.
 
-Instances that name the same family and the same labels share one metric. It is on the page from
-the first that makes it until the last has given it up, which an instance that ends always does.
+Instances that name the same family and the same labels share one metric. It is on the page until the
+last instance that uses it releases it. An instance that ends releases all of its metrics.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prometheus_client.samples import Sample
 from headrace.errors import AlreadyExists, InternalError, InvalidArgument
 from headrace.telemetry.series import BucketCounts, Counter, Gauge, MetricKind, MetricOperation, Series
 
-#: What names of the server's own families begin with.
+#: Prefixes of the names of the server's own families.
 OWN = (
     "headrace_",
     "nv_cache_",
@@ -39,7 +39,7 @@ _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 @dataclass(slots=True, eq=False)
 class CustomFamily:
-    """``holders`` is how many instances use it."""
+    """A metric family made by models. ``holders`` is the number of uses: by instances, and by its series."""
 
     name: str
     description: str
@@ -54,15 +54,15 @@ class CustomFamily:
 
 
 class CustomMetrics(Collector):
-    """All custom metrics of one server.
+    """All metrics made by models of one server.
 
-    A model's metric is given up by its finalizer, which may come in the middle of any other call of
-    its thread. So `give_up` waits for nobody: what it finds taken, whoever has it sees to.
+    A metric is released by its finalizer, which Python may run in the middle of any other call of the same
+    thread. So `release` never waits for the lock: if another call holds it, that call removes the metric.
     """
 
     def __init__(self) -> None:
         self._families: dict[str, CustomFamily] = {}
-        self._given_up: deque[tuple[CustomFamily, Series | None]] = deque()
+        self._released: deque[tuple[CustomFamily, Series | None]] = deque()
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
@@ -75,10 +75,10 @@ class CustomMetrics(Collector):
             yield metric
 
     def family(self, name: str, description: str, kind: MetricKind) -> CustomFamily:
-        """The family ``name``, with one more holder. The first to make it describes it.
+        """Return the family ``name``, with one more holder. Its first maker sets the description.
 
-        Raises `InvalidArgument` for a name that Prometheus or the server does not allow,
-        `AlreadyExists` if the name is taken by one of another kind.
+        Raises `InvalidArgument` for a name that Prometheus or the server does not allow, `AlreadyExists`
+        if a family of another kind has the name.
         """
         _check_name(name)
         with self._taken():
@@ -91,7 +91,7 @@ class CustomMetrics(Collector):
         return family
 
     def series(self, family: CustomFamily, labels: Mapping[str, str], buckets: Sequence[float] | None) -> Series:
-        """The metric of ``family`` with ``labels``, with one more holder. Raises `InvalidArgument`."""
+        """Return the metric of ``family`` with ``labels``, with one more holder. Raises `InvalidArgument`."""
         made = _make(family, labels, buckets)
         with self._taken():
             series = family.series.setdefault(tuple(made.labels.items()), made)
@@ -99,9 +99,9 @@ class CustomMetrics(Collector):
             family.holders += 1
         return series
 
-    def give_up(self, family: CustomFamily, series: Series | None = None) -> None:
-        """One holder less of ``series``, or of the family itself. Never blocks."""
-        self._given_up.append((family, series))
+    def release(self, family: CustomFamily, series: Series | None = None) -> None:
+        """Release one use of ``series``, or of the family itself. Never blocks."""
+        self._released.append((family, series))
         self._sweep()
 
     @contextmanager
@@ -111,12 +111,12 @@ class CustomMetrics(Collector):
         self._sweep()
 
     def _sweep(self) -> None:
-        """Take off the page what has been given up, unless somebody is at it, who will."""
-        # Looked at again after each release: more may have come while the lock was being given up.
-        while self._given_up and self._lock.acquire(blocking=False):
+        """Remove released metrics from the page, unless another thread holds the lock: it removes them itself."""
+        # Checked again after the lock is released: another thread may have failed to get the lock until then.
+        while self._released and self._lock.acquire(blocking=False):
             try:
-                while self._given_up:
-                    self._drop(*self._given_up.popleft())
+                while self._released:
+                    self._drop(*self._released.popleft())
             finally:
                 self._lock.release()
 
@@ -139,8 +139,8 @@ class CustomMetrics(Collector):
         return made
 
 
-class Holding:
-    """What one instance holds of the custom metrics, by handle. Raises as `CustomMetrics` does."""
+class InstanceMetrics:
+    """The custom metrics of one instance, by handle. Raises as `CustomMetrics` does."""
 
     def __init__(self, metrics: CustomMetrics) -> None:
         self._metrics = metrics
@@ -158,7 +158,7 @@ class Holding:
     def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
         held = self._families.get(family)
         if held is None:
-            raise InternalError("the metric family has been given up")
+            raise InternalError("the metric family has been released")
         series = self._metrics.series(held, labels, buckets)
         handle = self._next()
         self._series[handle] = held, series
@@ -171,21 +171,21 @@ class Holding:
         return self._held(metric).value()
 
     def release(self, handle: int) -> None:
-        """Give up a metric or a family; nothing if that was done before."""
+        """Release a metric or a family. Does nothing if it was released before."""
         if (family := self._families.pop(handle, None)) is not None:
-            self._metrics.give_up(family)
+            self._metrics.release(family)
         elif (held := self._series.pop(handle, None)) is not None:
-            self._metrics.give_up(*held)
+            self._metrics.release(*held)
 
     def close(self) -> None:
-        """Give up everything."""
+        """Release all metrics and families."""
         for handle in (*self._series, *self._families):
             self.release(handle)
 
     def _held(self, metric: int) -> Series:
         held = self._series.get(metric)
         if held is None:
-            raise InternalError("the metric has been given up")
+            raise InternalError("the metric has been released")
         return held[1]
 
     def _next(self) -> int:
@@ -211,10 +211,10 @@ def _make(family: CustomFamily, labels: Mapping[str, str], buckets: Sequence[flo
 def _check_name(name: str) -> None:
     if not _FAMILY_NAME.fullmatch(name):
         raise InvalidArgument(
-            f"metric family name {name!r}: it takes letters, digits, '_' and ':', and no digit in front"
+            f"metric family name {name!r}: it must have only letters, digits, '_' and ':', and not begin with a digit"
         )
     if name.startswith(OWN):
-        raise InvalidArgument(f"metric family name '{name}': names like this are the server's own")
+        raise InvalidArgument(f"metric family name '{name}': names with this prefix are reserved for the server")
 
 
 def _check_labels(family: CustomFamily, labels: Mapping[str, str]) -> None:
@@ -223,6 +223,6 @@ def _check_labels(family: CustomFamily, labels: Mapping[str, str]) -> None:
             raise InvalidArgument(f"metric family '{family.name}': label {name!r} is {value!r}; both must be strings")
         if not _LABEL_NAME.fullmatch(name) or (family.kind == "histogram" and name == "le"):
             raise InvalidArgument(
-                f"metric family '{family.name}': label name {name!r}: it takes letters, digits and '_', with a letter "
-                "or one '_' in front, and a histogram has 'le' already"
+                f"metric family '{family.name}': label name {name!r}: it must have only letters, digits and '_', and "
+                "begin with a letter or a single '_'; 'le' is reserved in histograms"
             )

@@ -1,9 +1,9 @@
-"""What an instance has executed, as plain integers, and what an observer of its executions implements.
+"""Statistics of executions as plain integers, and the `Observer` of executions.
 
-An instance counts with every batch, and somebody looks every few seconds: so counting only notes a few integers
-(`ExecutionCounter`), and hundreds of them are added up at once (`ExecutionStatistics.add_noted`). Nothing here
-locks: each writer has its own object and is its only writer. Readers may see a batch half counted, never a torn
-number, and none that has counted less than before. Source: docs/spec/behaviours.md sections 1.6 and 7.1.
+An instance counts with every batch, but readers read only every few seconds. So counting appends a few integers to a
+list (`ExecutionCounter`), and hundreds of them are added up at once (`ExecutionStatistics.add_noted`). There are no
+locks: each counter has one writer. A reader may see a batch that is half counted, but no torn number, and no number
+that is lower than before. Source: docs/spec/behaviours.md sections 1.6 and 7.1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.messages.ticket import Ticket
 LATENCY_BOUNDS_US = tuple(1 << power for power in range(27))
 #: Upper bounds of the batch-size histogram.
 BATCH_BOUNDS = tuple(1 << power for power in range(13))
-#: So many requests are noted before they are added up.
+#: Requests that are noted before they are added up.
 MOST_NOTED = 512
 
 _Integers: TypeAlias = NDArray[np.int64]
@@ -31,7 +31,7 @@ _Integers: TypeAlias = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Duration:
-    """How often something happened, and how long it took altogether."""
+    """How often something happened, and how long it took in total."""
 
     count: int = 0
     ns: int = 0
@@ -41,7 +41,7 @@ class Duration:
         self.ns += other.ns
 
     def add_all(self, count: int, ns: int) -> None:
-        """It happened ``count`` times, which took ``ns`` together."""
+        """Add ``count`` events that took ``ns`` together."""
         self.count += int(count)
         self.ns += int(ns)
 
@@ -56,7 +56,7 @@ class Histogram:
         self.total = 0
 
     def record(self, values: _Integers) -> None:
-        """A value is in the bucket of the first bound that is not below it: a float's exponent tells."""
+        """Count each value in the bucket of the first bound that is not below it, found by its exponent as a float."""
         _, exponents = np.frexp(np.maximum(values - 1, 0).astype(np.float64))
         size = len(self.counts)
         found = np.bincount(np.minimum(exponents, size - 1), minlength=size)
@@ -69,7 +69,7 @@ class Histogram:
 
 
 class BatchTimes(NamedTuple):
-    """Boundaries of one execution, ``time.monotonic_ns``: the instance took the batch, the inputs
+    """Times of one execution, in ``time.monotonic_ns``: the instance took the batch, the inputs
     were stacked, the engine returned, the answers were split."""
 
     start_ns: int
@@ -79,7 +79,7 @@ class BatchTimes(NamedTuple):
 
     @property
     def spans(self) -> tuple[int, int, int]:
-        """What stacking, inferring and splitting took."""
+        """The durations of stacking, inferring and splitting."""
         return (
             self.input_end_ns - self.start_ns,
             self.infer_end_ns - self.input_end_ns,
@@ -92,13 +92,14 @@ class Observer(ABC):
 
     @abstractmethod
     def batch_finished(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
-        """One execution is over, or a late answer of one has come. Called on an instance's thread or
-        on the event loop, possibly several at once: must be quick and must not block. A raise is
-        logged and ignored."""
+        """Called after each execution, and for an answer that a model gives after its execution.
+
+        Called on the thread of an instance or on the event loop, possibly by several threads at once. It must be quick
+        and must not block. An exception is logged and ignored."""
 
 
 class SpanKeeper(Observer):
-    """Has the tickets of a model that others ask say what answering took, for those who add it up."""
+    """Stores the durations of an execution in its tickets. Used for models that other models call."""
 
     def batch_finished(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
         spans_ns = times.spans
@@ -122,7 +123,7 @@ class BatchStatistics:
 
 @dataclass(slots=True)
 class ExecutionStatistics:
-    """What instances have executed."""
+    """The statistics of one or more instances, added up."""
 
     inference_count: int = 0
     execution_count: int = 0
@@ -141,7 +142,7 @@ class ExecutionStatistics:
     batch_size: Histogram = field(default_factory=lambda: Histogram(BATCH_BOUNDS))
 
     def add(self, other: ExecutionStatistics) -> None:
-        """Add another object's numbers to this one's."""
+        """Add the numbers of ``other``."""
         self.inference_count += other.inference_count
         self.execution_count += other.execution_count
         self.last_inference_ms = max(self.last_inference_ms, other.last_inference_ms)
@@ -153,7 +154,7 @@ class ExecutionStatistics:
             self.batches.setdefault(size, BatchStatistics()).add(batch)
 
     def add_noted(self, executions: list[int], requests: list[int]) -> None:
-        """Add what an `ExecutionCounter` has noted; ``requests`` may have more than ``executions`` tell of."""
+        """Add the notes of an `ExecutionCounter`. Requests whose execution is not noted yet are ignored."""
         if not executions:
             return
         noted: _Integers = np.array(executions, np.int64).reshape(-1, _EXECUTION)
@@ -186,25 +187,28 @@ class ExecutionStatistics:
         return numbers.compute_input, numbers.compute_infer, numbers.compute_output
 
 
-#: Integers that are noted of an execution: requests that it has answered, the rows that it ran (0: it is not to be
-#: counted as one), start and end, and what stacking, inferring and splitting took, in nanoseconds.
+#: Integers that are noted for an execution: requests answered, rows (0: do not count it as an execution), start, end,
+#: and the durations of stacking, inferring and splitting. Times are in nanoseconds.
 _EXECUTION = 7
-#: And of a request, in the order of the executions: its arrival, when it was queued, and its rows.
+#: Integers that are noted for a request, in the order of the executions: arrival, time when it was queued, rows.
 _REQUEST = 3
 
 
 class ExecutionCounter:
-    """Counts what one instance executes. Written by one thread only: an instance has an object for its own thread, and
-    one for what it answers after its executions, which the event loop writes. Any thread may ask for the `total`."""
+    """Counts the executions of one instance.
+
+    Only one thread may write to it. An instance has one for its own thread, and one for answers that it gives after an
+    execution, written by the event loop. Any thread may read `total`.
+    """
 
     __slots__ = ("_noted",)
 
     def __init__(self, counted: ExecutionStatistics | None = None) -> None:
-        #: What has been added up, and the executions and requests that have not. Replaced together, for readers.
+        #: The numbers added up so far; executions and requests noted since then. Replaced together, for readers.
         self._noted: tuple[ExecutionStatistics, list[int], list[int]] = (counted or ExecutionStatistics(), [], [])
 
     def total(self) -> ExecutionStatistics:
-        """Everything added up, in an object of the caller's own."""
+        """Return the sum of everything, in a new object."""
         counted, executions, requests = self._noted
         total = ExecutionStatistics()
         total.add(counted)
@@ -212,7 +216,7 @@ class ExecutionCounter:
         return total
 
     def record(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
-        """Count one batch; it counts as an execution if anything succeeded."""
+        """Count one batch. It counts as an execution if at least one request succeeded."""
         if failed:
             self._note_failed(failed, times.end_ns)
         if succeeded:
@@ -222,13 +226,12 @@ class ExecutionCounter:
             self._note((len(succeeded), rows, start, end, inputs - start, infer - inputs, end - infer))
 
     def record_alone(self, ticket: Ticket, start_ns: int, end_ns: int) -> None:
-        """`record` of one request that succeeded, which ran by itself. Unless its ``spans_ns`` say more, it did nothing
-        but infer."""
+        """Count one successful request that ran alone. If it has no ``spans_ns``, all its time counts as inferring."""
         spans_ns = getattr(ticket, "spans_ns", (0, end_ns - start_ns, 0))
         self._note((1, self._note_requests((ticket,)), start_ns, end_ns, *spans_ns))
 
     def record_requests(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
-        """Count what has become of requests. Compute durations count once per request, as Triton counts them."""
+        """Count answered requests. Compute durations count once per request, as in Triton."""
         if failed:
             self._note_failed(failed, times.end_ns)
         if succeeded:
@@ -236,12 +239,12 @@ class ExecutionCounter:
             self._note((len(succeeded), 0, times.start_ns, times.end_ns, *times.spans))
 
     def record_execution(self, batch: Sequence[Ticket], times: BatchTimes) -> None:
-        """Count one execution of ``batch``, whose requests are counted when they are answered."""
+        """Count one execution of ``batch``. Its requests are counted later, when they are answered."""
         rows = sum([ticket.rows or 1 for ticket in batch])
         self._note((0, rows, times.start_ns, times.end_ns, *times.spans))
 
     def record_cancelled(self, cancelled: Sequence[Ticket], times: BatchTimes) -> None:
-        """Count requests whose callers had gone before they were answered."""
+        """Count requests that were cancelled before they were answered."""
         counted = self._noted[0]
         for ticket in cancelled:
             counted.cancelled.add_all(1, times.end_ns - ticket.arrival_ns)
@@ -252,7 +255,7 @@ class ExecutionCounter:
             counted.fail.add_all(1, end_ns - ticket.arrival_ns)
 
     def _note_requests(self, succeeded: Sequence[Ticket]) -> int:
-        """Before their execution is noted. Returns how many rows they are."""
+        """Note requests, before their execution is noted. Return the sum of their rows."""
         counted, _, requests = self._noted
         counted.last_inference_ms = time.time_ns() // 1_000_000
         total = 0

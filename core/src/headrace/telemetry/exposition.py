@@ -1,11 +1,11 @@
-"""What ``--metrics-config`` asks for, and Prometheus text exactly as Triton prints it.
+"""Settings of ``--metrics-config``, and Prometheus text exactly as Triton prints it.
 
 Source: docs/spec/behaviours.md sections 7.5 and 7.8.
 
-prometheus-client collects, but its own writer puts ``_total`` behind the name of every counter,
-prints ``3.0`` for 3 and sorts ``le`` and ``quantile`` among the other labels. Dashboards, and
-scripts that read lines, know Triton's format: names as they are, whole numbers without a point, the
-label that tells the buckets apart last, ``_count`` and ``_sum`` before the buckets.
+prometheus-client collects the families, but does not write them: its writer appends ``_total`` to the name of every
+counter, prints ``3.0`` for 3, and sorts ``le`` and ``quantile`` among the other labels. Dashboards and scripts expect
+Triton's format: unchanged names, integers without a point, ``le`` and ``quantile`` last, and ``_count`` and ``_sum``
+before the buckets.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ CONTENT_TYPE = "text/plain; charset=utf-8"
 
 
 def text(families: Iterable[Metric]) -> str:
-    """The families that have samples, in text exposition format 0.0.4."""
+    """Return the families that have samples, in text exposition format 0.0.4."""
     return "".join(line for family in families if family.samples for line in _lines(family))
 
 
 def _lines(family: Metric) -> Iterator[str]:
     samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-    # A counter of prometheus-client carries `_total` in its samples and not in its name.
+    # In prometheus-client the name of a counter has no `_total`, but its samples do.
     name = samples[0].name if family.type == "counter" else family.name
     kind = "untyped" if family.type == "unknown" else family.type
     yield f"# HELP {name} {_escape(family.documentation)}\n"
@@ -69,22 +69,21 @@ DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Which of the latency families are exported. Settings not named here are accepted, and
-    ignored, as Triton does."""
+    """Which latency families are exported. Other settings are accepted and ignored, as in Triton."""
 
     counter_latencies: bool = True
     histogram_latencies: bool = False
     summary_latencies: bool = False
     quantiles: tuple[float, ...] = DEFAULT_QUANTILES
-    #: Headrace's own four, which Triton does not have.
+    #: The four histograms that only Headrace has.
     histograms: bool = True
 
 
 def parse_metrics_config(config: Mapping[str, str]) -> MetricsSettings:
     """Return the settings of ``--metrics-config``; values other than "true" and "false" change nothing.
 
-    As in Triton, each part of ``summary_quantiles`` that is no pair of numbers is logged and left out; if none is left,
-    the default quantiles count.
+    As in Triton, a part of ``summary_quantiles`` that is not a pair of numbers is logged and ignored. If no part is
+    valid, the default quantiles are used.
     """
     return MetricsSettings(
         counter_latencies=config.get("counter_latencies") != "false",
@@ -96,8 +95,8 @@ def parse_metrics_config(config: Mapping[str, str]) -> MetricsSettings:
 
 
 def _quantiles(setting: str) -> Iterator[float]:
-    """Yield the quantiles of ``q:error,q:error``. The error must be a number, and is not used: see
-    `headrace.telemetry.summaries`."""
+    """Yield the quantiles of ``q:error,q:error``. The error must be a number, but is not used (see
+    `headrace.telemetry.summaries`)."""
     for pair in setting.removesuffix(",").split(",") if setting else ():
         quantile, colon, error = pair.partition(":")
         try:

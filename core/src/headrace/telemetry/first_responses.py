@@ -1,4 +1,4 @@
-"""How long decoupled models take to their first response, for ``--metrics-config=histogram_latencies=true``
+"""Histogram of the time to the first response of decoupled models, for ``--metrics-config=histogram_latencies=true``
 (docs/spec/behaviours.md section 7.3)."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FirstResponseTimes:
 
 
 def bounds_of(config: ModelConfig) -> Sequence[float]:
-    """Return the upper bounds that ``model_metrics`` of ``config`` names for the histogram, else Triton's own."""
+    """Return the upper bounds that ``model_metrics`` of ``config`` sets for the histogram; by default Triton's."""
     for control in config.model_metrics.metric_control:
         if control.metric_identifier.family == FIRST_RESPONSE_NAME:
             return tuple(control.histogram_options.buckets)

@@ -1,11 +1,12 @@
-"""Where the lines of the log go, and what models print with them.
+"""Writes log lines, and turns what models print into log records.
 
-`LogOutput` writes records to a descriptor at once, which may fail. Threads and processes of a model say once for
-which one they `speak_for`. In JSON, what is printed becomes records, too (`record_prints`): a line in between that is
-no record, or a record glued to a print without a newline, is what no reader of the log can use. That replaces
-``sys.stdout`` and ``sys.stderr`` of the process, in the server and in its children; what native libraries and other
-programs write to the descriptors themselves passes by. In the text formats what is printed stays as it is, as with
-Triton.
+`LogOutput` writes each record to a file descriptor at once; a write may fail. Threads and processes that run a model
+declare its name once (`speak_for`), and JSON records then have a field with it.
+
+In the JSON format, printed lines become records, too (`record_prints`): a reader of the log could not parse other
+lines. This replaces ``sys.stdout`` and ``sys.stderr``, in the server and in model processes. Output that native
+libraries or other programs write directly to the descriptors is not changed. In the text formats printed lines stay as
+they are, as in Triton.
 """
 
 from __future__ import annotations
@@ -23,41 +24,41 @@ from datetime import datetime, timezone
 from typing import Any, ClassVar
 
 _local = threading.local()
-#: Of every thread, in a process that has one model only.
+#: The model of all threads, in a process that runs one model.
 _of_process = ""
 
 
 def speak_for(model: str) -> None:
-    """What this thread says from now on, it says for ``model``."""
+    """Name ``model`` in the JSON records that this thread logs or prints from now on."""
     _local.model = model
 
 
 def speak_for_nobody() -> None:
-    """What this thread says from now on, it says for itself again."""
+    """End `speak_for` for this thread."""
     _local.__dict__.pop("model", None)
 
 
 def speak_for_all(model: str) -> None:
-    """What this process says from now on, it says for ``model``, unless one of its threads has said otherwise."""
+    """Like `speak_for`, for all threads of this process that have not called `speak_for`."""
     global _of_process
     _of_process = model
 
 
 def speaker() -> str:
-    """The model for which this thread speaks; empty if it is none."""
+    """Return the model that this thread runs; empty if it runs none."""
     model: str = getattr(_local, "model", _of_process)
     return model
 
 
-#: A reader of the log that has stopped reading holds the server up so long for one line.
+#: If the reader of the log stops reading, one line blocks the server for this long at most.
 _PATIENCE_MS = 1000
 
 
 class LogOutput(logging.Handler):
-    """Writes each record as one line into the file ``path``, or to standard error if that is empty.
+    """Writes each record as one line to the file ``path``, or to standard error if ``path`` is empty.
 
-    A line that cannot be written is lost, and nobody is disturbed: neither who logs nor the exit of
-    the process. The first that goes through again says how many were lost, and why; ``lost`` counts those of
+    A line that cannot be written is lost: the caller gets no error, and the process exits normally. The next line that
+    can be written is preceded by one with the number of lost lines and the reason. ``lost`` counts the lost lines of
     all outputs of the process. Raises OSError if the file cannot be opened.
     """
 
@@ -90,7 +91,7 @@ class LogOutput(logging.Handler):
             LogOutput.lost += 1  # under the lock of this handler: a process has one log
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """A record that cannot be formatted is replaced by why: the one who logs is not to blame for the log."""
+        """Write the reason instead of a record that cannot be formatted. The caller gets no error."""
         why = sys.exc_info()[1]
         text = f"a record of {record.pathname}:{record.lineno} could not be formatted: {type(why).__name__}: {why}"
         note = logging.LogRecord("headrace", logging.ERROR, __file__, 0, "%s", (text,), None)
@@ -103,7 +104,7 @@ class LogOutput(logging.Handler):
             self._descriptor = -1
 
     def _write(self, line: str) -> bool:
-        """Whether all of ``line`` was written. What was torn by a failure is ended before the next."""
+        """Write ``line``; return true if all of it was written. If the line before was cut off, end that one first."""
         data = memoryview(f"{line}\n".encode("utf-8", "backslashreplace"))
         if self._descriptor < 0:
             return _write_text(line)
@@ -121,7 +122,7 @@ class LogOutput(logging.Handler):
         while data:
             try:
                 written = os.write(self._descriptor, data)
-            except BlockingIOError:  # somebody has made a shared terminal so
+            except BlockingIOError:  # another program has made the shared terminal non-blocking
                 if not _is_writable(self._descriptor):
                     raise
                 continue
@@ -130,7 +131,7 @@ class LogOutput(logging.Handler):
 
 
 def _standard_error() -> int:
-    """Its descriptor; -1 if it is none, as in notebooks."""
+    """Return the file descriptor of standard error; -1 if it has none, as in notebooks."""
     try:
         return sys.stderr.fileno()
     except (AttributeError, OSError, io.UnsupportedOperation):
@@ -152,21 +153,21 @@ def _is_writable(descriptor: int) -> bool:
     return bool(poll.poll(_PATIENCE_MS))
 
 
-#: A line without an end is cut here.
+#: Longer printed lines are cut into records of this size.
 _LINE_BYTES = 16 * 1024
 
 _installed = 0
 
 
 def prints_are_records() -> bool:
-    """Whether what this process prints becomes records; then its children's prints should, too."""
+    """True if printed lines become records in this process. Then they must in its children, too."""
     return _installed > 0
 
 
 def record_prints() -> Callable[[], None]:
-    """From now on, what this process prints is written as records to where it would have gone.
+    """Write what this process prints as JSON records, to the same descriptors, from now on.
 
-    Returns what puts the streams back. Streams without a descriptor, as notebooks have, stay.
+    Returns a function that restores the streams. Streams without a descriptor, as in notebooks, are not replaced.
     """
     global _installed
     before = sys.stdout, sys.stderr
@@ -183,16 +184,17 @@ def record_prints() -> Callable[[], None]:
 
 
 def flush_prints() -> None:
-    """Write what this thread has printed without a newline."""
+    """Write the incomplete lines that this thread has printed."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
 class Records(io.RawIOBase):
-    """Takes the bytes of a stream, and writes each line as one record to ``descriptor``.
+    """A raw stream that writes each line as one JSON record to ``descriptor``.
 
-    Threads do not mix: each has a line of its own. An explicit flush ends it, and so do `_LINE_BYTES`.
+    Each thread has its own line, so the output of threads does not mix. A line ends by a newline, an explicit flush, or
+    16 KiB.
     """
 
     def __init__(self, name: str, descriptor: int) -> None:
@@ -234,7 +236,7 @@ class Records(io.RawIOBase):
         if model := speaker():
             fields["model"] = model
         record = memoryview(json.dumps(fields).encode() + b"\n")
-        with contextlib.suppress(OSError):  # nobody reads: what a model prints is not worth a model
+        with contextlib.suppress(OSError):  # no reader: a failed print must not fail the model
             while record:
                 record = record[os.write(self._descriptor, record) :]
 

@@ -1,12 +1,12 @@
 """The log of a server: Triton's line formats, or one JSON object per line.
 
-Configures logging only when the command line asks for it: an embedded server leaves that to its
-host. What any logger says from level INFO on is in the log, in its format; ``--log-verbose`` lets the
-loggers below ``headrace`` say more, and what stands at which level is Triton's choice. A message is
-one record and one line, whatever text of a caller is in it: control characters are escaped
-(docs/spec/behaviours.md section 12.2). Extras that a record may carry: ``table``, lines that follow the
-message, made by `draw_table`, and ``request_id``, ``model``, ``version`` and ``code``, which the JSON
-format shows as fields.
+The command line configures logging; an embedded server does not, because the embedding program does. Records of level
+INFO and above, from any logger, are in the log. ``--log-verbose`` adds lower levels of Headrace's own loggers; the
+level of each message is Triton's. A message is one record and one line, whatever text of a caller it contains: control
+characters are escaped (docs/spec/behaviours.md section 12.2).
+
+A record may have these extras: ``table``, lines after the message, made by `draw_table`; and ``request_id``, ``model``,
+``version`` and ``code``, which are fields in the JSON format.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from headrace.telemetry import log_output, pacing
 from headrace.telemetry.log_output import LogOutput, speaker
 from headrace.telemetry.pacing import LogRateLimit
 
-#: Shown from ``--log-verbose=1`` on: requests, completed configs, warm-up.
+#: Level of records that ``--log-verbose=1`` shows: requests, completed configs, warm-up.
 VERBOSE: Final = logging.DEBUG
-#: From 2 on: the steps of loads and unloads.
+#: Level of records that ``--log-verbose=2`` shows: the steps of loads and unloads.
 VERBOSE_2: Final = VERBOSE - 1
 
 
 def threshold(level: int) -> int:
-    """The lowest level of `logging` that ``--log-verbose=level`` shows."""
+    """Return the lowest `logging` level that ``--log-verbose=level`` shows."""
     return max(VERBOSE + 1 - level, 1) if level > 0 else logging.INFO
 
 
 LOGGER = logging.getLogger("headrace")
-#: The packages of this distribution, which log by the level of the settings.
+#: The loggers of our own packages. Their level is that of the settings.
 _OURS = (LOGGER, *(logging.getLogger(f"headrace_{name}") for name in ("engines", "grpc", "http")))
 _ROOT = logging.getLogger()
 _CONTEXT = ("request_id", "model", "version", "code", "left_out")
-#: Loggers of transports that are not ours: what they say is what peers make them say.
+#: Loggers of other projects' transports. Clients can cause their records, so these have a rate limit.
 _DRIVEN_BY_PEERS = frozenset(("asyncio", "grpc", "h11", "h2", "hypercorn", "wsproto"))
-#: What is left of a long message: callers' text, or a recursion without end, may have made it. What happened stands
-#: at the end of a traceback.
+#: Characters that are kept of a long message, at its start and at its end. Text of callers or an endless recursion can
+#: make it long, and the error is at the end of a traceback.
 _HEAD, _TAIL = 16 * 1024, 8 * 1024
-#: What json.dumps leaves alone and a terminal or a reader of lines does not: DEL and C1 controls,
-#: the Unicode line ends, marks that reverse text, and halves of surrogate pairs.
+#: Characters that json.dumps does not escape, but that terminals or line readers interpret: DEL and C1 controls,
+#: Unicode line ends, marks that reverse text, and single surrogates.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is logged, where and how; all but ``file`` may change while the server runs."""
+    """The settings of the log. All but ``file`` may change while the server runs."""
 
     file: str = ""
     info: bool = True
@@ -77,11 +77,11 @@ class LogSettings:
 
     @property
     def threshold(self) -> int:
-        """The lowest level logged."""
+        """The lowest `logging` level that is logged."""
         return threshold(self.verbose_level)
 
     def allows(self, record: logging.LogRecord) -> bool:
-        """Whether the toggle of the record's level is on."""
+        """True if the settings allow records of this level."""
         if record.levelno >= logging.ERROR:
             return self.error
         if record.levelno >= logging.WARNING:
@@ -90,7 +90,7 @@ class LogSettings:
 
 
 class Log:
-    """The log of one process, from construction to `close`. Raises OSError if the file does not open."""
+    """The log of one process, from construction to `close`. Raises OSError if the file cannot be opened."""
 
     def __init__(self, settings: LogSettings, environ: Mapping[str, str] = os.environ) -> None:
         self._escape = environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "1") != "0"
@@ -107,14 +107,14 @@ class Log:
         self._end_prints = log_output.record_prints() if settings.format == "json" else _nothing
 
     def change(self, settings: LogSettings) -> None:
-        """Log by ``settings`` from now on, into the file opened at the start."""
+        """Use ``settings`` from now on. The file stays the one opened at the start."""
         self.settings = settings
         self._handler.setFormatter(_formatter(settings.format, self._escape))
         for logger in _OURS:
             logger.setLevel(settings.threshold)
 
     def close(self) -> None:
-        """Say what was left out, and leave logging as it was found."""
+        """Log how many records were left out, and restore the logging configuration from before."""
         self._end_prints()
         pacing.flush()
         _ROOT.removeHandler(self._handler)
@@ -131,12 +131,12 @@ class Log:
 
 
 def escape(text: str) -> str:
-    """``text`` as a JSON string in quotes, on one line, with nothing that a terminal obeys."""
+    """Return ``text`` as a JSON string in quotes, on one line, without characters that a terminal interprets."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", json.dumps(text, ensure_ascii=False))
 
 
 class LineFormatter(logging.Formatter):
-    """``I0520 20:03:25.829575 3355 file.py:441] "message"``, or the ISO 8601 variant; times in UTC."""
+    """Writes ``I0520 20:03:25.829575 3355 file.py:441] "message"``, or the ISO 8601 variant. Times are in UTC."""
 
     def __init__(self, log_format: LogFormat, escaped: bool = True) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line, ASCII only."""
+    """Writes one JSON object per line, in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
@@ -188,7 +188,7 @@ def _letter(record: logging.LogRecord) -> str:
 
 
 def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """The message, and the traceback under it if there is one."""
+    """Return the message, followed by the traceback if there is one. A very long text loses its middle."""
     message = record.getMessage()
     if record.exc_info:
         message = f"{message}\n{formatter.formatException(record.exc_info)}"
@@ -200,7 +200,7 @@ def _without_middle(message: str) -> str:
 
 
 def _nothing() -> None:
-    """Prints are as they were."""
+    """Do nothing: printed lines were not replaced."""
 
 
 def _log_thread_end(end: threading.ExceptHookArgs) -> None:
@@ -211,12 +211,12 @@ def _log_thread_end(end: threading.ExceptHookArgs) -> None:
 
 def _log_unraisable(found: sys.UnraisableHookArgs) -> None:
     LOGGER.error(
-        "%s: %r", found.err_msg or "an error that nobody could be told", found.object, exc_info=found.exc_value
+        "%s: %r", found.err_msg or "an error that no caller could handle", found.object, exc_info=found.exc_value
     )
 
 
 def draw_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A boxed table. A cell is one line: control characters in it are escaped."""
+    """Return a table with borders. A cell is one line: control characters in it are escaped."""
     cells = [[one_line(value) for value in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
@@ -225,5 +225,5 @@ def draw_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def one_line(value: str) -> str:
-    """``value`` with its control characters escaped."""
+    """Return ``value`` with its control characters escaped."""
     return value if value.isprintable() else escape(value)[1:-1]

@@ -1,6 +1,6 @@
 """The machine's metrics, read at scrape time (docs/spec/behaviours.md section 7.4).
 
-CPU and memory come from /proc, GPUs from NVML, where the optional package ``nvidia-ml-py`` and a driver are there.
+CPU and memory are read from /proc; GPUs from NVML, if the optional package ``nvidia-ml-py`` and a driver are installed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PROC = Path("/proc")
 class HostCollector(Collector):
     """``nv_cpu_utilization`` and ``nv_cpu_memory_*``.
 
-    Utilisation is the share of time not idle, of all cores, since the reading before. A reading is
-    kept for ``interval_s``, so that two scrapers at once do not shorten each other's measurement.
+    Utilisation is the share of time that the cores were not idle, since the last reading. A reading is
+    kept for ``interval_s``, so that two scrapers do not shorten each other's interval.
     """
 
     @staticmethod
     def is_possible() -> bool:
-        """Whether this machine has a /proc that tells: Linux."""
+        """True if this machine has /proc/meminfo (Linux)."""
         return (PROC / "meminfo").exists()
 
     def __init__(self, interval_s: float, proc: Path = PROC, clock: Callable[[], float] = monotonic) -> None:
@@ -56,7 +56,7 @@ class HostCollector(Collector):
         self._read_at, self._times = now, (busy, total)
 
     def _cpu_times(self) -> tuple[int, int]:
-        """Busy and total clock ticks since boot; see proc(5), whose first eight fields add up."""
+        """Return busy and total clock ticks since boot. The total is the sum of the first eight fields of proc(5)."""
         fields = [int(field) for field in (self._proc / "stat").read_text().splitlines()[0].split()[1:9]]
         idle, iowait = fields[3], fields[4]
         return sum(fields) - idle - iowait, sum(fields)
@@ -68,7 +68,7 @@ class HostCollector(Collector):
 
 
 class PinnedPoolCollector(Collector):
-    """``nv_pinned_memory_pool_*``: the size asked for, of which no backend here takes any."""
+    """``nv_pinned_memory_pool_*``: the configured size, and 0 used, because no backend uses pinned memory."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
@@ -80,7 +80,7 @@ class PinnedPoolCollector(Collector):
         yield GaugeMetricFamily("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes", 0)
 
 
-#: Name, help and unit as Triton's (docs/spec/behaviours.md section 7.4); how to ask NVML for the value.
+#: Name and help as in Triton (docs/spec/behaviours.md section 7.4), and a function that reads the value from NVML.
 _GPU_GAUGES: tuple[tuple[str, str, Callable[[Any, Any], float]], ...] = (
     (
         "nv_gpu_utilization",
@@ -102,7 +102,7 @@ _ENERGY = ("nv_energy_consumption", "GPU energy consumption in joules since the 
 class GpuCollector(Collector):
     """``nv_gpu_*`` and ``nv_energy_consumption`` of every GPU, labelled ``gpu_uuid``.
 
-    Empty where there is no NVML; a value that a GPU does not tell (power under MIG) is left out.
+    Empty without NVML. A value that a GPU does not report (power under MIG) is left out.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class GpuCollector(Collector):
 
 
 def _load_nvml() -> Any:
-    """The NVML module, initialised, or None."""
+    """Return the initialised NVML module, or None."""
     if "TRITON_SERVER_CPU_ONLY" in os.environ:
         return None
     try:

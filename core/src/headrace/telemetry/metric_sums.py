@@ -1,13 +1,12 @@
-"""One metrics page of several servers: what each has measured, added up.
+"""One metrics page for several server processes (``--workers``): the sum of what each has measured.
 
-A counter of the page never falls while its series is there, whatever becomes of the servers that counted: Prometheus
-would take that for a restart, and count everything once more. So each server's counters are looked at as Prometheus
-looks at them: where one falls, its server (or the model in it) has begun anew, and what it had counted until then stays
-in the sum; and so does what a server had counted that has ended.
+Counters: a counter of the page must not fall, because Prometheus would read that as a restart and count everything
+again. If the counter of one server falls, that server or its model has restarted: its last value stays in the sum. The
+last values of a server that has ended stay, too.
 
-Gauges of the server's own are added up: requests that wait, instances, entries of a cache. Of load times the longest
-counts. A gauge that a model has made may be anything, a temperature or a share: nobody but its author knows how to add
-it up, and each server's has a series of its own with the label ``headrace_worker``.
+Gauges: the server's own gauges (waiting requests, instances, cache entries) are added up. Of load times the page has
+the longest. Gauges made by models are not added up, because only their author knows what they mean: each server has its
+own series, with the label ``headrace_worker``.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from prometheus_client.samples import Sample
 
 from headrace.telemetry.custom import OWN
 
-#: Gauges of which the greatest counts.
+#: Gauges of which the page has the greatest value.
 GREATEST: Final = frozenset(("nv_model_load_duration_secs",))
 
 #: The labels of a sample, in their order.
 Labels: TypeAlias = "tuple[tuple[str, str], ...]"
-#: What falls together when a server begins anew: the samples of one family with the same labels, ``le`` left out.
+#: Counters that restart together: the samples of one family with the same labels, without ``le``.
 Group: TypeAlias = "tuple[str, Labels]"
 
 
 class FamilyHead(NamedTuple):
-    """What a family of metrics says of itself."""
+    """Name, help text and kind of a metric family."""
 
     name: str
     help: str
@@ -42,7 +41,7 @@ Family: TypeAlias = "tuple[FamilyHead, Sequence[tuple[str, Labels, float]]]"
 
 
 def write_families(metrics: Iterable[Metric]) -> list[Any]:
-    """``metrics`` as JSON has them, without those that have no sample."""
+    """Return ``metrics`` as values for JSON, without families that have no sample."""
     return [
         [
             metric.name,
@@ -56,7 +55,7 @@ def write_families(metrics: Iterable[Metric]) -> list[Any]:
 
 
 def read_families(found: Sequence[Any]) -> list[Family]:
-    """What `write_families` wrote."""
+    """Return the families that `write_families` wrote."""
     return [
         (
             FamilyHead(name, help_text, kind),
@@ -67,17 +66,17 @@ def read_families(found: Sequence[Any]) -> list[Family]:
 
 
 class MetricSums:
-    """The sums over sources, which are numbers of servers."""
+    """Adds up the metrics of several sources. A source is the number of a server process."""
 
     def __init__(self) -> None:
-        #: By source: its families as last read, and its counters by group.
+        #: For each source: its last families, and its counters by group.
         self._read: dict[int, Sequence[Family]] = {}
         self._counted: dict[int, dict[Group, dict[tuple[str, Labels], float]]] = {}
-        #: What was counted by those that have ended, or have begun anew.
+        #: Sums of the counters of sources that have ended or restarted.
         self._before: dict[Group, dict[tuple[str, Labels], float]] = {}
 
     def read(self, source: int, families: Sequence[Family]) -> None:
-        """``source`` has measured ``families`` by now."""
+        """Store ``families``, the current metrics of ``source``."""
         counted: dict[Group, dict[tuple[str, Labels], float]] = {}
         for head, samples in families:
             if head.kind != "gauge":
@@ -91,13 +90,13 @@ class MetricSums:
         self._forget()
 
     def ended(self, source: int) -> None:
-        """``source`` is no more; what it has counted stays."""
+        """Remove ``source``, which has ended; keep its counters in the sums."""
         self._read.pop(source, None)
         for group, known in self._counted.pop(source, {}).items():
             self._keep(group, known)
 
     def collect(self) -> list[Metric]:
-        """The families of all sources, as Prometheus has them."""
+        """Return the families of all sources, added up."""
         found: dict[str, Metric] = {}
         values: dict[str, dict[tuple[str, Labels], float]] = {}
         for source, families in sorted(self._read.items()):
@@ -127,7 +126,7 @@ class MetricSums:
             kept[key] = kept.get(key, 0) + value
 
     def _forget(self) -> None:
-        """Drop what belongs to series that nobody has any more: its model has been unloaded everywhere."""
+        """Remove the sums of series that no source has any more: their model is unloaded everywhere."""
         for group in [each for each in self._before if not any(each in counted for counted in self._counted.values())]:
             del self._before[group]
 

@@ -24,7 +24,7 @@ from headrace.telemetry.summaries import Summaries
 
 
 class Family(NamedTuple):
-    """A family of one sample per model version."""
+    """A metric family with one sample per model version."""
 
     name: str
     help: str
@@ -32,7 +32,7 @@ class Family(NamedTuple):
 
 
 class HistogramFamily(NamedTuple):
-    """A histogram per model version; ``bounds`` are the upper bounds, +Inf left out."""
+    """A metric family with one histogram per model version; ``bounds`` are the upper bounds without +Inf."""
 
     name: str
     help: str
@@ -46,7 +46,7 @@ SUCCESS = Family(
     lambda s: s.success.count,
 )
 FAILURE = ("nv_inference_request_failure", "Number of failed inference requests, all batch sizes")
-#: The values of the label ``reason``; each has its series from the load on.
+#: The values of the label ``reason``. Each has a series as soon as the model is loaded.
 REASONS: tuple[tuple[str, Callable[[Snapshot], float]], ...] = (
     ("REJECTED", lambda s: s.rejected.count),
     ("CANCELED", lambda s: s.cancelled.count),
@@ -65,7 +65,7 @@ COUNTS: tuple[Family, ...] = (
         lambda s: s.executions.execution_count,
     ),
 )
-#: Headrace's own: Triton has no restarts to count.
+#: A metric of Headrace only: Triton does not restart instances.
 RESTARTS = Family(
     "nv_model_instance_restart_count",
     "Number of times that an instance was started again after its process had ended",
@@ -98,13 +98,13 @@ LATENCIES: tuple[Family, ...] = (
         lambda s: s.executions.compute_output.ns // 1000,
     ),
 )
-#: Headrace's own, as well.
+#: A metric of Headrace only.
 ON_LOOP = Family(
     "nv_model_instances_on_event_loop",
     "Number of instances whose executions run on the server's event loop",
     lambda s: s.on_loop,
 )
-#: Of models whose answers are kept.
+#: Metrics of models with a response cache.
 CACHE: tuple[Family, ...] = (
     Family("nv_cache_num_hits_per_model", "Number of cache hits per model", lambda s: s.cache_hit.count),
     Family("nv_cache_num_misses_per_model", "Number of cache misses per model", lambda s: s.cache_miss.count),
@@ -118,7 +118,7 @@ CACHE: tuple[Family, ...] = (
         "Total cache miss (insert+lookup) duration per model, in microseconds",
         lambda s: s.cache_miss.ns // 1000,
     ),
-    # Headrace's own: Triton does not tell.
+    # A metric of Headrace only.
     Family(
         "nv_cache_num_failures_per_model",
         "Number of times that the response cache failed to answer, or to keep an answer, per model",
@@ -133,7 +133,7 @@ GAUGES: tuple[Family, ...] = (
     ),
     Family("nv_model_load_duration_secs", "Model load time in seconds", lambda s: s.load_ns / 1e9),
 )
-#: Headrace's own: what averages of counters cannot tell.
+#: Metrics of Headrace only: distributions, which the averages of counters do not show.
 HISTOGRAMS: tuple[HistogramFamily, ...] = (
     HistogramFamily(
         "nv_inference_request_histogram_us",
@@ -161,7 +161,7 @@ HISTOGRAMS: tuple[HistogramFamily, ...] = (
     ),
 )
 _INPUT, _INFER, _OUTPUT = LATENCIES[2:]
-#: Stage (of `headrace.telemetry.summaries`) to name and help text. Triton's texts, "Cumulative" included.
+#: Name and help text of each of `headrace.telemetry.summaries.STAGES`. The texts are Triton's.
 SUMMARIES: Mapping[str, tuple[str, str]] = {
     "request": (
         "nv_inference_request_summary_us",
@@ -189,7 +189,7 @@ Labels: TypeAlias = dict[str, str]
 
 
 class CollectedModel(Protocol):
-    """What is needed of a `headrace.models.served.ServedModel`."""
+    """The part of `headrace.models.served.ServedModel` that this module uses."""
 
     name: str
     version: int
@@ -201,7 +201,7 @@ class CollectedModel(Protocol):
 class ModelCollector(Collector):
     """The families of docs/spec/behaviours.md sections 7.1 and 7.3, and Headrace's histograms.
 
-    ``served`` gives the models that have series: one that is unloaded is gone from the next scrape.
+    ``served`` returns the models that have series. An unloaded model has none at the next scrape.
     """
 
     def __init__(
@@ -213,7 +213,10 @@ class ModelCollector(Collector):
         self._served, self._settings, self._summaries = served, settings, summaries
 
     def collect(self) -> Iterator[Metric]:
-        """Add up the statistics now, on the event loop, and make the families on any thread that iterates."""
+        """Return an iterator over the families. The statistics are read here, on the event loop.
+
+        Any thread may iterate.
+        """
         return self._families([(model, labels_of(model), model.snapshot()) for model in self._served()])
 
     def _families(self, models: Sequence[tuple[CollectedModel, Labels, Snapshot]]) -> Iterator[Metric]:
@@ -267,13 +270,13 @@ class ModelCollector(Collector):
 
 
 def labels_of(model: CollectedModel) -> Labels:
-    """Model, version and the config's ``metric_tags``, in order of the names."""
+    """Return the labels of ``model``: model, version and the config's ``metric_tags``, sorted by name."""
     tags = {_tag_label(tag): value for tag, value in model.config.metric_tags.items()}
     return dict(sorted({**tags, "model": model.name, "version": str(model.version)}.items()))
 
 
 def _tag_label(tag: str) -> str:
-    """``_tag``, with what a label name may not hold replaced: one bad tag must not spoil the page."""
+    """Return ``_tag``, with each invalid character replaced by "_": one bad tag must not make the page invalid."""
     return "_" + re.sub(r"[^a-zA-Z0-9_]", "_", tag)
 
 
@@ -284,7 +287,7 @@ def _family(family: Family, kind: str, rows: Iterable[tuple[Labels, Snapshot]]) 
 
 
 def lost_lines() -> Metric:
-    """Return how many lines of the log were lost: the log itself cannot tell where a disk is full. Headrace's own."""
+    """Return the counter of lost log lines: if the disk is full, the log cannot report them. Headrace only."""
     name = "headrace_log_lines_lost"
     metric = Metric(name, "Number of lines of the log that could not be written", "counter")
     metric.samples.append(Sample(name, {}, LogOutput.lost))

@@ -1,9 +1,8 @@
-"""Bounds what others can make the server write into its log.
+"""Rate limits for log lines that callers or failing models can cause.
 
-A line that callers cause, or a model that fails, comes as often as they like. So the loggers of
-such lines are `paced`: of each kind some are written, then none for a while, and then how many were
-left out. One kind is one place in the code and one model. What is tried again and again from the same files says each
-line once (`saying_once`).
+The loggers of such lines are `paced`: of each kind at most `BURST` records are written per `WINDOW_S`, then one line
+with the number of records that were left out. A kind is one place in the code together with one model. For loads that
+are retried from the same files, `saying_once` writes each line only once.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from headrace.telemetry.log_output import speaker
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-#: Of one kind, so many records in so many seconds.
+#: At most `BURST` records of one kind are written per `WINDOW_S`.
 BURST = 10
 WINDOW_S = 10.0
-#: Kinds that are told apart; callers choose some of the names.
+#: Kinds that are counted separately. There is a limit because callers choose some of the model names.
 _KINDS = 256
-#: Of a message that stands for those that were left out.
+#: Characters of the sample message in the line that reports omitted records.
 _HEAD = 200
 
 _paces: WeakSet[LogRateLimit] = WeakSet()
 
 
 class _Kind:
-    """What one window has seen of one kind; ``sample`` is the last record that was left out."""
+    """The records of one kind in one window; ``sample`` is the last one that was left out."""
 
     __slots__ = ("began", "count", "sample")
 
@@ -46,9 +45,9 @@ class _Kind:
 
 
 class LogRateLimit(logging.Filter):
-    """Lets through `BURST` records of a kind in `WINDOW_S`, and says at the end how many more there were.
+    """Passes `BURST` records of a kind per `WINDOW_S`, and logs at the end of the window how many it left out.
 
-    Verbose records are not counted: whoever asks for them wants each. Any thread.
+    Verbose records are neither counted nor left out. Any thread.
     """
 
     def __init__(self, burst: int = BURST, window_s: float = WINDOW_S) -> None:
@@ -61,7 +60,7 @@ class LogRateLimit(logging.Filter):
         _paces.add(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether ``record`` is to be written."""
+        """True if ``record`` is written."""
         if record.levelno < logging.INFO or hasattr(record, "left_out"):
             return True
         now = monotonic()
@@ -77,19 +76,19 @@ class LogRateLimit(logging.Filter):
         return False
 
     def flush(self) -> None:
-        """Say now what was left out, and begin anew."""
+        """Log now how many records were left out, and begin a new window."""
         with self._lock:
             kinds, self._kinds, self._is_waiting = list(self._kinds.values()), {}, False
         for kind in kinds:
             if kind.sample is not None:
-                _tell(kind.sample, kind.count - self._burst)
+                _report(kind.sample, kind.count - self._burst)
 
     def _kind(self, record: logging.LogRecord, now: float) -> _Kind:
         key = (record.pathname, record.lineno, getattr(record, "model", "") or speaker())
         found = self._kinds.get(key)
         if found is None or (now - found.began >= self._window_s and found.sample is None):
             if found is None and len(self._kinds) >= _KINDS:
-                key = (record.pathname, record.lineno, "")  # as one
+                key = (record.pathname, record.lineno, "")  # all further models share one kind
                 found = self._kinds.get(key)
                 if found is not None:
                     return found
@@ -97,7 +96,7 @@ class LogRateLimit(logging.Filter):
         return found
 
     def _wait(self) -> None:
-        """Have `flush` called when the window is over."""
+        """Arrange a call of `flush` at the end of the window."""
         if (loop := _running_loop()) is not None:
             loop.call_later(self._window_s, self.flush)
             return
@@ -107,7 +106,7 @@ class LogRateLimit(logging.Filter):
 
 
 def paced(name: str) -> logging.Logger:
-    """The logger ``name``, which bounds what it writes from now on."""
+    """Return the logger ``name`` with a rate limit: at most 10 records of one kind in 10 s."""
     logger = logging.getLogger(name)
     if not any(isinstance(each, LogRateLimit) for each in logger.filters):
         logger.addFilter(LogRateLimit())
@@ -118,7 +117,7 @@ _said: ContextVar[set[str] | None] = ContextVar("_said", default=None)
 
 
 def once(name: str) -> logging.Logger:
-    """Return the logger ``name``, which obeys `saying_once`."""
+    """Return the logger ``name``, to which `saying_once` applies."""
     logger = logging.getLogger(name)
     if _is_new not in logger.filters:
         logger.addFilter(_is_new)
@@ -129,7 +128,7 @@ def once(name: str) -> logging.Logger:
 def saying_once(said: set[str]) -> Iterator[None]:
     """Write no line of a `once` logger whose text is in ``said``, and add each that is written.
 
-    Holds in this task, and in those that it starts.
+    It applies to this task and to the tasks that it starts.
     """
     before = _said.set(said)
     try:
@@ -149,13 +148,13 @@ def _is_new(record: logging.LogRecord) -> bool:
 
 
 def flush() -> None:
-    """Say now what all paced loggers have left out: they will not be asked again."""
+    """Log now how many records all rate limits have left out. Called before the log closes."""
     for pace in tuple(_paces):
         pace.flush()
 
 
 def _running_loop() -> AbstractEventLoop | None:
-    """That of this thread, in a process that has any: the children of a server have none."""
+    """Return the running event loop of this thread, or None. Does not import asyncio: model processes have no loop."""
     if "asyncio" not in sys.modules:
         return None
     from asyncio import _get_running_loop
@@ -163,11 +162,11 @@ def _running_loop() -> AbstractEventLoop | None:
     return _get_running_loop()
 
 
-def _tell(sample: logging.LogRecord, count: int) -> None:
+def _report(sample: logging.LogRecord, count: int) -> None:
     text = sample.getMessage()
     head = text if len(text) <= _HEAD else f"{text[:_HEAD]}..."
     extra = {name: getattr(sample, name) for name in ("model",) if hasattr(sample, name)}
-    told = logging.getLogger(sample.name).makeRecord(
+    record = logging.getLogger(sample.name).makeRecord(
         sample.name,
         sample.levelno,
         sample.pathname,
@@ -178,5 +177,5 @@ def _tell(sample: logging.LogRecord, count: int) -> None:
         sample.funcName,
         {**extra, "left_out": count},
     )
-    with contextlib.suppress(Exception):  # a host's handler: nobody waits for this line
-        logging.getLogger(sample.name).handle(told)
+    with contextlib.suppress(Exception):  # a handler of an embedding program may raise, and no caller could handle it
+        logging.getLogger(sample.name).handle(record)

@@ -1,4 +1,4 @@
-"""Metrics that plugins publish: a part declares them, and is asked when the metrics page is. Event loop only."""
+"""Metrics that plugins publish. A part declares them, and each scrape of the page reads them. Event loop only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.telemetry.pacing import paced
 
 log = paced(__name__)
 
-#: Labels of which no two publishers of a page have the same together with the same metric.
+#: The labels of one publisher. No two publishers of the same metric may have the same labels.
 PublisherLabels: TypeAlias = dict[str, str]
 
 _NAME = re.compile(r"headrace_[a-z0-9_]*[a-z0-9]")
@@ -23,11 +23,11 @@ _NAME = re.compile(r"headrace_[a-z0-9_]*[a-z0-9]")
 
 @dataclass(frozen=True, slots=True)
 class PublishedMetric:
-    """A number that a part has on the metrics page: as it is now, or, if it is a ``counter``, counted since the part
-    was made.
+    """A number of a part on the metrics page: a ``gauge``, or a ``counter`` that starts when the part is made.
 
-    ``name`` begins with ``headrace_``, as no metric of a model may, and goes on with what the part is called; that of a
-    counter ends in ``_total``, so that two parts with one name have one kind. Raises `ValueError` for any other.
+    ``name`` is ``headrace_``, the name of the part, and the name of the number; no metric of a model may begin so. The
+    name of a counter ends in ``_total``, that of a gauge does not, so that equal names have equal kinds. Raises
+    `ValueError` for another name or kind.
     """
 
     name: str
@@ -37,13 +37,13 @@ class PublishedMetric:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(
-                f"metric {self.name!r}: a name begins with 'headrace_' and has small letters, digits and '_' only"
+                f"metric {self.name!r}: a name begins with 'headrace_' and has only small letters, digits and '_'"
             )
         if self.kind not in ("gauge", "counter"):
             raise ValueError(f"metric '{self.name}' is of kind {self.kind!r}, expected 'gauge' or 'counter'")
         if self.name.endswith("_total") != (self.kind == "counter"):
             raise ValueError(
-                f"metric '{self.name}' is a {self.kind}; the name of a counter, and no other, ends in _total"
+                f"metric '{self.name}' is a {self.kind}; the name of a counter, and only of a counter, ends in _total"
             )
 
 
@@ -60,24 +60,29 @@ class Publisher(Protocol):
 
 
 def read_metrics(part: Publisher) -> list[tuple[PublishedMetric, float]]:
-    """What each of the metrics of ``part`` is now. Raises what it raises, and `ValueError` if it does not keep to what
-    it has declared."""
+    """Return the metrics of ``part`` with their current values.
+
+    Raises what ``part.measure`` raises, and `ValueError` if it returns other names than ``part.metrics`` declares.
+    """
     metrics = part.metrics
     if not metrics:
         return []
     said, declared = part.measure(), [metric.name for metric in metrics]
     if sorted(said) != sorted(declared):
-        raise ValueError(f"it measures {sorted(said)}, and has declared {sorted(declared)}")
+        raise ValueError(f"it measures {sorted(said)}, but has declared {sorted(declared)}")
     return [(metric, float(said[metric.name])) for metric in metrics]
 
 
 class PublishedMetrics(Collector):
-    """What the parts publish that ``parts`` gives. One that fails is left out, and the log says so once until it works
-    again: the page is everybody's."""
+    """Collects the metrics of the parts that ``parts`` returns.
+
+    A part that fails is left out, so that the rest of the page stays readable. It is logged once, and again only after
+    it has worked in between.
+    """
 
     def __init__(self, parts: Callable[[], Iterable[tuple[PublisherLabels, Publisher]]]) -> None:
         self._parts = parts
-        #: Which failed when the page was last asked for.
+        #: The parts that failed in the last collection.
         self._failing: frozenset[object] = frozenset()
 
     def collect(self) -> Iterator[Metric]:
@@ -88,12 +93,12 @@ class PublishedMetrics(Collector):
                 _add(families, labels, read_metrics(part))
             except KeyboardInterrupt:
                 raise
-            except BaseException:  # a stranger's
+            except BaseException:  # code of a plugin may raise anything
                 failed = type(part), *labels.values()
                 failing.add(failed)
                 if failed not in self._failing:
                     whose = f"'{part.name}' of {labels or 'the server'}"
-                    log.exception("the metrics of %s could not be read, and are left out of the page", whose)
+                    log.exception("the metrics of %s could not be read and are left out of the page", whose)
         self._failing = frozenset(failing)
         yield from families.values()
 

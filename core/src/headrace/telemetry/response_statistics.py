@@ -1,4 +1,4 @@
-"""What a decoupled model has answered, by the place of a response among those to its request.
+"""Statistics of the responses of a decoupled model, by the index of a response among those to its request.
 
 Source: docs/spec/behaviours.md section 1.6.
 """
@@ -12,17 +12,17 @@ from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.first_responses import FirstResponseTimes
 
-#: Responses of one request that are counted: a stream may be endless.
+#: Only this many responses of a request are counted, because a stream may be endless.
 MOST_COUNTED = 1000
 _NAMES = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
-#: Where the count of a name is; its nanoseconds are behind it. Those of computing and of the output are the first four.
+#: Index of the count of a name in a row; its nanoseconds follow. Indexes 0 to 3 are compute_infer and compute_output.
 _SUCCESS, _FAIL, _EMPTY, _CANCEL = 4, 6, 8, 10
 
 
 class ResponseStatistics:
-    """Counts and nanoseconds of each index, from 0, and how long the first responses took.
+    """Counts and nanoseconds for each index from 0, and a histogram of the first responses.
 
-    Written on the event loop. The `document` and the times of ``first`` may be read on any thread.
+    Only the event loop writes. Any thread may call `document` and read ``first``.
     """
 
     __slots__ = ("_rows", "first")
@@ -32,8 +32,10 @@ class ResponseStatistics:
         self.first = FirstResponseTimes() if first is None else first
 
     def record(self, index: int, ticket: Ticket, answer: Answer, began_ns: int, given_ns: int, passed_ns: int) -> None:
-        """Count the response number ``index`` to ``ticket``, by when its computing began, when the model gave it, and
-        when it was passed on."""
+        """Count the response with ``index`` to ``ticket``.
+
+        The times: its computation began, the model gave it, it was passed on.
+        """
         rows = self._rows
         if index == len(rows):
             rows.append([0] * 12)
@@ -55,7 +57,7 @@ class ResponseStatistics:
             row[3] += passed_ns - given_ns
 
     def document(self) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
-        """Return them as the statistics endpoint shows them."""
+        """Return the statistics in the form of the statistics endpoint."""
         return {
             str(index): {name: {"count": row[2 * at], "ns": row[2 * at + 1]} for at, name in enumerate(_NAMES)}
             for index, row in enumerate(tuple(self._rows))

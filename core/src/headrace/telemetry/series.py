@@ -1,6 +1,7 @@
-"""The kinds of metric that a model may make, and one metric of each kind (docs/spec/behaviours.md section 7.6).
+"""The metrics that a model can make: counter, gauge and histogram (docs/spec/behaviours.md section 7.6).
 
-Any thread. A raise leaves the metric as it was. Processes of models know the kinds, too, and have no prometheus-client.
+Any thread. An update that raises changes nothing. Model processes import this module, too, so it does not need
+prometheus-client.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ OPERATIONS: Final[Mapping[MetricKind, Set[MetricOperation]]] = {
 
 
 def check_metric_update(kind: MetricKind, operation: MetricOperation, value: float) -> None:
-    """Raises `Unsupported` for an operation of another kind, `InvalidArgument` for the value."""
+    """Raise `Unsupported` if ``kind`` does not have ``operation``, `InvalidArgument` if it does not allow ``value``."""
     if operation not in OPERATIONS[kind]:
         raise Unsupported(f"{_long(kind)} does not support {operation.capitalize()}")
-    if kind == "counter" and not value >= 0:  # no number, too
+    if kind == "counter" and not value >= 0:  # also true for NaN
         raise InvalidArgument(f"{_long(kind)} can only be incremented monotonically by non-negative values.")
 
 
 def metric_without_value(kind: MetricKind) -> Unsupported:
-    """What whoever asks for the value of a metric that has none is told."""
+    """Return the error for a read of a metric that has no single value."""
     return Unsupported(f"{_long(kind)} does not support Value")
 
 
@@ -44,7 +45,7 @@ def _long(kind: MetricKind) -> str:
 
 
 class Series(ABC):
-    """``labels`` in order of their names. ``holders`` is how many instances use it."""
+    """One metric: a kind with ``labels``, sorted by name. ``holders`` is the number of instances that use it."""
 
     kind: ClassVar[MetricKind]
 
@@ -54,26 +55,26 @@ class Series(ABC):
         self._lock = threading.Lock()
 
     def update(self, operation: MetricOperation, value: float) -> None:
-        """Raises `Unsupported` for an operation of another kind, `InvalidArgument` for the value."""
+        """Apply ``operation`` with ``value``. Raises as `check_metric_update` does."""
         check_metric_update(self.kind, operation, value)
         with self._lock:
             self._update(operation, value)
 
     def value(self) -> float:
-        """The number; raises `Unsupported` if it is not one."""
+        """Return the value. Raises `Unsupported` for a histogram."""
         raise metric_without_value(self.kind)
 
     @abstractmethod
     def _update(self, operation: MetricOperation, value: float) -> None:
-        """The change itself, one at a time."""
+        """Change the metric. Called under its lock."""
 
     @abstractmethod
     def lines(self, name: str) -> Iterator[MetricLine]:
-        """What the metrics page shows of it."""
+        """Yield the lines of the metrics page."""
 
 
 class _Number(Series):
-    """One number."""
+    """A metric that is one number."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         super().__init__(labels)
@@ -101,7 +102,7 @@ class Gauge(_Number):
 
 
 class BucketCounts(Series):
-    """A histogram; ``bounds`` ascend, +Inf left out."""
+    """A histogram. ``bounds`` are its upper bounds in ascending order, without +Inf."""
 
     kind: ClassVar[MetricKind] = "histogram"
 

@@ -1,7 +1,7 @@
-"""What a model has done, as plain integers.
+"""The statistics of one model version, as plain integers.
 
-Source: docs/spec/behaviours.md sections 1.6 and 7.1. What its instances execute is counted in
-`headrace.telemetry.executions`, the rest on the event loop. Readers add it all up in `ModelStatistics.snapshot`.
+Source: docs/spec/behaviours.md sections 1.6 and 7.1. `headrace.telemetry.executions` counts the executions; everything
+else is counted on the event loop. `ModelStatistics.snapshot` adds everything up for readers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Snapshot:
 
     @property
     def success(self) -> Duration:
-        """Successful requests, those answered from the cache included, and what misses have cost."""
+        """Successful requests, including those answered by the cache, and the time that cache misses took."""
         return Duration(
             self.executions.success.count + self.cached.count,
             self.executions.success.ns + self.cached.ns + self.cache_miss.ns,
@@ -44,12 +44,12 @@ class Snapshot:
 
     @property
     def queue(self) -> Duration:
-        """Successful requests in the queue, where those answered from the cache were for no time."""
+        """Time of successful requests in the queue. Requests answered by the cache count with 0."""
         return Duration(self.executions.queue.count + self.cached.count, self.executions.queue.ns)
 
     @property
     def fail(self) -> Duration:
-        """Failed requests of every reason."""
+        """Failed requests, for all reasons."""
         total = Duration()
         for reason in (self.rejected, self.cancelled, self.backend_failures, self.other_failures):
             total.add(reason)
@@ -58,46 +58,46 @@ class Snapshot:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """The numbers of one model version. Written on the event loop, but for ``instances``."""
+    """The numbers of one model version. Only the event loop writes them, except those in ``instances``."""
 
     rejected: Duration = field(default_factory=Duration)
     cancelled: Duration = field(default_factory=Duration)
     other_failures: Duration = field(default_factory=Duration)
-    #: Whether answers are kept: the numbers of the response cache mean something.
+    #: True if the model has a response cache.
     has_cache: bool = False
-    #: What looking up took where it found an answer, or one that was on its way; and where it did not, with keeping it.
+    #: Lookups that found an answer, or one in progress. Lookups that did not, with the time of storing the answer.
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
-    #: Requests that the cache has answered, from their arrival on.
+    #: Requests that the cache has answered, with the time since their arrival.
     cached: Duration = field(default_factory=Duration)
     cache_failures: int = 0
-    #: Told of each hit (True) and miss, with its nanoseconds.
+    #: Called for each hit (True) and miss (False), with its nanoseconds.
     watch_cache: Callable[[bool, int], None] | None = None
     load_ns: int = 0
     #: Each response of a decoupled model.
     responses: ResponseStatistics = field(default_factory=ResponseStatistics)
-    #: Replaced, never changed.
+    #: One counter per instance. The list is replaced, never changed, so any thread may read it.
     instances: list[ExecutionCounter] = field(default_factory=list)
-    #: Of instances that have left.
+    #: The sum of the counters of instances that have ended.
     _kept: ExecutionCounter = field(default_factory=ExecutionCounter)
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def for_instance(self) -> ExecutionCounter:
-        """A new object for one thread to write."""
+        """Return a new counter. Only one thread may write to it."""
         counter = ExecutionCounter()
         with self._changing:
             self.instances = [*self.instances, counter]
         return counter
 
     def keep(self, ended: Sequence[ExecutionCounter]) -> None:
-        """Nobody writes to ``ended`` any more: keep what they say in one object. Any thread."""
+        """Replace the counters in ``ended`` by their sum: no thread writes to them any more. Any thread."""
         with self._changing:
             kept = ExecutionCounter(_sum([self._kept, *ended]))
             others = [counter for counter in self.instances if counter is not self._kept and counter not in ended]
             self.instances, self._kept = [*others, kept], kept
 
     def record_hit(self, arrival_ns: int, asked_ns: int, now_ns: int) -> None:
-        """The cache has answered a request that had arrived, and asked it, at these times. Event loop only."""
+        """Count a request that the cache has answered: when it arrived, and when the lookup began. Event loop only."""
         hit, cached = self.cache_hit, self.cached
         hit.count += 1
         hit.ns += now_ns - asked_ns
@@ -107,15 +107,18 @@ class ModelStatistics:
             self.watch_cache(True, now_ns - asked_ns)
 
     def record_miss(self, spent_ns: int) -> None:
-        """A request has been executed, because the cache had no answer. Event loop only."""
+        """Count a request that was executed because the cache had no answer. Event loop only."""
         self.cache_miss.count += 1
         self.cache_miss.ns += spent_ns
         if self.watch_cache is not None:
             self.watch_cache(False, spent_ns)
 
     def snapshot(self, pending: int = 0, restarts: int = 0, on_loop: int = 0) -> Snapshot:
-        """Everything added up. ``pending`` is the scheduler's count of waiting requests, ``restarts`` the hosts', and
-        ``on_loop`` is how many instances the event loop runs."""
+        """Return the sum of everything, with three numbers that others count.
+
+        ``pending``: requests that wait in the scheduler. ``restarts``: restarts of model processes. ``on_loop``:
+        instances that run on the event loop.
+        """
         total = _sum(self.instances)
         cancelled = Duration(self.cancelled.count, self.cancelled.ns)
         cancelled.add(total.cancelled)

@@ -1,11 +1,10 @@
 """Quantiles of the last minute, for ``--metrics-config summary_latencies=true`` (docs/spec/behaviours.md section 7.3).
 
-A duration is counted in one of logarithmic buckets, each `GROWTH` times as wide as the one below
-it, so that a quantile is read back within `RELATIVE_ERROR` of the true value, whatever the value
-is. Triton's estimator bounds the error in rank instead, and remembers samples; this one remembers
-at most one integer per bucket, some 2,200 for any duration that fits 63 bits, and merges by
-addition. As in Triton a quantile speaks of the last `WINDOW_S` seconds, while count and sum go
-back to the load of the model.
+Durations are counted in logarithmic buckets, each `GROWTH` times as wide as the one below it. So a
+quantile differs from the true value by `RELATIVE_ERROR` at most, whatever the value. A summary stores
+one integer per bucket, about 2,200 at most, and summaries merge by addition. (Triton's estimator
+stores samples and bounds the error in rank.) As in Triton, quantiles are those of the last `WINDOW_S`
+seconds, and count and sum begin at the load of the model.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ GROWTH = 1.02
 RELATIVE_ERROR = (GROWTH - 1) / (GROWTH + 1)
 WINDOW_S = 60
 SLOTS = 6
-#: In the order of their export; the words stand in the names of the families.
+#: In the order of their export. They are parts of the names of the families.
 STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 
 _LOG_GROWTH = log(GROWTH)
@@ -49,13 +48,13 @@ class Summary:
         self._started = [0] * SLOTS
 
     def record(self, us: int, now_ns: int, times: int = 1) -> None:
-        """``us`` happened ``times`` times at ``now_ns``."""
+        """Count a duration of ``us`` microseconds ``times`` times, at ``now_ns``."""
         self.count += times
         self.total_us += us * times
         self._slot(now_ns)[ceil(log(us) / _LOG_GROWTH) if us > 0 else -1] += times
 
     def quantiles(self, wanted: Sequence[float], now_ns: int) -> list[float]:
-        """One value for each of ``wanted``; not-a-number where nothing happened lately."""
+        """Return one value in microseconds for each of ``wanted``; NaN if nothing was counted in the last minute."""
         merged: Counter[int] = Counter()
         for slot, started in zip(self._slots, self._started, strict=True):
             if now_ns // _SLOT_NS - started < SLOTS:
@@ -64,7 +63,7 @@ class Summary:
         return [_value(buckets, quantile, merged.total()) for quantile in wanted]
 
     def _slot(self, now_ns: int) -> Counter[int]:
-        """The bucket counts of the present ten seconds; what was in their place is a minute old."""
+        """Return the buckets of the current 10 s. They replace those of a minute ago."""
         started = now_ns // _SLOT_NS
         place = started % SLOTS
         if self._started[place] != started:
@@ -89,7 +88,7 @@ def _value(buckets: Sequence[tuple[int, int]], quantile: float, total: int) -> f
 
 
 class LatencySummaries(Observer):
-    """The five summaries of one model version, locked once per batch."""
+    """The summaries of one model version, one for each of `STAGES`. It locks once per batch."""
 
     def __init__(self, clock_ns: Callable[[], int] = monotonic_ns) -> None:
         self._clock_ns = clock_ns
@@ -110,25 +109,25 @@ class LatencySummaries(Observer):
             stages["compute_output"].record((end - inferred) // 1000, end, number)
 
     def cache_asked(self, is_hit: bool, took_ns: int) -> None:
-        """The response cache has answered a request, or not."""
+        """Count a lookup in the response cache that took ``took_ns``."""
         with self._lock:
             self._stages["cache_hit" if is_hit else "cache_miss"].record(took_ns // 1000, self._clock_ns())
 
     def read(self, stage: str, quantiles: Sequence[float]) -> tuple[int, int, list[float]]:
-        """Count, sum in microseconds, and the quantiles of one of `STAGES`."""
+        """Return count, sum in microseconds, and ``quantiles`` of one of `STAGES`."""
         with self._lock:
             summary = self._stages[stage]
             return summary.count, summary.total_us, summary.quantiles(quantiles, self._clock_ns())
 
 
 class ObservedModel(Protocol):
-    """What is needed of a `headrace.models.served.ServedModel`."""
+    """The part of `headrace.models.served.ServedModel` that this module uses."""
 
     statistics: ModelStatistics
 
 
 class Summaries:
-    """The summaries of every model, as a plugin of the server: they live as long as the model."""
+    """The summaries of all models, as a plugin of the server. Those of a model are dropped with the model."""
 
     def __init__(self) -> None:
         self._models: WeakKeyDictionary[object, LatencySummaries] = WeakKeyDictionary()
@@ -141,5 +140,5 @@ class Summaries:
         return summaries
 
     def of(self, model: object) -> LatencySummaries:
-        """The summaries of ``model``; empty ones if it has not been observed before."""
+        """Return the summaries of ``model``; new, empty ones if it has none yet."""
         return self._models.setdefault(model, LatencySummaries())
