@@ -37,6 +37,7 @@ def test_docs_list_every_hook_with_its_signature_in_order() -> None:
 #: What docs/parts.md lists, and where it is defined.
 PARTS = {
     "Scheduler": "headrace/schedulers/base.py",
+    "FullScheduler": "headrace/schedulers/base.py",
     "SchedulerContext": "headrace/schedulers/base.py",
     "InstanceInfo": "headrace/schedulers/base.py",
     "Wait": "headrace/schedulers/base.py",

@@ -16,6 +16,7 @@ import pytest
 from headrace import (
     Answer,
     Batch,
+    FullScheduler,
     InferRequest,
     InferResponse,
     InstanceInfo,
@@ -35,7 +36,7 @@ MS = 1_000_000
 DELAY_NS = 2 * MS
 
 
-class Sound(Scheduler):
+class Sound(FullScheduler):
     """As many as fit of those that stack with the oldest; 2 ms for more, unless the batch is full. Keeps timeouts and
     priorities."""
 
@@ -103,7 +104,7 @@ class RunsAgain(Sound):
         return None
 
 
-class Asks(Scheduler):
+class Asks(FullScheduler):
     """Has another model answer, and needs no instances."""
 
     name, needs_instances = "sound", False

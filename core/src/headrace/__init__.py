@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from headrace.schedulers.base import (
         Clock,
         Dependency,
+        FullScheduler,
         HeldUntil,
         InstanceInfo,
         Occupancy,
@@ -167,6 +168,7 @@ _HOMES = {
     "headrace.schedulers.base": (
         "Clock",
         "Dependency",
+        "FullScheduler",
         "HeldUntil",
         "InstanceInfo",
         "Occupancy",
@@ -217,6 +219,7 @@ __all__ = [
     "Engine",
     "Entrance",
     "Frontend",
+    "FullScheduler",
     "HeadraceError",
     "HeldUntil",
     "HttpCall",

@@ -12,7 +12,7 @@ from headrace.messages.spec import Spec
 from headrace.messages.ticket import Ticket
 from headrace.models.configuring import scheduler_parameters
 from headrace.models.signature import Signature
-from headrace.schedulers.base import Clock, Dependency, InstanceInfo, OtherModel, ScheduledModel, Scheduler
+from headrace.schedulers.base import Clock, Dependency, InstanceInfo, OtherModel, ScheduledModel, Scheduler, full_class
 from headrace.schedulers.rescheduling import kernel_of
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.instance import runner_for
@@ -58,7 +58,7 @@ class SchedulerHarness:
         others: Mapping[Dependency, OtherModel],
     ) -> None:
         parameters = scheduler_parameters(config, kind)
-        kind.complete_config(config, others)
+        full_class(kind).complete_config(config, others)
         model = ScheduledModel(config, instances, inputs, outputs, call, parameters, others=others)
         self.statistics, self._outputs, self._loop = ModelStatistics(), outputs, asyncio.get_running_loop()
         self._threads: list[InstanceThread] = []
@@ -66,7 +66,7 @@ class SchedulerHarness:
 
     async def start_threads(self, make: Callable[[], AnyInstance]) -> None:
         """Start a thread for each of ``instances``, which runs the instance that ``make`` returns."""
-        outputs = {**self._outputs, **self.kernel.scheduler.kept}
+        outputs = {**self._outputs, **self.kernel.full.kept}
         schema = OutputSchema("", "1", outputs, True)
 
         def load() -> tuple[AnyInstance, Runner]:

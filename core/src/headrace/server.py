@@ -126,7 +126,7 @@ class Server:
     def _publishers(self) -> Iterable[tuple[PublisherLabels, Publisher]]:
         """The parts that may have metrics of their own now."""
         for model in self._table.all_ready():
-            yield labels_of(model), model.scheduler.scheduler
+            yield labels_of(model), model.scheduler.full
         if self._cache is not None:
             yield {}, self._cache.cache
         for use in self._limiter.uses() if self._limiter is not None else ():

@@ -51,7 +51,7 @@ class ScheduledAnswers(ScheduledSubject):
                 gone = tickets.pop(position)
                 gone.cancel()
                 await stage.settle()
-                at_once = stage.told(gone) or stage.kernel.scheduler.keeps_order  # then it is told in its turn
+                at_once = stage.told(gone) or stage.kernel.full.keeps_order  # then it is told in its turn
                 assert at_once, "a request that is cancelled while it waits is not answered at once"
                 await stage.run(self.patience_ns)
                 assert gone not in stage.instances[0].given, "a request was run that had left before"
@@ -106,7 +106,7 @@ class ScheduledAnswers(ScheduledSubject):
         play(scene)
 
     def test_what_its_model_hands_back_is_run_again_until_it_is_answered(self) -> None:
-        if not self.scheduler_class.reschedules(self.model_config()):
+        if not self.declared.reschedules(self.model_config()):
             self.not_claimed("its models run every request once")
 
         async def scene() -> None:
@@ -236,7 +236,7 @@ class ScheduledAnswers(ScheduledSubject):
 
     async def calling(self, count: int = 1) -> Stage:
         """A stage with so many requests, for each of which other models are asked."""
-        if self.scheduler_class.needs_instances:
+        if self.declared.needs_instances:
             self.not_claimed("it needs instances, so what it asks of other models is not checked")
         stage = self.stage()
         self.send(stage, count)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from headrace import Cancelled, ConfigError, InferResponse, ModelConfig, Scheduler, Ticket, dtypes
+from headrace import Cancelled, ConfigError, FullScheduler, InferResponse, ModelConfig, Scheduler, Ticket, dtypes
 from headrace_testing.driving import error_of, part_of
 from headrace_testing.example import NAME, write_model
 from headrace_testing.metrics import measured
@@ -66,10 +66,16 @@ class ScheduledSubject:
         found: type[Scheduler] = part_of(self.plugin, "scheduler", self.scheduler)
         return found
 
+    @property
+    def declared(self) -> type[FullScheduler]:
+        """The class of the scheduler, or the defaults if it is no `headrace.FullScheduler`."""
+        kind = self.scheduler_class
+        return kind if issubclass(kind, FullScheduler) else FullScheduler
+
     def model_config(self) -> ModelConfig:
         """The config of a model that chooses the scheduler."""
         config = text_format.Parse(self.config, ModelConfig(name=NAME))
-        if self.scheduler_class.needs_instances:
+        if self.declared.needs_instances:
             config.backend = config.backend or "identity"
         config.max_batch_size = config.max_batch_size or self.max_batch
         config.parameters["scheduler"].string_value = self.scheduler
@@ -80,7 +86,7 @@ class ScheduledSubject:
 
     def stage(self, instances: int = 1) -> Stage:
         """The scheduler with so many idle instances, or with none if it needs none."""
-        count = instances if self.scheduler_class.needs_instances else 0
+        count = instances if self.declared.needs_instances else 0
         stage = Stage(self.scheduler_class, self.model_config(), count, self.most_rows)
         stage.begin()
         return stage
@@ -102,7 +108,7 @@ class ScheduledSubject:
 
     def require_instances(self) -> None:
         """Skip what is about instances where the scheduler needs none."""
-        if not self.scheduler_class.needs_instances:
+        if not self.declared.needs_instances:
             self.not_claimed("it runs without instances, so what is about them is not checked")
 
     def not_claimed(self, what: str) -> NoReturn:
@@ -158,7 +164,7 @@ class ScheduledService(ScheduledSubject):
             np.testing.assert_array_equal(np.asarray(outputs["y"]), x)
 
     def test_its_metrics_can_be_read_at_any_time(self) -> None:
-        if not self.scheduler_class.metrics:
+        if not self.declared.metrics:
             self.not_claimed("it declares no metrics")
 
         async def scene() -> None:
@@ -197,7 +203,7 @@ class ScheduledService(ScheduledSubject):
 def _read(stage: Stage, seen: dict[str, float]) -> None:
     """Read the metrics as the server does, and hold those that only grow against what was ``seen``."""
     try:
-        read = measured(stage.kernel.scheduler)
+        read = measured(stage.kernel.full)
     except BaseException as error:
         raise AssertionError(f"its metrics cannot be read: {error!r}") from error
     for metric, value in read:

@@ -15,6 +15,7 @@ from headrace import (
     Batch,
     Cancelled,
     Device,
+    FullScheduler,
     HeadraceError,
     InferRequest,
     InferResponse,
@@ -70,7 +71,7 @@ class Stage:
         self.has_threads = False
         slots = max(1, config.max_batch_size)
         infos = [InstanceInfo(f"{NAME}_0_{number}", Device("cpu"), slots) for number in range(instances)]
-        needed = kind.depends_on(config)
+        needed = kind.depends_on(config) if issubclass(kind, FullScheduler) else ()
         others = {
             each: OtherModel(
                 text_format.Parse(OTHER, ModelConfig(name=each.model)), 1, {"x": _X}, {"y": _Y}, {}, self._call
@@ -187,7 +188,7 @@ class Stage:
     async def start_threads(self) -> None:
         """Replace the played instances by real threads."""
         self.has_threads = True
-        outputs = {"y": _Y, **self.kernel.scheduler.kept}
+        outputs = {"y": _Y, **self.kernel.full.kept}
         await self._harness.start_threads(lambda: DoublingInstance(outputs))
 
     async def end_threads(self) -> None:
@@ -264,8 +265,8 @@ def _observed(kind: type[Scheduler], stage: Stage) -> type[Scheduler]:
         return call
 
     for name in ("submit", "rescheduled", "finished", "expired"):
-        method = getattr(kind, name)
-        if method is not getattr(Scheduler, name):  # the kernel does less for who overrides less
+        method = getattr(kind, name, None)
+        if method not in (None, getattr(FullScheduler, name)):  # the kernel does less for who overrides less
             setattr(Observed, name, _passed_on(method, heard))
     return Observed
 

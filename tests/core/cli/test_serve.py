@@ -68,7 +68,7 @@ def test_a_model_that_has_no_backend_is_told_of_and_served(
     distribute(
         "forward",
         "import headrace\n"
-        "class Forward(headrace.Scheduler):\n"
+        "class Forward(headrace.FullScheduler):\n"
         "    name, needs_instances = 'forward', False\n"
         "    def next(self, instance, now_ns): raise AssertionError('there are no instances')\n"
         "@headrace.hookimpl\n"

@@ -17,7 +17,7 @@ from headrace.messages import dtypes
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import Batch, Padding, Ticket
-from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler, SchedulerContext, Wait
+from headrace.schedulers.base import FullScheduler, InstanceInfo, ScheduledModel, Scheduler, SchedulerContext, Wait
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
@@ -33,7 +33,7 @@ X = Spec("x", dtypes.FP32, (1,))
 STATE = Spec("state", dtypes.FP32, (1,))
 
 
-class First(Scheduler):
+class First(FullScheduler):
     """One request after the other."""
 
     name = "first"

@@ -29,7 +29,7 @@ import os
 import numpy as np
 
 from headrace import Backend, BackendError, Batch, HeadraceError, InferRequest, InferResponse, Instance, Padding
-from headrace import PublishedMetric, RequestInstance, Scheduler, Spec, Ticket, dtypes, hookimpl
+from headrace import FullScheduler, PublishedMetric, RequestInstance, Scheduler, Spec, Ticket, dtypes, hookimpl
 
 
 class InTurn(Scheduler):
@@ -83,7 +83,7 @@ class Joined(Scheduler):
                 asked.cancel()
 
 
-class Forwards(Scheduler):
+class Forwards(FullScheduler):
     """Has another model answer, which the config names."""
 
     name = "forward"
@@ -121,7 +121,7 @@ class Parameters:
     pinned: bool = False
 
 
-class Stateful(Scheduler):
+class Stateful(FullScheduler):
     """Gives each request what the last one of its id has left in ``state``, in batches padded to four rows."""
 
     name = "stateful"

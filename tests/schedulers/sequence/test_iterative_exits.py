@@ -117,4 +117,4 @@ def test_who_iterates_in_a_process_that_dies_is_told_and_the_others_go_on(
     assert answers == {name: [process] for name, process in begun(folder, after).items()}
     scheduler = served.scheduler
     wait_until(lambda: (scheduler.in_flight, scheduler.pending) == (0, 0), "nothing is left")
-    assert scheduler.scheduler.measure()["headrace_sequences_active"] == 0
+    assert scheduler.full.measure()["headrace_sequences_active"] == 0

@@ -27,7 +27,7 @@ from headrace.config.validation import Problem
 from headrace.distributions import installs, is_known
 from headrace.errors import Code, ConfigError, HeadraceError, InternalError, LoadError, PluginError, summary
 from headrace.messages import dtypes
-from headrace.schedulers.base import Dependency, OtherModel, Scheduler
+from headrace.schedulers.base import Dependency, OtherModel, Scheduler, full_class
 from headrace.workers.devices import available_gpus, fill_groups
 from headrace.workers.process.config_completion import complete_apart
 
@@ -347,7 +347,7 @@ def needs_backend(config: ModelConfig, schedulers: Parts) -> bool:
     scheduler.
     """
     try:
-        return find_scheduler(config, schedulers).needs_instances
+        return full_class(find_scheduler(config, schedulers)).needs_instances
     except ConfigError:
         return parameters.SCHEDULER not in config.parameters
 
@@ -355,14 +355,14 @@ def needs_backend(config: ModelConfig, schedulers: Parts) -> bool:
 def dependencies(config: ModelConfig, scheduler: type[Scheduler]) -> frozenset[Dependency]:
     """The models that ``scheduler`` needs for one of ``config``. What it raises becomes an error of ours."""
     with _of_scheduler(scheduler, config):
-        return frozenset(scheduler.depends_on(config))
+        return frozenset(full_class(scheduler).depends_on(config))
 
 
 def complete_with(config: ModelConfig, scheduler: type[Scheduler], others: Mapping[Dependency, OtherModel]) -> None:
     """Have ``scheduler`` hold ``config`` against the ``others``, and complete it in place. Raises as `dependencies`,
     and `LoadError` if the result cannot be cached."""
     with _of_scheduler(scheduler, config):
-        scheduler.complete_config(config, others)
+        full_class(scheduler).complete_config(config, others)
     for problem in validation.check_caching(config):  # the scheduler may have found the model to be decoupled
         raise LoadError(problem.message, problem.code)
 

@@ -293,7 +293,7 @@ class Loader:
                 self._limiter.add(claims)
                 undo.callback(self._limiter.remove, claims)
             kernel = self._kernel(model, signature, placements, statistics, services, others)
-            labels = {**kernel.scheduler.labels, **read_labels(config, model.path.parent)}
+            labels = {**kernel.full.labels, **read_labels(config, model.path.parent)}
             factory = WorkerFactory(
                 backend,
                 model,
@@ -301,7 +301,7 @@ class Loader:
                 isolation,
                 self._processes,
                 self._loop_time,
-                kernel.scheduler.kept,
+                kernel.full.kept,
                 statistics,
                 self._loop,
                 services,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic_ns
@@ -188,120 +188,178 @@ class SchedulerContext:
     directory: Path | None = None
 
 
+#: What `FullScheduler` adds to `Scheduler`.
+_ONLY_FULL: set[str] = set()
+
+
 class Scheduler(ABC):
     """Decides which requests run together, where and when. One object per version of a model.
 
-    ``name`` selects it: the field of the config's ``scheduling_choice``, or the model's parameter ``scheduler``;
-    ``direct`` where neither says anything. Every method runs on the event loop, with one exception (``on_threads``),
-    and must not block. What is common to all schedulers is the kernel's: it keeps the requests that wait, sleeps,
-    wakes, answers, and knows who has left.
+    This is all that a policy needs: it takes a request in (`submit`), says what an instance runs (`next`), and is told
+    the results (`finished`). `FullScheduler` has more. ``name`` selects the scheduler: the field of the config's
+    ``scheduling_choice``, or the model's parameter ``scheduler``; ``direct`` if neither is there. Every method runs on
+    the event loop, with one exception (``on_threads``), and must not block. The kernel does the rest for all
+    schedulers: it keeps the requests that wait, sleeps, wakes, answers, and removes requests that are cancelled.
     """
 
     name: ClassVar[str]
     #: A dataclass: what the model's parameters ``scheduler.FIELD`` may say.
     Parameters: ClassVar[type] = NoParameters
-    #: Whether its models need instances to run on. One that does not may have no backend: then `next` is never called.
-    needs_instances: ClassVar[bool] = True
-    #: Whether `next` may also be called by the threads of instances, at the same time: it then takes what it
-    #: chooses from ``waiting`` only. An instance that is busy all the time need not wait for the event loop.
+    #: True if the threads of instances may call `next`, too, at the same time. It then takes what it chooses from
+    #: ``waiting`` only, and a busy instance need not wait for the event loop.
     on_threads: ClassVar[bool] = False
-    #: Whether no instance ever gets what another would not: then one is asked where all would be.
+    #: True if every instance gets what any other would get. Then the kernel asks for one where it would ask for all.
     instances_alike: ClassVar[bool] = False
-    #: Whether what becomes of a request may depend on those that its caller has sent before, as in a sequence. One
-    #: server must have them all, then: its models are refused where several share a port (``--workers``).
+    #: True if the result of a request may depend on earlier requests of its caller, as in a sequence. Then one server
+    #: must have them all: the models are refused where several servers share a port (``--workers``).
     is_stateful: ClassVar[bool] = False
-    #: Whether answers are given in the order in which the requests came. Set before the first request.
-    keeps_order: bool = False
-    #: Outputs that the model gives for `finished` and not for the callers, by name. Set before the first request. One
-    #: that is an output of the config is given to those callers, too, who ask for it or for all.
-    kept: Mapping[str, Spec] = MappingProxyType({})
-    #: What it has on the metrics page, for each version that it serves, beside what every model has there: `measure`.
-    metrics: ClassVar[Sequence[PublishedMetric]] = ()
-    #: Of outputs for which the model's config names no label file, the lines of one. Set before the first request.
-    labels: Mapping[str, Sequence[str]] = MappingProxyType({})
-
-    @classmethod
-    def depends_on(cls, config: ModelConfig) -> Collection[Dependency]:
-        """The models without which one of ``config`` cannot answer. They are loaded before it, it is loaded again when
-        they are, and they answer until it has answered what it has. On a thread that may block, once per load."""
-        return ()
-
-    @classmethod
-    def complete_config(cls, config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> None:
-        """Hold ``config`` against the models that it depends on, and write into it what follows from them.
-
-        Raises `ConfigError` if they do not go together. ``headrace check`` asks without loading: then ``others`` lacks
-        those whose configs leave out too much. On a thread that may block, once per version and load.
-        """
-
-    @classmethod
-    def reschedules(cls, config: ModelConfig) -> bool:
-        """Whether a model of ``config`` may have its requests run more than once, by `headrace.Rescheduled` in the
-        place of their last answers: then they come back, by `rescheduled`. Else that is an error of the model."""
-        return False
 
     def __init__(self, context: SchedulerContext) -> None:
         self.context = context
 
-    def submit(self, ticket: Ticket) -> int | None:
-        """Take in the request of ``ticket``, or raise `Unavailable` to refuse it; then it is never heard of again.
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Refuse a class that defines what only a `FullScheduler` is asked for."""
+        super().__init_subclass__(**given)
+        if _ONLY_FULL and not issubclass(cls, FullScheduler):
+            _refuse_ignored(cls, dir(cls))
 
-        Returns the level at which it waits: 1 (None says the same) before 2 and so on. 0 keeps it from
-        instances: then ``context.answer`` is this scheduler's to call, here or later. ``ticket.deadline_ns``, if set
-        here, is when its time to wait is over: `expired`. ``ticket.queued_ns`` is now.
+    def submit(self, ticket: Ticket) -> int | None:
+        """Take in the request of ``ticket``, or raise `Unavailable` to refuse it. A refused request is over.
+
+        Return the level at which it waits: 1 (None is the same) before 2 and so on. 0 keeps it from
+        instances: then the scheduler calls ``context.answer``, here or later. ``ticket.deadline_ns``, if set
+        here, is when its time to wait is over. ``ticket.queued_ns`` is now.
         """
         return None
 
     @abstractmethod
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-        """What ``instance``, which is idle, runs now: some of ``context.waiting``, at most its slots in rows.
+        """Return what ``instance``, which is idle, runs now: some of ``context.waiting``, at most its slots in rows.
 
-        Empty if there is nothing for it; it is asked again after the next change. A `headrace.Batch` says more
+        Return nothing if there is nothing for it: it is asked again after the next change. A `headrace.Batch` says more
         than a list does. `Wait` is for a batch that is not full enough.
         """
 
-    def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
-        """``instance`` has run ``ticket``, and its model wants it to be run once more: say as in `submit` at which
-        level it waits, or raise what its caller is told. Then it is `finished`.
+    def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
+        """Called with the last answers of ``tickets``, before their callers get them. ``instance`` ran them. It is None
+        for requests that were cancelled, rejected or expired while they waited. The answers have the outputs that are
+        ``kept``, which are removed when this returns."""
 
-        ``outputs`` has what the model said of those that are ``kept``. ``ticket.request`` may be replaced by what the
-        model is asked next, and ``ticket.deadline_ns`` may be set anew. All that a batch gives back comes before the
+
+class FullScheduler(Scheduler):
+    """A `Scheduler` with all that the kernel may ask of one. Everything has a default: override what you need."""
+
+    #: False if its models run without instances. They may have no backend, and `next` is never called.
+    needs_instances: ClassVar[bool] = True
+    #: What it publishes on the metrics page for each version that it serves: `measure`.
+    metrics: ClassVar[Sequence[PublishedMetric]] = ()
+    #: True if answers are given in the order in which the requests came. Set before the first request.
+    keeps_order: bool = False
+    #: Outputs that the model gives for `finished` and not for the callers, by name. Set before the first request. A
+    #: kept output of the config also goes to the callers that ask for it or for all.
+    kept: Mapping[str, Spec] = MappingProxyType({})
+    #: The lines of a label file, for outputs without one in the model's config. Set before the first request.
+    labels: Mapping[str, Sequence[str]] = MappingProxyType({})
+
+    # ------------------------------------------------------------------ the config, once per load
+
+    @classmethod
+    def depends_on(cls, config: ModelConfig) -> Collection[Dependency]:
+        """Return the models without which one of ``config`` cannot answer. They are loaded before it, and serve until
+        it has answered its last request. When they are loaded again, so is it. On a thread that may block."""
+        return ()
+
+    @classmethod
+    def complete_config(cls, config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> None:
+        """Check ``config`` against the models that it depends on, and write into it what follows from them.
+
+        Raises `ConfigError` if they do not fit. ``headrace check`` calls this without loading: then ``others`` lacks
+        the models whose configs are incomplete. On a thread that may block, once per version and load.
+        """
+
+    @classmethod
+    def reschedules(cls, config: ModelConfig) -> bool:
+        """Return True if a model of ``config`` may have its requests run more than once. It returns
+        `headrace.Rescheduled` in the place of the last answer, and the request comes back by `rescheduled`. Otherwise
+        that is an error of the model."""
+        return False
+
+    # ------------------------------------------------------------------ requests
+
+    def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
+        """Take back ``ticket``, which ``instance`` has run and whose model wants it to be run once more.
+
+        Return as in `submit` at which level it waits, or raise what its caller gets; then it is `finished`.
+        ``outputs`` has the outputs that are ``kept``. ``ticket.request`` may be replaced by what the
+        model is asked next, and ``ticket.deadline_ns`` may be set again. All requests of a batch come back before the
         instance is asked for again.
         """
         raise Rescheduled
 
     def continues(self, ticket: Ticket) -> bool:
-        """Whether the request of ``ticket`` belongs to something that has begun. Asked while the server stops: such a
-        one is submitted nevertheless, any other is refused."""
+        """Return True if the request of ``ticket`` belongs to something that has begun. Called while the server stops:
+        it is then submitted, and any other request is refused."""
         return False
 
-    def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
-        """Hear what became of ``tickets``, before their callers do: ``instance`` ran them, or None: they left
-        while they waited. The answers are all last ones, with the outputs that are ``kept``, which are taken out of
-        them when this returns."""
-
-    def instances_changed(self) -> None:
-        """``context.instances`` has changed: some have come, others are leaving. A scheduler that overrides this, or
-        whose ``instances_alike``, goes on while its model gets other instances; any other is made anew with them."""
-
-    def lets_go(self, instance: InstanceInfo) -> bool:
-        """Whether ``instance``, which is leaving, may go now: nothing is bound to it that it alone could run.
-
-        Asked before `next` is, until it is True: so `next` goes on being asked what the instance runs."""
-        return True
-
     def expired(self, ticket: Ticket) -> int | None:
-        """The time of ``ticket`` to wait is over: None to reject it, or the level at which it waits on, without
+        """Return None to reject ``ticket``, whose time to wait is over, or the level at which it waits on, without
         a deadline and behind all others there."""
         return None
 
+    # ------------------------------------------------------------------ instances
+
+    def instances_changed(self) -> None:
+        """``context.instances`` has changed: some were added, others are leaving. A scheduler that overrides this, or
+        whose ``instances_alike``, stays while its model gets other instances. Any other is made anew with them."""
+
+    def lets_go(self, instance: InstanceInfo) -> bool:
+        """Return True if ``instance``, which is leaving, may go now: no request is bound to it.
+
+        Called before `next`, until it is True. `next` is asked meanwhile what the instance runs."""
+        return True
+
+    # ------------------------------------------------------------------ metrics, and the end
+
     def measure(self) -> Mapping[str, float]:
-        """What each of ``metrics`` is now, by its name. Asked when somebody reads the metrics page, and never for a
-        request. If it raises, the page does without what this scheduler has there."""
+        """Return the value of each of ``metrics`` by its name. Called when the metrics page is read, and never for a
+        request. If it raises, the page has no metrics of this scheduler."""
         return {}
 
     def close(self) -> None:
-        """No more requests come: cancel what was asked of the clock. Those that run may still be `finished`."""
+        """Cancel what was asked of the clock: no more requests come. Running requests may still be `finished`."""
+
+
+_ONLY_FULL.update(name for name in vars(FullScheduler) if not name.startswith("_"))
+
+
+class _Defaults(FullScheduler):
+    """Stands beside a `Scheduler` that is no `FullScheduler`."""
+
+    name = "defaults"
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket]:
+        raise AssertionError("the kernel asks the scheduler itself")
+
+
+def full(scheduler: Scheduler) -> FullScheduler:
+    """Return ``scheduler`` if it is a `FullScheduler`, else one with the defaults.
+
+    Raises `TypeError` if ``scheduler`` has set what only a `FullScheduler` may have.
+    """
+    if isinstance(scheduler, FullScheduler):
+        return scheduler
+    _refuse_ignored(type(scheduler), getattr(scheduler, "__dict__", ()))
+    return _Defaults(scheduler.context)
+
+
+def _refuse_ignored(kind: type[Scheduler], names: Iterable[str]) -> None:
+    if ignored := ", ".join(sorted(_ONLY_FULL.intersection(names))):
+        raise TypeError(f"scheduler class {kind.__name__} has {ignored}, which only a FullScheduler may have")
+
+
+def full_class(kind: type[Scheduler]) -> type[FullScheduler]:
+    """Return what declares everything for ``kind``: itself, or `FullScheduler` with its defaults."""
+    return kind if issubclass(kind, FullScheduler) else FullScheduler
 
 
 def nobody_to_call(ticket: Ticket) -> None:

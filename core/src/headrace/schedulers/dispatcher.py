@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
-from headrace.schedulers.base import Clock, LoopClock, ScheduledModel, Scheduler, SchedulerContext
+from headrace.schedulers.base import Clock, LoopClock, ScheduledModel, Scheduler, SchedulerContext, full, full_class
 from headrace.schedulers.in_flight import RequestQueue
 from headrace.telemetry.batch_history import BatchHistory
 
@@ -81,13 +81,16 @@ class Dispatcher(ABC):
             model.directory,
         )
         self.scheduler = scheduler = kind(context)
+        #: The same, or the defaults of what it does not have.
+        self.full = full(scheduler)
         #: Outputs that the model gives and callers do not get.
-        self.kept = frozenset(scheduler.kept)
+        self.kept = frozenset(self.full.kept)
         #: Those of them that are none of the model's own outputs; and what else is kept from callers who asked for some
         #: outputs, and not for it.
         self.hidden = self.kept.difference(model.outputs)
         self.unasked: dict[Ticket, frozenset[str]] = {}
-        self.hears = bool(self.kept) or kind.finished is not Scheduler.finished or kind.reschedules(model.config)
+        reschedules = full_class(kind).reschedules(model.config)
+        self.hears = bool(self.kept) or kind.finished is not Scheduler.finished or reschedules
         #: Whether the scheduler has ever had an instance wait for a fuller batch.
         self.forms_batches = False
 

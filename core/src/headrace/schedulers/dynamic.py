@@ -15,7 +15,7 @@ from headrace.backends.cores import available_cores
 from headrace.config.model_config_pb2 import ModelConfig, ModelQueuePolicy
 from headrace.errors import Unavailable
 from headrace.messages.ticket import ReasonedBatch, Ticket
-from headrace.schedulers.base import InstanceInfo, Scheduler, SchedulerContext, Wait
+from headrace.schedulers.base import FullScheduler, InstanceInfo, SchedulerContext, Wait
 from headrace.telemetry.batch_history import (
     DEADLINE,
     DELAY,
@@ -169,7 +169,7 @@ def _below(waiting: Sequence[Ticket], largest: int) -> Decision:
     return Decision(count, 0, 0, rows, FULL)
 
 
-class DynamicScheduler(Scheduler):
+class DynamicScheduler(FullScheduler):
     """Batches requests that wait together, under the config's ``dynamic_batching``.
 
     Where that says neither preferred sizes nor a delay, instances on the CPU divide among them what is in flight, if

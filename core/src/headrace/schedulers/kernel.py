@@ -14,7 +14,7 @@ from functools import partial
 from headrace.errors import Cancelled, Code, HeadraceError, InternalError, Unavailable, summary
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.schedulers.base import Clock, InstanceInfo, ScheduledModel, Scheduler, Timer
+from headrace.schedulers.base import Clock, FullScheduler, InstanceInfo, ScheduledModel, Scheduler, Timer
 from headrace.schedulers.dispatcher import Dispatcher
 from headrace.schedulers.in_flight import AWAITED, InFlightTracker
 from headrace.schedulers.instance_source import InstanceSource, Limiter
@@ -51,9 +51,9 @@ class Kernel(Dispatcher):
         self._source = InstanceSource if limiter is None else limiter.source
         self.count_on([self._source(self, instance) for instance in model.instances])
         self._name, self._version = model.config.name, model.version
-        self._tracker = InFlightTracker(self.scheduler.keeps_order)
+        self._tracker = InFlightTracker(self.full.keeps_order)
         if model.config.model_transaction_policy.decoupled:
-            self._tracker = ResponseTracker(self.scheduler.keeps_order, statistics.responses)
+            self._tracker = ResponseTracker(self.full.keeps_order, statistics.responses)
         self._recorder: ExecutionRecorder | None = None
         self._timers: dict[Ticket, Timer] = {}
         #: Sources of instances that are leaving.
@@ -62,7 +62,7 @@ class Kernel(Dispatcher):
         self._now_ns, self._submit, self._add = self.clock.now_ns, self.scheduler.submit, self.queue.add
         self._leave = self._cancel
         self._open = self._tracker.open
-        self._holds_back = bool(self.kept) or self.scheduler.keeps_order
+        self._holds_back = bool(self.kept) or self.full.keeps_order
 
     # ------------------------------------------------------------------ in
 
@@ -73,7 +73,7 @@ class Kernel(Dispatcher):
         `CachingKernel` answers here in a model's stead, and has those that it kept waiting submitted late: they
         ``has_entered``, so that they are not refused when stopping, and stay owned if the scheduler raises.
         """
-        if self._tracker.is_closing and not (has_entered or self.scheduler.continues(ticket)):
+        if self._tracker.is_closing and not (has_entered or self.full.continues(ticket)):
             raise self._closing(ticket)
         ticket.queued_ns = self._now_ns()
         ticket.on_cancel = self._leave
@@ -166,7 +166,7 @@ class Kernel(Dispatcher):
             self._count(ticket, self.statistics.rejected if is_rejected else self.statistics.cancelled)
             self.deliver((ticket,), (answer,))
             return
-        if isinstance(answer, HeadraceError) and not self.scheduler.needs_instances:
+        if isinstance(answer, HeadraceError) and not self.full.needs_instances:
             is_cancelled = ticket.cancelled and answer.code is Code.CANCELLED
             self._count(ticket, self.statistics.cancelled if is_cancelled else self.statistics.other_failures)
             self.deliver((ticket,), (answer,))
@@ -174,7 +174,7 @@ class Kernel(Dispatcher):
         ticket.started_ns = ticket.started_ns or self._now_ns()
         if self._recorder is None:
             self._recorder = ExecutionRecorder(self.scheduler.name, self.statistics.for_instance)
-        self._recorder.late(ticket, answer, is_execution=not self.scheduler.needs_instances)
+        self._recorder.late(ticket, answer, is_execution=not self.full.needs_instances)
         self.deliver((ticket,), (answer,))
 
     def _stripped(self, answer: Answer, unasked: frozenset[str] | None) -> Answer:
@@ -190,7 +190,7 @@ class Kernel(Dispatcher):
         if ticket not in self.queue:
             return
         try:
-            level = self.scheduler.expired(ticket)
+            level = self.full.expired(ticket)
         except KeyboardInterrupt:
             raise
         except BaseException:
@@ -231,9 +231,9 @@ class Kernel(Dispatcher):
 
     @property
     def can_exchange(self) -> bool:
-        """Whether the scheduler goes on with other instances."""
-        kind = type(self.scheduler)
-        return kind.instances_alike or kind.instances_changed is not Scheduler.instances_changed
+        """True if the scheduler stays while its model gets other instances."""
+        hears_of_it = type(self.full).instances_changed is not FullScheduler.instances_changed
+        return self.scheduler.instances_alike or hears_of_it
 
     def exchange(self, come: Sequence[InstanceInfo], leave: Sequence[InstanceSource]) -> list[InstanceSource]:
         """Give batches to the instances that ``come``, from the sources returned, and count on those that ``leave`` no
@@ -243,7 +243,7 @@ class Kernel(Dispatcher):
         self.instances[:] = [source.instance for source in sources]
         self.count_on(sources)
         try:
-            self.scheduler.instances_changed()
+            self.full.instances_changed()
         except KeyboardInterrupt:
             raise
         except BaseException:
@@ -256,10 +256,10 @@ class Kernel(Dispatcher):
         source.on_return = partial(returned.set_result, None)
         self._dismissed.append(source)
         try:
-            if self.closed or type(self.scheduler).lets_go is Scheduler.lets_go:
+            if self.closed or type(self.full).lets_go is FullScheduler.lets_go:
                 source.close()
             else:
-                source.close_when(self.scheduler.lets_go)
+                source.close_when(self.full.lets_go)
                 self.ask_again()
             await returned
         finally:
@@ -310,7 +310,7 @@ class Kernel(Dispatcher):
         for ticket in self.queue.head(len(self.queue)):
             self._give_up(ticket, Unavailable(f"{ticket.request.log_id}{STOPPING}"), self.statistics.rejected)
         try:
-            self.scheduler.close()
+            self.full.close()
         except Exception:
             log.exception("scheduler '%s' failed to close", self.scheduler.name)
 

@@ -14,7 +14,7 @@ from headrace.errors import Cancelled, HeadraceError, InternalError, Rescheduled
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import Tensor
 from headrace.messages.ticket import UNREAD, Ticket
-from headrace.schedulers.base import Clock, ScheduledModel, Scheduler
+from headrace.schedulers.base import Clock, ScheduledModel, Scheduler, full_class
 from headrace.schedulers.instance_source import InstanceSource, Limiter
 from headrace.schedulers.kernel import STOPPING, Kernel
 from headrace.telemetry.pacing import paced
@@ -26,7 +26,7 @@ _NOTHING: Mapping[str, Tensor] = {}
 
 
 class ReschedulingKernel(Kernel):
-    """A `Kernel` for a scheduler that `Scheduler.reschedules`. Event loop only.
+    """A `Kernel` for a scheduler that `FullScheduler.reschedules`. Event loop only.
 
     A request that has given its caller `UNREAD` responses which he has not read is held until he has read half of
     them: for its scheduler it goes on running. Within a run it is the worker that holds it.
@@ -89,7 +89,7 @@ class ReschedulingKernel(Kernel):
         ticket.on_cancel, ticket.on_read, ticket.started_ns, ticket.deadline_ns = self._leave, None, 0, 0
         ticket.arrival_ns = ticket.queued_ns = self._now_ns()
         try:
-            level = self.scheduler.rescheduled(ticket, self._said.pop(ticket, _NOTHING), source.instance)
+            level = self.full.rescheduled(ticket, self._said.pop(ticket, _NOTHING), source.instance)
         except HeadraceError as error:
             return error
         except KeyboardInterrupt:
@@ -132,4 +132,4 @@ class ReschedulingKernel(Kernel):
 
 def kernel_of(kind: type[Scheduler], config: ModelConfig) -> type[Kernel]:
     """What runs a scheduler of ``kind`` for a model of ``config``."""
-    return ReschedulingKernel if kind.reschedules(config) else Kernel
+    return ReschedulingKernel if full_class(kind).reschedules(config) else Kernel

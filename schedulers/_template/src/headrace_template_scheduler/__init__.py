@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace import InstanceInfo, PublishedMetric, Scheduler, SchedulerContext, Ticket, Wait, hookimpl
+from headrace import InstanceInfo, Scheduler, SchedulerContext, Ticket, Wait, hookimpl
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,6 @@ class Parameters:
 class Template(Scheduler):
     name = "template"
     Parameters = Parameters
-    metrics = (PublishedMetric("headrace_template_impatient", "Requests that have waited for patience_us"),)
 
     def __init__(self, context: SchedulerContext) -> None:
         super().__init__(context)
@@ -32,10 +31,6 @@ class Template(Scheduler):
                 batch.append(ticket)
                 rows += ticket.rows
         return batch
-
-    def measure(self) -> Mapping[str, float]:
-        now_ns = self.context.clock.now_ns()
-        return {"headrace_template_impatient": sum(not self._rank(each, now_ns)[0] for each in self.context.waiting)}
 
     def _rank(self, ticket: Ticket, now_ns: int) -> tuple[bool, int]:
         is_patient = now_ns - ticket.queued_ns < self._patience_ns

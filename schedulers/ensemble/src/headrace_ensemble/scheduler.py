@@ -8,11 +8,11 @@ from typing import ClassVar
 from headrace import (
     Answer,
     Dependency,
+    FullScheduler,
     HeadraceError,
     InstanceInfo,
     ModelConfig,
     OtherModel,
-    Scheduler,
     SchedulerContext,
     Ticket,
 )
@@ -24,7 +24,7 @@ from headrace_ensemble.plan import DataflowPlan, EnsembleGraph, dependency_of
 _PLANS = 64
 
 
-class EnsembleScheduler(Scheduler):
+class EnsembleScheduler(FullScheduler):
     """Has the models of the steps answer, as ``ensemble_scheduling`` draws it."""
 
     name: ClassVar[str] = "ensemble_scheduling"

@@ -8,12 +8,12 @@ from typing import ClassVar
 from headrace import (
     Answer,
     Cancelled,
+    FullScheduler,
     HeadraceError,
     InferResponse,
     InstanceInfo,
     ModelConfig,
     PublishedMetric,
-    Scheduler,
     SchedulerContext,
     Tensor,
     Ticket,
@@ -33,7 +33,7 @@ from headrace_sequence.slots import SlotTable
 log = paced("headrace.sequence_batching")
 
 
-class SequenceScheduler(Scheduler):
+class SequenceScheduler(FullScheduler):
     """Keeps the requests of a sequence together and in order, as the config's ``sequence_batching`` says."""
 
     name: ClassVar[str] = "sequence_batching"

@@ -1,0 +1,85 @@
+"""A policy is three methods; what else a scheduler may have is a `FullScheduler`'s."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import Unavailable
+from headrace.messages.ticket import Ticket
+from headrace.schedulers.base import FullScheduler, InstanceInfo, ScheduledModel, Scheduler, SchedulerContext, full
+from headrace.schedulers.kernel import Kernel
+from headrace.telemetry.statistics import ModelStatistics
+from tests.core.conftest import make_ticket
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in vars(kind) if not name.startswith("_")} | {
+        name for name in kind.__annotations__ if not name.startswith("_")
+    }
+
+
+class Policy(Scheduler):
+    """Takes in requests with a deadline that is over at once."""
+
+    name = "policy"
+
+    def submit(self, ticket: Ticket) -> int | None:
+        ticket.deadline_ns = ticket.queued_ns + 1
+        return None
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket]:
+        return ()
+
+
+def test_a_policy_is_three_methods_and_four_declarations() -> None:
+    assert public(Scheduler) == {
+        "name", "Parameters", "on_threads", "instances_alike", "is_stateful", "submit", "next", "finished",
+    }  # fmt: skip
+
+
+def test_the_kernel_has_the_defaults_of_what_a_policy_does_not_say() -> None:
+    """Among them that a request is rejected when its time is over, and that no request continues anything."""
+    got: list[Any] = []
+
+    async def scene() -> None:
+        statistics = ModelStatistics()
+        kernel = Kernel(Policy, ScheduledModel(ModelConfig(name="m")), statistics, asyncio.get_running_loop())
+        told = asyncio.Event()
+
+        def respond(answer: Any, final: bool) -> None:
+            got.append(answer)
+            told.set()
+
+        kernel.submit(make_ticket("m", {}, respond))
+        await asyncio.wait_for(told.wait(), 60)
+        await kernel.drain()
+        with pytest.raises(Unavailable, match="Server is stopping"):
+            kernel.submit(make_ticket("m", {}, respond))
+        kernel.close()
+        assert statistics.snapshot().rejected.count == 1
+
+    asyncio.run(scene())
+    assert [str(answer) for answer in got] == ["Request timeout expired"]
+
+
+@pytest.mark.parametrize("name", sorted(public(FullScheduler) - {"name", "next"}))
+def test_what_only_a_full_scheduler_has_is_refused_in_any_other(name: str) -> None:
+    with pytest.raises(TypeError, match=f"scheduler class Careless has {name}, which only a FullScheduler may have"):
+        type("Careless", (Policy,), {name: None})
+    assert issubclass(type("Full", (FullScheduler,), {name: None}), FullScheduler)
+
+
+def test_what_a_policy_sets_on_itself_and_nothing_reads_is_refused() -> None:
+    class Careless(Policy):
+        def __init__(self, context: SchedulerContext) -> None:
+            super().__init__(context)
+            self.keeps_order = True
+
+    context: Any = None
+    with pytest.raises(TypeError, match="scheduler class Careless has keeps_order"):
+        full(Careless(context))
