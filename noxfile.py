@@ -36,6 +36,9 @@ PYTHONS = re.findall(r'Python :: (3\.\d+)"', (ROOT / "core/pyproject.toml").read
 #: A worker per processor, hyperthreads counted. Each begins with tests that stand side by side, so that few servers are
 #: made twice that the tests of a module share.
 PARALLEL = ("-n", "logical", "--dist", "worksteal")
+#: Tests that the sessions `core` and `build` run, so that `tests` need not run them again.
+WITHOUT_PLUGINS = ("tests/core", "tests/testing")
+FROM_WHEELS = ("tests/e2e/test_examples.py", "tests/frontends", "tests/schedulers")
 
 
 def find_python(version: str) -> str | None:
@@ -98,7 +101,7 @@ def build(session: nox.Session) -> None:
     session.run("headrace", "plugins")
     session.install("-q", *PINS, *map(str, folder.glob("ours/*.whl")), "hypercorn", *GROUPS["test"])
     session.install("-q", *PINS, *WEIGHTS)
-    session.run("pytest", *PARALLEL, "tests/e2e/test_examples.py", "tests/frontends", "tests/schedulers")
+    session.run("pytest", *PARALLEL, *FROM_WHEELS)
     session.install("-q", *PINS, *map(str, folder.glob("new/*.whl")))
     for scaffold in scaffolds:
         session.run("pytest", scaffold, f"--rootdir={scaffold}")
@@ -120,7 +123,7 @@ def coverage(session: nox.Session) -> None:
 def core(session: nox.Session) -> None:
     """The tests of core and of the conformance kits, with no backend installed."""
     session.install("-q", *PINS, "-e", CORE, "-e", TESTING, *GROUPS["test"])
-    session.run("pytest", *(session.posargs or [*PARALLEL, "tests/core", "tests/testing"]))
+    session.run("pytest", *(session.posargs or [*PARALLEL, *WITHOUT_PLUGINS]))
 
 
 @nox.session(reuse_venv=True, default=False)
@@ -144,8 +147,9 @@ def smoke(session: nox.Session, version: str) -> None:
 
 @nox.session(venv_backend="none", requires=["workshop"])
 def tests(session: nox.Session) -> None:
-    """All tests in one run, on all cores; arguments after `--` go to pytest."""
-    _run(session, "pytest", *PARALLEL, *session.posargs)
+    """All tests that `core` and `build` do not run, on all cores; arguments after `--` go to pytest instead."""
+    others = [f"--ignore={path}" for path in (*WITHOUT_PLUGINS, *FROM_WHEELS)]
+    _run(session, "pytest", *PARALLEL, *(session.posargs or others))
 
 
 @nox.session(venv_backend="none", default=False)
