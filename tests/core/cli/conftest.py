@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import COMPLAINT
 
 CONFIG = """
 backend: "identity"
@@ -33,6 +36,7 @@ class Process:
             command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})}
         )
         self.seen: list[str] = []
+        self._complaints: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -55,12 +59,14 @@ class Process:
         return code, "".join(self.seen)
 
     def close(self) -> None:
+        """Leave nothing behind. Fails if stderr holds a complaint of asyncio or the interpreter."""
         self.popen.kill()
         self.popen.wait()
         self._reader.join()
         for pipe in (self.popen.stdout, self.popen.stderr):
             assert pipe is not None
             pipe.close()
+        assert not self._complaints, self._complaints
 
     def _next(self) -> str | None:
         """The next line; None at the end."""
@@ -76,6 +82,8 @@ class Process:
         assert self.popen.stderr is not None
         for line in self.popen.stderr:
             self._lines.put(line)
+            if COMPLAINT.search(line):
+                self._complaints.append(line)
         self._lines.put(None)
 
 
@@ -89,8 +97,9 @@ def headrace() -> Iterator[Callable[..., Process]]:
         return started[-1]
 
     yield start
-    for process in started:
-        process.close()
+    with contextlib.ExitStack() as stack:
+        for process in started:
+            stack.callback(process.close)
 
 
 @pytest.fixture
