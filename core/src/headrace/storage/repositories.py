@@ -24,7 +24,7 @@ from headrace.storage.local_storage import LocalStorage, check_files
 from headrace.storage.sent_files import Overrides, SentFiles
 from headrace.storage.temporary_directories import TemporaryDirectories, remove
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 @dataclass(frozen=True, slots=True)
