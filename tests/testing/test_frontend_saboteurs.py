@@ -122,6 +122,15 @@ def test_a_second_frontend_of_the_name_is_caught(install: Callable[..., None], h
         run("test_no_other_plugin_has_a_frontend_of_that_name", headrace_repository)
 
 
+def test_a_frontend_that_no_server_finds_is_caught(install: Callable[..., None], tmp_path: Path) -> None:
+    class Hidden(Sound):
+        frontend = "hidden"
+
+    install()
+    with pytest.raises(AssertionError, match="no server can have frontend 'hidden': no plugin provides frontend"):
+        Hidden().test_no_other_plugin_has_a_frontend_of_that_name(tmp_path)
+
+
 def test_every_check_has_a_saboteur() -> None:
     caught = {check for named, _, _ in SABOTEURS.values() for check in CHECKS if named in check}
     assert set(CHECKS) - caught == {"test_no_other_plugin_has_a_frontend_of_that_name"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from headrace.config.derive import derive, fill_batching
+from headrace.config.derive import derive, fill_batching, padding_inputs
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import ConfigError
 from headrace.storage.local_storage import files_below
@@ -236,3 +236,22 @@ def test_deriving_twice_changes_nothing(tmp_path: Path) -> None:
     again = ModelConfig.FromString(config.SerializeToString())
     derive(again, "m", files_below(tmp_path / "m"))
     assert again == config
+
+
+PADDING = """{"pad": [{"input": "x", "axis": 0, "buckets": [4],
+    "length": {"name": "length", "data_type": "TYPE_INT32"}, "mask": {"name": "mask", "data_type": "TYPE_BOOL"}}]}"""
+
+
+def test_the_inputs_that_padding_makes_have_the_batch_axis() -> None:
+    config = text_format.Parse('max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: -1 }', ModelConfig())
+    assert padding_inputs(config) == []
+    config.parameters["padding"].string_value = PADDING
+    made = [(spec.name, spec.datatype.name, spec.dims) for spec in padding_inputs(config)]
+    assert made == [("length", "INT32", (-1,)), ("mask", "BOOL", (-1, -1))]
+
+
+def test_a_padding_that_cannot_be_read_makes_no_inputs() -> None:
+    config = ModelConfig()
+    config.parameters["padding"].string_value = "{"
+    with pytest.raises(ConfigError, match="padding"):
+        padding_inputs(config)
