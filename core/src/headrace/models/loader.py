@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic_ns
-from weakref import WeakSet
 
 from google.protobuf import text_format
 
@@ -65,8 +64,7 @@ from headrace.telemetry.response_statistics import ResponseStatistics
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement, available_gpus, fill_groups, plan_instances
 from headrace.workers.instance import failures_worded, share
-from headrace.workers.loop_policy import LoopTime
-from headrace.workers.process.process_worker import ProcessWorker
+from headrace.workers.process.process_worker import WorkerResources
 
 log = logging.getLogger(__name__)
 
@@ -118,9 +116,7 @@ class Loader:
         self._limiter = limiter
         self._running: dict[str, Backend] = {}
         self._lock = threading.Lock()
-        #: The processes of all models, those being loaded and on their way out included.
-        self._processes: WeakSet[ProcessWorker] = WeakSet()
-        self._loop_time = LoopTime()
+        self._workers = WorkerResources(loop, self.deadline, options.model_load_gpu_limit)
 
     def plan(self, entry: Entry, loaded: Fingerprint | None = None) -> LoadPlan | None:
         """Read the config and choose the versions; None if the fingerprint is still ``loaded``.
@@ -241,13 +237,13 @@ class Loader:
 
     def stop_loading(self, name: str) -> None:
         """Have a load of ``name`` fail soon, if it is waiting for processes. Event loop only."""
-        for worker in tuple(self._processes):
+        for worker in tuple(self._workers.processes):
             if worker.model == name:
                 worker.stop_loading()
 
     def abandon(self) -> None:
         """End every process at once, whatever it is at. Event loop only."""
-        for worker in tuple(self._processes):
+        for worker in tuple(self._workers.processes):
             worker.abandon()
 
     def unloaded(self, model: ServedModel) -> None:
@@ -299,14 +295,10 @@ class Loader:
                 model,
                 signature,
                 isolation,
-                self._processes,
-                self._loop_time,
                 kernel.full.kept,
                 statistics,
-                self._loop,
                 services,
-                self.deadline,
-                self._options.model_load_gpu_limit,
+                self._workers,
             )
             instances = InstanceSet(kernel, factory, self._limiter, claims, self._loop)
             instances.begin(placements, factory.load(placements, config))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from weakref import WeakSet
 
 from headrace.backends.base import AnyInstance, Backend, Isolation, Model
 from headrace.config.config_json import config_to_json
@@ -35,10 +33,10 @@ from headrace.workers.devices import Placement
 from headrace.workers.gpu_memory import refuse_beyond
 from headrace.workers.instance import close_instance, failures_worded, load_instance, runner_for, shaping_of
 from headrace.workers.instance_thread import InstanceThread, may_run_on_loop
-from headrace.workers.loop_policy import LoopPolicy, LoopTime
+from headrace.workers.loop_policy import LoopPolicy
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process.handshake import InstanceSpec
-from headrace.workers.process.process_worker import ProcessWorker
+from headrace.workers.process.process_worker import ProcessWorker, WorkerResources
 from headrace.workers.runner import Runner
 from headrace.workers.threads import side_by_side
 from headrace.workers.warmup import WarmupSample, prepare, read_samples
@@ -79,11 +77,8 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
 class WorkerFactory:
     """Makes and loads the workers of one version. Runs on a loading thread.
 
-    ``isolation`` is how they get processes of their own, None for threads of the server; those of processes are
-    entered in ``roster``. ``loop_time`` is what the loop spends on instances that it runs itself. ``kept`` are
+    ``isolation`` is how they get processes of their own, None for threads of the server. ``kept`` are
     outputs that the scheduler keeps from callers. ``services`` is what the server does for the instances.
-    ``exit_timeout_s`` says how long an instance in a process may take to close. ``gpu_limits`` say beyond which part
-    of a GPU's memory nothing more is loaded there.
     """
 
     def __init__(
@@ -92,20 +87,13 @@ class WorkerFactory:
         model: Model,
         signature: Signature,
         isolation: Isolation | None,
-        roster: WeakSet[ProcessWorker],
-        loop_time: LoopTime,
         kept: Mapping[str, Spec],
         statistics: ModelStatistics,
-        loop: asyncio.AbstractEventLoop,
         services: SiblingServices,
-        exit_timeout_s: Callable[[], float],
-        gpu_limits: Mapping[int, float],
+        shared: WorkerResources,
     ) -> None:
         self._backend, self._model, self._statistics = backend, model, statistics
-        self._isolation, self._roster, self._kept = isolation, roster, kept
-        self._loop_time = loop_time
-        self._loop, self._services, self._exit_timeout_s = loop, services, exit_timeout_s
-        self._gpu_limits = gpu_limits
+        self._isolation, self._kept, self._services, self._shared = isolation, kept, services, shared
         #: What belongs to each worker that has not closed.
         self._owned: dict[Worker, tuple[LocalServices, list[ExecutionCounter]]] = {}
         self._siblings: list[ProcessWorker] = []
@@ -125,7 +113,7 @@ class WorkerFactory:
         fails, all are closed, and the first error is raised."""
         if not placements:
             return []
-        refuse_beyond(self._gpu_limits, placements)
+        refuse_beyond(self._shared.gpu_limits, placements)
         workers = [self._worker(placement, replace(self._model, config=config)) for placement in placements]
         try:
             side_by_side([worker.load for worker in workers], "headrace-load")
@@ -163,7 +151,7 @@ class WorkerFactory:
 
     def _where(self) -> bool | LoopPolicy:
         """Whether the event loop runs an instance."""
-        return LoopPolicy(self._loop_time) if self._on_loop == "auto" else self._on_loop == "on"
+        return LoopPolicy(self._shared.loop_time) if self._on_loop == "auto" else self._on_loop == "on"
 
     def _process(
         self,
@@ -172,19 +160,9 @@ class WorkerFactory:
         services: LocalServices,
         statistics: Callable[[], ExecutionCounter],
     ) -> ProcessWorker:
-        worker = ProcessWorker(
-            spec,
-            isolation,
-            services,
-            self._schema,
-            self._samples,
-            statistics,
-            self._loop,
-            self._siblings,
-            self._exit_timeout_s,
+        return ProcessWorker(
+            spec, isolation, services, self._schema, self._samples, statistics, self._siblings, self._shared
         )
-        self._roster.add(worker)
-        return worker
 
     def _spec(self, placement: Placement, model: Model, isolation: Isolation) -> InstanceSpec:
         backend = type(self._backend)

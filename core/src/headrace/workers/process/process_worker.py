@@ -8,8 +8,10 @@ succeed when it is sent again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import monotonic_ns
+from weakref import WeakSet
 
 from headrace.backends.base import Isolation
 from headrace.errors import Cancelled, HeadraceError, Unavailable, summary
@@ -21,6 +23,7 @@ from headrace.supervision.exits import RestartPolicy
 from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
 from headrace.telemetry.pacing import paced
 from headrace.workers.instance import ExecutionRecorder
+from headrace.workers.loop_policy import LoopTime
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process.batch_channel import WarmUp
 from headrace.workers.process.child import Child
@@ -36,12 +39,28 @@ log = paced(__name__)
 _RETRY_S = 1.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerResources:
+    """What the workers of all models of one server share. Made on the event loop's thread.
+
+    ``exit_timeout_s`` returns how many seconds an instance may take to close. ``gpu_limits`` are the parts of the
+    memory of GPUs, by their numbers, beyond which nothing more is loaded there.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    exit_timeout_s: Callable[[], float]
+    gpu_limits: Mapping[int, float]
+    #: The time that the event loop spends on instances that it runs itself.
+    loop_time: LoopTime = field(default_factory=LoopTime)
+    #: The workers in processes of all models, with those that are loading or closing.
+    processes: WeakSet[ProcessWorker] = field(default_factory=WeakSet)
+
+
 class ProcessWorker:
     """Owns the child processes of one instance, one after the other. A `headrace.workers.worker.Worker`.
 
     ``siblings`` are the workers of all instances of the version: while all of them pause, requests are
-    refused instead of waiting. ``exit_timeout_s`` is asked how many seconds an instance that is to close
-    may take. `load`, `serve`, `join` and `check_ready` are called on threads, everything else on the
+    refused instead of waiting. `load`, `serve`, `join` and `check_ready` are called on threads, everything else on the
     event loop.
     """
 
@@ -53,9 +72,8 @@ class ProcessWorker:
         schema: OutputSchema,
         samples: Sequence[WarmupSample],
         statistics: Callable[[], ExecutionCounter],
-        loop: asyncio.AbstractEventLoop,
         siblings: list[ProcessWorker],
-        exit_timeout_s: Callable[[], float],
+        shared: WorkerResources,
     ) -> None:
         self.name, self.model = spec.instance_name, spec.name
         self.runs_on: RunsOn = "process"
@@ -63,7 +81,8 @@ class ProcessWorker:
         self.reason = ""
         self.executing: Sequence[Ticket] = ()
         self._spec, self._isolation, self._services, self._samples = spec, isolation, services, samples
-        self._schema, self._loop, self._siblings, self._exit_timeout_s = schema, loop, siblings, exit_timeout_s
+        self._schema, self._siblings = schema, siblings
+        self._loop, self._exit_timeout_s = shared.loop, shared.exit_timeout_s
         self._recorder = ExecutionRecorder(self.name, statistics)
         self._is_decoupled = spec.is_decoupled
         self._source: BatchSource | None = None
@@ -76,6 +95,7 @@ class ProcessWorker:
         self._paused = ""
         self._is_leaving = False
         siblings.append(self)
+        shared.processes.add(self)
 
     # ------------------------------------------------------------------ threads
 
