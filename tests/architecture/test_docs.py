@@ -96,6 +96,15 @@ def test_every_part_that_the_docs_list_is_exported(part: str) -> None:
     assert part in dir(headrace)
 
 
+def test_every_exported_name_is_in_the_docs() -> None:
+    import headrace
+
+    pages = " ".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    code = re.findall(r"```.*?```|`[^`]+`", pages, re.DOTALL)
+    named = {word for each in code for word in re.findall(r"\w+", each)}
+    assert [name for name in headrace.__all__ if name not in named] == []
+
+
 def test_ci_runs_the_test_command_of_the_readme() -> None:
     test_command = commands("README.md")[-1]
     assert test_command.endswith("nox")
