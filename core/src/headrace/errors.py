@@ -3,23 +3,27 @@
 ::
 
     HeadraceError
-    ├── CallerError               whoever sent the request
+    ├── CallerError               the sender of the request
     │   ├── InvalidArgument
     │   ├── NotFound
     │   ├── AlreadyExists
     │   ├── Unsupported
-    │   └── Cancelled
-    ├── OperatorError             whoever runs the server or wrote a config
+    │   ├── Cancelled
+    │   ├── Unauthenticated       these three are what an interceptor refuses with
+    │   ├── PermissionDenied
+    │   └── ResourceExhausted
+    ├── OperatorError             the person who runs the server or wrote a config
     │   ├── ConfigError
     │   ├── LoadError
     │   └── Unavailable
-    ├── PluginError               whoever wrote a plugin
+    ├── PluginError               the author of a plugin
     │   └── BackendError
     │       └── Rescheduled       in the place of an answer: it is no failure where the scheduler takes it
     └── InternalError             us
 
 An error carries a `Code` and no transport number: each frontend has one table from code to
-status. The codes are Triton's eight (docs/spec/behaviours.md section 0).
+status. The first eight codes are Triton's (docs/spec/behaviours.md section 0). Triton has no code for a refused
+caller; the last three are those of HTTP and gRPC.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from enum import Enum
 
 
 class Code(Enum):
-    """What went wrong, independent of any transport. The values are Triton's printed names."""
+    """What went wrong, independent of any transport. The values of the first eight are Triton's printed names."""
 
     UNKNOWN = "Unknown"
     INTERNAL = "Internal"
@@ -38,6 +42,9 @@ class Code(Enum):
     UNSUPPORTED = "Unsupported"
     ALREADY_EXISTS = "Already exists"
     CANCELLED = "Cancelled"
+    UNAUTHENTICATED = "Unauthenticated"
+    PERMISSION_DENIED = "Permission denied"
+    RESOURCE_EXHAUSTED = "Resource exhausted"
 
 
 class HeadraceError(Exception):
@@ -92,6 +99,34 @@ class Cancelled(CallerError):
     """The caller went away before the answer was ready."""
 
     code = Code.CANCELLED
+
+
+class Unauthenticated(CallerError):
+    """The server does not know who the caller is. Over HTTP, ``challenge`` is the header ``WWW-Authenticate``, which
+    says how to prove it; empty sends none."""
+
+    code = Code.UNAUTHENTICATED
+
+    def __init__(self, message: str = "", code: Code | None = None, *, challenge: str = "") -> None:
+        super().__init__(message, code)
+        self.challenge = challenge
+
+
+class PermissionDenied(CallerError):
+    """The server knows who the caller is, and does not allow the operation."""
+
+    code = Code.PERMISSION_DENIED
+
+
+class ResourceExhausted(CallerError):
+    """The caller has used up its quota. ``retry_after_s`` is when the same request may succeed, in seconds from now;
+    None if that is not known. Over HTTP it is the header ``Retry-After``, rounded up."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str = "", code: Code | None = None, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message, code)
+        self.retry_after_s = retry_after_s
 
 
 class OperatorError(HeadraceError):

@@ -6,13 +6,14 @@ of the time of a frozen dataclass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
+from math import ceil
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import orjson
 
-from headrace.errors import Code, HeadraceError
+from headrace.errors import Code, HeadraceError, ResourceExhausted, Unauthenticated
 from headrace.frontends.failures import Failure, shown
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -27,6 +28,9 @@ STATUS = {
     Code.UNSUPPORTED: 501,
     Code.ALREADY_EXISTS: 400,
     Code.CANCELLED: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.PERMISSION_DENIED: 403,
+    Code.RESOURCE_EXHAUSTED: 429,
 }
 
 #: The length of the JSON in front of binary tensors: as received, and as sent.
@@ -116,9 +120,18 @@ def json_type_reply() -> HttpReply:
 
 def error_reply(error: HeadraceError) -> HttpReply:
     """``error`` as Triton words errors: one JSON object with the single key ``error``."""
-    reply = ErrorReply(*text_error(STATUS[error.code], shown(error.message)))
+    status, headers, parts = text_error(STATUS[error.code], shown(error.message))
+    reply = ErrorReply(status, (*headers, *_advice(error)), parts)
     reply.failure = Failure.of(error)
     return reply
+
+
+def _advice(error: HeadraceError) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the headers that tell a refused caller what to do."""
+    if isinstance(error, Unauthenticated) and error.challenge:
+        yield b"WWW-Authenticate", " ".join(error.challenge.split()).encode("latin-1", "replace")
+    if isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
+        yield b"Retry-After", b"%d" % max(0, ceil(error.retry_after_s))
 
 
 def text_error(status: int, text: str) -> HttpReply:

@@ -22,6 +22,10 @@ NUMBERS = {
     "Unsupported": 12,
     "Already exists": 6,
     "Cancelled": 1,
+    # https://grpc.github.io/grpc/core/md_doc_statuscodes.html
+    "Unauthenticated": 16,
+    "Permission denied": 7,
+    "Resource exhausted": 8,
 }
 
 

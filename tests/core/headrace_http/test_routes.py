@@ -12,8 +12,8 @@ import pytest
 
 from headrace.config.options import RESTRICTED_CATEGORIES, Restriction
 from headrace.engine import Phase
-from headrace.errors import Code
-from headrace_http.message import STATUS, HttpReply, HttpRequest
+from headrace.errors import Code, HeadraceError, PermissionDenied, ResourceExhausted, Unauthenticated
+from headrace_http.message import STATUS, HttpReply, HttpRequest, error_reply
 from headrace_http.url_paths import CORE, template
 
 MakeCaller = Callable[..., Any]
@@ -63,6 +63,27 @@ PATHS = [
 
 def test_every_code_has_a_status() -> None:
     assert set(STATUS) == set(Code)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "headers"),
+    [
+        (Unauthenticated("who?"), 401, {}),
+        (
+            Unauthenticated("who?", challenge='Bearer realm="models"'),
+            401,
+            {b"WWW-Authenticate": b'Bearer realm="models"'},
+        ),
+        (Unauthenticated("who?", challenge="Basic\r\nX-Evil: 1"), 401, {b"WWW-Authenticate": b"Basic X-Evil: 1"}),
+        (PermissionDenied("no"), 403, {}),
+        (ResourceExhausted("later"), 429, {}),
+        (ResourceExhausted("later", retry_after_s=1.2), 429, {b"Retry-After": b"2"}),
+        (ResourceExhausted("later", retry_after_s=0), 429, {b"Retry-After": b"0"}),
+    ],
+)
+def test_a_refused_caller_is_told_what_to_do(error: HeadraceError, status: int, headers: dict[bytes, bytes]) -> None:
+    reply = error_reply(error)
+    assert (reply.status, dict(reply.headers)) == (status, {b"Content-Type": b"application/json", **headers})
 
 
 @pytest.mark.parametrize(("method", "path", "category"), PATHS)

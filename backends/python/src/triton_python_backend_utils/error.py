@@ -36,7 +36,12 @@ _CODES = {
     ErrorCode.ALREADY_EXISTS: Code.ALREADY_EXISTS,
     ErrorCode.CANCELLED: Code.CANCELLED,
 }
-_NUMBERS = {code: number for number, code in _CODES.items()}
+#: Triton has no codes for a caller that an interceptor refuses.
+_NUMBERS = {code: number for number, code in _CODES.items()} | {
+    Code.UNAUTHENTICATED: ErrorCode.INVALID_ARG,
+    Code.PERMISSION_DENIED: ErrorCode.INVALID_ARG,
+    Code.RESOURCE_EXHAUSTED: ErrorCode.UNAVAILABLE,
+}
 
 
 class TritonError:

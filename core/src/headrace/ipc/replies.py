@@ -13,7 +13,10 @@ from headrace.errors import (
     HeadraceError,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     Rescheduled,
+    ResourceExhausted,
+    Unauthenticated,
     Unavailable,
     Unsupported,
 )
@@ -79,5 +82,8 @@ ERRORS: Final = {
         Unsupported,
         AlreadyExists,
         Cancelled,
+        Unauthenticated,
+        PermissionDenied,
+        ResourceExhausted,
     )
 }

@@ -42,7 +42,7 @@ def test_response_may_be_empty() -> None:
     assert response.parameters() == "{}"
 
 
-@pytest.mark.parametrize("code", list(Code))
+@pytest.mark.parametrize("code", list(Code)[:8])
 def test_error_goes_before_outputs_and_keeps_its_code(code: Code) -> None:
     name = "INVALID_ARG" if code is Code.INVALID_ARGUMENT else code.name
     error = pb_utils.TritonError("no", getattr(pb_utils.TritonError, name))
@@ -53,6 +53,14 @@ def test_error_goes_before_outputs_and_keeps_its_code(code: Code) -> None:
     back = pb_utils.InferenceResponse._received(message).error()
     assert back is not None
     assert (back.message(), back.code()) == ("no", error.code())
+
+
+@pytest.mark.parametrize("code", list(Code)[8:])
+def test_the_refusal_of_an_interceptor_has_one_of_tritons_codes(code: Code) -> None:
+    error = pb_utils.InferenceResponse._received(HeadraceError("no", code)).error()
+    assert error is not None
+    unavailable = code is Code.RESOURCE_EXHAUSTED
+    assert error.code() == (pb_utils.TritonError.UNAVAILABLE if unavailable else pb_utils.TritonError.INVALID_ARG)
 
 
 def test_error_codes_have_tritons_numbers() -> None:
