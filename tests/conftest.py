@@ -35,7 +35,7 @@ with contextlib.suppress(ImportError):  # the session `bare` has next to nothing
 
 def _assign_once(request: InferRequest, name: str, value: object) -> None:
     """What a request's class does here with an assignment, and nowhere else: there it would cost too much."""
-    if name != "_execution" and hasattr(request, name):
+    if name not in ("_execution", "_sender") and hasattr(request, name):
         raise AttributeError(f"a request never changes: '{name}' of {request.log_id}has been assigned to")
     object.__setattr__(request, name, value)
 

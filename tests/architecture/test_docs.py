@@ -51,8 +51,9 @@ PARTS = {
     "Observer": "headrace/telemetry/executions.py",
     "BatchTimes": "headrace/telemetry/executions.py",
     "ModelView": "headrace/models/view.py",
-    "Interceptor": "headrace/models/entrance.py",
-    "Caller": "headrace/models/entrance.py",
+    "Interceptor": "headrace/models/interceptors.py",
+    "Watch": "headrace/messages/caller.py",
+    "Caller": "headrace/messages/caller.py",
     "ServedModel": "headrace/models/served.py",
     "OtherModel": "headrace/schedulers/base.py",
 }

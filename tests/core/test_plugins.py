@@ -241,7 +241,7 @@ PARTS = {
     "register_frontends": "from headrace_http.metrics_frontend import MetricsFrontend as Base",
     "register_caches": "from headrace.caches.local import LocalCache as Base",
     "register_storages": "from headrace.storage.local_storage import LocalStorage as Base",
-    "register_routes": "from headrace import HttpRoute as Route\n\nclass Base(Route):\n    category = 'metadata'",
+    "register_routes": "from headrace import HttpRoute as Route\n\nclass Base(Route):\n    pass",
     "register_interceptors": "from headrace import Interceptor as Base",
     "add_options": "from headrace import OptionGroup as Base",
 }
@@ -445,11 +445,11 @@ def test_a_plugin_that_raises_while_it_looks_is_told(install: Install) -> None:
 
 
 ROUTE = """
-from headrace import HttpReply, HttpRoute, hookimpl
+from headrace import ExtensionOperation, HttpReply, HttpRoute, hookimpl
 
 class Toy(HttpRoute):
     name = "{name}"
-    category = "{category}"
+    operation = ExtensionOperation("toy", "{category}")
     async def answer(self, call):
         return HttpReply(200)
 
@@ -488,7 +488,12 @@ def test_two_routes_to_one_path_are_an_error_that_names_both(install: Install, t
 
 @pytest.mark.parametrize(
     ("name", "category"),
-    [("POST /toys/{name}", "metadata"), ("GET /toys/{name}/parts", "inference"), ("GET /{any}/parts/x", "inference")],
+    [
+        ("POST /toys/{name}", "metadata"),
+        ("PUT /toys/{name}", "inference"),
+        ("GET /toys/{name}/parts", "inference"),
+        ("GET /{any}/parts/x", "inference"),
+    ],
 )
 def test_routes_that_no_path_leads_to_both_of_stand_beside_each_other(
     install: Install, name: str, category: str
@@ -525,6 +530,15 @@ def test_a_route_that_is_none_or_cores_own_breaks_its_plugin(install: Install, n
 def test_a_route_of_no_category_breaks_its_plugin(install: Install) -> None:
     install("headrace-toy", "toy", ROUTE.format(name="GET /toys", category="toys"))
     assert "'toys', which is none of health" in str(info(Plugins.discover(), "toy").error)
+
+
+def test_a_route_without_an_operation_breaks_its_plugin(install: Install) -> None:
+    route = ROUTE.format(name="GET /toys", category="inference")
+    install("headrace-one", "one", route.replace('ExtensionOperation("toy", "inference")', '"toy"'))
+    install("headrace-two", "two", route.replace("operation = ", "category ="))
+    plugins = Plugins.discover(["one", "two"])
+    assert "operation of route 'GET /toys' is 'toy', which is neither" in str(info(plugins, "one").error)
+    assert "has a category" in str(info(plugins, "two").error)
 
 
 @pytest.mark.parametrize("path", ["/v2/models/{name}/toys", "/v2/models/{name}/versions/{version}/toys", "/v1/x"])

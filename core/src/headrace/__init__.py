@@ -48,7 +48,18 @@ if TYPE_CHECKING:
     from headrace.config.parameters import parse_parameters, read_isolation
     from headrace.config.parse import read_config
     from headrace.config.regular_files import in_memory, open_regular, read_regular
-    from headrace.engine import Caller, Engine, Entrance, Interceptor, ModelView
+    from headrace.engine import (
+        AnyOperation,
+        Caller,
+        Engine,
+        Entrance,
+        ExtensionOperation,
+        Interceptor,
+        ModelView,
+        Operation,
+        Outcome,
+        Watch,
+    )
     from headrace.errors import (
         AlreadyExists,
         BackendError,
@@ -139,7 +150,18 @@ _HOMES = {
     "headrace.config.parameters": ("parse_parameters", "read_isolation"),
     "headrace.config.parse": ("read_config",),
     "headrace.config.regular_files": ("in_memory", "open_regular", "read_regular"),
-    "headrace.engine": ("Caller", "Engine", "Entrance", "Interceptor", "ModelView"),
+    "headrace.engine": (
+        "AnyOperation",
+        "Caller",
+        "Engine",
+        "Entrance",
+        "ExtensionOperation",
+        "Interceptor",
+        "ModelView",
+        "Operation",
+        "Outcome",
+        "Watch",
+    ),
     "headrace.errors": (
         "AlreadyExists",
         "BackendError",
@@ -205,6 +227,7 @@ __all__ = [
     "AlreadyExists",
     "Answer",
     "AnyInstance",
+    "AnyOperation",
     "Backend",
     "BackendError",
     "Batch",
@@ -224,6 +247,7 @@ __all__ = [
     "DeviceKind",
     "Engine",
     "Entrance",
+    "ExtensionOperation",
     "Frontend",
     "FullScheduler",
     "HeadraceError",
@@ -256,8 +280,10 @@ __all__ = [
     "NotFound",
     "Observer",
     "Occupancy",
+    "Operation",
     "OptionGroup",
     "OtherModel",
+    "Outcome",
     "OutputSchema",
     "Padding",
     "PermissionDenied",
@@ -287,6 +313,7 @@ __all__ = [
     "Unsupported",
     "Wait",
     "Waiting",
+    "Watch",
     "as_tensor",
     "available_cores",
     "backend_settings",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headrace.backends.base import Backend
 from headrace.caches.base import ResponseCache
 from headrace.hookspecs import hookimpl
+from headrace.models.interceptors import Interceptor
 from headrace.schedulers.base import Scheduler
 from headrace.storage.base import Storage
 
@@ -21,6 +22,14 @@ def register_schedulers() -> list[type[Scheduler]]:
     from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 
     return [DirectScheduler, DynamicScheduler]
+
+
+@hookimpl
+def register_interceptors() -> list[type[Interceptor]]:
+    from headrace.frontends.access import RestrictedApis
+    from headrace.frontends.request_parameters import ForwardedHeaders
+
+    return [RestrictedApis, ForwardedHeaders]
 
 
 @hookimpl

@@ -23,10 +23,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError, Unavailable
 from headrace.large import LargeWork
+from headrace.messages.caller import Caller, Outcome, Watch
+from headrace.messages.operation import AnyOperation, ExtensionOperation, Operation
 from headrace.messages.request import InferRequest, with_strings_encoded
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.models.entrance import Caller, Describe, Entrance, Interceptor, not_by_model_infer, not_over_http, program
+from headrace.models.entrance import Describe, Entrance, admitted, not_by_model_infer, not_over_http, program
+from headrace.models.interceptors import Interceptor, InterceptorChain
 from headrace.models.open_streams import OpenStreams
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import IndexEntry, index_of
@@ -39,14 +42,21 @@ if TYPE_CHECKING:
     from headrace.models.lifecycle import Lifecycle
 
 __all__ = [
+    "AnyOperation",
     "Caller",
     "Engine",
     "Entrance",
+    "ExtensionOperation",
     "IndexEntry",
     "Interceptor",
+    "InterceptorChain",
     "Metadata",
     "ModelView",
+    "Operation",
+    "Outcome",
     "Phase",
+    "Watch",
+    "admitted",
     "not_by_model_infer",
     "not_over_http",
 ]
@@ -100,7 +110,7 @@ class Engine:
         options: ServerOptions,
         table: ServingTable,
         collect: Callable[[], Iterable[Metric]] = tuple,
-        interceptors: Sequence[Interceptor] = (),
+        admission: InterceptorChain | None = None,
     ) -> None:
         """``collect`` gives what is measured of the models now, as Prometheus has it."""
         self.options = options
@@ -109,7 +119,8 @@ class Engine:
         self.large_work = LargeWork()
         self.collect = collect
         self._table = table
-        self._interceptors = interceptors
+        #: What every operation passes; None if the server has no interceptors.
+        self.admission = admission
         #: Classes of HTTP routes that plugins add; iterating raises `LoadError` where two would answer one path.
         self.routes: Iterable[type[Any]] = ()
         #: Those of the server metadata.
@@ -119,11 +130,22 @@ class Engine:
         self.streams = OpenStreams()
         self._when_ready: list[Callable[[], None]] = []
 
+    # ------------------------------------------------------------------ admission
+
+    async def admit(self, caller: Caller, operation: AnyOperation, model: str = "") -> None:
+        """Return once ``caller`` may do ``operation``, on ``model`` if that is known. Raises what refuses it.
+
+        To be called by every frontend, for every operation, before it reads the body. `Caller.end` must follow. What
+        was admitted to `Operation.INFER` is not asked for again by `responses`.
+        """
+        if self.admission is not None and (waiting := self.admission.admit(caller, operation, model)) is not None:
+            await waiting
+
     # ------------------------------------------------------------------ inference
 
     def entrance(self, single: Callable[[str], HeadraceError] | None = None, describe: Describe = program) -> Entrance:
         """A way in for requests from outside, to be made once; ``single`` and ``describe`` as `Entrance` has them."""
-        return Entrance(self._table.resolve, single, describe, self._interceptors)
+        return Entrance(self._table.resolve, single, describe, self.admission)
 
     def resolve(self, name: str, version: str | int = "") -> ModelView:
         """The model for ``name`` and ``version`` (empty for the latest ready one).

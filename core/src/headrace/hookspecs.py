@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
     from headrace.frontends.base import Frontend
-    from headrace.models.entrance import Interceptor
+    from headrace.models.interceptors import Interceptor
     from headrace.models.served import ServedModel
     from headrace.schedulers.base import Scheduler
     from headrace.server import Server
@@ -91,10 +91,10 @@ def register_routes() -> Sequence[type[HttpRoute]]:  # type: ignore[empty-body]
 
 @hookspec
 def register_interceptors() -> Sequence[type[Interceptor]]:  # type: ignore[empty-body]
-    """The interceptor classes of this plugin; the server makes one object of each.
+    """Return the interceptor classes of this plugin; the server makes one object of each that is enabled.
 
-    Called once per server, before anything is loaded; same rules as `register_backends`. A request
-    meets them in the order of registration.
+    Called once per server, before anything is loaded; same rules as `register_backends`. An operation passes the
+    interceptors of core first, then those of plugins in the order of their entry points' names.
     """
 
 

@@ -22,7 +22,7 @@ from headrace.backends.base import Backend
 from headrace.caches.base import ResponseCache
 from headrace.errors import ConfigError
 from headrace.frontends.base import Frontend
-from headrace.models.entrance import Interceptor
+from headrace.models.interceptors import Interceptor
 from headrace.registry import OptionRegistry, PluginInfo, Registry, RouteRegistry
 from headrace.schedulers.base import Scheduler
 from headrace.storage.base import Storage

@@ -36,6 +36,7 @@ from headrace.messages.tensor import BytesTensor, as_tensor
 from headrace.messages.ticket import Ticket
 from headrace.models.control import Control
 from headrace.models.entrance import Entrance, not_by_infer
+from headrace.models.interceptors import make_interceptors
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.loader import Loader
 from headrace.models.running_loads import LoadSlots, NestedLoads
@@ -87,13 +88,12 @@ class Server:
         self.loop: asyncio.AbstractEventLoop
         self._table = ServingTable()
         #: All that frontends see.
-        interceptors = [part(self.options) for part in self.plugins.interceptors]
-        self.engine = engine = Engine(self.options, self._table, self._measure(), interceptors)
+        admission = make_interceptors(self.plugins.interceptors, self.options)
+        self.engine = engine = Engine(self.options, self._table, self._measure(), admission)
         engine.routes = self.plugins.routes
         if "sequence_batching" not in self.plugins.schedulers.names():
             engine.extensions = [name for name in EXTENSIONS if name != "sequence"]
-        self._interceptors = interceptors
-        self._single = Entrance(self._table.resolve_loaded, not_by_infer, interceptors=interceptors)
+        self._single = Entrance(self._table.resolve_loaded, not_by_infer, admission=admission)
         self._any_number = engine.entrance()
         self._lifecycle: Lifecycle
         self._control: Control
@@ -205,7 +205,7 @@ class Server:
         slots = LoadSlots(options.model_load_thread_count)
         is_limited = options.rate_limit == "execution_count"
         limiter = self._limiter = RateLimiter(self.loop, options.rate_limit_resource) if is_limited else None
-        calls = ModelCalls(self.loop, table, self._interceptors, limiter)
+        calls = ModelCalls(self.loop, table, self.engine.admission, limiter)
         nested = NestedLoads(slots)
         services = ServerServices(LoopMailbox(self.loop), calls, self.engine, nested, self.custom_metrics)
         loader = Loader(options, plugins, self.loop, services.siblings, self._cache, limiter)

@@ -87,7 +87,7 @@ def read_call(table: Mapping[bytes, Rpc], compressor: Compressor, headers: Reque
     if timeout is None:
         return Refusal(refusal(INTERNAL, "Error parsing 'grpc-timeout' metadata"))
     accepted = named.get(b"grpc-accept-encoding", b"").replace(b" ", b"").split(b",")
-    answers = compressor.choose(accepted) if rpc.category == "inference" else b""
+    answers = compressor.choose(accepted) if rpc.operation.category == "inference" else b""
     return CallHead(rpc, headers.fields, timeout, encoding, answers)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from headrace.engine import Caller, not_by_model_infer
+from headrace.engine import Caller, admitted, not_by_model_infer
 from headrace.errors import CallerError, Code, HeadraceError, Unavailable
 from headrace.frontends.answering import EncodedAnswer, check_strings
 from headrace.frontends.failures import tell_fault
@@ -20,35 +19,29 @@ from headrace.messages.ticket import Ticket
 from headrace_grpc import usual_messages
 from headrace_grpc.decode import Decoded, decode
 from headrace_grpc.encode import encode
-from headrace_grpc.rpc import Cancel, Context, Metadata, Reply, first
+from headrace_grpc.rpc import Cancel, Context, Reply
 from headrace_grpc.usual_messages import ReadMessage
 from headrace_grpc.wire import RawRequest
 
 if TYPE_CHECKING:
     from headrace.engine import Engine, ModelView
 
-#: The parameters that a call's metadata adds to its requests; raises `InvalidArgument`.
-Forward: TypeAlias = Callable[[Metadata], Mapping[str, str]]
-
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 
 
 class Inference:
-    """What the inference RPCs work with. ``forward`` is None when no metadata is forwarded."""
+    """What the inference RPCs work with."""
 
-    def __init__(self, engine: Engine, forward: Forward | None = None) -> None:
-        self.large_work, self.options, self._forward = engine.large_work, engine.options, forward
+    def __init__(self, engine: Engine) -> None:
+        self.large_work, self.options, self.admission = engine.large_work, engine.options, engine.admission
         self.streams = engine.streams
         #: The tasks that read streams. The event loop itself keeps no task from the garbage collector.
         self.readers: set[asyncio.Task[None]] = set()
         #: For one response, and for any number of them.
         self.single, self.any_number = (
-            engine.entrance(not_by_model_infer, caller_of),
-            engine.entrance(None, caller_of),
+            engine.entrance(not_by_model_infer, admitted),
+            engine.entrance(None, admitted),
         )
-
-    def forwarded(self, context: Context) -> Mapping[str, str] | None:
-        return None if self._forward is None else self._forward(context.metadata)
 
 
 def model_infer(inference: Inference, raw_request: ReadMessage, context: Context, reply: Reply) -> Cancel:
@@ -62,12 +55,10 @@ def model_infer(inference: Inference, raw_request: ReadMessage, context: Context
             raise Unavailable(SHUTTING_DOWN)
         view = inference.single.find(message.model_name, message.model_version)
         answer = _Answer(view, reply, inference.large_work)
-        forwarded = inference.forwarded(context)
         try:
-            decoded = usual_messages.decode(raw_request, forwarded)
+            decoded = usual_messages.decode(raw_request)
         except Large:
-            caller = inference.single.caller(context, None)
-            return _infer_large(inference, raw_request, forwarded, answer, caller, context.deadline_ns)
+            return _infer_large(inference, raw_request, answer, getattr(context, "caller", None), context.deadline_ns)
         answer.classes = decoded.classes
         if deadline_ns := context.deadline_ns:
             decoded.request.expire_at(deadline_ns)
@@ -79,16 +70,11 @@ def model_infer(inference: Inference, raw_request: ReadMessage, context: Context
     return ticket.cancel
 
 
-def caller_of(context: Context, reply: None) -> Caller:
-    """Who makes the call."""
-    return Caller("grpc", context.peer, context.certificate, partial(first, context.metadata))
-
-
-def decode_large(view: ModelView, raw_request: ReadMessage, forwarded: Mapping[str, str] | None) -> Decoded:
+def decode_large(view: ModelView, raw_request: ReadMessage) -> Decoded:
     """What ``raw_request`` asks of a model, where that is a matter of millions of elements. On a thread."""
     assert isinstance(raw_request, RawRequest)  # a usual one has no more than there is time for
     try:
-        decoded = decode(raw_request, forwarded)
+        decoded = decode(raw_request)
     except DecodeError:
         raise CallerError("Unable to parse request", Code.INTERNAL) from None
     check_strings(view, decoded.request)
@@ -98,7 +84,6 @@ def decode_large(view: ModelView, raw_request: ReadMessage, forwarded: Mapping[s
 def _infer_large(
     inference: Inference,
     raw_request: ReadMessage,
-    forwarded: Mapping[str, str] | None,
     answer: _Answer,
     caller: Caller | None,
     deadline_ns: int,
@@ -106,7 +91,7 @@ def _infer_large(
     """Let a thread decode what is large, and then submit it."""
 
     def read() -> InferRequest:
-        decoded = decode_large(answer.view, raw_request, forwarded)
+        decoded = decode_large(answer.view, raw_request)
         answer.classes = decoded.classes
         if deadline_ns:
             decoded.request.expire_at(deadline_ns)

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from google.protobuf.message import Message
 
+from headrace.engine import AnyOperation
 from headrace.errors import HeadraceError
 
 #: Keys are in lower case and may repeat; values of keys that end in ``-bin`` are bytes.
@@ -71,13 +72,16 @@ class Rpc:
 
     service: str
     name: str
-    category: str
+    #: What interceptors admit before the message is parsed.
+    operation: AnyOperation
     #: Of bytes or a memoryview. Raises `Large` for what is to be read by ``parse_large``, on a thread.
     parse: Callable[[Any], Any]
     unary: Unary | None = None
     stream: Stream | None = None
     direct: Direct | None = None
     parse_large: Callable[[Any], Any] | None = None
+    #: The number and the name of the field of its message that names a model; None if it has none.
+    model_field: tuple[int, str] | None = None
 
 
 def awaited(handler: Direct) -> Unary:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
-from headrace.errors import CallerError, Code, HeadraceError
-from headrace.frontends.access import Restrictions
+from headrace.engine import Operation
+from headrace.errors import HeadraceError
 from headrace.frontends.failures import Failure, is_verbose, log, tell
-from headrace.frontends.request_parameters import HeaderForwarding
 from headrace.large import LARGE_BYTES, Large
 from headrace_grpc import control_plane as control
 from headrace_grpc import grpc_service_pb2 as pb
+from headrace_grpc.admitted_calls import admitted
 from headrace_grpc.health_pb2 import HealthCheckRequest
 from headrace_grpc.infer import Inference, model_infer
 from headrace_grpc.large_requests import bounded_parser, unpack_large
@@ -30,14 +30,11 @@ from headrace_grpc.rpc import (
     Cancel,
     Context,
     Direct,
-    Metadata,
     Reply,
     Rpc,
     Send,
     Stream,
     Unary,
-    first,
-    texts,
 )
 from headrace_grpc.stream_infer import model_stream_infer
 from headrace_grpc.usual_messages import unpack
@@ -51,32 +48,42 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 
 
 def rpcs(engine: Engine) -> list[Rpc]:
-    """The RPCs of ``engine``, guarded by its ``--grpc-restricted-protocol``."""
-    guard = _Guard(Restrictions(engine.options.grpc_restricted_protocol, "protocol"))
-    forwarding = HeaderForwarding(engine.options.grpc_header_forward_pattern)
-    inference = Inference(engine, partial(_forward, forwarding) if forwarding else None)
+    """Return the RPCs of ``engine``. With interceptors, each call passes them first."""
+    inference = Inference(engine)
     table = [
-        _rpc(SERVICE, name, category, request, unary=guard.unary(category, partial(handler, engine)))
-        for name, category, request, handler in _HANDLERS
+        _rpc(SERVICE, name, operation, request, unary=partial(handler, engine))
+        for name, operation, request, handler in _HANDLERS
     ]
-    check = guard.unary("health", partial(control.check_health, engine))
-    infer = guard.direct("inference", partial(model_infer, inference))
-    stream = guard.stream("inference", partial(model_stream_infer, inference))
+    check = partial(control.check_health, engine)
+    infer, stream = partial(model_infer, inference), partial(model_stream_infer, inference)
     described = Reflection((SERVICE, HEALTH_SERVICE, *SERVICES)).serve
     offered = [
         *table,
-        _rpc(HEALTH_SERVICE, "Check", "health", HealthCheckRequest, unary=check),
-        Rpc(SERVICE, "ModelInfer", "inference", unpack, direct=infer, parse_large=unpack_large),
-        Rpc(SERVICE, "ModelStreamInfer", "inference", unpack, stream=stream, parse_large=unpack_large),
-        *(_rpc(name, "ServerReflectionInfo", "", ServerReflectionRequest, stream=described) for name in SERVICES),
+        _rpc(HEALTH_SERVICE, "Check", Operation.READY, HealthCheckRequest, unary=check),
+        Rpc(
+            SERVICE,
+            "ModelInfer",
+            Operation.INFER,
+            unpack,
+            direct=infer,
+            parse_large=unpack_large,
+            model_field=_model_field(Operation.INFER, pb.ModelInferRequest),
+        ),
+        Rpc(SERVICE, "ModelStreamInfer", Operation.OPEN_STREAM, unpack, stream=stream, parse_large=unpack_large),
+        *(
+            _rpc(name, "ServerReflectionInfo", Operation.REFLECTION, ServerReflectionRequest, stream=described)
+            for name in SERVICES
+        ),
     ]
-    return [_watched(rpc) for rpc in offered] if is_verbose() else offered
+    watched = [_watched(rpc) for rpc in offered] if is_verbose() else offered
+    admission = engine.admission
+    return watched if admission is None else [admitted(rpc, admission, engine.large_work) for rpc in watched]
 
 
 def _rpc(
     service: str,
     name: str,
-    category: str,
+    operation: Operation,
     request: type[Message],
     unary: Unary | None = None,
     stream: Stream | None = None,
@@ -88,72 +95,78 @@ def _rpc(
             raise Large
         return request.FromString(body)  # type: ignore[arg-type]  # a memoryview is taken, too
 
-    return Rpc(service, name, category, parse, unary, stream, parse_large=bounded_parser(request))
+    return Rpc(
+        service,
+        name,
+        operation,
+        parse,
+        unary,
+        stream,
+        parse_large=bounded_parser(request),
+        model_field=_model_field(operation, request),
+    )
 
 
-#: Those that need nothing but the engine: name, category of restriction, request, handler.
-_HANDLERS: tuple[tuple[str, str, type[Message], Callable[..., Awaitable[Answer]]], ...] = (
-    ("ServerLive", "health", pb.ServerLiveRequest, control.server_live),
-    ("ServerReady", "health", pb.ServerReadyRequest, control.server_ready),
-    ("ModelReady", "health", pb.ModelReadyRequest, control.model_ready),
-    ("ServerMetadata", "metadata", pb.ServerMetadataRequest, control.server_metadata),
-    ("ModelMetadata", "metadata", pb.ModelMetadataRequest, control.model_metadata),
-    ("ModelConfig", "model-config", pb.ModelConfigRequest, control.model_config),
-    ("ModelStatistics", "statistics", pb.ModelStatisticsRequest, control.model_statistics),
-    ("RepositoryIndex", "model-repository", pb.RepositoryIndexRequest, control.repository_index),
-    ("RepositoryModelLoad", "model-repository", pb.RepositoryModelLoadRequest, control.load_model),
-    ("RepositoryModelUnload", "model-repository", pb.RepositoryModelUnloadRequest, control.unload_model),
-    ("SystemSharedMemoryStatus", "shared-memory", pb.SystemSharedMemoryStatusRequest, control.system_memory_status),
-    ("SystemSharedMemoryRegister", "shared-memory", pb.SystemSharedMemoryRegisterRequest, control.register_memory),
+def _model_field(operation: Operation, request: type[Message]) -> tuple[int, str] | None:
+    """Return which field of ``request`` names a model; None if no field does."""
+    fields = request.DESCRIPTOR.fields_by_name
+    field = fields.get("model_name") or (fields.get("name") if operation in _ASKED_BY_NAME else None)
+    return None if field is None else (field.number, field.name)
+
+
+#: The operations whose messages call the model ``name``.
+_ASKED_BY_NAME = (Operation.MODEL_READY, Operation.MODEL_METADATA, Operation.MODEL_CONFIG, Operation.STATISTICS)
+#: Those that need nothing but the engine: name, operation, request, handler.
+_HANDLERS: tuple[tuple[str, Operation, type[Message], Callable[..., Awaitable[Answer]]], ...] = (
+    ("ServerLive", Operation.LIVE, pb.ServerLiveRequest, control.server_live),
+    ("ServerReady", Operation.READY, pb.ServerReadyRequest, control.server_ready),
+    ("ModelReady", Operation.MODEL_READY, pb.ModelReadyRequest, control.model_ready),
+    ("ServerMetadata", Operation.SERVER_METADATA, pb.ServerMetadataRequest, control.server_metadata),
+    ("ModelMetadata", Operation.MODEL_METADATA, pb.ModelMetadataRequest, control.model_metadata),
+    ("ModelConfig", Operation.MODEL_CONFIG, pb.ModelConfigRequest, control.model_config),
+    ("ModelStatistics", Operation.STATISTICS, pb.ModelStatisticsRequest, control.model_statistics),
+    ("RepositoryIndex", Operation.INDEX, pb.RepositoryIndexRequest, control.repository_index),
+    ("RepositoryModelLoad", Operation.LOAD, pb.RepositoryModelLoadRequest, control.load_model),
+    ("RepositoryModelUnload", Operation.UNLOAD, pb.RepositoryModelUnloadRequest, control.unload_model),
+    (
+        "SystemSharedMemoryStatus",
+        Operation.SHARED_MEMORY_STATUS,
+        pb.SystemSharedMemoryStatusRequest,
+        control.system_memory_status,
+    ),
+    (
+        "SystemSharedMemoryRegister",
+        Operation.SHARED_MEMORY_REGISTER,
+        pb.SystemSharedMemoryRegisterRequest,
+        control.register_memory,
+    ),
     (
         "SystemSharedMemoryUnregister",
-        "shared-memory",
+        Operation.SHARED_MEMORY_UNREGISTER,
         pb.SystemSharedMemoryUnregisterRequest,
         control.unregister_memory,
     ),
-    ("CudaSharedMemoryStatus", "shared-memory", pb.CudaSharedMemoryStatusRequest, control.cuda_memory_status),
-    ("CudaSharedMemoryRegister", "shared-memory", pb.CudaSharedMemoryRegisterRequest, control.register_memory),
-    ("CudaSharedMemoryUnregister", "shared-memory", pb.CudaSharedMemoryUnregisterRequest, control.unregister_memory),
-    ("TraceSetting", "trace", pb.TraceSettingRequest, control.trace_settings),
-    ("LogSettings", "logging", pb.LogSettingsRequest, control.log_settings),
+    (
+        "CudaSharedMemoryStatus",
+        Operation.SHARED_MEMORY_STATUS,
+        pb.CudaSharedMemoryStatusRequest,
+        control.cuda_memory_status,
+    ),
+    (
+        "CudaSharedMemoryRegister",
+        Operation.SHARED_MEMORY_REGISTER,
+        pb.CudaSharedMemoryRegisterRequest,
+        control.register_memory,
+    ),
+    (
+        "CudaSharedMemoryUnregister",
+        Operation.SHARED_MEMORY_UNREGISTER,
+        pb.CudaSharedMemoryUnregisterRequest,
+        control.unregister_memory,
+    ),
+    ("TraceSetting", Operation.TRACE_SETTINGS, pb.TraceSettingRequest, control.trace_settings),
+    ("LogSettings", Operation.LOG_SETTINGS, pb.LogSettingsRequest, control.log_settings),
 )
-
-
-class _Guard:
-    """Puts the check of a restricted category in front of a handler, where there is one."""
-
-    def __init__(self, restrictions: Restrictions) -> None:
-        self._restrictions = restrictions
-
-    def unary(self, category: str, handler: Unary) -> Unary:
-        async def guarded(request: Any, context: Context) -> Answer:
-            self._check(category, context)
-            return await handler(request, context)
-
-        return guarded if self._restrictions.covers(category) else handler
-
-    def stream(self, category: str, handler: Stream) -> Stream:
-        async def guarded(requests: AsyncIterator[Any], send: Send, context: Context) -> None:
-            self._check(category, context)
-            await handler(requests, send, context)
-
-        return guarded if self._restrictions.covers(category) else handler
-
-    def direct(self, category: str, handler: Direct) -> Direct:
-        def guarded(request: Any, context: Context, reply: Reply) -> Cancel | None:
-            self._check(category, context)
-            return handler(request, context, reply)
-
-        return guarded if self._restrictions.covers(category) else handler
-
-    def _check(self, category: str, context: Context) -> None:
-        refusal = self._restrictions.refusal(category, partial(first, context.metadata))
-        if refusal is not None:
-            raise CallerError(refusal, Code.UNAVAILABLE)  # as Triton has it
-
-
-def _forward(forwarding: HeaderForwarding, metadata: Metadata) -> dict[str, str]:
-    return forwarding.parameters(texts(metadata))
 
 
 # ---------------------------------------------------------------------- what a verbose log says, in Triton's words

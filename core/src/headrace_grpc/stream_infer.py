@@ -21,6 +21,7 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.pacing import paced
 from headrace_grpc import usual_messages
+from headrace_grpc.admitted_calls import AdmittedMessage, admit_messages
 from headrace_grpc.decode import Decoded
 from headrace_grpc.encode import encode, encode_empty, pack_stream
 from headrace_grpc.infer import SHUTTING_DOWN, Inference, decode_large
@@ -28,7 +29,7 @@ from headrace_grpc.rpc import Context, Send, first
 from headrace_grpc.usual_messages import ReadMessage
 
 if TYPE_CHECKING:
-    from headrace.engine import ModelView
+    from headrace.engine import Caller, ModelView
 
 log = paced(__name__)
 
@@ -53,7 +54,12 @@ async def model_stream_infer(
     ``requests`` raises ends the stream: at once, but `Unavailable` when what is in flight is answered.
     """
     stream = _Stream(inference, context)
-    reader = asyncio.ensure_future(stream.read(requests))
+    admission = inference.admission
+    reader = asyncio.ensure_future(
+        stream.read(requests)
+        if admission is None
+        else stream.read_admitted(admit_messages(requests, context, admission, inference.large_work))
+    )
     inference.readers.add(reader)
     reader.add_done_callback(inference.readers.discard)
     reader.add_done_callback(stream.half_close)
@@ -102,6 +108,11 @@ class _Turn:
         self.answers: list[tuple[Answer, bool]] = []
 
     @property
+    def caller(self) -> Caller | None:
+        """Who sent the request, on a server with interceptors."""
+        return None
+
+    @property
     def is_ordered(self) -> bool:
         return self.view is None or not self.view.decoupled
 
@@ -135,6 +146,25 @@ class _Turn:
         return encode_empty(message.id, message.model_name, message.model_version, final)
 
 
+class _AdmittedTurn(_Turn):
+    """One request of a stream on a server with interceptors. Its operation ends with its last answer."""
+
+    __slots__ = ("_caller",)
+
+    def __init__(self, stream: _Stream, message: AdmittedMessage) -> None:
+        super().__init__(stream, message.request)
+        self._caller = message.caller
+
+    @property
+    def caller(self) -> Caller:
+        return self._caller
+
+    def respond(self, answer: Answer, final: bool) -> None:
+        super().respond(answer, final)
+        if final:
+            self._caller.end(answer if isinstance(answer, HeadraceError) else None)
+
+
 class _Stream:
     """What is in flight on one call. Event loop only."""
 
@@ -161,8 +191,25 @@ class _Stream:
         async for raw_request in requests:
             await self._start(_Turn(self, raw_request), raw_request)
             while self._is_full():
-                self._has_room.clear()
-                await self._has_room.wait()
+                await self._wait_for_room()
+
+    async def read_admitted(self, messages: AsyncIterator[AdmittedMessage]) -> None:
+        """`read` on a server with interceptors, which may have refused some of the messages."""
+        async for message in messages:
+            turn = _AdmittedTurn(self, message)
+            if message.refusal is None:
+                await self._start(turn, message.request)
+            else:
+                self._open.add(turn)
+                self._held_bytes += turn.size_bytes
+                self._in_order.append(turn)
+                turn.respond(message.refusal, True)
+            while self._is_full():
+                await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        self._has_room.clear()
+        await self._has_room.wait()
 
     def _is_full(self) -> bool:
         """Whether no more should be begun."""
@@ -264,16 +311,16 @@ class _Stream:
         finally:
             if turn.is_ordered:
                 self._in_order.append(turn)
-        decoded = usual_messages.decode(raw_request, self._inference.forwarded(self._context))
-        entrance.start(view, turn.take(decoded), self._context)
+        decoded = usual_messages.decode(raw_request)
+        entrance.start(view, turn.take(decoded), turn)
 
     async def _submit_large(self, turn: _Turn, raw_request: ReadMessage) -> None:
         """Let a thread decode what is large; the requests behind it wait."""
-        inference, forwarded = self._inference, self._inference.forwarded(self._context)
+        inference = self._inference
         assert turn.view is not None
-        read = partial(decode_large, turn.view, raw_request, forwarded)
+        read = partial(decode_large, turn.view, raw_request)
         decoded = await inference.large_work.run(read, log_id(turn.message.id))
-        turn.view = inference.any_number.submit(turn.take(decoded), inference.any_number.caller(self._context, None))
+        turn.view = inference.any_number.submit(turn.take(decoded), turn.caller)
 
     def _release(self) -> None:
         """Let the answers of the foremost turns go."""

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace.engine import Caller, not_over_http
+from headrace.engine import Caller, admitted, not_over_http
 from headrace.errors import HeadraceError, Unsupported
 from headrace.frontends.answering import EncodedAnswer, check_strings
-from headrace.frontends.request_parameters import HeaderForwarding
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large, LargeWork
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
@@ -35,14 +34,12 @@ class InferenceHandler:
     """The handler of infer requests. One per frontend."""
 
     def __init__(self, engine: Engine) -> None:
-        self._entrance = engine.entrance(not_over_http, caller_of)
+        self._entrance = engine.entrance(not_over_http, admitted)
         self._find, self._start = self._entrance.find, self._entrance.start
         self.resolve = engine.resolve
         self._max_bytes = engine.options.http_max_input_size
         self._large = engine.large_work
         self._layouts = BodyLayoutCache()
-        self._forwarding = HeaderForwarding(engine.options.http_header_forward_pattern)
-        self._forwards = bool(self._forwarding)
 
     def __call__(self, http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
         """Answer ``http`` through ``reply``, now or later; raises `HeadraceError` if refused now.
@@ -62,20 +59,15 @@ class InferenceHandler:
         try:
             request = self._read(http, target.name, target.version, answer, LARGE_BYTES)
         except Large:
-            cancel = self._begin(http, target, answer, self._entrance.caller(http, reply), deadline)
+            cancel = self._begin(http, target, answer, getattr(reply, "caller", None), deadline)
             return cancel if deadline is None else deadline.begin(cancel)
-        if self._forwards:
-            request = self._forward(http, request)
         ticket = Ticket(request, answer)
         if deadline is None:
-            self._start(view, ticket, http, reply)
+            self._start(view, ticket, reply)
             return ticket.cancel
         request.expire_at(deadline.at_ns)
-        self._start(view, ticket, http, reply)
+        self._start(view, ticket, reply)
         return deadline.begin(ticket.cancel)
-
-    def caller(self, http: HttpRequest, reply: Reply) -> Caller:
-        return caller_of(http, reply)
 
     async def read_request(self, http: HttpRequest, name: str, version: str) -> InferRequest:
         """What the body of ``http`` asks of a model, whichever way it answers. Raises `HeadraceError`."""
@@ -88,8 +80,6 @@ class InferenceHandler:
             request = self._read(http, name, version, answer, LARGE_BYTES)
         except Large:
             request = await self._large.run(partial(self._read_large, http, name, version, answer, None))
-        else:
-            request = self._forward(http, request) if self._forwards else request
         if deadline_ns:
             request.expire_at(deadline_ns)
         return request
@@ -141,16 +131,9 @@ class InferenceHandler:
         """`_read` for what is large, on a thread."""
         request = self._read(http, name, version, answer, UNBOUNDED)
         check_strings(answer.view, request)
-        if self._forwards:
-            request = self._forward(http, request)
         if deadline is not None:
             request.expire_at(deadline.at_ns)
         return request
-
-    def _forward(self, http: HttpRequest, request: InferRequest) -> InferRequest:
-        named = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in http.raw_headers)
-        chosen = self._forwarding.parameters(named)
-        return request.with_parameters({**request.parameters, **chosen}) if chosen else request
 
 
 class Answer(EncodedAnswer[HttpReply]):
@@ -172,17 +155,6 @@ class Answer(EncodedAnswer[HttpReply]):
 
     def refused(self, error: HeadraceError) -> HttpReply:
         return error_reply(error)
-
-
-def caller_of(http: HttpRequest, reply: Reply) -> Caller:
-    """Who sent ``http``. A certificate stays with whoever ends TLS in front of the server."""
-    headers = http.headers
-
-    def header(name: str) -> str | None:
-        value = headers.get(name.encode())
-        return None if value is None else value.decode("latin-1")
-
-    return Caller("http", getattr(reply, "peer", ""), None, header)
 
 
 def _nobody(reply: HttpReply) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from prometheus_client import CollectorRegistry
 
 from headrace.config.options import ServerOptions
+from headrace.engine import Operation
 from headrace.frontends.base import Frontend
 from headrace.frontends.listening import announce, listen_http
 from headrace.telemetry import exposition
 from headrace.telemetry.machine import GpuCollector, HostCollector, PinnedPoolCollector
 from headrace.telemetry.pacing import paced
+from headrace_http.admitted_requests import AdmittedReply, caller_of
 from headrace_http.caller_limits import HttpLimits, flagged
-from headrace_http.message import HttpReply, HttpRequest, Reply, text_error
+from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply, error_reply, text_error
 from headrace_http.open_connections import NativeConnections
 from headrace_http.outputs import compressed, response_encoding
 from headrace_http.protocol import HttpProtocol
@@ -24,7 +27,7 @@ from headrace_http.protocol import HttpProtocol
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from headrace.engine import Engine
+    from headrace.engine import Engine, InterceptorChain
 
 log = paced(__name__)
 
@@ -65,8 +68,11 @@ class MetricsFrontend(Frontend):
         self._devices = await asyncio.to_thread(_devices, options)
         listener = listen_http(options.metrics_address, options.metrics_port, is_shared=False, service="metrics")
         self.port = listener.getsockname()[1]
+        admission = self.engine.admission
         self._connections = connections = NativeConnections(
-            self._answer, _Limits(**flagged(options)), self.engine.large_work
+            self._answer if admission is None else partial(self._admit, admission),
+            _Limits(**flagged(options)),
+            self.engine.large_work,
         )
         loop = asyncio.get_running_loop()
         self._acceptor = await loop.create_server(lambda: HttpProtocol(connections), sock=listener)
@@ -82,6 +88,16 @@ class MetricsFrontend(Frontend):
     async def families(self) -> Iterable[Metric]:
         """Return what is measured of the models now. Any thread may iterate it, once."""
         return self.engine.collect()
+
+    def _admit(self, admission: InterceptorChain, request: HttpRequest, reply: Reply) -> Cancel | None:
+        admitted = AdmittedReply(reply, caller_of(request, reply, self.name))
+        return admitted.begin(
+            admission,
+            Operation.METRICS,
+            "",
+            partial(self._answer, request, admitted),
+            lambda error: admitted(error_reply(error)),
+        )
 
     def _answer(self, request: HttpRequest, reply: Reply) -> None:
         """As Triton: a path that is not known is an empty success."""

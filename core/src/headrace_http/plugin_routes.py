@@ -19,8 +19,10 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from headrace.config.options import RESTRICTED_CATEGORIES
+from headrace.engine import AnyOperation, ExtensionOperation, Operation
 from headrace.errors import HeadraceError, InternalError
 from headrace.telemetry.pacing import paced
+from headrace_http.admitted_requests import caller_of
 from headrace_http.message import (
     Cancel,
     HttpReply,
@@ -67,11 +69,12 @@ class HttpRoute(ABC):
     """Answers the requests to one path. One object per server, on the event loop, so that nothing may block.
 
     ``name`` is the method and the path, ``"POST /v2/models/{name}/events"``. A placeholder is one segment, and
-    ``{version}`` one of digits. ``category`` is the one of ``--http-restricted-api`` that holds for it.
+    ``{version}`` one of digits. ``operation`` is what interceptors admit before the body is read, for the model that
+    ``{name}`` gives. An `ExtensionOperation` says which category of ``--http-restricted-api`` holds for it.
     """
 
     name: ClassVar[str]
-    category: ClassVar[str] = "inference"
+    operation: ClassVar[AnyOperation] = Operation.INFER
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -94,15 +97,18 @@ class HttpCall:
 
     @property
     def caller(self) -> Caller:
-        """Who sent it, for interceptors."""
-        return self._inference.caller(self.request, self._reply)
+        """Who sent it."""
+        return caller_of(self.request, self._reply)
 
     async def read_inference(self, model: str, version: str = "") -> InferRequest:
         """What the body asks of ``model``, as in ``POST /v2/models/{name}/infer``: tensors in JSON or behind it.
 
         Raises `HeadraceError` if there is no such model, or if the body is no request.
         """
-        return await self._inference.read_request(self.request, model, version)
+        request = await self._inference.read_request(self.request, model, version)
+        if hasattr(self._reply, "caller"):  # the server has interceptors
+            request.send_as(self.caller)
+        return request
 
     async def print_response(self, response: InferResponse) -> bytes:
         """``response`` as JSON, in one line. Raises `HeadraceError` for what has no form in JSON."""
@@ -118,16 +124,32 @@ def read_route(part: type[HttpRoute]) -> tuple[str, PathTemplate]:
     method, _, path = part.name.partition(" ")
     if method not in _METHODS:
         raise TypeError(f"route {part.__name__} is named {part.name!r}, not '<{'|'.join(_METHODS)}> /path'")
-    if part.category not in RESTRICTED_CATEGORIES:
-        known = ", ".join(RESTRICTED_CATEGORIES)
-        raise TypeError(f"the category of route '{part.name}' is {part.category!r}, which is none of {known}")
+    _require_operation(part)
     return method, read_path(path)
 
 
+def _require_operation(part: type[HttpRoute]) -> None:
+    """Raise TypeError if interceptors could not tell what requests to the route ask for."""
+    operation = part.operation
+    if hasattr(part, "category"):
+        raise TypeError(
+            f"route '{part.name}' has a category, {part.category!r}: the category is that of its operation, such as "
+            f"ExtensionOperation('{part.__name__.lower()}', {part.category!r})"
+        )
+    if not isinstance(operation, Operation | ExtensionOperation):
+        raise TypeError(
+            f"the operation of route '{part.name}' is {operation!r}, which is neither an Operation nor an "
+            "ExtensionOperation"
+        )
+    if operation.category not in ("", *RESTRICTED_CATEGORIES):
+        known = ", ".join(RESTRICTED_CATEGORIES)
+        raise TypeError(f"the category of operation '{operation}' is {operation.category!r}, which is none of {known}")
+
+
 def clash(one: type[HttpRoute], other: type[HttpRoute]) -> bool:
-    """Whether a path leads to both. Routes of one path share it, if their methods differ and its category does not."""
+    """True if a path leads to both. Routes of one path share it if their methods differ."""
     (method, path), (other_method, other_path) = read_route(one), read_route(other)
-    shared = path == other_path and method != other_method and one.category == other.category
+    shared = path == other_path and method != other_method
     return not shared and path.overlaps(other_path)
 
 

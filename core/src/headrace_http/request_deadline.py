@@ -37,6 +37,11 @@ class RequestDeadline:
         self._cancel: Cancel | None = None
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def caller(self) -> object:
+        """Who sent the request, on a server with interceptors; None without."""
+        return getattr(self._reply, "caller", None)
+
     def __call__(self, answer: HttpReply) -> None:
         reply, self._reply = self._reply, None
         self._end()

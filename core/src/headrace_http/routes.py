@@ -1,24 +1,24 @@
 """Which handler answers which path: one table (docs/spec/behaviours.md sections 1.1 and 1.2).
 
-Every route names its restricted category, and `Routes.dispatch` is the one place that checks it,
-so that no path leads around it.
+Every route names its operation, which the interceptors of the server admit before a handler sees the request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from headrace.engine import Operation
 from headrace.errors import HeadraceError, InternalError, NotFound, Unsupported
-from headrace.frontends.access import Restrictions
 from headrace.frontends.failures import is_verbose, tell_fault
 from headrace.frontends.recognition import Recent
 from headrace.frontends.shared_memory import Kind, refuse_change, require_status
 from headrace.telemetry.pacing import paced
 from headrace_http import url_paths as paths
+from headrace_http.admitted_requests import AdmittedReply, caller_of
 from headrace_http.handlers import DescriptionHandlers, RepositoryHandlers
 from headrace_http.inference import InferenceHandler
 from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply, error_reply, json_reply, text_error
@@ -27,56 +27,88 @@ from headrace_http.request_log import Dispatch, watched
 from headrace_http.url_paths import PathTarget
 
 if TYPE_CHECKING:
-    from headrace.engine import Engine
+    from headrace.engine import AnyOperation, Engine
 
 log = paced(__name__)
 
 Handler: TypeAlias = Callable[[HttpRequest, PathTarget, Reply], "Cancel | None"]
 Answer: TypeAlias = Callable[[HttpRequest, PathTarget], HttpReply]
 
+#: Their paths name a region, and no model.
+_OF_REGIONS = (Operation.SHARED_MEMORY_STATUS, Operation.SHARED_MEMORY_REGISTER, Operation.SHARED_MEMORY_UNREGISTER)
 #: Paths whose route is remembered; a bound, because clients choose the paths.
 _REMEMBERED = 1024
 
 
 class Route(NamedTuple):
-    """``pattern`` must match the whole path; ``handlers`` are by method."""
+    """``pattern`` must match the whole path; ``handlers`` are by method. ``operation`` is admitted before the method is
+    looked at, unless ``operations`` has another one for the method."""
 
     pattern: re.Pattern[str]
-    category: str
-    handlers: Mapping[str, Handler]
+    operation: AnyOperation
+    handlers: dict[str, Handler]
+    operations: dict[str, AnyOperation]
 
 
 class Routes:
     """Answers requests, whatever host they came through. One per frontend."""
 
     def __init__(self, engine: Engine) -> None:
-        self._restrictions = Restrictions(engine.options.http_restricted_api)
-        self._restricts = bool(self._restrictions)
+        self._admission = engine.admission
         self._found = Recent[str, tuple[Route, PathTarget]](_REMEMBERED)
         self._tasks: set[asyncio.Task[None]] = set()
         self.table = self._build(engine)
+        dispatch = self._dispatch if self._admission is None else self._dispatch_admitted
         #: Answers a request through its ``reply``, once, now or later. Never raises. Returns what to call if
         #: the caller goes away first, or None where nothing can be cancelled.
-        self.dispatch: Dispatch = watched(self._dispatch, self._target) if is_verbose() else self._dispatch
+        self.dispatch: Dispatch = watched(dispatch, self._target) if is_verbose() else dispatch
 
     def _dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:
         try:
             route, target = self._found.get(request.path) or self._find(request.path)
-            if self._restricts and (refusal := self._refusal(route, request)) is not None:
-                reply(text_error(403, refusal))
-                return None
             handler = route.handlers.get(request.method)
             if handler is None:
                 reply(text_error(405, "Method Not Allowed"))
                 return None
             return handler(request, target, reply)
-        except HeadraceError as error:
-            self._tell(error, request)
-            reply(error_reply(error))
-        except Exception:
-            log.exception("a request to %r failed", request.path[:1000])
-            reply(error_reply(InternalError("the request failed inside the server; its log has the reason")))
+        except Exception as error:
+            self._fail(request, reply, error)
         return None
+
+    def _dispatch_admitted(self, request: HttpRequest, reply: Reply) -> Cancel | None:
+        """`_dispatch` for a server with interceptors. A path that nothing answers is no operation."""
+        try:
+            route, target = self._found.get(request.path) or self._find(request.path)
+        except NotFound as error:
+            self._fail(request, reply, error)
+            return None
+        admitted = AdmittedReply(reply, caller_of(request, reply))
+        return admitted.begin(
+            self._admission,  # type: ignore[arg-type]  # there is one
+            route.operations.get(request.method, route.operation),
+            "" if route.operation in _OF_REGIONS else target.name,
+            partial(self._answer, route, target, request, admitted),
+            partial(self._fail, request, admitted),
+        )
+
+    def _answer(self, route: Route, target: PathTarget, request: HttpRequest, reply: Reply) -> Cancel | None:
+        try:
+            handler = route.handlers.get(request.method)
+            if handler is not None:
+                return handler(request, target, reply)
+            reply(text_error(405, "Method Not Allowed"))
+        except Exception as error:
+            self._fail(request, reply, error)
+        return None
+
+    def _fail(self, request: HttpRequest, reply: Reply, error: Exception) -> None:
+        """Answer ``error``."""
+        if not isinstance(error, HeadraceError):
+            log.error("a request to %r failed", request.path[:1000], exc_info=error)
+            error = InternalError("the request failed inside the server; its log has the reason")
+        else:
+            self._tell(error, request)
+        reply(error_reply(error))
 
     def _tell(self, error: HeadraceError, request: HttpRequest) -> None:
         """Log ``error`` if it is the server's fault."""
@@ -90,9 +122,6 @@ class Routes:
             return self._find(path)[1]
         except NotFound:
             return None
-
-    def _refusal(self, route: Route, request: HttpRequest) -> str | None:
-        return self._restrictions.refusal(route.category, lambda name: request.headers.get(name.encode()))
 
     def _find(self, path: str) -> tuple[Route, PathTarget]:
         for route in self.table:
@@ -110,34 +139,35 @@ class Routes:
         shm: tuple[Kind, ...] = ("system", "cuda")
         log_settings = _later("log settings")
         return [
-            make_route(paths.ALL_STATISTICS, "statistics", GET=_direct(about.statistics)),
-            make_route(paths.LOGGING, "logging", GET=log_settings, POST=log_settings),
-            make_route(paths.INFER, "inference", POST=inference),
-            make_route(paths.GENERATE, "inference", POST=_later("the generate extension")),
-            make_route(paths.MODEL_READY, "health", GET=self._perhaps_task(about.model_ready)),
-            make_route(paths.CONFIG, "model-config", GET=_direct(about.config)),
-            make_route(paths.STATISTICS, "statistics", GET=_direct(about.statistics)),
-            make_route(paths.MODEL, "metadata", GET=_direct(about.model)),
-            make_route(paths.TRACE, "trace", GET=_later("tracing"), POST=_later("tracing")),
-            make_route(paths.SERVER, "metadata", GET=_direct(about.server)),
-            make_route(paths.LIVE, "health", GET=_direct(about.live)),
-            make_route(paths.READY, "health", GET=self._perhaps_task(about.ready)),
+            make_route(paths.ALL_STATISTICS, Operation.STATISTICS, GET=_direct(about.statistics)),
+            make_route(paths.LOGGING, Operation.LOG_SETTINGS, GET=log_settings, POST=log_settings),
+            make_route(paths.INFER, Operation.INFER, POST=inference),
+            make_route(paths.GENERATE, Operation.GENERATE, POST=_later("the generate extension")),
+            make_route(paths.MODEL_READY, Operation.MODEL_READY, GET=self._perhaps_task(about.model_ready)),
+            make_route(paths.CONFIG, Operation.MODEL_CONFIG, GET=_direct(about.config)),
+            make_route(paths.STATISTICS, Operation.STATISTICS, GET=_direct(about.statistics)),
+            make_route(paths.MODEL, Operation.MODEL_METADATA, GET=_direct(about.model)),
+            make_route(paths.TRACE, Operation.TRACE_SETTINGS, GET=_later("tracing"), POST=_later("tracing")),
+            make_route(paths.SERVER, Operation.SERVER_METADATA, GET=_direct(about.server)),
+            make_route(paths.LIVE, Operation.LIVE, GET=_direct(about.live)),
+            make_route(paths.READY, Operation.READY, GET=self._perhaps_task(about.ready)),
             *[route for kind, region in zip(shm, paths.REGIONS, strict=True) for route in _shared_memory(kind, region)],
-            make_route(paths.INDEX, "model-repository", POST=self._task(repository.index)),
-            make_route(paths.LOAD, "model-repository", POST=self._load(repository)),
-            make_route(paths.UNLOAD, "model-repository", POST=self._task(repository.unload)),
-            make_route(paths.EXPLAIN, "statistics", GET=_direct(about.explain)),
+            make_route(paths.INDEX, Operation.INDEX, POST=self._task(repository.index)),
+            make_route(paths.LOAD, Operation.LOAD, POST=self._load(repository)),
+            make_route(paths.UNLOAD, Operation.UNLOAD, POST=self._task(repository.unload)),
+            make_route(paths.EXPLAIN, Operation.EXPLAIN, GET=_direct(about.explain)),
             *self._added(engine, inference),
         ]
 
     def _added(self, engine: Engine, inference: InferenceHandler) -> list[Route]:
         """Those of plugins; raises `LoadError` where two of them would answer one path."""
-        found: dict[str, tuple[str, dict[str, Handler]]] = {}
+        found: dict[str, Route] = {}
         for part in engine.routes:
             method, path = read_route(part)
-            _, handlers = found.setdefault(path.text, (part.category, {}))
-            handlers[method] = RouteHandler(part(engine), inference, self._tell)
-        return [make_route(path, category, **handlers) for path, (category, handlers) in found.items()]
+            route = found.setdefault(path.text, Route(path.pattern, part.operation, {}, {}))
+            route.handlers[method] = RouteHandler(part(engine), inference, self._tell)
+            route.operations[method] = part.operation
+        return list(found.values())
 
     def _load(self, repository: RepositoryHandlers) -> Handler:
         """The handler of loads, which looks at who sent them."""
@@ -170,12 +200,10 @@ class Routes:
             try:
                 reply(await coroutine(request, target))
             except HeadraceError as error:
-                self._tell(error, request)
                 # Without its frames, which hold the request for as long as anybody holds the error.
-                reply(error_reply(error.with_traceback(None)))
-            except Exception:
-                log.exception("a request to %r failed", request.path[:1000])
-                reply(error_reply(InternalError("the request failed inside the server; its log has the reason")))
+                self._fail(request, reply, error.with_traceback(None))
+            except Exception as error:
+                self._fail(request, reply, error)
 
         def handle(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
             task = asyncio.get_running_loop().create_task(run(request, target, reply))
@@ -185,8 +213,8 @@ class Routes:
         return handle
 
 
-def make_route(path: str, category: str, **handlers: Handler) -> Route:
-    return Route(paths.template(path).pattern, category, handlers)
+def make_route(path: str, operation: AnyOperation, **handlers: Handler) -> Route:
+    return Route(paths.template(path).pattern, operation, handlers, {})
 
 
 def _target_of(values: dict[str, str]) -> PathTarget:
@@ -218,6 +246,7 @@ def _shared_memory(kind: Kind, region: str) -> list[Route]:
         raise refuse_change()
 
     return [
-        make_route(f"{region}/status", "shared-memory", GET=_direct(status)),
-        make_route(f"{region}/[un]register", "shared-memory", POST=_direct(refuse)),
+        make_route(f"{region}/status", Operation.SHARED_MEMORY_STATUS, GET=_direct(status)),
+        make_route(f"{region}/register", Operation.SHARED_MEMORY_REGISTER, POST=_direct(refuse)),
+        make_route(f"{region}/unregister", Operation.SHARED_MEMORY_UNREGISTER, POST=_direct(refuse)),
     ]

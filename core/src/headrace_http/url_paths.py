@@ -27,7 +27,7 @@ REGIONS = tuple(f"/v2/{kind}sharedmemory[/region/{{name}}]" for kind in ("system
 #: In the order in which Triton tries them.
 CORE = (
     *(ALL_STATISTICS, LOGGING, INFER, GENERATE, MODEL_READY, CONFIG, STATISTICS, MODEL, TRACE, SERVER, LIVE, READY),
-    *(f"{region}/{what}" for region in REGIONS for what in ("status", "[un]register")),
+    *(f"{region}/{what}" for region in REGIONS for what in ("status", "register", "unregister")),
     *(INDEX, LOAD, UNLOAD, EXPLAIN),
 )
 _PLACEHOLDER = re.compile(r"{(\w+)}")

@@ -13,14 +13,13 @@ from typing import ClassVar
 import numpy as np
 
 from headrace import (
+    AnyOperation,
     Backend,
     Caller,
-    InferRequest,
     Instance,
     Interceptor,
     Model,
-    ModelView,
-    ServerOptions,
+    Operation,
     Tensors,
     hookimpl,
 )
@@ -60,11 +59,9 @@ class Watching(Interceptor):
     name: ClassVar[str] = "watching"
     seen: ClassVar[list[Caller]]
 
-    def __init__(self, options: ServerOptions) -> None:
-        super().__init__(options)
-
-    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> None:
-        self.seen.append(caller)
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        if operation == Operation.INFER:
+            self.seen.append(caller)
 
 
 @hookimpl

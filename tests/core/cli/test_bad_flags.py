@@ -75,7 +75,7 @@ def test_a_server_that_cannot_be_made_is_told_of_in_one_line(
         "import headrace\n"
         "class Strict(headrace.Interceptor):\n"
         "    name = 'strict'\n"
-        "    def intercept(self, request, model, caller): return None\n"
+        "    def admit(self, caller, operation, model): return None\n"
         "    def __init__(self, options): raise headrace.ConfigError('no licence')\n"
         "@headrace.hookimpl\n"
         "def register_interceptors(): return [Strict]\n",

@@ -6,32 +6,55 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.config.options import ModelFilesFrom, Restriction
-from headrace.errors import Unsupported
-from headrace.frontends.access import Restrictions, Uploads, host_of, is_loopback
+from headrace.config.options import ModelFilesFrom, Restriction, ServerOptions
+from headrace.engine import Caller, Operation
+from headrace.errors import CallerError, Code, PermissionDenied, Unsupported
+from headrace.frontends.access import RestrictedApis, Uploads, host_of, is_loopback
 
-RULES = Restrictions({"inference": Restriction("Admin-Key", "s3cret"), "health": Restriction("h", "")})
+RULES = {"inference": Restriction("Admin-Key", "s3cret"), "health": Restriction("h", "")}
+RESTRICTED = RestrictedApis(ServerOptions(http_restricted_api=RULES, grpc_restricted_protocol=RULES))
 FILES = ["config", "file:1/model.py"]
 
 
-@pytest.mark.parametrize("given", ["s3cret", b"s3cret"])
-def test_right_value_opens(given: str | bytes) -> None:
-    assert RULES.refusal("inference", lambda name: {"admin-key": given}.get(name)) is None
+def admit(transport: str, operation: Operation, **headers: str) -> None:
+    RESTRICTED.admit(Caller(transport, header=lambda name: headers.get(name.replace("-", "_"))), operation, "m")
 
 
-@pytest.mark.parametrize("given", ["", "S3cret", "s3cret ", "s3cre", "s3cret\0", b"\xff", "é"])
-def test_any_other_value_is_refused_without_saying_the_right_one(given: str | bytes) -> None:
-    refusal = RULES.refusal("inference", lambda name: {"admin-key": given}.get(name))
-    assert refusal == "This API is restricted, expecting header 'Admin-Key'"
+@pytest.mark.parametrize("transport", ["http", "grpc"])
+def test_right_value_opens(transport: str) -> None:
+    admit(transport, Operation.INFER, admin_key="s3cret")
+
+
+@pytest.mark.parametrize("given", ["", "S3cret", "s3cret ", "s3cre", "s3cret\0", "\xff", "é"])
+def test_any_other_value_is_refused_without_saying_the_right_one(given: str) -> None:
+    with pytest.raises(PermissionDenied, match=r"^This API is restricted, expecting header 'Admin-Key'$"):
+        admit("http", Operation.INFER, admin_key=given)
+    with pytest.raises(CallerError, match=r"^This protocol is restricted, expecting header 'Admin-Key'$") as refused:
+        admit("grpc", Operation.INFER, admin_key=given)
+    assert refused.value.code is Code.UNAVAILABLE
+
+
+def test_a_key_beyond_ascii_is_compared_byte_by_byte() -> None:
+    key = ServerOptions(http_restricted_api={"health": Restriction("h", "é")})
+    sent = "é".encode().decode("latin-1")  # as a host reads the header
+    RestrictedApis(key).admit(Caller("http", header=lambda name: sent), Operation.LIVE, "")
 
 
 def test_missing_header_is_refused_even_if_the_value_is_empty() -> None:
-    assert RULES.refusal("health", lambda name: None) is not None
-    assert RULES.refusal("health", lambda name: "") is None
+    with pytest.raises(PermissionDenied):
+        admit("http", Operation.LIVE)
+    admit("http", Operation.LIVE, h="")
 
 
-def test_other_categories_are_open() -> None:
-    assert RULES.refusal("metadata", lambda name: None) is None
+def test_other_categories_and_transports_are_open() -> None:
+    admit("http", Operation.SERVER_METADATA)
+    for transport in ("metrics", "model", "program", "other"):
+        admit(transport, Operation.INFER)
+
+
+def test_nothing_is_asked_where_nothing_is_restricted() -> None:
+    assert RESTRICTED.enabled
+    assert not RestrictedApis(ServerOptions()).enabled
 
 
 @pytest.mark.parametrize(

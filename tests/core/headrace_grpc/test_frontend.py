@@ -26,7 +26,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.grpc import service_pb2 as triton
 from tritonclient.utils import InferenceServerException
 
-from headrace import Caller, InferRequest, Interceptor, Unsupported, builtins, hookimpl
+from headrace import AnyOperation, Caller, Interceptor, Unsupported, builtins, hookimpl
 from headrace.config.options import Restriction, ServerOptions
 from headrace.engine import Entrance, ModelView
 from headrace.errors import ConfigError, Unavailable
@@ -566,10 +566,10 @@ class Doorkeeper(Interceptor):
     name = "doorkeeper"
     seen: ClassVar[list[str]] = []
 
-    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> None:
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
         self.seen.append(caller.principal)
         if caller.principal != "localhost":
-            raise Unsupported(f"'{caller.principal}' may not use {model.name}")
+            raise Unsupported(f"'{caller.principal}' may not use {model}")
 
 
 @pytest.mark.parametrize("mutual", [False, True])

@@ -17,6 +17,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from headrace.config.options import GrpcServer, ServerOptions
+from headrace.engine import ExtensionOperation, Operation
 from headrace.errors import BackendError, Code, HeadraceError
 from headrace.large import LargeWork
 from headrace_grpc.frontend import choose_host
@@ -26,6 +27,7 @@ from headrace_grpc.rpc import Cancel, Context, Reply, Rpc, Send
 MIB = 1 << 20
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 HOSTS: tuple[GrpcServer, ...] = ("native", "grpcio")
+TRIAL = ExtensionOperation("trial", "")
 NUMBERS = {
     Code.UNKNOWN: grpc.StatusCode.UNKNOWN, Code.INTERNAL: grpc.StatusCode.INTERNAL,
     Code.NOT_FOUND: grpc.StatusCode.NOT_FOUND, Code.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
@@ -56,11 +58,11 @@ class TrialService:
         streams = (self.repeat, self.pour, self.listen, self.end_early)
         directs = (self.now, self.later, self.refuse, self.answer_with_error)
         return [
-            *(Rpc("test.TrialService", each.__name__, "", bytes, unary=each) for each in unaries),
-            *(Rpc("test.TrialService", each.__name__, "", bytes, stream=each) for each in streams),
-            *(Rpc("test.TrialService", each.__name__, "", bytes, direct=each) for each in directs),
-            Rpc("test.TrialService", "unreadable", "", _unreadable, unary=self.echo),
-            Rpc("test.TrialService", "packed", "inference", bytes, unary=self.echo),
+            *(Rpc("test.TrialService", each.__name__, TRIAL, bytes, unary=each) for each in unaries),
+            *(Rpc("test.TrialService", each.__name__, TRIAL, bytes, stream=each) for each in streams),
+            *(Rpc("test.TrialService", each.__name__, TRIAL, bytes, direct=each) for each in directs),
+            Rpc("test.TrialService", "unreadable", TRIAL, _unreadable, unary=self.echo),
+            Rpc("test.TrialService", "packed", Operation.INFER, bytes, unary=self.echo),
         ]
 
     async def echo(self, request: bytes, context: Context) -> bytes:

@@ -17,12 +17,13 @@ from tritonclient.grpc import service_pb2 as triton
 from headrace import large
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
-from headrace.engine import Engine, Entrance
+from headrace.engine import Caller, Engine, Entrance
 from headrace.errors import BackendError, Code, HeadraceError, NotFound, Unavailable
-from headrace.frontends.request_parameters import HeaderForwarding
+from headrace.frontends.request_parameters import ForwardedHeaders
 from headrace.large import LargeWork
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
+from headrace.models.interceptors import InterceptorChain, make_interceptors
 from headrace.models.open_streams import OpenStreams
 from headrace_grpc import stream_infer
 from headrace_grpc.infer import Inference, model_infer
@@ -68,6 +69,7 @@ class StandInEngine:
         self.refusal: Exception | None = None
         self.large_work, self.streams = LargeWork(), OpenStreams()
         self.options = ServerOptions(model_repository=("models",))
+        self.admission: InterceptorChain | None = None
 
     def resolve(self, name: str, version: str = "") -> StandIn:
         if name not in self.models:
@@ -75,7 +77,7 @@ class StandInEngine:
         return self.models[name]
 
     def entrance(self, single: Any = None, describe: Any = None) -> Entrance:
-        return Entrance(cast("Any", self.resolve), single)
+        return Entrance(cast("Any", self.resolve), single, describe, self.admission)
 
     def enqueue(self, ticket: Ticket) -> None:
         if self.refusal is not None:
@@ -83,9 +85,8 @@ class StandInEngine:
         self.submitted.put_nowait(ticket)
 
     def inference(self, pattern: str = "") -> Inference:
-        forwarding = HeaderForwarding(pattern)
-        forward = (lambda metadata: forwarding.parameters(texts(metadata))) if pattern else None
-        return Inference(cast("Engine", self), forward)
+        self.admission = make_interceptors((ForwardedHeaders,), ServerOptions(grpc_header_forward_pattern=pattern))
+        return Inference(cast("Engine", self))
 
 
 @dataclass
@@ -98,6 +99,10 @@ class Call:
     peer: str = "127.0.0.1"
     certificate: None = None
     deadline_ns: int = 0
+
+    @property
+    def caller(self) -> Caller:
+        return Caller("grpc", self.peer, headers=lambda: texts(self.metadata))
 
 
 def raw_request(model: str = "m", id: str = "", **parameters: bool) -> RawRequest:

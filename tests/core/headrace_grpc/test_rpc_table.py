@@ -9,9 +9,11 @@ from typing import Any, cast
 import pytest
 from tritonclient.grpc import service_pb2 as triton
 
+from headrace.builtins import register_interceptors
 from headrace.config.options import Restriction, ServerOptions
 from headrace.engine import Engine, Entrance
 from headrace.errors import CallerError, Code, HeadraceError
+from headrace.models.interceptors import InterceptorChain, make_interceptors
 from headrace.models.open_streams import OpenStreams
 from headrace.models.states import IndexEntry
 from headrace_grpc.rpc import Metadata, Rpc, serialize
@@ -54,6 +56,10 @@ class TrialService:
     calls: list[Any] = field(default_factory=list)
     large_work: Any = None
     streams: OpenStreams = field(default_factory=OpenStreams)
+
+    @property
+    def admission(self) -> InterceptorChain | None:
+        return make_interceptors(register_interceptors(), self.options)
 
     def entrance(self, single: Any = None, describe: Any = None) -> Entrance:
         return Entrance(cast("Any", None), single)
@@ -100,7 +106,7 @@ def refusal(service: TrialService, request: Any, metadata: Metadata = ()) -> tup
 
 def test_every_rpc_is_there_in_its_category() -> None:
     (service,) = triton.DESCRIPTOR.services_by_name.values()
-    found = {rpc.name: rpc.category for rpc in table().values() if rpc.service == SERVICE}
+    found = {rpc.name: rpc.operation.category for rpc in table().values() if rpc.service == SERVICE}
     assert found == CATEGORIES
     assert set(found) == {method.name for method in service.methods}
     assert service.full_name == SERVICE
@@ -108,7 +114,7 @@ def test_every_rpc_is_there_in_its_category() -> None:
 
 def test_health_is_restricted_like_the_other_health_calls() -> None:
     check = table()["Check"]
-    assert (check.service, check.category) == (HEALTH_SERVICE, "health")
+    assert (check.service, check.operation.category) == (HEALTH_SERVICE, "health")
 
 
 @pytest.mark.parametrize("name", [*CATEGORIES, "Check"])

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config.options import ServerOptions
+from headrace.engine import Operation
 from headrace.large import LargeWork
 from headrace_grpc.http2.connection import Connection
 from headrace_grpc.http2.connections import Connections
@@ -69,7 +70,9 @@ class Server:
 
     def __init__(self) -> None:
         self.kept: list[bytes | memoryview] = []
-        calls = Calls([Rpc("test.Echo", "Echo", "", self._keep, direct=self._echo)], ServerOptions(), LargeWork())
+        calls = Calls(
+            [Rpc("test.Echo", "Echo", Operation.LIVE, self._keep, direct=self._echo)], ServerOptions(), LargeWork()
+        )
         self.wire = Wire()
         self.connection = Connection(Connections(calls, Limits(), Keepalive()))
         self.connection.connection_made(self.wire)

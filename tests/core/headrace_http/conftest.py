@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
+from headrace.builtins import register_interceptors
 from headrace.config.model_config_pb2 import DataType, ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.engine import Engine, ModelView, Phase
@@ -21,6 +22,7 @@ from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
+from headrace.models.interceptors import make_interceptors
 from headrace.models.serving_table import ServingTable
 from headrace.models.signature import Signature, explain
 from headrace.models.states import ModelRecord, VersionRecord
@@ -108,7 +110,8 @@ class Caller:
         self.model = model
         self.table = Serving()
         self.table.serve(model)
-        self.engine = Engine(ServerOptions(**options), self.table)
+        settings = ServerOptions(**options)
+        self.engine = Engine(settings, self.table, admission=make_interceptors(register_interceptors(), settings))
         self.engine.phase = Phase.READY
         self.engine.lifecycle = SimpleNamespace(are_settled=True, why_not_alive="")  # type: ignore[assignment]
         self.routes = Routes(self.engine)

@@ -28,6 +28,7 @@ def ticket_for(request: InferRequest) -> Ticket:
 def test_the_type_checker_refuses_whoever_assigns_to_a_request(kind: type[InferRequest]) -> None:
     assert [field.name for field in fields(kind) if not str(field.type).startswith("Final[")] == [
         "_deadline_ns",
+        "_sender",
         "_execution",
     ]
 

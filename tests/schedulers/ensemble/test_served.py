@@ -15,11 +15,11 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from headrace import (
+    AnyOperation,
     Caller,
     HeadraceError,
     InferRequest,
     Interceptor,
-    ModelView,
     Server,
     Ticket,
     Unavailable,
@@ -481,11 +481,13 @@ class Seen(Interceptor):
     """Writes down what it sees, and lets nothing through to the model ``closed``."""
 
     name = "seen"
-    seen: ClassVar[list[tuple[str, str]]] = []
+    seen: ClassVar[list[tuple[str, str, str]]] = []
 
-    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> None:
-        self.seen.append((caller.via, request.model_name))
-        if request.model_name == "closed":
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        if caller.transport == "program":
+            caller.principal = "alice"
+        self.seen.append((caller.transport, caller.principal, model))
+        if model == "closed":
             raise Unavailable("closed")
 
 
@@ -502,4 +504,4 @@ def test_interceptors_see_every_step_and_may_refuse_it(
     with pytest.raises(HeadraceError, match="in ensemble 'e', closed"):
         server.infer("e", {"x": ROW})
     asked = ["one", "inner", "one", "closed"]
-    assert Seen.seen == [("program", "e"), *(("model", name) for name in asked)]
+    assert Seen.seen == [("program", "alice", "e"), *(("model", "alice", name) for name in asked)]

@@ -12,50 +12,47 @@ from hmac import compare_digest
 from ipaddress import IPv6Address, ip_address
 from typing import TypeAlias
 
-from headrace.config.options import ModelFilesFrom, Restriction
-from headrace.errors import Unsupported
+from headrace.config.options import ModelFilesFrom, Restriction, ServerOptions
+from headrace.engine import AnyOperation, Caller, Interceptor
+from headrace.errors import CallerError, Code, PermissionDenied, Unsupported
 
 #: Looks up a header or an entry of metadata by its name in lower case.
 Header: TypeAlias = Callable[[str], "bytes | str | None"]
 
+_NO_RULES: Mapping[str, Restriction] = {}
 #: Headers of requests that somebody else has caused: proxies put in the first four, browsers the others.
 _FOREIGN = ("forwarded", "via", "x-forwarded-for", "x-real-ip", "origin", "sec-fetch-site")
 
 
-class Restrictions:
-    """Categories of calls that need a header with a secret value (docs/spec/behaviours.md sections 1.2 and 2.2).
+class RestrictedApis(Interceptor):
+    """Refuses operations whose category needs a header with a secret value (``--http-restricted-api``,
+    ``--grpc-restricted-protocol``; docs/spec/behaviours.md sections 1.2 and 2.2).
 
-    What a refusal looks like is the transport's affair.
+    A refusal names the header and never its value, and takes the same time for every wrong one.
     """
 
-    def __init__(self, rules: Mapping[str, Restriction], noun: str = "API") -> None:
-        """``noun`` is what the refusal calls the thing that is restricted."""
-        self._noun = noun
-        self._rules = {
-            category: (rule.header.lower(), rule.value.encode(), rule.header) for category, rule in rules.items()
-        }
+    name = "restricted-apis"
 
-    def __bool__(self) -> bool:
-        """Whether anything is restricted."""
-        return bool(self._rules)
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+        self._rules = {"http": options.http_restricted_api, "grpc": options.grpc_restricted_protocol}
 
-    def covers(self, category: str) -> bool:
-        """Whether calls of ``category`` need a key at all."""
-        return category in self._rules
+    @property
+    def enabled(self) -> bool:
+        return any(self._rules.values())
 
-    def refusal(self, category: str, header: Header) -> str | None:
-        """Why a call of ``category`` is refused, or None. ``header`` looks up a lower-case name.
-
-        The answer names the header and never its value, and takes the same time for every wrong one.
-        """
-        rule = self._rules.get(category)
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        rule = self._rules.get(caller.transport, _NO_RULES).get(operation.category)
         if rule is None:
-            return None
-        name, expected, shown = rule
-        given = header(name)
-        if given is not None and compare_digest(given.encode() if isinstance(given, str) else given, expected):
-            return None
-        return f"This {self._noun} is restricted, expecting header '{shown}'"
+            return
+        given = caller.header(rule.header.lower())
+        encoding = "latin-1" if caller.transport == "http" else "utf-8"
+        if given is not None and compare_digest(given.encode(encoding, "replace"), rule.value.encode()):
+            return
+        text = f"restricted, expecting header '{rule.header}'"
+        if caller.transport == "http":
+            raise PermissionDenied(f"This API is {text}")
+        raise CallerError(f"This protocol is {text}", Code.UNAVAILABLE)  # as Triton has it
 
 
 class Uploads:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from headrace.config.options import header_pattern
+from headrace.config.options import ServerOptions, header_pattern
+from headrace.engine import AnyOperation, Caller, Interceptor, ModelView
 from headrace.errors import InvalidArgument, OperatorError
-from headrace.messages.request import Parameter
+from headrace.messages.request import InferRequest, Parameter
 
 #: The one that HTTP has besides those that every protocol has.
 BINARY_OUTPUTS = "binary_data_output"
@@ -99,6 +100,30 @@ class ParameterReader(Generic[V]):
             allowed = f"Only the following keys starting with '{_RESERVED}' are allowed: {self._switch}"
             return InvalidArgument(f"{text}. {allowed}")
         return InvalidArgument(f"{text} and should not be specified.")
+
+
+class ForwardedHeaders(Interceptor):
+    """Makes parameters of the headers of an inference (``--http-header-forward-pattern``,
+    ``--grpc-header-forward-pattern``)."""
+
+    name = "forwarded-headers"
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+        patterns = {"http": options.http_header_forward_pattern, "grpc": options.grpc_header_forward_pattern}
+        self._forwarding = {transport: HeaderForwarding(pattern) for transport, pattern in patterns.items() if pattern}
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self._forwarding)
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        """Let every operation pass."""
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:
+        forwarding = self._forwarding.get(caller.transport)
+        chosen = forwarding.parameters(caller.headers()) if forwarding is not None else None
+        return request.with_parameters({**request.parameters, **chosen}) if chosen else None
 
 
 class HeaderForwarding:

@@ -158,6 +158,7 @@ def is_plain(request: InferRequest) -> bool:
         or request.sequence_end
         or request.priority
         or request.timeout_us
+        or request.has_terms
     )
 
 

@@ -13,6 +13,7 @@ from headrace.errors import InvalidArgument
 from headrace.messages.tensor import Tensor, as_tensor
 
 if TYPE_CHECKING:
+    from headrace.messages.caller import Caller
     from headrace.messages.ticket import Ticket
 
 Parameter: TypeAlias = "str | int | bool | float"
@@ -65,8 +66,10 @@ class InferRequest:
     #: The same for requests that differ in their ids and the bytes of their tensors only, of which none are strings;
     #: None where nobody has noticed. Whether a model takes one of them, it takes all.
     alike: Final[object] = None
-    #: Set by `expire_at`, for the few that are to be answered by a time.
+    #: Set by `expire_at`, for the few that are to be answered by a time, and by `send_as`.
     _deadline_ns: int = field(init=False, repr=False)
+    #: Set by `send_as`, where the server has interceptors.
+    _sender: Caller = field(init=False, repr=False)
     #: Set by `Ticket.begin`; by `Ticket.end`, because they would keep each other, to whether it was cancelled.
     _execution: Ticket | bool = field(init=False, repr=False)
 
@@ -88,6 +91,33 @@ class InferRequest:
                 return deadline_ns
             request = request.caller
         return 0
+
+    @property
+    def sender(self) -> Caller | None:
+        """Who sent this request, or that for which a model sent it; None if the server has no interceptors."""
+        request: InferRequest | None = self
+        while request is not None:
+            sender: Caller | None = getattr(request, "_sender", None)
+            if sender is not None:
+                return sender
+            request = request.caller
+        return None
+
+    @property
+    def has_terms(self) -> bool:
+        """True if this request, or that for which a model sent it, may have a deadline or a sender."""
+        request: InferRequest | None = self
+        while request is not None:
+            if hasattr(request, "_deadline_ns"):
+                return True
+            request = request.caller
+        return False
+
+    def send_as(self, caller: Caller) -> None:
+        """Say who sends this request. To be called before it is submitted."""
+        self._sender = caller
+        if not hasattr(self, "_deadline_ns"):
+            self._deadline_ns = 0  # `_altered` looks for it only
 
     def expire_at(self, deadline_ns: int) -> None:
         """Say when nobody wants an answer any more. For whoever made the request, before it is submitted: what cancels
@@ -144,6 +174,8 @@ class InferRequest:
         )
         if hasattr(self, "_deadline_ns"):
             altered._deadline_ns = self._deadline_ns
+            if hasattr(self, "_sender"):
+                altered._sender = self._sender
         return altered
 
     def _further(self) -> tuple[Any, ...]:

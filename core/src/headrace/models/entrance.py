@@ -3,117 +3,47 @@
 ::
 
     find    the model, by name and version; a decoupled one only where any number of responses is taken
-    start   those who intercept (authorization, quotas, traces), its check, and its scheduler
+    start   the interceptors, its check, and its scheduler
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from headrace.config.options import ServerOptions
-from headrace.errors import HeadraceError, InvalidArgument, Unsupported
-from headrace.messages.request import InferRequest
-from headrace.messages.response import Answer
+from headrace.errors import Cancelled, HeadraceError, InvalidArgument, Unsupported
+from headrace.messages.caller import Caller
+from headrace.messages.operation import Operation
 from headrace.messages.ticket import Ticket
+from headrace.models.interceptors import InterceptorChain
 from headrace.models.view import ModelView
-from headrace.schedulers.in_flight import show
-
-
-def _no_header(name: str) -> str | None:
-    return None
-
-
-@dataclass(slots=True)
-class Caller:
-    """Who sent a request. ``via`` is how: ``http``, ``grpc``, another frontend, ``model``, or the server's ``program``.
-
-    ``peer`` is the address of the other end, empty where that is not known, and ``certificate`` what
-    it proved itself with, as ``ssl.SSLSocket.getpeercert`` has it. ``header`` looks up a header, or an
-    entry of metadata that is text, by its name in lower case. ``principal`` is who that is: the common
-    name of the certificate, until an interceptor knows better and says so to those behind it.
-    """
-
-    via: str
-    peer: str = ""
-    certificate: Mapping[str, Any] | None = None
-    header: Callable[[str], str | None] = _no_header
-    principal: str = ""
-
-    def __post_init__(self) -> None:
-        for names in (self.certificate or {}).get("subject", ()) if not self.principal else ():
-            self.principal = dict(names).get("commonName", self.principal)
-
-
-class Interceptor(ABC):
-    """Sees every inference request, and the answers of those that it wants to see. One object per server.
-
-    A server without one pays nothing for it. Everything here runs on the event loop, and must not block.
-    """
-
-    name: ClassVar[str]
-
-    def __init__(self, options: ServerOptions) -> None:
-        self.options = options
-
-    @abstractmethod
-    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> Watch | None:
-        """Before ``request`` is checked and queued. Raise a `HeadraceError` to refuse it.
-
-        What is returned is called with each answer before the caller gets it, and whether it is the
-        last; also if the request is refused behind this interceptor. A raise of it is logged.
-        """
-
-
-#: Takes an answer, and whether it is the last.
-Watch: TypeAlias = Callable[[Answer, bool], None]
-
-
-class Interception:
-    """Has a request seen by all interceptors, in order, and then started by ``start``."""
-
-    __slots__ = ("_interceptors", "_start")
-
-    def __init__(self, interceptors: Sequence[Interceptor], start: Callable[[ModelView, Ticket], None]) -> None:
-        self._interceptors, self._start = interceptors, start
-
-    def __call__(self, view: ModelView, ticket: Ticket, caller: Caller) -> None:
-        others = len(ticket.watchers or ())
-        try:
-            for interceptor in self._interceptors:
-                watch = interceptor.intercept(ticket.request, view, caller)
-                if watch is not None:
-                    ticket.watch(partial(_tell, watch))
-            self._start(view, ticket)
-        except HeadraceError as error:
-            show(ticket, error, True, others)
-            raise
-
-
-def _tell(watch: Watch, ticket: Ticket, answer: Answer, final: bool) -> Answer:
-    watch(answer, final)
-    return answer
+from headrace.schedulers.in_flight import show, write
 
 
 class Start(Protocol):
-    def __call__(self, view: ModelView, ticket: Ticket, call: Any = None, reply: Any = None) -> None: ...
+    def __call__(self, view: ModelView, ticket: Ticket, call: Any = None) -> None: ...
 
 
-#: What a frontend knows a request by, its call and its reply, as the `Caller` that it comes from.
-Describe: TypeAlias = Callable[[Any, Any], Caller]
+#: Returns the `Caller` of a request, from what a frontend knows of the call that brought it.
+Describe: TypeAlias = Callable[[Any, Ticket], Caller]
 
 
-def program(call: Any, reply: Any) -> Caller:
-    """A request of the program that the server is part of."""
+def program(call: Any, ticket: Ticket) -> Caller:
+    """Return the caller of a request that the program makes that the server is part of."""
     return Caller("program")
 
 
-def model(call: Any, reply: Any) -> Caller:
-    """A request of a model, whose execution ``InferRequest.callers`` names."""
-    return Caller("model")
+def model(call: Any, ticket: Ticket) -> Caller:
+    """Return the caller of a request that a model makes; its parent is the caller that the model answers."""
+    return Caller("model", parent=ticket.request.sender)
+
+
+def admitted(call: Any, ticket: Ticket) -> Caller:
+    """Return the caller of a request whose frontend had it admitted, and kept it as ``call.caller``."""
+    caller: Caller = call.caller
+    return caller
 
 
 #: Finds a model by name and version (empty: the latest). Raises `HeadraceError`.
@@ -124,42 +54,41 @@ class Entrance:
     """One way in. Event loop only.
 
     ``single`` words the refusal of a decoupled model by its name, where the caller takes one response;
-    None lets it pass. ``describe`` makes the `Caller` of what `start` is given with a request; it is
-    asked only where there are ``interceptors``.
+    None lets it pass. ``describe`` returns the `Caller` of a request; it is called only with an ``admission``.
     """
 
-    __slots__ = ("_admit", "_describe", "_resolve", "_single", "find", "start")
+    __slots__ = ("_admission", "_describe", "_resolve", "_single", "_waiting", "find", "start")
 
     def __init__(
         self,
         resolve: Resolve,
         single: Callable[[str], HeadraceError] | None = None,
         describe: Describe = program,
-        interceptors: Sequence[Interceptor] = (),
+        admission: InterceptorChain | None = None,
     ) -> None:
         self._resolve, self._single, self._describe = resolve, single, describe
-        self._admit = Interception(interceptors, start) if interceptors else None
-        #: The model for a name and a version. Raises `HeadraceError` if there is none, or this is no way to ask it.
+        self._admission = admission
+        #: Inferences that wait for an interceptor. The event loop itself keeps no task from the garbage collector.
+        self._waiting: set[asyncio.Task[None]] = set()
+        #: Returns the model for a name and a version. Raises `HeadraceError` if there is none, or this is no way to ask
+        #: it.
         self.find: Resolve = resolve if single is None else self._find_single
-        #: Has the request of a ticket, made for a view, checked and answered. Raises `HeadraceError` if it is refused;
-        #: then it is not answered. What comes behind it are the two arguments of ``describe``.
-        self.start: Start = start if self._admit is None else self._start_intercepted
+        #: Checks the request of a ticket, made for a view, and hands it to the scheduler. Raises `HeadraceError` if it
+        #: is refused; then it is not answered. The last argument is that of ``describe``.
+        self.start: Start = start if admission is None else self._start_described
 
     def submit(self, ticket: Ticket, caller: Caller | None = None) -> ModelView:
-        """`find` and `start`: for a request that was long in the making, so that another version may serve by now.
+        """`find` and `start`: for a request that took long to make, so that another version may serve by now.
 
-        ``caller`` is what `caller` said of it before.
+        ``caller`` sent it.
         """
         view = self.find(ticket.request.model_name, ticket.request.model_version)
-        if self._admit is None:
+        if self._admission is None:
             start(view, ticket)
         else:
-            self._admit(view, ticket, caller or self._describe(None, None))
+            sender = caller or getattr(ticket.request, "_sender", None)
+            self._start_for(view, ticket, sender or self._describe(None, ticket))
         return view
-
-    def caller(self, call: Any, reply: Any) -> Caller | None:
-        """Who sent a request, for `submit`; None where nobody asks."""
-        return None if self._admit is None else self._describe(call, reply)
 
     def _find_single(self, name: str, version: str) -> ModelView:
         view = self._resolve(name, version)
@@ -167,13 +96,60 @@ class Entrance:
             raise self._single(name)
         return view
 
-    def _start_intercepted(self, view: ModelView, ticket: Ticket, call: Any = None, reply: Any = None) -> None:
-        assert self._admit is not None
-        self._admit(view, ticket, self._describe(call, reply))
+    # ------------------------------------------------------------------ with interceptors
+
+    def _start_described(self, view: ModelView, ticket: Ticket, call: Any = None) -> None:
+        self._start_for(view, ticket, self._describe(call, ticket))
+
+    def _start_for(self, view: ModelView, ticket: Ticket, caller: Caller) -> None:
+        """Start the request of ``caller``. What no frontend had admitted to infer with this model is admitted here."""
+        assert self._admission is not None
+        name = ticket.request.model_name
+        is_admitted = caller.operation in (Operation.INFER, Operation.GENERATE) and caller.model == name
+        if is_admitted and not caller.is_over:
+            self._intercept(view, ticket, caller)
+            return
+        if caller.operation is not None:
+            caller = caller.for_another_operation()
+        waiting = self._admission.admit(caller, Operation.INFER, name)
+        if waiting is None:
+            self._intercept(view, ticket, caller)
+        else:
+            task = asyncio.get_running_loop().create_task(self._wait(waiting, view, ticket, caller))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+            ticket.on_cancel = partial(_stop_waiting, task)
+
+    async def _wait(self, waiting: Coroutine[Any, Any, None], view: ModelView, ticket: Ticket, caller: Caller) -> None:
+        """Start a request once the interceptors let it pass; a refusal is its answer."""
+        try:
+            await waiting
+            ticket.on_cancel = None
+            self._intercept(view, ticket, caller)
+        except HeadraceError as error:
+            write(ticket, error.with_traceback(None), True)
+        except asyncio.CancelledError:
+            ticket.on_cancel = None
+            write(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"), True)
+
+    def _intercept(self, view: ModelView, ticket: Ticket, caller: Caller) -> None:
+        assert self._admission is not None
+        others = len(ticket.watchers or ())
+        try:
+            self._admission.intercept(view, ticket, caller)
+            start(view, ticket)
+        except HeadraceError as error:
+            show(ticket, error, True, others)
+            caller.end(error)
+            raise
 
 
-def start(view: ModelView, ticket: Ticket, call: Any = None, reply: Any = None) -> None:
-    """Check ``ticket`` and hand it to the scheduler, which answers it. Nobody asks who sent it."""
+def _stop_waiting(task: asyncio.Task[None], ticket: Ticket) -> None:
+    task.cancel()
+
+
+def start(view: ModelView, ticket: Ticket, call: Any = None) -> None:
+    """Check ``ticket`` and hand it to the scheduler, which answers it. No interceptor sees it."""
     view.check(ticket)
     view.enqueue(ticket)
 

@@ -18,8 +18,9 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.models.deadlocks import DeadlockDetector, nobody
-from headrace.models.entrance import Entrance, Interceptor, model, not_by_models
+from headrace.models.entrance import Entrance, model, not_by_models
 from headrace.models.entrance import start as start_unseen
+from headrace.models.interceptors import InterceptorChain
 from headrace.models.running_loads import NestedLoads
 from headrace.models.served import ServedModel
 from headrace.models.serving_table import ServingTable
@@ -198,12 +199,12 @@ class ModelCalls:
         self,
         loop: asyncio.AbstractEventLoop,
         table: ServingTable,
-        interceptors: Sequence[Interceptor] = (),
+        admission: InterceptorChain | None = None,
         limiter: RateLimiter | None = None,
     ) -> None:
         self._loop, self._table = loop, table
-        self._single = Entrance(self._resolve, not_by_models, model, interceptors)
-        self._any_number = Entrance(self._resolve, None, model, interceptors)
+        self._single = Entrance(self._resolve, not_by_models, model, admission)
+        self._any_number = Entrance(self._resolve, None, model, admission)
         kept = nobody if limiter is None else limiter.kept_waiting_by
         self._deadlocks = DeadlockDetector(loop, self._break_deadlock, kept)
         self._refusals: dict[Ticket, HeadraceError] = {}

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headrace.engine import Operation
 from headrace_grpc.call_headers import CallHead, Refusal, extended, read_call
 from headrace_grpc.http2.field_decoder import Fields
 from headrace_grpc.http2.headers import HeaderReader, MalformedHeaders, RequestHeaders
@@ -18,7 +19,7 @@ from headrace_grpc.message_framing import Compressor
 from headrace_grpc.rpc import Rpc
 
 PATH = b"/x/Infer"
-TABLE = {PATH: Rpc("x", "Infer", "inference", bytes)}
+TABLE = {PATH: Rpc("x", "Infer", Operation.INFER, bytes)}
 START = [
     *((b":method", b"POST"), (b":scheme", b"http"), (b":path", PATH), (b":authority", b"h")),
     *((b"te", b"trailers"), (b"content-type", b"application/grpc"), (b"user-agent", b"t")),

@@ -1,0 +1,131 @@
+"""Who asks for one operation, and under what terms."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import Any, NamedTuple
+
+from headrace.errors import HeadraceError
+from headrace.messages.operation import AnyOperation
+from headrace.messages.response import Answer
+
+log = logging.getLogger(__name__)
+
+#: The headers of a W3C trace context (https://www.w3.org/TR/trace-context/).
+_TRACE_HEADERS = ("traceparent", "tracestate")
+
+
+class Outcome(NamedTuple):
+    """How an operation ended: by ``error``, or None. The times are monotonic."""
+
+    error: HeadraceError | None
+    begun_ns: int
+    ended_ns: int
+
+
+class Watch:
+    """Watches one operation that an `Interceptor` has let pass. Subclasses override what they need."""
+
+    def answered(self, answer: Answer, final: bool) -> None:
+        """An inference has an answer, which the caller gets next. ``final`` is true for the last one."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """The operation is over. Called once, after the last answer."""
+
+
+def _no_header(name: str) -> str | None:
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """Who asks for one operation, and under what terms. It travels with the request.
+
+    ``transport`` is ``http``, ``grpc``, ``metrics``, the name of another frontend, ``model`` for a model that asks
+    another model, or ``program`` for the program that the server is part of.
+    """
+
+    transport: str
+    #: The address of the other end; empty if it is not known.
+    peer: str = ""
+    #: What the other end proved itself with, as ``ssl.SSLSocket.getpeercert`` has it.
+    certificate: Mapping[str, Any] | None = None
+    #: Returns a header, or an entry of metadata that is text, by its name in lower case.
+    header: Callable[[str], str | None] = _no_header
+    #: Returns all headers, as names and values.
+    headers: Callable[[], Iterable[tuple[str, str]]] = tuple
+    #: Who that is: the common name of the certificate, until an interceptor sets it.
+    principal: str = ""
+    #: When the caller stops waiting, in monotonic nanoseconds; 0 for never.
+    deadline_ns: int = 0
+    #: The headers ``traceparent`` and ``tracestate``, if the caller sent them.
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+    #: The call in whose execution a model made this one. The principal, the deadline and the trace context are its.
+    parent: Caller | None = None
+    #: What it was admitted to, and for which model; empty before, and where the operation has no model.
+    operation: AnyOperation | None = field(default=None, init=False)
+    model: str = field(default="", init=False)
+    arrival_ns: int = field(default_factory=monotonic_ns, init=False)
+    is_over: bool = field(default=False, init=False)
+    _watches: list[Watch] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if (parent := self.parent) is not None:
+            self.principal = self.principal or parent.principal
+            self.deadline_ns = self.deadline_ns or parent.deadline_ns
+            self.trace_context = self.trace_context or parent.trace_context
+        for names in (self.certificate or {}).get("subject", ()) if not self.principal else ():
+            self.principal = dict(names).get("commonName", self.principal)
+        if not self.trace_context:
+            found = ((name, self.header(name)) for name in _TRACE_HEADERS)
+            self.trace_context = {name: value for name, value in found if value}
+
+    def for_another_operation(self) -> Caller:
+        """Return the same caller for an operation that is part of this one, such as the inference of a chat."""
+        return Caller(
+            self.transport,
+            self.peer,
+            self.certificate,
+            self.header,
+            self.headers,
+            self.principal,
+            self.deadline_ns,
+            self.trace_context,
+            self,
+        )
+
+    # ------------------------------------------------------------------ for admission and for frontends
+
+    @property
+    def is_watched(self) -> bool:
+        """True if something watches the operation."""
+        return bool(self._watches)
+
+    def watch(self, watch: Watch) -> None:
+        """Let ``watch`` see the answers and the end."""
+        self._watches.append(watch)
+
+    def answered(self, answer: Answer, final: bool) -> None:
+        """Show an answer to what watches, the last interceptor first."""
+        if not self.is_over:
+            for watch in reversed(self._watches):
+                try:
+                    watch.answered(answer, final)
+                except Exception:
+                    log.exception("an interceptor failed at an answer")
+
+    def end(self, error: HeadraceError | None = None) -> None:
+        """Say that the operation is over; only the first call counts."""
+        if self.is_over:
+            return
+        self.is_over = True
+        outcome = Outcome(error, self.arrival_ns, monotonic_ns())
+        watches, self._watches = self._watches, []
+        for watch in reversed(watches):
+            try:
+                watch.ended(outcome)
+            except Exception:
+                log.exception("an interceptor failed at the end of an operation")

@@ -1,0 +1,166 @@
+"""Admission: every operation of every protocol passes the interceptors, in one place.
+
+::
+
+    admit       before the body is read: may refuse, wait, name the principal, and watch the operation
+    intercept   once the request of an inference has been read: may refuse it, and replace it
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from functools import partial
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from headrace.config.options import ServerOptions
+from headrace.errors import Cancelled, HeadraceError, InternalError
+from headrace.messages.caller import Caller, Watch
+from headrace.messages.operation import AnyOperation, Operation
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
+from headrace.telemetry.pacing import paced
+
+if TYPE_CHECKING:
+    from headrace.models.view import ModelView
+
+log = paced(__name__)
+#: The module of callers knows nothing of the rest of the server.
+paced("headrace.messages.caller")
+
+#: What `Interceptor.admit` returns.
+Verdict: TypeAlias = "Watch | None"
+
+
+class Interceptor(ABC):
+    """Decides about every operation of every protocol. One object per server.
+
+    A server without one pays nothing for it. Everything here runs on the event loop, and must not block.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+
+    @property
+    def enabled(self) -> bool:
+        """Whether ``options`` asks for this interceptor. Read once, before the server starts."""
+        return True
+
+    @abstractmethod
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Verdict | Awaitable[Verdict]:
+        """Let an operation pass, before its body is read, or raise a `HeadraceError` to refuse it.
+
+        ``model`` is empty for an operation that concerns no model, and where the name stands in a body that has not
+        been read. Return a `Watch` to see the answers and the end. Return an awaitable to wait: it is awaited, and the
+        caller waits. Set ``caller.principal`` to name the principal for the interceptors behind this one, and for
+        models. Any other raise is logged, and refuses the operation.
+        """
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:
+        """Return another request for the same model, made from this one; None lets ``request`` pass as it is.
+
+        Called for every inference that was admitted, once its body has been read, before it is checked and queued.
+        Raise a `HeadraceError` to refuse it.
+        """
+        return None
+
+
+class InterceptorChain:
+    """The interceptors of a server, in order. Event loop only."""
+
+    def __init__(self, interceptors: Sequence[Interceptor]) -> None:
+        self._interceptors = tuple(interceptors)
+        self._readers = [each for each in interceptors if type(each).intercept is not Interceptor.intercept]
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str = "") -> Coroutine[Any, Any, None] | None:
+        """Ask all interceptors. None: the operation may pass. Else await what is returned, and it may pass.
+
+        Raises what refuses it. Then `Caller.end` has been called; where it passes, it must be called later.
+        """
+        caller.operation, caller.model = operation, model
+        asking = iter(self._interceptors)
+        try:
+            for interceptor in asking:
+                verdict = interceptor.admit(caller, operation, model)
+                if verdict is not None:
+                    if isawaitable(verdict):
+                        return self._wait(caller, operation, model, interceptor, verdict, asking)
+                    _take(caller, interceptor, verdict)
+        except Exception as error:
+            raise _refusal(caller, operation, error) from None
+        return None
+
+    async def _wait(
+        self,
+        caller: Caller,
+        operation: AnyOperation,
+        model: str,
+        interceptor: Interceptor,
+        verdict: Any,
+        asking: Iterable[Interceptor],
+    ) -> None:
+        """Await the ``verdict`` of ``interceptor``, and ask those behind it."""
+        try:
+            _take(caller, interceptor, await verdict)
+            for interceptor in asking:
+                found = interceptor.admit(caller, operation, model)
+                _take(caller, interceptor, await found if isawaitable(found) else found)
+        except Exception as error:
+            raise _refusal(caller, operation, error) from None
+        except BaseException:
+            caller.end(Cancelled("the caller has gone"))
+            raise
+
+    def intercept(self, view: ModelView, ticket: Ticket, caller: Caller) -> None:
+        """Show the request of ``ticket``, which was admitted, to the interceptors, and its answers to what watches.
+
+        Raises what refuses it.
+        """
+        try:
+            for interceptor in self._readers:
+                replaced = interceptor.intercept(ticket.request, view, caller)
+                if replaced is not None:
+                    if replaced.model_name != ticket.request.model_name:
+                        raise TypeError(f"interceptor '{interceptor.name}' made a request for another model")
+                    ticket.request = replaced
+        except HeadraceError:
+            raise
+        except Exception as error:
+            raise _refusal(caller, Operation.INFER, error) from None
+        ticket.request.send_as(caller)
+        if caller.is_watched:
+            ticket.watch(partial(_tell, caller))
+
+
+def make_interceptors(kinds: Iterable[type[Interceptor]], options: ServerOptions) -> InterceptorChain | None:
+    """Make the interceptors that ``options`` ask for, in order; None if there is none."""
+    interceptors = [made for made in (kind(options) for kind in kinds) if made.enabled]
+    return InterceptorChain(interceptors) if interceptors else None
+
+
+def _tell(caller: Caller, ticket: Ticket, answer: Answer, final: bool) -> Answer:
+    """Show an answer to what watches the operation, which ends with the last one."""
+    caller.answered(answer, final)
+    if final:
+        caller.end(answer if isinstance(answer, HeadraceError) else None)
+    return answer
+
+
+def _take(caller: Caller, interceptor: Interceptor, verdict: object) -> None:
+    if isinstance(verdict, Watch):
+        caller.watch(verdict)
+    elif verdict is not None:
+        raise TypeError(f"interceptor '{interceptor.name}' returned {verdict!r}, which is neither a Watch nor None")
+
+
+def _refusal(caller: Caller, operation: AnyOperation, error: Exception) -> HeadraceError:
+    """Return what refuses the operation. An interceptor that fails lets nothing pass."""
+    if not isinstance(error, HeadraceError):
+        log.error("an interceptor failed at the operation '%s'", operation, exc_info=error)
+        error = InternalError("the request failed inside the server; its log has the reason")
+    caller.end(error)
+    return error

@@ -1,0 +1,343 @@
+"""Admission of gRPC calls: what stands between a host and the handlers on a server with interceptors.
+
+A call is admitted before its message is parsed. Of the message only the name of the model has been looked up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from headrace.engine import Caller, InterceptorChain, Operation
+from headrace.errors import CallerError, Cancelled, Code, HeadraceError, InvalidArgument
+from headrace.frontends.failures import Failure, is_verbose, tell
+from headrace.large import Large, LargeWork
+from headrace_grpc.grpc_service_pb2 import ModelInferRequest
+from headrace_grpc.large_requests import unpack_large
+from headrace_grpc.rpc import (
+    Answer,
+    Cancel,
+    Context,
+    Direct,
+    Metadata,
+    Reply,
+    Rpc,
+    Send,
+    Stream,
+    Unary,
+    awaited,
+    first,
+    serialize,
+    texts,
+)
+from headrace_grpc.usual_messages import ReadMessage, unpack
+from headrace_grpc.wire import FIXED_SIZES, LENGTH_DELIMITED, Buffer, RawRequest, read_varint
+
+#: Fields of a message among which the name of its model is looked up. Clients write it first.
+_MOST_FIELDS = 64
+_MODEL_FIELD, _ID_FIELD = 1, 3
+
+
+def caller_of(context: Context) -> Caller:
+    """Return who makes the call."""
+    found = getattr(context, "caller", None)
+    if isinstance(found, Caller):
+        return found
+    metadata = context.metadata
+    return Caller(
+        "grpc",
+        context.peer,
+        context.certificate,
+        partial(first, metadata),
+        partial(texts, metadata),
+        deadline_ns=context.deadline_ns,
+    )
+
+
+class AdmittedContext:
+    """The context of a call that was admitted, with its caller."""
+
+    __slots__ = ("_context", "caller")
+
+    def __init__(self, context: Context, caller: Caller) -> None:
+        self._context, self.caller = context, caller
+
+    @property
+    def metadata(self) -> Metadata:
+        return self._context.metadata
+
+    @property
+    def deadline_ns(self) -> int:
+        return self._context.deadline_ns
+
+    @property
+    def peer(self) -> str:
+        return self._context.peer
+
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        return self._context.certificate
+
+    @property
+    def draining(self) -> bool:
+        return self._context.draining
+
+    @property
+    def streams(self) -> int:
+        return self._context.streams
+
+
+def admitted(rpc: Rpc, admission: InterceptorChain, large: LargeWork) -> Rpc:
+    """Return ``rpc`` with every call admitted before its message is parsed."""
+    guard = _Guard(rpc, admission, large)
+    if rpc.direct is not None:
+        return replace(rpc, parse=_unparsed, parse_large=_unparsed, direct=guard.direct(rpc.direct))
+    if rpc.unary is not None:
+        return replace(rpc, parse=_unparsed, parse_large=_unparsed, unary=guard.unary(rpc.unary))
+    assert rpc.stream is not None
+    return replace(rpc, parse=_unparsed, parse_large=_unparsed, stream=guard.stream(rpc.stream))
+
+
+def _unparsed(body: Buffer) -> Buffer:
+    return body
+
+
+class _Guard:
+    """Admits the calls of ``rpc``, and parses their messages then."""
+
+    def __init__(self, rpc: Rpc, admission: InterceptorChain, large: LargeWork) -> None:
+        self._rpc, self._admission, self._large = rpc, admission, large
+        #: Calls that wait. The event loop itself keeps no task from the garbage collector.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------------ calls with one message
+
+    def unary(self, handler: Unary) -> Unary:
+        async def call(body: Buffer, context: Context) -> Answer:
+            caller = caller_of(context)
+            return await self._call(handler, body, AdmittedContext(context, caller), self._admit(caller, body))
+
+        return call
+
+    def direct(self, handler: Direct) -> Direct:
+        as_unary = awaited(handler)
+
+        def call(body: Buffer, context: Context, reply: Reply) -> Cancel:
+            caller = caller_of(context)
+            admitted = AdmittedContext(context, caller)
+            waiting = self._admit(caller, body)
+            if waiting is None:
+                try:
+                    return self._begin(handler, self._rpc.parse(body), admitted, reply)
+                except Large:
+                    pass
+                except Exception as error:
+                    caller.end(_worded(error))
+                    raise
+            task = asyncio.get_running_loop().create_task(self._answer(as_unary, body, admitted, waiting, reply))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return task.cancel
+
+        return call
+
+    def _begin(self, handler: Direct, request: Any, context: AdmittedContext, reply: Reply) -> Cancel:
+        """Let ``handler`` answer now or later; the operation ends with its answer, or when the caller leaves."""
+        self._require_name(request, context.caller)
+
+        def answer(answer: bytes | HeadraceError) -> None:
+            context.caller.end(answer if isinstance(answer, HeadraceError) else None)
+            reply(answer)
+
+        cancel = handler(request, context, answer)
+
+        def leave() -> None:
+            if cancel is not None:
+                cancel()
+            context.caller.end(_left())
+
+        return leave
+
+    async def _answer(
+        self,
+        handler: Unary,
+        body: Buffer,
+        context: AdmittedContext,
+        waiting: Coroutine[Any, Any, None] | None,
+        reply: Reply,
+    ) -> None:
+        """Answer a direct call that waits, or whose message a thread reads."""
+        try:
+            answer: bytes | HeadraceError = serialize(await self._call(handler, body, context, waiting))
+        except Exception as error:
+            answer = _worded(error).with_traceback(None)
+        reply(answer)
+
+    async def _call(
+        self, handler: Unary, body: Buffer, context: AdmittedContext, waiting: Coroutine[Any, Any, None] | None
+    ) -> Answer:
+        caller = context.caller
+        try:
+            if waiting is not None:
+                await self._pass(waiting, caller)
+            request = await _read(body, self._rpc.parse, self._rpc.parse_large, self._large)
+            self._require_name(request, caller)
+            answer = await handler(request, context)
+        except asyncio.CancelledError:
+            caller.end(_left())
+            raise
+        except Exception as error:
+            caller.end(_worded(error))
+            raise
+        caller.end()
+        return answer
+
+    # ------------------------------------------------------------------ streams
+
+    def stream(self, handler: Stream) -> Stream:
+        async def call(bodies: AsyncIterator[Buffer], send: Send, context: Context) -> None:
+            caller = caller_of(context)
+            # The messages of a stream of inferences are admitted one by one, before they are parsed.
+            is_parsed = self._rpc.operation is not Operation.OPEN_STREAM
+            try:
+                if (waiting := self._admit(caller, b"")) is not None:
+                    await self._pass(waiting, caller)
+                await handler(self._parsed(bodies) if is_parsed else bodies, send, AdmittedContext(context, caller))
+            except asyncio.CancelledError:
+                caller.end(_left())
+                raise
+            except Exception as error:
+                caller.end(_worded(error))
+                raise
+            caller.end()
+
+        return call
+
+    async def _parsed(self, bodies: AsyncIterator[Buffer]) -> AsyncIterator[Any]:
+        async for body in bodies:
+            yield await _read(body, self._rpc.parse, self._rpc.parse_large, self._large)
+
+    # ------------------------------------------------------------------ the model
+
+    def _admit(self, caller: Caller, body: Buffer) -> Coroutine[Any, Any, None] | None:
+        field = self._rpc.model_field
+        try:
+            name = "" if field is None else _text_in(body, field[0])
+            return self._admission.admit(caller, self._rpc.operation, name)
+        except HeadraceError as error:
+            self._tell(error, caller)
+            raise
+
+    async def _pass(self, waiting: Coroutine[Any, Any, None], caller: Caller) -> None:
+        try:
+            await waiting
+        except HeadraceError as error:
+            self._tell(error, caller)
+            raise
+
+    def _tell(self, error: HeadraceError, caller: Caller) -> None:
+        """Write a refusal to a verbose log, which the handler tells nothing of it."""
+        if is_verbose():
+            tell(Failure.of(error), self._rpc.name, caller.model)
+
+    def _require_name(self, request: Any, caller: Caller) -> None:
+        """Raise `InvalidArgument` if the message names another model than the one that was admitted."""
+        if self._rpc.model_field is not None:
+            named = getattr(getattr(request, "message", request), self._rpc.model_field[1])
+            _require_same(named, caller)
+
+
+# ---------------------------------------------------------------------- the messages of a stream of inferences
+
+
+class AdmittedMessage(NamedTuple):
+    """A message of a stream, and who sent it. One that is refused has only the name of its model and its id."""
+
+    request: ReadMessage
+    caller: Caller
+    refusal: HeadraceError | None = None
+
+
+async def admit_messages(
+    bodies: AsyncIterator[Any], context: Context, admission: InterceptorChain, large: LargeWork
+) -> AsyncIterator[AdmittedMessage]:
+    """Admit the inferences of a stream one by one, and parse those that pass."""
+    opened = caller_of(context)
+    async for body in bodies:
+        caller = opened.for_another_operation()
+        name = _text_in(body, _MODEL_FIELD)
+        try:
+            if (waiting := admission.admit(caller, Operation.INFER, name)) is not None:
+                await waiting
+        except HeadraceError as error:
+            known = ModelInferRequest(model_name=name, id=_text_in(body, _ID_FIELD))
+            yield AdmittedMessage(RawRequest(known, (), body), caller, error.with_traceback(None))
+            continue
+        try:
+            request = await _read(body, unpack, unpack_large, large)
+            _require_same(request.message.model_name, caller)
+        except Exception as error:
+            caller.end(_worded(error))
+            raise
+        yield AdmittedMessage(request, caller)
+
+
+# ---------------------------------------------------------------------- messages
+
+
+async def _read(
+    body: Buffer, parse: Callable[[Any], Any], parse_large: Callable[[Any], Any] | None, large: LargeWork
+) -> Any:
+    try:
+        return parse(body)
+    except Large:
+        return await large.run(partial(parse_large or parse, body))
+
+
+def _text_in(body: Buffer, number: int) -> str:
+    """Return the first field ``number`` of a message, a string; empty if it is not among the first 64 fields."""
+    position = 0
+    try:
+        for _ in range(_MOST_FIELDS):
+            if position >= len(body):
+                break
+            tag, position = read_varint(body, position)
+            kind = tag & 7
+            if kind == LENGTH_DELIMITED:
+                size, position = read_varint(body, position)
+                if tag >> 3 == number:
+                    return str(body[position : position + size], "utf-8")
+                position += size
+            elif kind == 0:
+                position = read_varint(body, position)[1]
+            else:
+                position += FIXED_SIZES[kind]
+    except (IndexError, KeyError, ValueError):  # protobuf words what is wrong
+        pass
+    return ""
+
+
+def _require_same(named: str, caller: Caller) -> None:
+    if named != caller.model:
+        raise InvalidArgument(
+            f"the message names its model '{named}' behind its first {_MOST_FIELDS} fields or more than once, so that "
+            "it can not be admitted"
+        )
+
+
+def _worded(error: Exception) -> HeadraceError:
+    """Return what the caller is told."""
+    if isinstance(error, HeadraceError):
+        return error
+    if isinstance(error, DecodeError):
+        return CallerError("Unable to parse request", Code.INTERNAL)
+    return CallerError("internal error; the server's log has the details", Code.INTERNAL)
+
+
+def _left() -> Cancelled:
+    return Cancelled("the caller has gone")

@@ -1,0 +1,131 @@
+"""Admission of HTTP requests: what stands between a host and the handlers on a server with interceptors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from headrace.engine import Caller
+from headrace.errors import CallerError, Cancelled, HeadraceError
+from headrace_http.message import Buffer, ErrorReply, HttpReply, HttpRequest, Reply, ReplyStream, reply_stream
+from headrace_http.request_deadline import TIMEOUT, deadline_in
+
+if TYPE_CHECKING:
+    from headrace.engine import AnyOperation, InterceptorChain
+    from headrace_http.message import Cancel
+
+#: Answers a request that was admitted. Returns what cancels it, or None. Never raises.
+Begin: TypeAlias = "Callable[[], Cancel | None]"
+#: Answers a request that was not admitted.
+Refuse: TypeAlias = Callable[[HeadraceError], None]
+
+
+def caller_of(http: HttpRequest, reply: Reply, transport: str = "http") -> Caller:
+    """Return who sent ``http``. A proxy in front of the server ends TLS, so that there is no certificate."""
+    found = getattr(reply, "caller", None)
+    if isinstance(found, Caller):
+        return found
+    headers = http.headers
+
+    def header(name: str) -> str | None:
+        value = headers.get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+    def all_headers() -> Iterable[tuple[str, str]]:
+        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in http.raw_headers]
+
+    try:
+        deadline_ns = deadline_in(headers) if TIMEOUT in headers else 0
+    except HeadraceError:  # the handler refuses it
+        deadline_ns = 0
+    return Caller(transport, getattr(reply, "peer", ""), None, header, all_headers, deadline_ns=deadline_ns)
+
+
+class AdmittedReply:
+    """Takes the answer of a request for ``reply``. The operation of ``caller`` ends with it."""
+
+    __slots__ = ("_cancel", "_is_answered", "_reply", "_task", "caller")
+
+    def __init__(self, reply: Reply, caller: Caller) -> None:
+        self.caller = caller
+        self._reply = reply
+        self._is_answered = False
+        self._cancel: Cancel | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def peer(self) -> str:
+        """The address of the other end; empty if it is not known."""
+        return self.caller.peer
+
+    def stream(self, head: HttpReply) -> ReplyStream:
+        return _EndingStream(reply_stream(self._reply, head), self.caller)
+
+    def __call__(self, reply: HttpReply) -> None:
+        self._is_answered = True
+        self._cancel = None
+        self.caller.end(_error_in(reply))
+        self._reply(reply)
+
+    def begin(
+        self, admission: InterceptorChain, operation: AnyOperation, model: str, answer: Begin, refuse: Refuse
+    ) -> Cancel | None:
+        """Have the operation admitted, and then answered. Returns what to call if the caller goes away first."""
+        try:
+            waiting = admission.admit(self.caller, operation, model)
+        except HeadraceError as error:
+            refuse(error)
+            return None
+        if waiting is None:
+            self._begin(answer)
+        else:
+            self._task = asyncio.get_running_loop().create_task(self._wait(waiting, answer, refuse))
+            self._cancel = self._task.cancel
+        return self._leave
+
+    def _begin(self, answer: Begin) -> None:
+        cancel = answer()
+        self._cancel = None if self._is_answered else cancel
+
+    async def _wait(self, waiting: Coroutine[Any, Any, None], answer: Begin, refuse: Refuse) -> None:
+        try:
+            await waiting
+        except HeadraceError as error:
+            refuse(error.with_traceback(None))
+        else:
+            self._begin(answer)
+        finally:
+            self._task = None
+
+    def _leave(self) -> None:
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()
+            self.caller.end(Cancelled("the caller has gone"))
+
+
+class _EndingStream:
+    """An answer that is sent while it is made. The operation ends with its last chunk."""
+
+    __slots__ = ("_caller", "_stream")
+
+    def __init__(self, stream: ReplyStream, caller: Caller) -> None:
+        self._stream, self._caller = stream, caller
+
+    async def send(self, chunk: Buffer) -> None:
+        await self._stream.send(chunk)
+
+    async def end(self) -> None:
+        await self._stream.end()
+        self._caller.end()
+
+    def break_off(self) -> None:
+        self._caller.end(CallerError("the answer was broken off"))
+        self._stream.break_off()
+
+
+def _error_in(reply: HttpReply) -> HeadraceError | None:
+    if isinstance(reply, ErrorReply):
+        return HeadraceError(reply.failure.message, reply.failure.code)
+    return CallerError(f"status {reply.status}") if reply.status >= 400 else None

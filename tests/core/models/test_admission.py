@@ -1,0 +1,543 @@
+"""Admission in a real server, over real sockets with the stock clients: every operation of every protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from tritonclient import grpc as grpc_client
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from headrace import (
+    AnyOperation,
+    Caller,
+    ExtensionOperation,
+    HeadraceError,
+    HttpCall,
+    HttpReply,
+    HttpRoute,
+    InferRequest,
+    Interceptor,
+    InvalidArgument,
+    ModelView,
+    Operation,
+    Outcome,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+    Watch,
+    hookimpl,
+)
+from headrace.engine import Engine
+from headrace.models.entrance import start
+from headrace.plugins import Plugins
+from headrace.server import Server
+
+CONFIG = """
+backend: "identity"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+HOSTS = [("auto", "native"), ("hypercorn", "grpcio")]
+
+
+class Door(Interceptor):
+    """Refuses every caller, with the error of the test."""
+
+    name = "door"
+    error: ClassVar[HeadraceError]
+    seen: ClassVar[list[tuple[str, str, str]]]
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        self.seen.append((caller.transport, str(operation), model))
+        raise self.error
+
+
+class Own(HttpRoute):
+    """A route of a plugin, whose operation is its own."""
+
+    name = "GET /v2/own/{name}"
+    operation = ExtensionOperation("own")
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        return HttpReply(200)
+
+
+class Ports(SimpleNamespace):
+    """A running server, and the ports it listens on."""
+
+    server: Server
+    http: int
+    grpc: int
+    metrics: int
+
+
+Serve = Callable[..., None]
+
+
+@pytest.fixture(params=HOSTS, ids="-".join)
+def serve(
+    request: pytest.FixtureRequest, write_model: Any, make_server: Callable[..., Server], use: Callable[..., None]
+) -> Serve:
+    """Runs a scenario on a thread, against a server with its ports and with the interceptors of the test."""
+    http_server, grpc_server = request.param
+
+    def run(scenario: Callable[[Ports], Any], *interceptors: type[Interceptor], **options: Any) -> None:
+        write_model("m", CONFIG)
+        use(*interceptors)
+
+        async def main() -> None:
+            addresses = {f"{name}_address": "127.0.0.1" for name in ("http", "grpc", "metrics")}
+            ports = {f"{name}_port": 0 for name in ("http", "grpc", "metrics")}
+            how = {"http_server": http_server, "grpc_server": grpc_server, "exit_timeout_secs": 5}
+            server = make_server(**addresses, **ports, **how, **options)
+            async with server:
+                await server.start_frontends()
+                found = {frontend.name: frontend.port for frontend in server.frontends}  # type: ignore[attr-defined]
+                await asyncio.to_thread(scenario, Ports(server=server, **found))
+
+        asyncio.run(asyncio.wait_for(main(), 60))
+
+    return run
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Adds a plugin with these interceptors, and the route, to every server that is made."""
+
+    def install(*interceptors: type[Interceptor]) -> None:
+        discover = Plugins.discover
+        plugin = ModuleType("test")
+        plugin.register_interceptors = hookimpl(lambda: list(interceptors))  # type: ignore[attr-defined]
+        plugin.register_routes = hookimpl(lambda: [Own])  # type: ignore[attr-defined]
+
+        def more(allow: Any = None) -> Plugins:
+            from headrace.registry import PluginInfo
+
+            plugins = discover(allow)
+            plugins._add(PluginInfo("test", "test", "0"), lambda: plugin)
+            return plugins
+
+        monkeypatch.setattr(Plugins, "discover", more)
+
+    return install
+
+
+# ---------------------------------------------------------------------- every operation is refused with the right code
+
+#: Method and path of every operation over HTTP.
+PATHS = {
+    "live": ("GET", "/v2/health/live"),
+    "ready": ("GET", "/v2/health/ready"),
+    "model_ready": ("GET", "/v2/models/m/ready"),
+    "server_metadata": ("GET", "/v2"),
+    "model_metadata": ("GET", "/v2/models/m"),
+    "model_config": ("GET", "/v2/models/m/config"),
+    "statistics": ("GET", "/v2/models/stats"),
+    "explain": ("GET", "/v2/models/m/explain"),
+    "infer": ("POST", "/v2/models/m/infer"),
+    "generate": ("POST", "/v2/models/m/generate"),
+    "index": ("POST", "/v2/repository/index"),
+    "load": ("POST", "/v2/repository/models/m/load"),
+    "unload": ("POST", "/v2/repository/models/m/unload"),
+    "trace_settings": ("GET", "/v2/trace/setting"),
+    "log_settings": ("GET", "/v2/logging"),
+    "shared_memory_status": ("GET", "/v2/systemsharedmemory/status"),
+    "shared_memory_register": ("POST", "/v2/systemsharedmemory/region/r/register"),
+    "shared_memory_unregister": ("POST", "/v2/cudasharedmemory/unregister"),
+    "own": ("GET", "/v2/own/m"),
+}
+#: Further paths of operations above.
+OTHER_PATHS = {
+    *("/v2/models/m/stats", "/v2/systemsharedmemory/unregister", "/v2/cudasharedmemory/status"),
+    *("/v2/cudasharedmemory/register", "/v2/models/m/events", "/v2/models/m/versions/1/events"),
+}
+REFUSALS = [
+    (Unauthenticated("who are you?", challenge="Bearer"), 401, "UNAUTHENTICATED", {"www-authenticate": "Bearer"}),
+    (PermissionDenied("you may not"), 403, "PERMISSION_DENIED", {}),
+    (ResourceExhausted("not so fast", retry_after_s=1.5), 429, "RESOURCE_EXHAUSTED", {"retry-after": "2"}),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code", "headers"), REFUSALS, ids=["401", "403", "429"])
+def test_one_interceptor_refuses_every_operation_of_every_protocol(
+    serve: Serve, error: HeadraceError, status: int, code: str, headers: Mapping[str, str]
+) -> None:
+    Door.error, Door.seen = error, []
+
+    def scenario(ports: Ports) -> None:
+        with httpx.Client(base_url=f"http://127.0.0.1:{ports.http}") as client:
+            for operation, (method, path) in PATHS.items():
+                # A body that is no request, and a method that is none, are not judged before the caller.
+                for verb in (method, "DELETE"):
+                    reply = client.request(verb, path, content=b"\xff{")
+                    assert (reply.status_code, reply.json()) == (status, {"error": error.message}), (verb, path)
+                    assert headers.items() <= reply.headers.items()
+                    assert Door.seen.pop()[:2] == ("http", operation)
+        reply = httpx.get(f"http://127.0.0.1:{ports.metrics}/metrics")
+        assert (reply.status_code, reply.json()) == (status, {"error": error.message})
+        assert Door.seen.pop() == ("metrics", "metrics", "")
+        with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
+            for service, method in rpcs(ports.server.engine):
+                path = f"/{service}/{method.name}"
+                # A message that does not parse is not judged before the caller.
+                if method.stream is None:
+                    call: Any = channel.unary_unary(path, bytes, bytes).future(b"\xff\xff", timeout=30)
+                else:
+                    call = channel.stream_stream(path, bytes, bytes)(iter([b"\xff\xff"]), timeout=30)
+                assert (call.code().name, call.details()) == (code, error.message), path
+                assert Door.seen.pop()[:2] == ("grpc", str(method.operation))
+        with pytest.raises(type(error), match=error.message):
+            ports.server.infer("m", {"x": np.zeros((1, 2), np.float32)})
+        assert Door.seen.pop() == ("program", "infer", "m")
+        assert ports.server.resolve("m").snapshot().success.count == 0
+
+    serve(scenario, Door, model_control_mode="explicit", load_model=["m"])
+    assert Door.seen == []
+
+
+def rpcs(engine: Engine) -> list[tuple[str, Any]]:
+    from headrace_grpc.rpc_table import rpcs as table
+
+    return [(rpc.service, rpc) for rpc in table(engine)]
+
+
+def test_the_paths_above_are_all_that_the_server_has(write_model: Any, make_server: Callable[..., Server]) -> None:
+    """A route or an RPC without an operation can not be made; one that is not tested above fails here."""
+    from headrace_http.routes import Routes
+
+    engine = make_server().engine
+    asked = {path for _, path in PATHS.values()} | OTHER_PATHS
+    table = Routes(engine).table
+    for route in table:
+        assert isinstance(route.operation, Operation | ExtensionOperation), route
+        assert any(route.pattern.fullmatch(path) for path in asked), f"{route.pattern.pattern} is not asked above"
+    operations = {route.operation for route in table} | {rpc.operation for _, rpc in rpcs(engine)}
+    assert all(isinstance(operation, Operation | ExtensionOperation) for operation in operations)
+    assert {each for each in operations if isinstance(each, Operation)} == set(Operation) - {Operation.METRICS}
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_every_operation_has_a_category(operation: Operation) -> None:
+    known = ("", "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics")
+    assert operation.category in (*known, "trace", "logging")
+
+
+# ---------------------------------------------------------------------- what an interceptor may do
+
+
+class Guide(Interceptor):
+    """Names the principal, and refuses one of them."""
+
+    name = "guide"
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        caller.principal = caller.header("x-user") or caller.principal
+        if caller.principal == "mallory":
+            raise PermissionDenied(f"{caller.principal} may not {operation} {model}")
+
+
+class Seen(Interceptor):
+    """Notes what passes, the answers, and the ends."""
+
+    name = "seen"
+    calls: ClassVar[list[tuple[str, str, str, str, str]]] = []
+    answers: ClassVar[list[tuple[str, bool]]] = []
+    ends: ClassVar[list[Outcome]] = []
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch:
+        self.calls.append((caller.transport, caller.peer, caller.principal, str(operation), model))
+        return _Notes()
+
+
+class _Notes(Watch):
+    def answered(self, answer: Any, final: bool) -> None:
+        Seen.answers.append((type(answer).__name__, final))
+
+    def ended(self, outcome: Outcome) -> None:
+        Seen.ends.append(outcome)
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    for noted in (Seen.calls, Seen.answers, Seen.ends, Waits.begun):
+        noted.clear()
+
+
+def post(port: int, size: int = 2, user: str = "", **headers: str) -> httpx.Response:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, size], "data": [0.5] * size}
+    sent = {"X-User": user, **headers}
+    return httpx.post(f"http://127.0.0.1:{port}/v2/models/m/infer", json={"inputs": [tensor]}, headers=sent)
+
+
+def call(port: int, user: str, size: int = 2) -> Any:
+    with grpc_client.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        return client.infer("m", [tensor_of(size)], headers={"x-user": user})
+
+
+def tensor_of(size: int = 2) -> Any:
+    tensor = grpc_client.InferInput("x", [1, size], "FP32")
+    tensor.set_data_from_numpy(np.full((1, size), 0.5, np.float32))
+    return tensor
+
+
+def test_interceptors_see_requests_answers_and_ends_of_every_protocol(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        assert post(ports.http, user="alice").status_code == 200
+        call(ports.grpc, "bob")
+        ports.server.infer("m", {"x": np.zeros((1, 2), np.float32)})
+
+    serve(scenario, Guide, Seen)
+    assert Seen.calls == [
+        ("http", "127.0.0.1", "alice", "infer", "m"),
+        ("grpc", "127.0.0.1", "bob", "infer", "m"),
+        ("program", "", "", "infer", "m"),
+    ]
+    assert Seen.answers == [("InferResponse", True)] * 3
+    assert [outcome.error for outcome in Seen.ends] == [None] * 3
+    assert all(outcome.begun_ns < outcome.ended_ns for outcome in Seen.ends)
+
+
+@pytest.mark.parametrize("size", [50_000], ids=["large"])
+def test_a_request_that_a_thread_reads_is_seen_too(serve: Serve, size: int) -> None:
+    def scenario(ports: Ports) -> None:
+        assert post(ports.http, size, "alice").status_code == 200
+        call(ports.grpc, "bob", size)
+        assert typed(ports.grpc, size) == size
+
+    serve(scenario, Guide, Seen)
+    assert [seen[2:] for seen in Seen.calls] == [("alice", "infer", "m"), ("bob", "infer", "m"), ("eve", "infer", "m")]
+    assert Seen.answers == [("InferResponse", True)] * 3
+    assert [outcome.error for outcome in Seen.ends] == [None] * 3
+
+
+def typed(port: int, size: int) -> int:
+    """Send a message whose contents protobuf lists, which is left to a thread."""
+    request = service_pb2.ModelInferRequest(model_name="m")
+    tensor = request.inputs.add(name="x", datatype="FP32", shape=[1, size])
+    tensor.contents.fp32_contents.extend([0.5] * size)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return int(stub.ModelInfer(request, metadata=[("x-user", "eve")], timeout=60).outputs[0].shape[1])
+
+
+def test_a_request_refused_behind_an_interceptor_is_its_answer_and_its_end(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        wrong = {"inputs": [{"name": "z", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
+        assert httpx.post(f"http://127.0.0.1:{ports.http}/v2/models/m/infer", json=wrong).status_code == 400
+        assert httpx.post(f"http://127.0.0.1:{ports.http}/v2/models/m/infer", content=b"{").status_code == 500
+        assert httpx.get(f"http://127.0.0.1:{ports.http}/v2/models/nope/config").status_code == 404
+        with pytest.raises(InferenceServerException):
+            grpc_client.InferenceServerClient(f"127.0.0.1:{ports.grpc}").get_model_config("nope")
+
+    serve(scenario, Seen)
+    assert Seen.answers == [("InvalidArgument", True)]  # the others are no inferences that a model has refused
+    assert [outcome.error is None for outcome in Seen.ends] == [False] * 4
+
+
+class Order(Interceptor):
+    """Notes when it is asked and when it sees an answer and the end, and refuses a caller that names it."""
+
+    name: ClassVar[str] = "order"
+    events: ClassVar[list[str]] = []
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch:
+        self.events.append(f"{self.name} is asked")
+        if Refusing.name == self.name:
+            raise Unavailable(f"{self.name} refuses")
+        return _Noted(self.name)
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> None:
+        self.events.append(f"{self.name} reads")
+
+
+class Refusing:
+    name = ""
+
+
+class _Noted(Watch):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def answered(self, answer: Any, final: bool) -> None:
+        Order.events.append(f"{self.name} sees {type(answer).__name__}")
+
+    def ended(self, outcome: Outcome) -> None:
+        Order.events.append(f"{self.name} ends with {type(outcome.error).__name__}")
+
+
+class First(Order):
+    name = "first"
+
+
+class Second(Order):
+    name = "second"
+
+
+class Third(Order):
+    name = "third"
+
+
+@pytest.mark.parametrize("order", [(First, Second, Third), (Third, First, Second), (Second, Third, First)])
+def test_interceptors_are_asked_in_order_and_see_answers_the_other_way_round(
+    write_model: Any, make_server: Callable[..., Server], use: Any, order: tuple[type[Interceptor], ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    use(*order)
+    write_model("m", CONFIG)
+    outer, middle, _ = names = [kind.name for kind in order]
+    asked = [f"{name} is asked" for name in names]
+    read = [f"{name} reads" for name in names]
+    back = [*reversed(names)]
+
+    async def scenario() -> None:
+        async with make_server() as server:
+            Order.events.clear()
+            await server.infer_async("m", {"x": np.zeros((1, 2), np.float32)})
+            answered = [f"{name} sees InferResponse" for name in back]
+            assert Order.events == [*asked, *read, *answered, *(f"{name} ends with NoneType" for name in back)]
+            Order.events.clear()
+            with pytest.raises(InvalidArgument):  # behind all of them
+                await server.infer_async("m", {"x": np.zeros((9, 2), np.float32)})
+            answered = [f"{name} sees InvalidArgument" for name in back]
+            assert Order.events == [*asked, *read, *answered, *(f"{name} ends with InvalidArgument" for name in back)]
+            Order.events.clear()
+            monkeypatch.setattr(Refusing, "name", middle)
+            with pytest.raises(Unavailable, match=f"{middle} refuses"):
+                await server.infer_async("m", {"x": np.zeros((1, 2), np.float32)})
+            assert Order.events == [*asked[:2], f"{outer} ends with Unavailable"]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_plugins_are_asked_in_the_order_in_which_they_are_found(
+    write_model: Any, make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entry points are sorted by name: core's own come first, then ``a`` and ``b``, whatever was installed first."""
+    from headrace import plugins as module
+
+    class Point:
+        def __init__(self, name: str, kind: type[Interceptor]) -> None:
+            self.name, self.dist, self._kind = name, None, kind
+
+        def load(self) -> ModuleType:
+            plugin = ModuleType(self.name)
+            plugin.register_interceptors = hookimpl(lambda: [self._kind])  # type: ignore[attr-defined]
+            return plugin
+
+    monkeypatch.setattr(module, "entry_points", lambda group: [Point("b", First), Point("a", Second)])
+    assert [kind.name for kind in Plugins.discover().interceptors][-2:] == ["second", "first"]
+
+
+# ---------------------------------------------------------------------- waiting
+
+
+class Waits(Interceptor):
+    """Waits for the test, and then refuses or lets pass."""
+
+    name = "waits"
+    begun: ClassVar[list[str]] = []
+    has_begun: ClassVar[threading.Event]
+    go_on: ClassVar[threading.Event]
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Awaitable[Watch | None]:
+        return self._admit(caller, str(operation))
+
+    async def _admit(self, caller: Caller, operation: str) -> Watch:
+        self.begun.append(operation)
+        Waits.has_begun.set()
+        while not Waits.go_on.is_set():
+            await asyncio.sleep(0.01)
+        if caller.header("x-user") == "mallory":
+            raise ResourceExhausted("the quota is used up", retry_after_s=7)
+        return _Notes()
+
+
+@pytest.fixture
+def held() -> threading.Event:
+    Waits.has_begun, Waits.go_on = threading.Event(), threading.Event()
+    return Waits.go_on
+
+
+def test_an_interceptor_may_wait_and_then_let_pass_or_refuse(serve: Serve, held: threading.Event) -> None:
+    def scenario(ports: Ports) -> None:
+        held.set()
+        assert post(ports.http).status_code == 200
+        reply = post(ports.http, user="mallory")
+        assert (reply.status_code, reply.headers["retry-after"]) == (429, "7")
+        assert httpx.get(f"http://127.0.0.1:{ports.http}/v2/models/m/config").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{ports.metrics}/metrics").status_code == 200
+        call(ports.grpc, "alice")
+        with pytest.raises(InferenceServerException, match="quota") as refused:
+            call(ports.grpc, "mallory")
+        assert refused.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+        ports.server.infer("m", {"x": np.zeros((1, 2), np.float32)})
+        with grpc_client.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
+            assert client.get_model_config("m").config.name == "m"
+            assert streamed(client, "m") == ["m"]
+
+    serve(scenario, Seen, Waits, Guide)
+    kinds = ["infer", "infer", "model_config", "metrics", "infer", "infer", "infer", "model_config", "open_stream"]
+    assert Waits.begun == [*kinds, "infer"]
+    assert len(Seen.ends) == 2 * 10 - 2
+
+
+def streamed(client: Any, *models: str, **headers: str) -> list[str]:
+    """Ask ``models`` on one stream; returns the names of those that answered, and the texts of errors."""
+    told: list[str] = []
+    done = threading.Event()
+
+    def hear(result: Any, error: Any) -> None:
+        told.append(error.message() if error is not None else result.get_response().model_name)
+        if len(told) == len(models):
+            done.set()
+
+    client.start_stream(hear, headers=headers)
+    for model in models:
+        client.async_stream_infer(model, [tensor_of()])
+    assert done.wait(60)
+    client.stop_stream()
+    return told
+
+
+def test_a_caller_that_leaves_while_an_interceptor_waits_is_told_to_nobody(serve: Serve, held: threading.Event) -> None:
+    def scenario(ports: Ports) -> None:
+        with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            asked = stub.ModelInfer.future(service_pb2.ModelInferRequest(model_name="m"))
+            assert Waits.has_begun.wait(60)
+            asked.cancel()
+            deadline = threading.Event()
+            while not Seen.ends and not deadline.wait(0.01):
+                pass
+        held.set()
+        assert ports.server.resolve("m").snapshot().success.count == 0
+
+    serve(scenario, Seen, Waits)
+    assert [type(outcome.error).__name__ for outcome in Seen.ends] == ["Cancelled"]
+
+
+# ---------------------------------------------------------------------- what a server without interceptors does
+
+
+def test_without_interceptors_a_request_is_started_by_nothing_else(make_server: Callable[..., Server]) -> None:
+    from headrace_http.routes import Routes
+
+    engine: Engine = make_server().engine
+    assert engine.admission is None
+    assert engine.entrance().start is start
+    routes = Routes(engine)
+    assert routes.dispatch == routes._dispatch
+    with pytest.raises(Unavailable):
+        engine.entrance().find("m", "")
