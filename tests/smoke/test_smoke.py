@@ -15,6 +15,9 @@ import tritonclient.grpc as grpc
 import tritonclient.http as http
 
 import headrace
+import headrace_engines
+import headrace_grpc
+import headrace_http
 import headrace_onnx
 import headrace_python
 
@@ -67,7 +70,10 @@ def test_the_stock_client_gets_what_both_models_compute(server: Headrace, protoc
     assert probabilities.sum() == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize("package", [headrace, headrace_onnx, headrace_python], ids=lambda package: package.__name__)
+PACKAGES = [headrace, headrace_engines, headrace_grpc, headrace_http, headrace_onnx, headrace_python]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_every_module_can_be_imported(package: object) -> None:
     """A module that only some deployments import may fail as any other; one may need what an extra brings."""
     path, name = package.__path__, package.__name__  # type: ignore[attr-defined]
