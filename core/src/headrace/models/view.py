@@ -23,9 +23,8 @@ class ModelView:
     """One version that is served. Made at load, and anew when its instances change; shared by all who ask for it.
 
     ``labels`` maps an output to the lines of its label file. ``metadata`` is what the document
-    of the protocol says behind the name and the versions. The last three are functions: ``check`` accepts a request
-    or raises what ``explain`` words, and ``enqueue`` hands it to the scheduler; `Entrance.start`
-    calls them, on the event loop.
+    of the protocol says behind the name and the versions. The last three are functions and no methods, so that a
+    request pays no call in between. They are for the event loop.
     """
 
     name: str
@@ -38,8 +37,11 @@ class ModelView:
     outputs: Mapping[str, Spec]
     labels: Mapping[str, Sequence[str]]
     metadata: Mapping[str, Any]
+    #: `Signature.check` of the version: sets what the scheduler needs to know of a request, or raises `HeadraceError`.
     check: Callable[[Ticket], None]
+    #: `headrace.models.signature.explain` of the version: returns why a request does not fit.
     explain: Callable[[InferRequest], HeadraceError]
+    #: `Kernel.submit` of the version, for a request that was checked.
     enqueue: Callable[[Ticket], None]
 
 

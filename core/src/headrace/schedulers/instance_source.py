@@ -47,19 +47,23 @@ class InstanceSource:
         self.wake_at: float = 0
         self.calls_at_once = 1
         self.progress = kernel.progress
+        #: `Dispatcher.deliver`; or `Dispatcher.deliver_heard` if the scheduler has a `Scheduler.finished`.
         self.deliver = partial(kernel.deliver_heard, self) if kernel.hears else kernel.deliver
         self._kernel = kernel
-        # Bound once: asking is every batch's way.
+        # Bound once, because every batch needs them: `Scheduler.next`, `Clock.now_ns`, `RequestQueue.remove`,
+        # `BatchHistory.add`.
         self._next, self._now_ns, self._remove = kernel.scheduler.next, kernel.clock.now_ns, kernel.queue.remove
         self._kept, self._queue, self._remember = kernel.kept, kernel.queue, kernel.history.add
         self._on_threads = kernel.scheduler.on_threads
         self._on_loop = False
+        #: What `run_on_loop` was given: runs a batch on the event loop. None if the instance's thread runs them.
         self._run: Callable[[list[Ticket]], int] | None = None
         self._wakeup: Wakeup | LoopWakeup | None = None
         self._batch: list[Ticket] | None = None
         self._alarm: Timer | None = None
         self._is_parked = self._is_away = self._has_returned = self._is_ended = False
         self.closed = kernel.closed
+        #: `Kernel.dismiss` sets it.
         self.on_return: Callable[[], None] | None = None
         #: What runs the batches, once it serves.
         self.worker: Worker | None = None

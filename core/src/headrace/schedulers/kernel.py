@@ -58,7 +58,8 @@ class Kernel(Dispatcher):
         self._timers: dict[Ticket, Timer] = {}
         #: Sources of instances that are leaving.
         self._dismissed: list[InstanceSource] = []
-        # Bound once: what a scheduler does not override is not called.
+        # Bound once, because every request needs them: `Clock.now_ns`, `Scheduler.submit`, `RequestQueue.add`,
+        # `InFlightTracker.open`; and `_cancel`, which a ticket calls when its caller leaves.
         self._now_ns, self._submit, self._add = self.clock.now_ns, self.scheduler.submit, self.queue.add
         self._leave = self._cancel
         self._open = self._tracker.open

@@ -96,8 +96,8 @@ class Dataflow:
             self._settle()
 
     def cancel(self, error: HeadraceError) -> None:
-        """The caller has gone, and is told so by others."""
-        self._error, self._answer = error, _unheard
+        """Stop, because the request was cancelled. The scheduler drops what is answered from now on."""
+        self._error = error
         self._cancel_calls()
         for index in self._waiting:
             self._admit(index)
@@ -389,10 +389,6 @@ class Dataflow:
         for _, tensor, _ in step.reads:
             said |= item.sequences.get(tensor, {})
         return [said.get(key, default) for key, default in zip(_SEQUENCE, own, strict=True)]
-
-
-def _unheard(ticket: Ticket, answer: Answer, final: bool) -> None:
-    """Nobody is there any more."""
 
 
 def _single(answers: Sequence[Answer]) -> Answer:

@@ -64,14 +64,19 @@ class EnsembleScheduler(FullScheduler):
         raise AssertionError("an ensemble has no instances")
 
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
-        """Callers have left."""
+        """Stop the dataflows of requests that were cancelled. Their callers get ``answers``."""
         for ticket, answer in zip(tickets, answers, strict=True):
             flow = self._under_way.pop(ticket, None)
             if flow is not None and isinstance(answer, HeadraceError):
                 flow.cancel(answer)
 
     def _finish(self, ticket: Ticket, answer: Answer, final: bool) -> None:
-        if final and (flow := self._under_way.pop(ticket, None)) is not None:
+        """Answer ``ticket``, unless its caller has the last answer already: see `finished`."""
+        flow = self._under_way.get(ticket)
+        if flow is None:
+            return
+        if final:
+            del self._under_way[ticket]
             ticket.spans_ns = flow.spans_ns
         self._answer(ticket, answer, final)
 
