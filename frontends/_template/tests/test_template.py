@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace_template_frontend import TemplateOptions
+import headrace_template_frontend as template
 from headrace_testing import FrontendConformance
 
 
@@ -12,7 +12,7 @@ class TestTemplate(FrontendConformance):
     plugin, frontend = "headrace_template_frontend", "template"
 
     def options(self, port: int) -> dict[str, Any]:
-        return {"plugin_options": [TemplateOptions(enabled=True, address="127.0.0.1", port=port)]}
+        return {"plugin_options": [template.TemplateOptions(enabled=True, address="127.0.0.1", port=port)]}
 
     def infer(self, connection: socket.socket, model: str, x: Any) -> Any:
         connection.sendall(json.dumps({"model": model, "inputs": {"x": x.tolist()}}).encode() + b"\n")
