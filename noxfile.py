@@ -19,6 +19,8 @@ ROOT = Path(__file__).parent
 BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/[!_]*/pyproject.toml"))
 #: What new plugins are copies of.
 TEMPLATES = sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/_template/pyproject.toml"))
+STORAGES = sorted(path.parent.name for path in ROOT.glob("storages/[!_]*/pyproject.toml"))
+AGENTS = sorted(path.parent.name for path in ROOT.glob("agents/[!_]*/pyproject.toml"))
 CACHES = sorted(path.parent.name for path in ROOT.glob("caches/[!_]*/pyproject.toml"))
 SCHEDULERS = sorted(path.parent.name for path in ROOT.glob("schedulers/[!_]*/pyproject.toml"))
 FRONTENDS = sorted(path.parent.name for path in ROOT.glob("frontends/[!_]*/pyproject.toml"))
@@ -241,6 +243,20 @@ def new_cache(session: nox.Session) -> None:
     session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
 
 
+@nox.session(venv_backend="none", default=False)
+def new_storage(session: nox.Session) -> None:
+    """Start a storage from the template: `nox -s new_storage -- NAME`."""
+    folder = _start_plugin(session, "storages")
+    session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
+
+
+@nox.session(venv_backend="none", default=False)
+def new_agent(session: nox.Session) -> None:
+    """Start a repository agent from the template: `nox -s new_agent -- NAME`."""
+    folder = _start_plugin(session, "agents")
+    session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
+
+
 def _start_plugin(session: nox.Session, kind: str) -> Path:
     if len(session.posargs) != 1 or not re.fullmatch(r"[a-z][a-z0-9]*", session.posargs[0]):
         session.error("name it in lower-case letters and digits, as in: nox -s new_backend -- NAME")
@@ -266,7 +282,14 @@ def _wheels(session: nox.Session, into: Path, *sources: str) -> None:
 
 
 def _folders() -> list[str]:
-    kinds = {"backends": BACKENDS, "schedulers": SCHEDULERS, "frontends": FRONTENDS, "caches": CACHES}
+    kinds = {
+        "backends": BACKENDS,
+        "schedulers": SCHEDULERS,
+        "frontends": FRONTENDS,
+        "caches": CACHES,
+        "storages": STORAGES,
+        "agents": AGENTS,
+    }
     return [TESTING, *(f"{kind}/{name}" for kind, names in kinds.items() for name in names)]
 
 

@@ -46,6 +46,7 @@ PARTS = {
     "Frontend": "headrace/frontends/base.py",
     "ResponseCache": "headrace/caches/base.py",
     "Storage": "headrace/storage/base.py",
+    "RepositoryAgent": "headrace/agents/base.py",
     "HttpRoute": "headrace_http/plugin_routes.py",
     "HttpCall": "headrace_http/plugin_routes.py",
     "Observer": "headrace/telemetry/executions.py",

@@ -33,7 +33,7 @@ BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/pyproject.toml")
 #: Every first-party plugin, the templates included: a stranger could have written it.
 PLUGINS = sorted(
     path.parent
-    for kind in ("backends", "schedulers", "frontends", "caches")
+    for kind in ("backends", "schedulers", "frontends", "caches", "storages", "agents")
     for path in ROOT.glob(f"{kind}/*/pyproject.toml")
 )
 
@@ -52,7 +52,8 @@ MAY_IMPORT = {
     "workers": LEAVES | {"backends", "ipc", "supervision"},
     "schedulers": LEAVES | {"workers", "backends", "caches"},
     "storage": LEAVES,
-    "models": LEAVES | {"schedulers", "workers", "backends", "caches", "storage"},
+    "agents": LEAVES | {"storage"},
+    "models": LEAVES | {"schedulers", "workers", "backends", "caches", "storage", "agents"},
     "large": {"errors", "trimming"},
     "trimming": set[str](),
     "engine": LEAVES | {"models", "large"},

@@ -241,6 +241,7 @@ PARTS = {
     "register_frontends": "from headrace_http.metrics_frontend import MetricsFrontend as Base",
     "register_caches": "from headrace.caches.local import LocalCache as Base",
     "register_storages": "from headrace.storage.local_storage import LocalStorage as Base",
+    "register_agents": "from headrace import RepositoryAgent as Base",
     "register_routes": "from headrace import HttpRoute as Route\n\nclass Base(Route):\n    pass",
     "register_interceptors": "from headrace import Interceptor as Base",
     "add_options": "from headrace import OptionGroup as Base",

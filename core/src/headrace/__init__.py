@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.agents.base import RepositoryAgent
     from headrace.backends.base import (
         AnyInstance,
         Backend,
@@ -121,6 +122,7 @@ if TYPE_CHECKING:
 #: Where each name lives. Imported on first use: who writes a backend need not import a server, and
 #: a process host has no more than NumPy.
 _HOMES = {
+    "headrace.agents.base": ("RepositoryAgent",),
     "headrace.backends.base": (
         "AnyInstance",
         "Backend",
@@ -288,6 +290,7 @@ __all__ = [
     "Padding",
     "PermissionDenied",
     "PublishedMetric",
+    "RepositoryAgent",
     "RequestInstance",
     "Rescheduled",
     "ResourceExhausted",

@@ -24,6 +24,7 @@ _WRITTEN = {
 }
 #: What those are to be called that Triton has and nobody has written for Headrace yet.
 _PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm", "vllm")}
+_AGENTS = {"checksum": "headrace-checksum"}
 _CACHES = {"redis": "headrace-redis"}
 #: What is to read these URLs, and is not written yet.
 _STORAGES_PLANNED = dict.fromkeys(("as", "gs", "s3"), "headrace-cloud")
@@ -47,7 +48,13 @@ def need(module: str, who: str) -> None:
 
 def is_known(kind: str, name: str) -> bool:
     """Whether ``name`` is a part that exists elsewhere, and no slip of the pen."""
-    known = {"backend": _WRITTEN | _PLANNED, "scheduler": _SCHEDULERS, "cache": _CACHES, "storage": _STORAGES_PLANNED}
+    known = {
+        "backend": _WRITTEN | _PLANNED,
+        "scheduler": _SCHEDULERS,
+        "agent": _AGENTS,
+        "cache": _CACHES,
+        "storage": _STORAGES_PLANNED,
+    }
     return name in known.get(kind, ())
 
 
@@ -74,6 +81,8 @@ def missing(kind: str, name: str) -> str:
         return f"Models with '{name}' need the distribution {own}: pip install {own};"
     if kind == "cache" and name in _CACHES:
         return f"The cache '{name}' comes with the distribution {_CACHES[name]}: pip install {_CACHES[name]};"
+    if kind == "agent" and name in _AGENTS:
+        return f"The agent '{name}' comes with the distribution {_AGENTS[name]}: pip install {_AGENTS[name]};"
     if kind == "storage" and name in _STORAGES_PLANNED:
         return (
             f"Its distribution, {_STORAGES_PLANNED[name]}, is not published yet: copy the repository to this machine, "

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from headrace.agents.base import RepositoryAgent
     from headrace.backends.base import Backend
     from headrace.caches.base import ResponseCache
     from headrace.config.option_groups import OptionGroup
@@ -74,6 +75,14 @@ def register_caches() -> Sequence[type[ResponseCache]]:  # type: ignore[empty-bo
 @hookspec
 def register_storages() -> Sequence[type[Storage]]:  # type: ignore[empty-body]
     """The storage classes of this plugin; ``name`` is the URL scheme of the ``--model-repository`` that each reads.
+
+    Called once per server, before anything is loaded; same rules as `register_backends`.
+    """
+
+
+@hookspec
+def register_agents() -> Sequence[type[RepositoryAgent]]:  # type: ignore[empty-body]
+    """The repository agent classes of this plugin; ``name`` is what a model's ``model_repository_agents`` says.
 
     Called once per server, before anything is loaded; same rules as `register_backends`.
     """

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pluggy
 
 from headrace import builtins, hookspecs
+from headrace.agents.base import RepositoryAgent
 from headrace.backends.base import Backend
 from headrace.caches.base import ResponseCache
 from headrace.errors import ConfigError
@@ -46,6 +47,7 @@ class Plugins:
         self.caches = self._kind(Registry[type[ResponseCache]]("cache", ResponseCache, self.plugins))
         self.frontends = self._kind(Registry[type[Frontend]]("frontend", Frontend, self.plugins))
         self.storages = self._kind(Registry[type[Storage]]("storage", Storage, self.plugins))
+        self.agents = self._kind(Registry[type[RepositoryAgent]]("agent", RepositoryAgent, self.plugins))
         self.routes = self._kind(RouteRegistry(self.plugins))
         self.interceptors = self._kind(Registry[type[Interceptor]]("interceptor", Interceptor, self.plugins))
         self.options = self._kind(OptionRegistry(self.plugins))

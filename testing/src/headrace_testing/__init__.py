@@ -30,6 +30,20 @@ For a response cache, subclass `CacheConformance`, and say with which settings i
 
         def settings(self): ...  # of --cache-config=shelf,...
 
+For a storage, subclass `StorageConformance`, and say how models are stored in it::
+
+    class TestZipped(StorageConformance):
+        plugin, storage = "headrace_zipped", "zipped"
+
+        def store(self, models): ...  # returns the URL
+
+For a repository agent, subclass `AgentConformance`, and say how a model is prepared for it::
+
+    class TestPacked(AgentConformance):
+        plugin, agent = "headrace_packed", "packed"
+
+        def prepare(self, files): ...  # returns the files in the repository, and the parameters
+
 The plugin must be installed (``pip install -e .`` is enough): the kit finds it by its entry point,
 as a server does. Checks of what the part does not claim are skipped, and the summary says so.
 pytest loads `headrace_testing.plugin` by itself: the fixtures ``write_model``, ``headrace_server``
@@ -38,6 +52,7 @@ and ``infer`` serve any test.
 
 from __future__ import annotations
 
+from headrace_testing.agent_checks import AgentChecks
 from headrace_testing.backend_answers import Answers
 from headrace_testing.backend_loading import Loading
 from headrace_testing.backend_requests import Requests
@@ -47,13 +62,16 @@ from headrace_testing.frontend_checks import FrontendChecks
 from headrace_testing.scheduler_answers import ScheduledAnswers
 from headrace_testing.scheduler_subject import ScheduledService
 from headrace_testing.scheduler_times import ScheduledTimes
+from headrace_testing.storage_checks import StorageChecks
 
 __all__ = [
+    "AgentConformance",
     "BackendConformance",
     "CacheConformance",
     "Example",
     "FrontendConformance",
     "SchedulerConformance",
+    "StorageConformance",
     "extreme_values",
 ]
 
@@ -86,3 +104,13 @@ class FrontendConformance(FrontendChecks):
 class CacheConformance(CacheChecks):
     """Every check of response caches. A subclass sets ``plugin`` and ``cache``, and says how it is made (see
     `CacheChecks`)."""
+
+
+class StorageConformance(StorageChecks):
+    """Every check of storages. A subclass sets ``plugin`` and ``storage``, and says how models are stored (see
+    `StorageChecks`)."""
+
+
+class AgentConformance(AgentChecks):
+    """Every check of repository agents. A subclass sets ``plugin`` and ``agent``, and says how a model is prepared for
+    it (see `AgentChecks`)."""

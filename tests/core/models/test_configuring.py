@@ -13,7 +13,7 @@ from headrace.config.derive import derive
 from headrace.config.options import ServerOptions
 from headrace.config.parse import parse_text
 from headrace.errors import ConfigError, HeadraceError
-from headrace.models.configuring import complete, fill, read
+from headrace.models.configuring import complete, fill, parse, read
 from headrace.plugins import Plugins
 from headrace.server import Server
 from headrace.storage.local_storage import files_below
@@ -37,8 +37,10 @@ def test_a_config_that_names_no_backend_is_refused_before_one_is_looked_for(
 ) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text(text)
+    path, options = tmp_path / "m", ServerOptions()
+    config = parse(path, options)
     with pytest.raises(ConfigError) as caught:
-        read("m", tmp_path / "m", files_below(tmp_path / "m"), ServerOptions(), Plugins.discover(()).schedulers)
+        read("m", config, path, files_below(path), options, Plugins.discover(()).schedulers)
     assert caught.value.message == message
 
 

@@ -5,10 +5,12 @@ What is found is a `ModelReport`; `locate` says which file an error of a load is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace.agents.agent_chain import check_agents
 from headrace.backends.base import Backend, Model
 from headrace.cli.graphs import StepGraph, step_graph
 from headrace.cli.neighbours import Neighbours
@@ -35,10 +37,10 @@ from headrace.models.configuring import (
     written,
 )
 from headrace.models.labels import check_labels
+from headrace.models.opened_model import OpenedModel, open_model
 from headrace.models.versions import files_of, versions_to_serve
 from headrace.plugins import Plugins
-from headrace.storage.local_directory import LocalDirectory
-from headrace.storage.repositories import Entry, Repositories
+from headrace.storage.repositories import Entry, Fingerprint, Repositories
 from headrace.workers.devices import available_gpus, fill_groups
 from headrace.workers.warmup import read_samples
 
@@ -143,8 +145,8 @@ def inspect(
         found.problems.append(Diagnostic(found.path, 0, 0, "", message, Code.INTERNAL.value))
         return found
     try:
-        files = entry.fingerprint().files
-        directory = entry.fetch(files_of(files))
+        fingerprint = entry.fingerprint()
+        directory = entry.fetch(files_of(fingerprint.files))
     except HeadraceError as error:
         found.problems.append(Diagnostic(found.path, 0, 0, "", error.message, error.code.value))
         return found
@@ -159,13 +161,33 @@ def inspect(
         text = read_regular(path).decode("utf-8-sig") if path is not None else ""
         source_map = SourceMap(text, ModelConfig.DESCRIPTOR)
         neighbours = Neighbours(repositories, options, plugins.schedulers)
-        inspection = _Inspection(entry, files, directory, options, plugins, neighbours, found, source_map)
-        inspection.run(given, has_engines=load is not None)
+        opened = OpenedModel(entry, directory, fingerprint.files, given)
+        inspection = _Inspection(opened, options, plugins, neighbours, found, source_map)
+        with ExitStack() as stack:
+            if given.model_repository_agents.agents and load is not None:
+                try:
+                    inspection.opened = stack.enter_context(_left_by_agents(entry, fingerprint, options, plugins))
+                except HeadraceError as error:
+                    inspection.add([_reason(error)])
+            if not found.problems:
+                inspection.run(has_engines=load is not None)
         if load is not None and not found.problems:
             inspection.add_refusals(load(entry.name))
         inspection.add(scopes.problems(given))
     found.problems.sort(key=lambda problem: (problem.line, problem.column))
     return found
+
+
+@contextmanager
+def _left_by_agents(
+    entry: Entry, fingerprint: Fingerprint, options: ServerOptions, plugins: Plugins
+) -> Iterator[OpenedModel]:
+    """Give the model as its repository agents leave it."""
+    opened = open_model(entry, fingerprint, options, plugins.agents)
+    try:
+        yield opened
+    finally:
+        opened.close(is_loaded=True)
 
 
 def _misread(path: str, error: ConfigError) -> Diagnostic:
@@ -180,16 +202,14 @@ class _Inspection:
 
     def __init__(
         self,
-        entry: Entry,
-        files: Collection[str],
-        directory: LocalDirectory,
+        opened: OpenedModel,
         options: ServerOptions,
         plugins: Plugins,
         neighbours: Neighbours,
         found: ModelReport,
         source_map: SourceMap,
     ) -> None:
-        self._entry, self._files, self._directory = entry, files, directory
+        self.opened = opened
         self._options = options
         self._plugins = plugins
         self._neighbours = neighbours
@@ -202,16 +222,19 @@ class _Inspection:
         for refusal in refusals:
             self._add_refusal(refusal)
 
-    def run(self, given: ModelConfig, *, has_engines: bool) -> None:
-        config, path = _copy(given), self._directory.path
+    def run(self, *, has_engines: bool) -> None:
+        opened = self.opened
+        given, name, path = opened.config, opened.entry.name, opened.directory.path
+        config = _copy(given)
+        self.add(check_agents(name, config, self._plugins.agents))
         has_instances = needs_backend(config, self._plugins.schedulers)
         try:
-            derive(config, self._entry.name, self._files, needs_backend=has_instances)
+            derive(config, name, opened.files, needs_backend=has_instances)
             if config.HasField("ensemble_scheduling"):
                 self._found.graph = step_graph(config)
             self._found.completed += completed_fields(given, config, "Headrace")
-            self.add(examine(config, self._entry.name, path, self._options, self._plugins.schedulers))
-            versions = versions_to_serve(self._entry.name, self._files, config.version_policy)
+            self.add(examine(config, name, path, self._options, self._plugins.schedulers))
+            versions = versions_to_serve(name, opened.files, config.version_policy)
             self._filename = config.default_model_filename
             if not self._found.problems:
                 scheduler_parameters(config, find_scheduler(config, self._plugins.schedulers))
@@ -229,14 +252,14 @@ class _Inspection:
             self.add([_reason(error), *written(config, path)])
 
     def _run_versions(self, versions: Iterable[int], config: ModelConfig) -> None:
-        name, backend = self._entry.name, self._backend(config)
+        name, backend = self.opened.entry.name, self._backend(config)
         for version in versions:
-            with self._entry.fetch(files_of(self._files, version)) as directory:
+            with self.opened.fetch(version) as directory:
                 self._run_version(Model(name, version, directory.path / str(version), _copy(config)), backend, config)
 
     def _run_written(self, config: ModelConfig) -> None:
         """Judge an incomplete ``config`` without its engine."""
-        path, backend = self._directory.path, self._backend(config)
+        path, backend = self.opened.directory.path, self._backend(config)
         kind = backend.Parameters
         self._add_to(self._found.notes, without_effect(config, backend))
         self.add([*written(config, path), *check_labels(config, path)])
@@ -277,7 +300,7 @@ class _Inspection:
 
     def _problems(self, config: ModelConfig) -> list[validation.Problem]:
         """Of a model without instances."""
-        return validation.problems(config, files=self._directory.path, needs_backend=False)
+        return validation.problems(config, files=self.opened.directory.path, needs_backend=False)
 
     def add(self, problems: Iterable[validation.Problem]) -> None:
         self._add_to(self._found.problems, problems)
@@ -295,8 +318,9 @@ class _Inspection:
         if field or not refusal.version or refusal.code in (Code.INVALID_ARGUMENT.value, Code.UNSUPPORTED.value):
             self.add([validation.Problem(field, refusal.message.strip(), Code(refusal.code))])
             return
-        file, line = locate(refusal.message, self._directory.path, refusal.version, self._filename)
-        problem = Diagnostic(self._directory.hide(str(file)), line, 0, "", refusal.message.strip(), refusal.code)
+        directory = self.opened.directory
+        file, line = locate(refusal.message, directory.path, refusal.version, self._filename)
+        problem = Diagnostic(directory.hide(str(file)), line, 0, "", refusal.message.strip(), refusal.code)
         if problem not in self._found.problems:
             self._found.problems.append(problem)
 

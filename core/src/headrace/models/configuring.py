@@ -36,11 +36,6 @@ log = logging.getLogger(__name__)
 #: How long a version may take to load, where nothing is said, and the setting of a backend that says it.
 LOAD_TIMEOUT_S, LOAD_TIMEOUT_OPTION = 600, "load-timeout-seconds"
 
-#: What a config may ask for that is not built yet; to ignore it would give wrong answers.
-_NOT_BUILT = {
-    "model_repository_agents": "repository agents",
-}
-
 #: Fields of a config that are for the engine: each backend says on which it acts.
 _ENGINE_FIELDS = (
     "cc_model_filenames",
@@ -53,18 +48,16 @@ _ENGINE_FIELDS = (
 
 def read(
     name: str,
+    config: ModelConfig,
     model_path: Path,
     files: Collection[str],
     options: ServerOptions,
     schedulers: Parts,
-    given: ModelConfig | None = None,
 ) -> ModelConfig:
-    """Return the config of the model ``name``, derived but not completed. Raises `ConfigError`.
+    """Return the written ``config`` of the model ``name``, derived in place but not completed. Raises `ConfigError`.
 
-    ``model_path`` has those of its ``files`` that all versions share. What is ``given`` takes the place of the config
-    file.
+    ``model_path`` has those of its ``files`` that all versions share.
     """
-    config = parse(model_path, options) if given is None else ModelConfig.FromString(given.SerializeToString())
     derive(config, name, files, needs_backend=needs_backend(config, schedulers))
     raise_first(examine(config, name, model_path, options, schedulers))
     return config
@@ -109,23 +102,11 @@ def examine(
             "name",
             f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name",
         )
-    given = {field.name for field, _ in config.ListFields()}
-    missing = [
-        Problem(
-            field,
-            f"model '{config.name}' needs {feature} ('{field}'), which this version does not have",
-            Code.UNSUPPORTED,
-        )
-        for field, feature in _NOT_BUILT.items()
-        if field in given
-    ]
     try:
         find_scheduler(config, schedulers)
     except ConfigError as error:
-        missing.append(Problem(error.field, error.message, error.code))
-    if missing:
         yield from written(config, model_path)
-    yield from missing
+        yield Problem(error.field, error.message, error.code)
 
 
 def written(config: ModelConfig, model_path: Path) -> list[Problem]:
@@ -278,6 +259,9 @@ class PluginRegistries(Protocol):
 
     @property
     def schedulers(self) -> Parts: ...
+
+    @property
+    def agents(self) -> Parts: ...
 
     @property
     def hook(self) -> Any:

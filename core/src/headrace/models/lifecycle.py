@@ -7,8 +7,9 @@ A version that replaces another is loaded beside it; the swap is one assignment 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -228,12 +229,10 @@ class Lifecycle:
             record.problem, record.counts = "", True
             known = record.versions
             changed = [n for n, made_of in plan.versions.items() if n not in known or not known[n].is_still(made_of)]
-            try:
+            async with self._closed(plan):
                 with self._dependencies.noted(plan, entry, record):
                     await self._dependencies.await_loads(plan, partial(self._load_needed, progress=progress))
                     leaving = await self._load_versions(record, plan, progress, changed)
-            finally:
-                await self._close(plan)
         progress.loaded(entry.name)
         if leaving:  # who has nothing to do is gone when the load is over; who has, goes when it has done it
             await asyncio.wait([asyncio.wrap_future(left) for left in leaving], timeout=LEAVING_S)
@@ -279,10 +278,8 @@ class Lifecycle:
 
     async def _load_planned_again(self, record: ModelRecord, plan: LoadPlan, progress: Progress) -> None:
         plan = await self._slots.run(self._loader.reopen, plan, wait=self._files_wait(plan.name))
-        try:
+        async with self._closed(plan):
             await self._load_versions(record, plan, progress, list(plan.versions))
-        finally:
-            await self._close(plan)
 
     async def _plan(self, entry: Entry) -> LoadPlan | None:
         """Return what is to be loaded of ``entry``; None if nothing has changed since it was loaded."""
@@ -301,9 +298,15 @@ class Lifecycle:
             log.error("failed to load '%s': %s%s", entry.name, _place(error), why)
             raise poll_failure(entry.name, why, is_override=entry.config is not None) from error
 
-    async def _close(self, plan: LoadPlan) -> None:
-        if plan.directory is not None:
-            await apart(plan.directory.give_back, "headrace-load")
+    @asynccontextmanager
+    async def _closed(self, plan: LoadPlan) -> AsyncIterator[None]:
+        """Close the files of ``plan`` at the end of its load."""
+        is_loaded = False
+        try:
+            yield
+            is_loaded = True
+        finally:
+            await apart(partial(plan.opened.close, is_loaded=is_loaded), "headrace-load")
 
     def _files_wait(self, name: str) -> Wait[Any]:
         """Return what waits until the files of ``name`` are here and read."""
@@ -333,7 +336,7 @@ class Lifecycle:
                 changes[number] = result
         log.log(VERBOSE_2, "OnLoadFinal() '%s' for all version(s)", plan.name)
         if failed:
-            self._abandon(record, loaded, failed, plan.entry)
+            self._abandon(record, loaded, failed, plan.opened.entry)
             for change in changes.values():
                 await self._slots.run(change.discard)
             first = next(iter(failed.values()))
@@ -400,14 +403,14 @@ class Lifecycle:
             made.others = ()  # let go when it was given up
             self._begin_draining([Draining(VersionRecord(), made)])
         elif isinstance(made, LoadPlan):
-            self.background.start(self._close(made))
+            self.background.start(apart(partial(made.opened.close, is_loaded=False), "headrace-close"))
         elif made is not None:
             close = made.give_back if isinstance(made, LocalDirectory) else made.discard
             self.background.start(apart(close, "headrace-close"))
 
     def _fetch_on_thread(self, plan: LoadPlan, number: int, progress: Progress) -> LocalDirectory:
         progress.began(plan.name)
-        return self._loader.fetch(plan, number)
+        return plan.opened.fetch(number)
 
     def _load_on_thread(
         self, plan: LoadPlan, number: int, directory: LocalDirectory, needed: Needed, progress: Progress

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from time import monotonic_ns
 
@@ -18,8 +18,7 @@ from headrace.caches.model_cache import ModelCache, ServerCache
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.config.parameters import parse_parameters
-from headrace.config.parse import find_config, place_of
-from headrace.errors import ConfigError, HeadraceError, LoadError
+from headrace.errors import HeadraceError, LoadError
 from headrace.messages.ticket import Ticket
 from headrace.models.cache_identity import identity_of
 from headrace.models.configuring import (
@@ -39,6 +38,7 @@ from headrace.models.configuring import (
 )
 from headrace.models.instance_set import InstanceSet
 from headrace.models.labels import read_labels
+from headrace.models.opened_model import OpenedModel, open_model, placed
 from headrace.models.served import PreparedChange, ServedModel
 from headrace.models.server_services import SiblingServices
 from headrace.models.signature import Signature
@@ -46,7 +46,6 @@ from headrace.models.states import ShutdownDeadline
 from headrace.models.versions import (
     NoVersion,
     VersionFingerprint,
-    files_of,
     fingerprint_of_version,
     versions_to_serve,
 )
@@ -73,22 +72,21 @@ log = logging.getLogger(__name__)
 class LoadPlan:
     """What is to be loaded: the config as read and derived, the versions, and the files as they were.
 
-    ``versions`` have what each is made of. ``dependencies`` are to be loaded before. Where all versions share one
-    ``directory``, it is given back when the load is over, and used on by the versions that were loaded from it.
+    ``versions`` have what each is made of. ``dependencies`` are to be loaded before. ``opened`` is closed at the end of
+    the load.
     """
 
-    entry: Entry
+    opened: OpenedModel
     config: ModelConfig
     versions: Mapping[int, VersionFingerprint]
     fingerprint: Fingerprint
-    directory: LocalDirectory | None = None
     dependencies: frozenset[Dependency] = frozenset()
     #: How long a thread of the server may take for a version; None where a process does it, which has its own bounds.
     timeout_s: float | None = None
 
     @property
     def name(self) -> str:
-        return self.entry.name
+        return self.opened.entry.name
 
 
 class Loader:
@@ -129,27 +127,31 @@ class Loader:
         fingerprint = entry.fingerprint()  # first, so that what changes from here on counts as a change
         if fingerprint == loaded:
             return None
-        directory = self._open(entry, fingerprint)
+        opened = open_model(entry, fingerprint, self._options, self._plugins.agents)
         try:
-            plan = self._plan(entry, fingerprint, directory)
+            return self._plan(opened, fingerprint)
         except BaseException:
-            directory.give_back()
+            opened.close(is_loaded=False)
             raise
-        if plan.directory is None:
-            directory.give_back()
-        return plan
 
     def reopen(self, plan: LoadPlan) -> LoadPlan:
         """Return ``plan``, which was closed, to be loaded again."""
-        if plan.directory is None:
-            return plan
-        return replace(plan, directory=self._open(plan.entry, plan.fingerprint))
+        opened = open_model(plan.opened.entry, plan.fingerprint, self._options, self._plugins.agents)
+        return replace(plan, opened=opened)
 
-    def fetch(self, plan: LoadPlan, version: int) -> LocalDirectory:
-        """Return the directory to `load` ``version`` from."""
-        if plan.directory is not None:
-            return plan.directory.share()
-        return plan.entry.fetch(files_of(plan.fingerprint.files, version))
+    def _plan(self, opened: OpenedModel, fingerprint: Fingerprint) -> LoadPlan:
+        name, files, path = opened.entry.name, opened.files, opened.directory.path
+        with placed(opened.directory, self._options, is_sent=opened.entry.is_sent):
+            config = read(name, opened.config, path, files, self._options, self._plugins.schedulers)
+            try:
+                versions = versions_to_serve(name, files, config.version_policy)
+            except NoVersion:  # a mistake in the config is the better thing to say
+                raise_first(written(config, path))
+                raise
+        place, files, is_whole = fingerprint.place, fingerprint.files, opened.is_replaced
+        fingerprints = {v: fingerprint_of_version(place, files, v, config, is_whole=is_whole) for v in versions}
+        needed = dependencies(config, find_scheduler(config, self._plugins.schedulers))
+        return LoadPlan(opened, config, fingerprints, fingerprint, needed, self._timeout_s(config))
 
     def load(
         self, plan: LoadPlan, version: int, directory: LocalDirectory, needed: Mapping[Dependency, ServedModel]
@@ -159,41 +161,10 @@ class Loader:
         ``needed`` is what its plan depends on, kept for it. Raises `HeadraceError`; then the directory is given back.
         """
         try:
-            with self._placed(directory, plan.entry.is_sent):
+            with placed(directory, self._options, is_sent=plan.opened.entry.is_sent):
                 return self._load(plan, version, directory, needed)
         except BaseException:
             directory.give_back()
-            raise
-
-    def _open(self, entry: Entry, fingerprint: Fingerprint) -> LocalDirectory:
-        """Return a directory with what all versions share; with all versions, if the model came with a request."""
-        files = fingerprint.files if entry.is_temporary else files_of(fingerprint.files)
-        return entry.fetch(files)
-
-    def _plan(self, entry: Entry, fingerprint: Fingerprint, directory: LocalDirectory) -> LoadPlan:
-        files, path = fingerprint.files, directory.path
-        with self._placed(directory, entry.is_sent):
-            config = read(entry.name, path, files, self._options, self._plugins.schedulers, entry.config)
-            try:
-                versions = versions_to_serve(entry.name, files, config.version_policy)
-            except NoVersion:  # a mistake in the config is the better thing to say
-                raise_first(written(config, path))
-                raise
-        fingerprints = {v: fingerprint_of_version(fingerprint.place, files, v, config) for v in versions}
-        needed = dependencies(config, find_scheduler(config, self._plugins.schedulers))
-        shared = directory if entry.is_temporary else None
-        return LoadPlan(entry, config, fingerprints, fingerprint, shared, needed, self._timeout_s(config))
-
-    @contextmanager
-    def _placed(self, directory: LocalDirectory, is_sent: bool) -> Iterator[None]:
-        """Note in a `ConfigError` where the config file has the field at fault; leave out private directories."""
-        try:
-            yield
-        except HeadraceError as error:
-            error.args = (directory.hide(error.message), *error.args[1:])
-            if isinstance(error, ConfigError) and error.field and not (is_sent or error.line):
-                path = find_config(directory.path, self._options.model_config_name)
-                error.place = place_of(error.field, path) if path is not None else ""
             raise
 
     def _load(
@@ -203,7 +174,7 @@ class Loader:
         started = monotonic_ns()
         backend = self._backend(plan.config.backend)
         config = ModelConfig.FromString(plan.config.SerializeToString())
-        model = Model(plan.name, version, directory.path / str(version), config, is_sent=plan.entry.is_sent)
+        model = Model(plan.name, version, directory.path / str(version), config, is_sent=plan.opened.entry.is_sent)
         complete(model, backend, self._options)
         services = self._services(model.name)
         others = {key: _other(each, services.asking(each)) for key, each in needed.items()}

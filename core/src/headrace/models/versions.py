@@ -101,9 +101,9 @@ class VersionFingerprint:
 
 
 def fingerprint_of_version(
-    place: str, files: Mapping[str, Hashable], version: int, config: ModelConfig
+    place: str, files: Mapping[str, Hashable], version: int, config: ModelConfig, *, is_whole: bool = False
 ) -> VersionFingerprint:
-    """Return the fingerprint of ``version`` of a model with ``files``.
+    """Return the fingerprint of ``version`` of a model with ``files``; if it ``is_whole``, all of them count.
 
     What a config file says counts, and not when it was saved; which versions are to be served is no
     part of any of them.
@@ -112,7 +112,8 @@ def fingerprint_of_version(
     config.ClearField("version_policy")
     groups = ModelConfig(instance_group=config.instance_group).SerializeToString(deterministic=True)
     config.ClearField("instance_group")
-    counting = {path: files[path] for path in files_of(files, version) if not _is_config(path)}
+    paths = files if is_whole else files_of(files, version)
+    counting = {path: files[path] for path in paths if not _is_config(path)}
     return VersionFingerprint(config.SerializeToString(deterministic=True), place, counting, groups)
 
 

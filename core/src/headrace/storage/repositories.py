@@ -65,7 +65,7 @@ class Repository:
         made: list[Path] = []
 
         def new_directory() -> Path:
-            made.append(self._directories.make(model))
+            made.append(self.new_directory(model))
             return made[-1]
 
         try:
@@ -82,6 +82,10 @@ class Repository:
             raise
         give_back = partial(_remove, made) if path in made else partial(self._storage.give_back, model, path)
         return LocalDirectory(path, give_back, name=model if path in made else "")
+
+    def new_directory(self, model: str) -> Path:
+        """Return a new, empty, private directory, for the caller to remove."""
+        return self._directories.make(model)
 
     def close(self) -> None:
         """The server has stopped."""
@@ -143,6 +147,10 @@ class Entry:
     def fetch(self, files: Collection[str]) -> LocalDirectory:
         """Return a directory of this machine that has ``files``, for the caller to give back. Blocks."""
         return self.repositories[0].fetch(self.name, files)
+
+    def new_directory(self) -> Path:
+        """Return a new, empty, private directory, for the caller to remove. Blocks."""
+        return self.repositories[0].new_directory(self.name)
 
 
 class StorageClasses(Protocol):

@@ -1,0 +1,126 @@
+"""The repository agents of one load of a model, in the order of its config."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from headrace.agents.base import RepositoryAgent
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.validation import Problem
+from headrace.distributions import is_known
+from headrace.errors import Code, ConfigError, HeadraceError, LoadError, PluginError, summary
+from headrace.storage.local_directory import LocalDirectory
+from headrace.storage.local_storage import check_files
+from headrace.storage.temporary_directories import remove
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class AgentClasses(Protocol):
+    """Where the classes are looked up: a registry. ``get`` raises `LoadError` with the reason."""
+
+    def get(self, name: str) -> type[RepositoryAgent]: ...
+
+
+def check_agents(name: str, config: ModelConfig, classes: AgentClasses) -> Iterator[Problem]:
+    """Yield a problem for each agent in the ``config`` of the model ``name`` that is not installed."""
+    for index, agent in enumerate(config.model_repository_agents.agents):
+        try:
+            classes.get(agent.name)
+        except LoadError as error:
+            message = f"model '{name}' needs a repository agent that is missing: {error.message}"
+            code = Code.UNSUPPORTED if is_known("agent", agent.name) else error.code
+            yield Problem(f"model_repository_agents.agents[{index}].name", message, code)
+
+
+class AgentChain:
+    """Agents, to which `load` gives the whole model. Methods block, and are called on loading threads.
+
+    ``directory`` is the one to load from. The versions share it; when the last of them has given it back, the model is
+    unloaded for the agents.
+    """
+
+    def __init__(self, name: str, config: ModelConfig, classes: AgentClasses) -> None:
+        """Raises `ConfigError` for an agent that is missing, or refuses its parameters."""
+        for problem in check_agents(name, config, classes):
+            raise ConfigError(problem.message, problem.code, field=problem.field)
+        self._name = name
+        self._agents: list[RepositoryAgent] = []
+        self._made: list[Path] = []
+        self._is_loaded = False
+        for each in config.model_repository_agents.agents:
+            kind = classes.get(each.name)
+            self._agents.append(_worded(kind.name, name, partial(kind, name, dict(each.parameters))))
+
+    def load(self, given: LocalDirectory, new_directory: Callable[[], Path]) -> LocalDirectory:
+        """Have each agent act on the directory ``given``; return the one to load from. Raises `HeadraceError`.
+
+        ``given`` is given back at the end, and when this raises.
+        """
+        path, asked = given.path, list[RepositoryAgent]()
+
+        def make() -> Path:
+            self._made.append(new_directory())
+            return self._made[-1]
+
+        try:
+            for agent in self._agents:
+                path = _worded(agent.name, self._name, partial(agent.load, path, make))
+                asked.append(agent)
+                if path != given.path:
+                    _check_directory(agent.name, self._name, path)
+        except BaseException:
+            self._tell(asked[::-1], "load_fail")
+            self._remove(given)
+            raise
+        name = self._name if path in self._made else ""
+        return LocalDirectory(path, partial(self._end, given), name=name)
+
+    def ended(self, *, is_loaded: bool) -> None:
+        """The load has ended."""
+        self._is_loaded = is_loaded
+        self._tell(self._agents[::-1], "load_complete" if is_loaded else "load_fail")
+
+    def _end(self, given: LocalDirectory) -> None:
+        if self._is_loaded:
+            self._tell(self._agents, "unload")
+        self._remove(given)
+        if self._is_loaded:
+            self._tell(self._agents[::-1], "unload_complete")
+
+    def _remove(self, given: LocalDirectory) -> None:
+        for path in self._made:
+            remove(path)
+        given.give_back()
+
+    def _tell(self, agents: Sequence[RepositoryAgent], event: str) -> None:
+        for agent in agents:
+            try:
+                getattr(agent, event)()
+            except Exception:  # a stranger's code; the others are told
+                log.exception("repository agent '%s' of model '%s' failed in %s", agent.name, self._name, event)
+
+
+def _check_directory(agent: str, model: str, path: Path) -> None:
+    """Raise `HeadraceError` unless a model may be loaded from ``path``."""
+    if not (isinstance(path, Path) and path.is_dir()):
+        raise PluginError(f"repository agent '{agent}' returned {path!r} for model '{model}', which is no directory")
+    check_files(path, (), allow_external_links=False)
+
+
+def _worded(agent: str, model: str, act: Callable[[], T]) -> T:
+    """Return what ``act`` returns; what it raises becomes an error of ours."""
+    try:
+        return act()
+    except HeadraceError:
+        raise
+    except OSError as error:
+        raise LoadError(f"repository agent '{agent}' cannot load model '{model}': {summary(error)}") from error
+    except Exception as error:  # a stranger's code
+        raise PluginError(f"repository agent '{agent}' failed for model '{model}': {summary(error)}") from error

@@ -1,0 +1,98 @@
+"""The files of a model while it is loaded: as its storage has them, or as its repository agents leave them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from headrace.agents.agent_chain import AgentChain, AgentClasses
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.options import ServerOptions
+from headrace.config.parse import find_config, place_of
+from headrace.errors import ConfigError, HeadraceError
+from headrace.models.configuring import parse
+from headrace.models.versions import files_of
+from headrace.storage.local_directory import LocalDirectory
+from headrace.storage.local_storage import files_below
+from headrace.storage.repositories import Entry, Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model that is being loaded. Its ``directory`` has those of its ``files`` that all versions share.
+
+    One that ``is_whole`` has all versions, and these are loaded from it. ``config`` is what is written.
+    """
+
+    entry: Entry
+    directory: LocalDirectory
+    files: Mapping[str, Hashable]
+    config: ModelConfig
+    is_whole: bool = False
+    is_replaced: bool = False
+    agents: AgentChain | None = None
+
+    def fetch(self, version: int) -> LocalDirectory:
+        """Return the directory to load ``version`` from, for the caller to give back. Blocks."""
+        return self.directory.share() if self.is_whole else self.entry.fetch(files_of(self.files, version))
+
+    def close(self, *, is_loaded: bool) -> None:
+        """The load has ended. Blocks."""
+        if self.agents is not None:
+            self.agents.ended(is_loaded=is_loaded)
+        self.directory.give_back()
+
+
+def open_model(
+    entry: Entry, fingerprint: Fingerprint, options: ServerOptions, classes: AgentClasses | None
+) -> OpenedModel:
+    """Return ``entry``, whose files are those of ``fingerprint``, after its agents have acted on it, if there are
+    ``classes``. Blocks. Raises `HeadraceError`."""
+    files = fingerprint.files
+    directory = entry.fetch(files if entry.is_temporary else files_of(files))
+    try:
+        with placed(directory, options, is_sent=entry.is_sent):
+            config = parse(directory.path, options) if entry.config is None else _copy(entry.config)
+        if classes is not None and config.model_repository_agents.agents:
+            return _open_with_agents(entry, files, config, options, AgentChain(entry.name, config, classes))
+    except BaseException:
+        directory.give_back()
+        raise
+    return OpenedModel(entry, directory, files, config, is_whole=entry.is_temporary)
+
+
+def _open_with_agents(
+    entry: Entry, files: Mapping[str, Hashable], config: ModelConfig, options: ServerOptions, agents: AgentChain
+) -> OpenedModel:
+    given = entry.fetch(files)
+    directory = agents.load(given, entry.new_directory)
+    is_replaced = directory.path != given.path
+    try:
+        if is_replaced:
+            files = files_below(directory.path)
+            if entry.config is None and find_config(directory.path, options.model_config_name) is not None:
+                with placed(directory, options, is_sent=False):
+                    config = parse(directory.path, options)
+    except BaseException:
+        agents.ended(is_loaded=False)
+        directory.give_back()
+        raise
+    return OpenedModel(entry, directory, files, config, True, is_replaced, agents)
+
+
+@contextmanager
+def placed(directory: LocalDirectory, options: ServerOptions, *, is_sent: bool) -> Iterator[None]:
+    """Note in a `ConfigError` where the config file has the field at fault; leave out private directories."""
+    try:
+        yield
+    except HeadraceError as error:
+        error.args = (directory.hide(error.message), *error.args[1:])
+        if isinstance(error, ConfigError) and error.field and not (is_sent or error.line):
+            path = find_config(directory.path, options.model_config_name)
+            error.place = place_of(error.field, path) if path is not None else ""
+        raise
+
+
+def _copy(config: ModelConfig) -> ModelConfig:
+    return ModelConfig.FromString(config.SerializeToString())
