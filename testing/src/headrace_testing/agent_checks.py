@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
@@ -15,6 +14,7 @@ from headrace import HeadraceError, RepositoryAgent, Server
 from headrace_testing.driving import error_of, part_of
 from headrace_testing.example import NAME
 from headrace_testing.serving import on_loop, serve
+from headrace_testing.storage_checks import NewDirectories
 
 #: What lies in the repository, and the parameters of the agent in the config.
 Prepared: TypeAlias = "tuple[Mapping[str, bytes], Mapping[str, str]]"
@@ -54,14 +54,14 @@ class AgentChecks:
 
     def test_it_leaves_the_files_of_the_model(self, tmp_path: Path) -> None:
         files, parameters = self.prepare(_FILES)
-        left = self.make(parameters).load(_write(tmp_path / NAME, files), _Directories(tmp_path / "new"))
+        left = self.make(parameters).load(_write(tmp_path / NAME, files), NewDirectories(tmp_path / "new", NAME))
         assert {path: content for path, content in _read(left).items() if path in _FILES} == _FILES
 
     def test_it_writes_nothing_into_the_directory_that_it_was_given(self, tmp_path: Path) -> None:
         files, parameters = self.prepare(_FILES)
         given = _write(tmp_path / NAME, files)
         agent = self.make(parameters)
-        agent.load(given, _Directories(tmp_path / "new"))
+        agent.load(given, NewDirectories(tmp_path / "new", NAME))
         agent.load_complete()
         agent.unload()
         agent.unload_complete()
@@ -70,13 +70,13 @@ class AgentChecks:
     def test_two_loads_of_a_model_do_not_share_what_they_replace(self, tmp_path: Path) -> None:
         """The old version is served while the new one is loaded."""
         files, parameters = self.prepare(_FILES)
-        given, directories = _write(tmp_path / NAME, files), _Directories(tmp_path / "new")
+        given, directories = _write(tmp_path / NAME, files), NewDirectories(tmp_path / "new", NAME)
         first, second = (self.make(parameters).load(given, directories) for _ in range(2))
         assert first == second == given or first != second
 
     def test_every_order_of_events_is_taken(self, tmp_path: Path) -> None:
         files, parameters = self.prepare(_FILES)
-        given, directories = _write(tmp_path / NAME, files), _Directories(tmp_path / "new")
+        given, directories = _write(tmp_path / NAME, files), NewDirectories(tmp_path / "new", NAME)
         for events in (("load_complete", "unload", "unload_complete"), ("load_fail",)):
             agent = self.make(parameters)
             agent.load(given, directories)
@@ -87,7 +87,7 @@ class AgentChecks:
         def left(number: int) -> bytes:
             files, parameters = self.prepare({**_FILES, "2/weights": b"%d" % number})
             place = tmp_path / str(number)
-            directory = self.make(parameters).load(_write(place / NAME, files), _Directories(place / "new"))
+            directory = self.make(parameters).load(_write(place / NAME, files), NewDirectories(place / "new", NAME))
             return (directory / "2/weights").read_bytes()
 
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -99,7 +99,7 @@ class AgentChecks:
             pytest.skip("it says of no parameters that they are refused")
         files, _ = self.prepare(_FILES)
         given = _write(tmp_path / NAME, files)
-        error = error_of(lambda: self.make(wrong).load(given, _Directories(tmp_path / "new")))
+        error = error_of(lambda: self.make(wrong).load(given, NewDirectories(tmp_path / "new", NAME)))
         assert isinstance(error, HeadraceError), f"{dict(wrong)}: {error!r} instead of an error of Headrace"
 
     def test_a_model_that_is_damaged_is_refused_and_says_why(self, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ class AgentChecks:
             pytest.skip("it says of no model that it is damaged")
         files, parameters = damaged
         given = _write(tmp_path / NAME, files)
-        error = error_of(lambda: self.make(parameters).load(given, _Directories(tmp_path / "new")))
+        error = error_of(lambda: self.make(parameters).load(given, NewDirectories(tmp_path / "new", NAME)))
         assert isinstance(error, HeadraceError), f"{error!r} instead of an error of Headrace"
         assert error.message, "the error says nothing"
 
@@ -143,18 +143,6 @@ class AgentChecks:
         told = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
         agents = f'model_repository_agents {{ agents {{ name: "{self.agent}" {told} }} }}'
         _write(repository / NAME, {**files, "config.pbtxt": f"{_CONFIG} {agents}".encode()})
-
-
-class _Directories:
-    """Makes new directories, as core does."""
-
-    def __init__(self, parent: Path) -> None:
-        self._parent, self._numbers = parent, count()
-
-    def __call__(self) -> Path:
-        path = self._parent / str(next(self._numbers)) / NAME
-        path.mkdir(parents=True)
-        return path
 
 
 def _write(directory: Path, files: Mapping[str, bytes]) -> Path:

@@ -104,7 +104,7 @@ class StorageChecks:
 
     def test_files_can_be_fetched_by_themselves(self, opened: Storage, tmp_path: Path) -> None:
         wanted = ["config.pbtxt", "2/weights"]
-        directory = opened.fetch("m", wanted, _Directories(tmp_path))
+        directory = opened.fetch("m", wanted, NewDirectories(tmp_path))
         assert {path: (directory / path).read_bytes() for path in wanted} == {path: _FILES[path] for path in wanted}
 
     def test_a_fetch_leaves_the_repository_as_it_was(self, opened: Storage, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ class StorageChecks:
 
     def test_a_file_that_is_not_there_is_an_error_and_not_an_empty_file(self, opened: Storage, tmp_path: Path) -> None:
         try:
-            directory = opened.fetch("m", ["1/nowhere"], _Directories(tmp_path))
+            directory = opened.fetch("m", ["1/nowhere"], NewDirectories(tmp_path))
         except Exception:
             return
         assert not (directory / "1/nowhere").exists()
@@ -162,14 +162,14 @@ class StorageChecks:
             np.testing.assert_array_equal(np.asarray(server.infer(NAME, {"x": x}).outputs["y"]), x)
 
 
-class _Directories:
-    """Makes new directories, as core does."""
+class NewDirectories:
+    """Makes new directories called ``name``, as core does."""
 
-    def __init__(self, parent: Path) -> None:
-        self._parent, self._numbers = parent, count()
+    def __init__(self, parent: Path, name: str = "m") -> None:
+        self._parent, self._name, self._numbers = parent, name, count()
 
     def __call__(self) -> Path:
-        path = self._parent / f"new{next(self._numbers)}" / "m"
+        path = self._parent / f"new{next(self._numbers)}" / self._name
         path.mkdir(parents=True)
         return path
 
@@ -180,7 +180,7 @@ def _files(storage: Storage, model: str) -> set[str]:
 
 def _fetch(storage: Storage, model: str, parent: Path) -> Path:
     """Return a directory with all files of ``model``."""
-    return storage.fetch(model, sorted(_files(storage, model)), _Directories(parent))
+    return storage.fetch(model, sorted(_files(storage, model)), NewDirectories(parent))
 
 
 def _read(directory: Path) -> dict[str, bytes]:

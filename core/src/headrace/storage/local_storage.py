@@ -49,9 +49,16 @@ class LocalStorage(Storage):
         return files_below(self._root / model)
 
     def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
-        roots = (_path_of(url) for url in self.options.model_repository if url.startswith(_PREFIX) or "://" not in url)
+        roots = (_path_of(url) for url in self.options.model_repository if scheme_of(url) == self.name)
         check_files(self._root / model, roots, allow_external_links=self.options.allow_external_links)
         return self._root / model
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme of ``url`` in lower case; that of directories if it has none."""
+    scheme, colon, _ = url.partition("://")
+    is_url = colon and scheme.isascii() and scheme.replace("+", "").replace("-", "").replace(".", "").isalnum()
+    return scheme.lower() if is_url else LocalStorage.name
 
 
 def _path_of(url: str) -> Path:

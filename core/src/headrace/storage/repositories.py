@@ -5,8 +5,7 @@ A `Repository` is a `Storage` whose answers are checked and whose errors are wor
 
 from __future__ import annotations
 
-import posixpath
-import re
+import logging
 import threading
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,11 +19,11 @@ from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError, HeadraceError, LoadError, PluginError, summary
 from headrace.storage.base import Storage
 from headrace.storage.local_directory import LocalDirectory
-from headrace.storage.local_storage import LocalStorage, check_files
+from headrace.storage.local_storage import check_files, scheme_of
 from headrace.storage.sent_files import Overrides, SentFiles
 from headrace.storage.temporary_directories import TemporaryDirectories, remove
 
-_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,8 @@ class Repository:
         with self._worded(f"list the files of model '{model}'"):
             files = dict(self._storage.fingerprint(model))
         for path in files:
-            if "\0" in path or posixpath.normpath(f"/{path}") != f"/{path.removesuffix('/')}" or path.startswith("../"):
+            parts = path.removesuffix("/").split("/")
+            if "\0" in path or not {"", ".", ".."}.isdisjoint(parts):
                 raise PluginError(f"{self} lists {path!r} of model '{model}', which is no path below its directory")
         return Fingerprint(self.url, files)
 
@@ -70,8 +70,9 @@ class Repository:
 
         try:
             with self._worded(f"fetch model '{model}'"):
-                path = self._storage.fetch(model, [each for each in files if not each.endswith("/")], new_directory)
-            if path in made:
+                path = Path(self._storage.fetch(model, [f for f in files if not f.endswith("/")], new_directory))
+            is_new = any(path.is_relative_to(each) for each in made)
+            if is_new:
                 for folder in files:
                     if folder.endswith("/"):
                         (path / folder).mkdir(parents=True, exist_ok=True)
@@ -80,8 +81,18 @@ class Repository:
             for each in made:
                 remove(each)
             raise
-        give_back = partial(_remove, made) if path in made else partial(self._storage.give_back, model, path)
-        return LocalDirectory(path, give_back, name=model if path in made else "")
+        own = None if is_new else path
+        return LocalDirectory(path, partial(self._give_back, model, own, made), name=model if is_new else "")
+
+    def _give_back(self, model: str, own: Path | None, made: Collection[Path]) -> None:
+        """Remove the directories that were ``made``, and tell the storage that its ``own`` is used no more."""
+        for path in made:
+            remove(path)
+        if own is not None:
+            try:
+                self._storage.give_back(model, own)
+            except Exception:  # a stranger's code; the model is gone all the same
+                log.exception("%s failed to take back '%s'", self, own)
 
     def new_directory(self, model: str) -> Path:
         """Return a new, empty, private directory, for the caller to remove."""
@@ -89,8 +100,10 @@ class Repository:
 
     def close(self) -> None:
         """The server has stopped."""
-        with self._worded("close"):
+        try:
             self._storage.close()
+        except Exception:  # a stranger's code; the others are closed all the same
+            log.exception("%s failed to close", self)
 
     @contextmanager
     def _worded(self, what: str) -> Iterator[None]:
@@ -103,11 +116,6 @@ class Repository:
 
     def __str__(self) -> str:
         return f"storage '{self._storage.name}' of '{self.url}'"
-
-
-def _remove(made: Collection[Path]) -> None:
-    for path in made:
-        remove(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +214,8 @@ class Repositories:
             return self._opened
 
     def _open(self, url: str) -> Repository:
-        scheme = _SCHEME.match(url)
         try:
-            kind = self._classes.get(scheme[1].lower() if scheme else LocalStorage.name)
+            kind = self._classes.get(scheme_of(url))
         except LoadError as error:
             raise ConfigError(f"repository '{url}' cannot be read: {error.message}") from error
         try:

@@ -26,7 +26,9 @@ class Template(Storage):
     def fingerprint(self, model: str) -> Mapping[str, Hashable]:
         folder = f"{model}/"
         with ZipFile(self._path) as archive:
-            files = [info for info in archive.infolist() if info.filename.startswith(folder)]
+            files = [
+                info for info in archive.infolist() if info.filename.startswith(folder) and info.filename != folder
+            ]
         return {info.filename.removeprefix(folder): (info.CRC, info.file_size) for info in files}
 
     def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
