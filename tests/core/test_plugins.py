@@ -148,6 +148,29 @@ def test_pluggy_calls_the_hooks_that_return_parts(install: Install) -> None:
     assert info(plugins, "toy").parts == ["backend toy"]
 
 
+def test_one_module_that_two_entry_points_name_counts_once(install: Install, tmp_path: Path) -> None:
+    install("headrace-toy", "toy", BACKEND.format(name="toy"))
+    (tmp_path / "headrace_toy-1.2.dist-info/entry_points.txt").write_text(
+        "[headrace]\ntoy = headrace_toy\ntoy-again = headrace_toy\n"
+    )
+    plugins = Plugins.discover(("headrace-toy",))
+    assert info(plugins, "toy-again").error == "ValueError: plugin 'headrace-toy:toy' is the same object"
+    assert plugins.backends.get("toy").name == "toy"
+
+
+LAZY = """
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return print
+"""
+
+
+def test_a_module_that_makes_its_names_up_has_the_hooks_that_it_lists(install: Install) -> None:
+    install("headrace-toy", "toy", BACKEND.format(name="toy") + LAZY)
+    assert Plugins.discover(("toy",)).complaints == []
+
+
 MARKED = "@hookimpl(specname='register_backends')\ndef parts"
 
 

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points, version
-from inspect import isroutine
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -115,6 +114,8 @@ class Plugins:
         name = f"{info.distribution}:{info.name}"
         try:
             plugin = load()
+            if self._manager.is_registered(plugin):
+                raise ValueError(f"plugin '{self._manager.get_name(plugin)}' is the same object")
             info.unmarked = [hook for hook in _SPECS if self._is_unmarked(plugin, hook)]
             self._manager.register(plugin, name)
             self._collect(plugin, parts)
@@ -130,7 +131,9 @@ class Plugins:
 
     def _is_unmarked(self, plugin: object, hook: str) -> bool:
         """True if ``plugin`` has a function named ``hook`` that pluggy does not call, for want of ``@hookimpl``."""
-        return isroutine(getattr(plugin, hook, None)) and self._manager.parse_hookimpl_opts(plugin, hook) is None
+        if hook not in dir(plugin) or self._manager.parse_hookimpl_opts(plugin, hook) is not None:
+            return False
+        return callable(getattr(plugin, hook))
 
     def _refuse_unknown_hooks(self, plugin: object) -> None:
         """Raise `TypeError` if ``plugin`` implements a hook that does not exist."""
