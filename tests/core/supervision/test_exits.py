@@ -1,4 +1,4 @@
-"""What is left of a fatal error's report is what the model's author can use, and when another process is started.
+"""The report of a fatal error keeps what the model's author can use; and how long the restart of a process waits.
 
 The reports are CPython's.
 """
@@ -39,14 +39,14 @@ def listen():
 
 @pytest.fixture
 def ours(tmp_path: Path) -> str:
-    """A folder that stands for the server's own packages."""
+    """Return a folder that stands for the server's own packages."""
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours" / "host.py").write_text(HOST)
     return str(tmp_path / "ours")
 
 
 def report(ours: str, model: str) -> str:
-    """What a process says that dies of ``model``."""
+    """Return the crash report of a process in which ``model`` crashes."""
     theirs = Path(ours).parent / "theirs"
     theirs.mkdir()
     (theirs / "model.py").write_text(model)
@@ -72,7 +72,7 @@ def test_a_segmentation_fault_is_told_by_the_models_frames(ours: str) -> None:
 
 
 def test_what_python_3_14_adds_is_left_out() -> None:
-    """As it wrote it; a model's interpreter may be newer than the server's."""
+    """The text is Python 3.14's own. The interpreter of a model may be newer than the server's."""
     words = crash_report(
         "Fatal Python error: Segmentation fault\n\n"
         "Current thread 0x00007f2ab1c1a740 [python (1)] (most recent call first):\n"
@@ -103,7 +103,7 @@ def test_other_words_stay_as_they_are() -> None:
 
 
 def test_what_a_child_sent_before_it_died_may_still_arrive() -> None:
-    """Its end counts a moment after it is noticed, or as soon as its channel has been read to the end."""
+    """The exit is reported a moment after it is detected, or as soon as the channel has been read to the end."""
     launched: Any = SimpleNamespace(wait=lambda: 3, crash_file=io.BytesIO(b"out of luck"), folders=())
 
     async def ends(is_read: bool) -> float:
@@ -123,14 +123,14 @@ def test_what_a_child_sent_before_it_died_may_still_arrive() -> None:
 
 
 class Clock:
-    """The clock of a policy, which the test turns."""
+    """The clock of a policy; the test advances it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         monkeypatch.setattr(exits, "monotonic", lambda: self.now)
 
     def exit_after(self, policy: RestartPolicy, seconds: float) -> float:
-        """Return the delay after an exit that comes so many seconds after the last one."""
+        """Return the delay after an exit that follows the last one after ``seconds``."""
         self.now += seconds
         policy.add_exit()
         return policy.delay_s

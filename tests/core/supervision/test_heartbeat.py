@@ -1,4 +1,4 @@
-"""Who is asked every second and does not answer is lost, at the beat that was said, and nobody else."""
+"""A process that does not answer its pings is lost at the right beat; no other process is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace_testing.played import TurnedClock
 
 
 class Patient:
-    """What is asked, and what is said of it. Time stands still until ``clock`` is turned."""
+    """Records pings and losses. Time stands still until the test advances ``clock``."""
 
     def __init__(self, most_beats: int = 3) -> None:
         self.clock = TurnedClock()
@@ -36,7 +36,7 @@ def test_who_answers_is_asked_every_second_and_never_lost() -> None:
     for second in range(1, 100):
         patient.live(1)
         assert patient.asked == second
-        patient.heart.heard()
+        patient.heart.answered()
     assert patient.lost == 0
 
 
@@ -57,7 +57,7 @@ def test_who_answers_late_begins_anew(missed: int) -> None:
     patient = Patient(most_beats=3)
     for _ in range(5):
         patient.live(1 + missed)
-        patient.heart.heard()
+        patient.heart.answered()
     assert patient.lost == 0
     patient.live(3.9)
     assert patient.lost == 0

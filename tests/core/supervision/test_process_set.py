@@ -1,4 +1,4 @@
-"""Real processes that serve nothing: they are told their settings, start, end when they are to, and are replaced."""
+"""Real processes that serve nothing: they receive their settings, start, exit when drained, and are replaced."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from headrace.supervision.supervised_process import LaunchedProcess, LifeKind, S
 CHILD = """
 import asyncio, select, socket, uvloop
 from headrace.ipc.json_parts import json_frame
-from headrace.supervision.parent_line import ParentLine, run
+from headrace.supervision.parent_channel import ParentChannel, run
 from headrace.supervision.supervised_process import LifeKind
 
 def serve(*, channel, crash_file):
     run(lambda: linger(uvloop.run(main(channel))), channel, crash_file)
 
 def linger(status):
-    if status == 2:  # longer than one may live that has closed its line
+    if status == 2:  # longer than a process may run that has closed its channel
         select.select([], [], [], 1)
     return status
 
 async def main(channel):
-    line = ParentLine()
+    line = ParentChannel()
     await line.connect(socket.socket(fileno=channel))
-    told = await line.told
+    told = await line.settings
     if told["deed"] == "raise":
         raise ValueError("what it was told")
     if told["deed"] == "fail":
@@ -47,7 +47,7 @@ async def main(channel):
 
 
 class Idle(SupervisedProcess):
-    """Does what it is told: ``deed`` at its start, and ``status`` at its end."""
+    """A process that does ``deed`` at its start, and exits with ``status``."""
 
     def __init__(self, number: int, deed: str = "", status: int = 0) -> None:
         super().__init__(f"idle {number}")
@@ -63,7 +63,7 @@ class Idle(SupervisedProcess):
 
 
 class Unlaunched(Idle):
-    """The system has no more descriptors."""
+    """A process that cannot be launched: the system has no descriptor left."""
 
     def launch(self) -> LaunchedProcess:
         raise OSError(24, "Too many open files")
@@ -119,7 +119,7 @@ def test_one_that_cannot_start_says_why(make: Callable[[], Idle], kind: type[Exc
         process = make()
         with pytest.raises(kind, match=text):
             await process.start()
-        process.condemn("was not needed")
+        process.kill("was not needed")
         await process.ended.wait()
 
     run(scenario())
@@ -160,7 +160,7 @@ def test_one_that_dies_is_followed_by_another_even_if_that_fails_at_first(caplog
 def test_one_that_has_just_started_when_all_are_to_end_is_not_replaced(
     turns: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A cancellation that comes in the same turn as what is waited for is lost."""
+    """A cancellation in the same turn as the awaited event is lost."""
 
     async def scenario() -> None:
         drains: list[asyncio.Task[None]] = []
@@ -210,7 +210,7 @@ def test_those_that_were_never_started_end_at_once() -> None:
 
 
 def test_one_that_dies_again_is_followed_after_the_delay_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first is followed at once; the next only when its delay is over, which is an hour here."""
+    """The first exit is followed at once, the next one only after its delay, an hour here."""
     made: list[int] = []
     asked = asyncio.Event()
 

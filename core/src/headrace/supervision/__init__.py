@@ -1,10 +1,10 @@
-"""Processes of the server's own, whatever they do: how they are started, and what becomes of their end.
+"""Child processes of the server, whatever they do: how they start, exit and are restarted.
 
-In the server, `child_process` starts one and ends it, `exits` has who notices its end, the words for it, and the
-restart policy; `orphan_reaper` is a process that outlives the server for a moment. In the child, `bootstrap` runs
-first. Instances in processes (`headrace.workers.process`) are supervised by it.
+In the server, `child_process` starts and kills a process. `exits` detects its exit, describes it for messages, and has
+the restart policy. `orphan_reaper` is a process that kills the children if the server dies. In the child, `bootstrap`
+runs first. Instances in processes (`headrace.workers.process`) use these.
 
-Processes that serve beside each other have more in common: a `supervised_process` has one channel to its parent, is
-told its settings, starts, drains and ends, and a `heartbeat` finds out whether it has stopped answering; a
-`process_set` keeps so many running. `parent_line` is the process's end.
+A `supervised_process` adds one channel to its parent, over which it receives its settings and is drained. A `heartbeat`
+detects that it has stopped answering, and a `process_set` keeps a fixed number of them running. `parent_channel` is
+the child's end of that channel. The server processes of ``--workers`` use these.
 """

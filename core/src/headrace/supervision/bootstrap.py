@@ -1,8 +1,8 @@
-"""The first code of a child process, run as a program by whatever interpreter its model wants.
+"""The program of a child process. The interpreter that runs it may be that of the model's own environment.
 
-Arguments: the name of the instance (for ``ps``), and a JSON object: ``entry`` is the function to call,
-``packages`` are imported from the server's installation, and nothing else of it is, because the rest
-belongs to the model's environment; what else it holds is given to the function.
+Arguments: a name for ``ps``, and a JSON object. Its ``entry`` is the function to call. Its ``packages`` are imported
+from the server's installation; everything else is imported from the model's environment. All other members are passed
+to the function as keyword arguments.
 """
 
 import json
@@ -11,8 +11,8 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 
 
-class Admitted:
-    """Finds the packages of ``folders``, each in its folder, before anything else is looked for."""
+class PackageFinder:
+    """An import finder that finds each package of ``folders`` in its folder, and nothing else."""
 
     def __init__(self, folders):  # type: ignore[no-untyped-def]
         self._folders = folders
@@ -23,10 +23,10 @@ class Admitted:
 
 
 def main() -> None:
-    sys.path.pop(0)  # the folder of this file, whose module names are nobody else's business
+    sys.path.pop(0)  # the folder of this file: its modules must not be importable by their short names
     arguments = json.loads(sys.argv[2])
-    sys.argv[:] = [""]  # what is ours is not for the model's parsers of a command line; Triton's has this
-    sys.meta_path.insert(0, Admitted(arguments.pop("packages")))  # type: ignore[no-untyped-call]
+    sys.argv[:] = [""]  # as in Triton's processes: a model that parses sys.argv must not see our arguments
+    sys.meta_path.insert(0, PackageFinder(arguments.pop("packages")))  # type: ignore[no-untyped-call]
     module, _, name = arguments.pop("entry").partition(":")
     getattr(import_module(module), name)(**arguments)
 

@@ -1,4 +1,4 @@
-"""A child process, as its parent holds it: started, waited for, killed with all that it has started."""
+"""A child process as its parent sees it: start it, wait for it, and kill it with all processes that it has started."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from headrace.supervision.orphan_reaper import ORPHAN_REAPER
 
 @dataclass(slots=True)
 class ChildProcess:
-    """A running child, which the `ORPHAN_REAPER` watches. ``crash_file`` is a file in which its fatal errors leave
-    their traceback; the packages of the server are in ``folders``, each with its final slash."""
+    """A running child that the `ORPHAN_REAPER` watches. Its fatal errors write their traceback to ``crash_file``.
+    ``folders`` are those of the server's packages, each with a final slash."""
 
     process: subprocess.Popen[bytes]
     crash_file: IO[bytes]
@@ -30,7 +30,8 @@ class ChildProcess:
     _reaping: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def wait(self) -> int:
-        """The exit code; whatever else the child's process group still runs is killed before."""
+        """Wait until the child exits, kill the rest of its process group, and return its exit code, negative for a
+        signal."""
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         self.kill()
@@ -40,16 +41,16 @@ class ChildProcess:
         return code
 
     def kill(self) -> None:
-        """End the child and all that it has started. Nothing once it is reaped: its number may be another's."""
+        """Kill the child and its process group. Do nothing once it is reaped: another process may have its number."""
         with self._reaping, contextlib.suppress(ProcessLookupError, PermissionError):
             if self.process.returncode is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def run_child(command: Sequence[str], fds: Iterable[int], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """The process, in a session of its own, which inherits ``fds`` and has ``environ`` besides the server's.
+    """Start a process in its own session and return it. It inherits ``fds``; ``environ`` is added to its environment.
 
-    Raises `OSError` if it cannot be run, and `ValueError` for a NUL in a name.
+    Raises `OSError` if it cannot be started, and `ValueError` for a NUL character in a name.
     """
     return subprocess.Popen(
         command,
@@ -61,18 +62,19 @@ def run_child(command: Sequence[str], fds: Iterable[int], environ: Mapping[str, 
 
 
 def child_command(python: str, entry: str, name: str, packages: Iterable[str], **arguments: Any) -> list[str]:
-    """The command line with which the interpreter ``python`` calls ``entry``, ``module:function``, with ``arguments``
-    as keywords. ``name`` is what ``ps`` shows. ``packages`` are those of this installation that another needs."""
+    """Return the command line with which the interpreter ``python`` calls ``entry``, a ``module:function``, with the
+    keyword ``arguments``. ``ps`` shows ``name``. If ``python`` is another interpreter than this one, it imports
+    ``packages`` from this installation."""
     packed = {"packages": {} if python == sys.executable else _folders_of(packages)}
     return [python, str(bootstrap.__file__), name, json.dumps({"entry": entry, **arguments, **packed})]
 
 
 def folders_of(packages: Iterable[str]) -> Sequence[str]:
-    """The folders of ``packages`` of this installation, each with its final slash."""
+    """Return the folders of ``packages`` in this installation, each with a final slash."""
     return [f"{folder}/{package}/" for package, folder in _folders_of(packages).items()]
 
 
 def _folders_of(packages: Iterable[str]) -> Mapping[str, str]:
-    """The folder of this installation in which each package lies; a name that is no package here is left out."""
+    """Return the folder that contains each package of this installation. A name that is no package is left out."""
     specs = ((package, importlib.util.find_spec(package)) for package in packages)
     return {name: str(Path(spec.origin).parents[1]) for name, spec in specs if spec is not None and spec.origin}

@@ -1,4 +1,4 @@
-"""The end of a process: noticed, in the words of messages about it, and followed by another."""
+"""The exit of a process: how it is detected, how messages describe it, and when another process is started."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import Final
 
 from headrace.supervision.child_process import ChildProcess
 
-#: How long what a child sent before it died may still arrive.
+#: What a child sent before it exited is still read for this long.
 LAST_READ_S = 0.05
-#: How long a child may take to end when it has closed a channel.
-_LAST_BREATH_S = 0.25
-#: After this many exits within the window, no other process is started for a pause.
+#: A child that has closed a channel must exit within this time.
+_EXIT_GRACE_S = 0.25
+#: After this many exits within the window, there is a pause before the next restart.
 MOST: Final = 5
 WINDOW_S: Final = 60.0
-#: The first pause, the longest, and how long after a pause the next counts as the first again.
+#: The first pause, the longest pause, and the time after a pause from which the next one is the first again.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _QUIET_S = 15.0, 240.0, 600.0
-#: Before the second restart within the window, and at most before any.
+#: The delay before the second restart within the window, and the longest delay.
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 15.0
 
 
-# ---------------------------------------------------------------------- noticed
+# ---------------------------------------------------------------------- detection
 
 
 class ExitWatcher:
-    """Of one process. Event loop only.
+    """Detects the exit of one process. Event loop only.
 
-    ``ended`` is called with the exit code and the crash report, once or twice; ``cut_off`` when the process
-    lives on without a channel, and has to be killed.
+    ``ended`` is called with the exit code and the crash report, once or twice. ``cut_off`` is called if the process has
+    lost a channel but keeps running: the caller must kill it.
     """
 
     def __init__(self, launched: ChildProcess, ended: Callable[[int, str], None], cut_off: Callable[[], None]) -> None:
@@ -45,11 +45,11 @@ class ExitWatcher:
         self._has_hung_up = False
 
     def begin(self, name: str) -> None:
-        """Wait for the end of the process, on a thread of its own."""
+        """Start a thread that waits for the process to exit."""
         threading.Thread(target=self._wait, name=f"headrace-wait-{name}", daemon=True).start()
 
     def hung_up(self) -> None:
-        """Nothing more will come from the child."""
+        """Note that the child's channel is closed and all that it sent has been read."""
         self._has_hung_up = True
         if self._code is not None:
             self._ended(self._code, self._report)
@@ -57,35 +57,36 @@ class ExitWatcher:
             self.lost_channel()
 
     def lost_channel(self) -> None:
-        """A child that ends closes its channels first; one that lives on without them is of no use."""
+        """Note that a channel is closed. A child that exits closes its channels first, so it has a moment to exit;
+        after that, ``cut_off`` is called."""
         if self._code is None:
-            self._loop.call_later(_LAST_BREATH_S, self._end_it)
+            self._loop.call_later(_EXIT_GRACE_S, self._check_exit)
 
     def _wait(self) -> None:
         code = self._launched.wait()
         with self._launched.crash_file:
             report = read_crash_report(self._launched)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._exited, code, report)
 
     def _exited(self, code: int, report: str) -> None:
-        """The process is gone; what it sent before is still to be read, unless it has been."""
+        """The process has exited: report it, after a moment if its channel has not been read to the end."""
         self._code, self._report = code, report
         if self._has_hung_up:
             self._ended(code, report)
-        else:  # another process may hold the other end
+        else:  # another process may keep the other end open, so do not wait for the end of the channel
             self._loop.call_later(LAST_READ_S, self._ended, code, report)
 
-    def _end_it(self) -> None:
+    def _check_exit(self) -> None:
         if self._code is None:
             self._cut_off()
 
 
-# ---------------------------------------------------------------------- in words
+# ---------------------------------------------------------------------- description
 
 
 def ending(code: int) -> str:
-    """What a process with this exit code, negative for a signal, did: to complete "the process ..."."""
+    """Describe an exit code, negative for a signal, as the end of a sentence "the process ..."."""
     if code >= 0:
         return f"exited with status {code}"
     try:
@@ -95,19 +96,17 @@ def ending(code: int) -> str:
 
 
 _FRAME = re.compile(r'^\s+File "(?P<file>.*)", line \d+,? in ')
-#: From Python 3.14 on, with the thread's name.
+#: From Python 3.14 on, the name of the thread is included.
 _THREAD = re.compile(r"((?:Current t|T)hread) 0x[0-9a-f]+(?: \[.*\](?= \())?")
-#: What Python 3.14 writes behind the threads: addresses and libraries, for debuggers.
+#: The heading of what Python 3.14 writes after the threads: addresses and libraries, for debuggers.
 _C_STACK = "Current thread's C stack trace"
-#: The frames below every thread's own; CPython's, in whichever library it has them.
+#: CPython's own frames at the bottom of every thread, whatever the folder of its library.
 _THREADING = re.compile(r'/threading\.py", line \d+ in (run|_bootstrap|_bootstrap_inner)$')
 
 
 def read_crash_report(launched: ChildProcess) -> str:
-    """What the child's fatal error wrote, if anything, without the frames of the server's packages.
-
-    Nothing once the `ExitWatcher` has read it and closed the file.
-    """
+    """Return what the child's fatal error wrote, without the frames of the server's packages. Empty if it wrote
+    nothing, and once the `ExitWatcher` has read the file and closed it."""
     try:
         launched.crash_file.seek(0)
         words = launched.crash_file.read(64 * 1024)
@@ -117,16 +116,17 @@ def read_crash_report(launched: ChildProcess) -> str:
 
 
 def crash_report(words: str, folders: Collection[str]) -> str:
-    """``words``, a report of `faulthandler` or a traceback, as operators and clients read it: without
-    addresses, without the frames of the packages that lie in ``folders``, and without threads of which
-    nothing is left then."""
+    """Return ``words``, a report of `faulthandler` or a traceback, in the form for operators and clients.
+
+    Addresses, the frames of the packages in ``folders``, and threads that have no other frames are left out.
+    """
     sections = words.partition("\nExtension modules:")[0].split("\n\n")
     kept = (_section(section.splitlines(), folders) for section in sections if not section.startswith(_C_STACK))
     return "\n\n".join(filter(None, kept)).strip()
 
 
 def _section(lines: list[str], folders: Collection[str]) -> str:
-    """The frames of one thread below its heading; empty if none of them is left."""
+    """Return the heading and the remaining frames of one thread; empty if no frame remains."""
     kept = [_THREAD.sub(r"\1", line) for line in _without_ours(lines, folders)]
     is_thread = lines[:1] and _THREAD.match(lines[0])
     return "" if is_thread and len(kept) < 2 else "\n".join(kept)
@@ -138,20 +138,20 @@ def _without_ours(lines: list[str], folders: Collection[str]) -> Iterator[str]:
         frame = _FRAME.match(line)
         if frame is not None:
             is_ours = frame["file"].startswith(tuple(folders)) or _THREADING.search(line) is not None
-        elif not line.startswith("    "):  # deeper lines are the frame's source
+        elif not line.startswith("    "):  # lines that are indented deeper are the frame's source
             is_ours = False
         if not is_ours:
             yield line
 
 
-# ---------------------------------------------------------------------- what follows
+# ---------------------------------------------------------------------- restart
 
 
 class RestartPolicy:
-    """How long after the process of an instance has ended another is started.
+    """Decides how long to wait before a process that has exited is restarted.
 
-    A process that ends now and then is followed at once. One of several exits within `WINDOW_S` is followed after a
-    delay, and `MOST` of them by a pause.
+    The first exit within `WINDOW_S` (60 s) is followed at once. Further exits within it are followed after a delay, and
+    `MOST` (5) of them by a pause.
     """
 
     def __init__(self) -> None:
@@ -160,23 +160,24 @@ class RestartPolicy:
         self._pause_ends = 0.0
 
     def add_exit(self) -> None:
-        """A process has ended now, or another could not be started."""
+        """Note that a process has exited now, or could not be started."""
         self._times.append(monotonic())
 
     @property
     def is_exhausted(self) -> bool:
-        """True if the last exit was one too many within the window: then `next_pause_s` follows."""
+        """True if `MOST` exits were within the window: wait for `next_pause_s` instead of `delay_s`."""
         return len(self._times) == MOST and self._times[-1] - self._times[0] < WINDOW_S
 
     @property
     def delay_s(self) -> float:
-        """Return how long to wait: not after the first exit in a while, then twice as long each time."""
+        """Return how long to wait: 0 s after the first exit within the window, then 0.5 s, twice as long each time, at
+        most 15 s."""
         earlier = sum(self._times[-1] - exit_s < WINDOW_S for exit_s in self._times) - 1
         return min(_FIRST_DELAY_S * 2 ** (earlier - 1), _LONGEST_DELAY_S) if earlier else 0.0
 
     def next_pause_s(self) -> float:
-        """Return how long to wait after too many exits, and forget these: 15 s, then twice as long each time, at most
-        240 s. 10 minutes after a pause, the next one takes 15 s again."""
+        """Return how long to wait after too many exits, and forget them: 15 s, then twice as long each time, at most
+        240 s. If 10 minutes have passed since a pause, the next one is 15 s again."""
         now = monotonic()
         if now - self._pause_ends > _QUIET_S:
             self._pauses = 0

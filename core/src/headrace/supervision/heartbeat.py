@@ -1,30 +1,30 @@
-"""Notices that a process answers no more: it is stopped, or stuck, and the system goes on handing it connections."""
+"""Detects that a process has stopped answering: it is suspended or stuck, yet the system still gives it connections."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
-#: Between two beats.
+#: The time between two beats.
 PERIOD_S: Final = 1.0
 
 
 class DelayedCall(Protocol):
-    """A call that is still to come."""
+    """A call that is scheduled and can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
-#: Has a call made on the event loop in so many seconds.
+#: Schedules a call on the event loop, after a delay in seconds.
 CallLater: TypeAlias = Callable[[float, Callable[[], None]], DelayedCall]
 
 
 class Heartbeat:
-    """Has a process asked whether it is there, by ``ask``, every second; ``lost`` is called once it has not answered
-    for ``most_beats`` of them. Event loop only.
+    """Pings a process by ``ask`` every second. Calls ``lost`` once if it has not answered for ``most_beats`` beats.
+    Event loop only.
 
-    Beats are counted and not seconds: when this process has been stopped itself, or its machine, that is one beat for
-    both. Who is asked and has not answered is not asked again, so that nothing piles up in front of it.
+    Beats are counted, not seconds: if this process or its machine is suspended, that counts as one beat. A process that
+    has not answered is not pinged again, so that no pings queue up.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class Heartbeat:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the process has an answer to give."""
+        """True if the process has not answered the last ping."""
         return self._is_asked
 
-    def heard(self) -> None:
-        """It has answered."""
+    def answered(self) -> None:
+        """Note that the process has answered the ping."""
         self._is_asked = False
 
     def end(self) -> None:
-        """Nobody wants to know any more."""
+        """Stop the heartbeat."""
         self._timer.cancel()
 
     def _beat(self) -> None:

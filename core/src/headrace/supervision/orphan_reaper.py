@@ -1,8 +1,8 @@
 """Kills the children of a server that has died: no process outlives it, however it ended.
 
-Run as a program, it reads ``+group`` and ``-group`` lines; at the end of its input it kills every
-process group that is still there. A child that hangs inside an engine and the processes that a
-model has forked cannot notice the end of their server; this one does nothing else.
+Run as a program, it reads ``+group`` and ``-group`` lines. At the end of its input it kills every process group that
+is still registered. It is needed because a child that hangs inside an engine, and the processes that a model has
+forked, do not detect that the server has died.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import threading
 
 
 class OrphanReaper:
-    """The reaper of this process, started when the first child is. Any thread."""
+    """The reaper of this process. It is started with the first child. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def watch(self, group: int) -> None:
-        """Kill ``group`` when this process has died."""
+        """Register ``group``, to be killed when this process dies."""
         self._say(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """``group`` is gone; its number may be another's soon."""
+        """Unregister ``group``: it has exited, and its number may be reused."""
         self._say(f"-{group}\n")
 
     def _say(self, line: str) -> None:
@@ -49,7 +49,7 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-#: One for all servers of this process.
+#: All servers of this process share it.
 ORPHAN_REAPER = OrphanReaper()
 
 

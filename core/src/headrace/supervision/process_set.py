@@ -1,4 +1,4 @@
-"""Processes of one kind that are kept running: one that ends is followed by another."""
+"""A fixed number of processes of one kind: one that exits is replaced."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ P = TypeVar("P", bound=SupervisedProcess)
 
 
 class ProcessSet(Generic[P]):
-    """``count`` processes, which ``make`` makes by their numbers: at first, and whenever one has ended; at once the
-    first time, then later and later. ``processes`` are those of now. Event loop only."""
+    """Keeps ``count`` processes running. ``make`` makes the process of a number: at first, and when it is replaced,
+    with the delays of a `RestartPolicy`. ``processes`` are the current ones. Event loop only."""
 
     def __init__(self, count: int, make: Callable[[int], P]) -> None:
         self.processes = [make(number) for number in range(count)]
@@ -27,35 +27,35 @@ class ProcessSet(Generic[P]):
         self._is_ending = False
 
     async def start(self) -> None:
-        """Returns once all have started. Raises what the first says that cannot start."""
+        """Start all processes; return when all have started. Raises the first error of a process that cannot start."""
         await asyncio.gather(*(process.start() for process in self.processes if not process.has_started))
 
     def keep(self) -> None:
-        """From now on, have another follow each that ends."""
+        """From now on, replace each process that exits."""
         self._keepers = [asyncio.ensure_future(self._keep(number)) for number in range(len(self.processes))]
 
     async def drain(self) -> None:
-        """Have all answer what they have, and return when they have ended."""
-        self._let_go()
+        """Let all finish their requests, and return when they have exited."""
+        self._stop_replacing()
         for process in self.processes:
             process.drain()
         await asyncio.gather(*(process.ended.wait() for process in self.processes))
 
     def end(self) -> None:
-        """Leave nothing behind: kill those that still run."""
-        self._let_go()
+        """Kill all processes that still run."""
+        self._stop_replacing()
         for process in self.processes:
-            process.condemn("was not needed any more")
+            process.kill("was not needed any more")
 
-    def _let_go(self) -> None:
-        """Replace nobody any more."""
+    def _stop_replacing(self) -> None:
         self._is_ending = True
         for keeper in self._keepers:
             keeper.cancel()
 
     async def _keep(self, number: int) -> None:
         policy = RestartPolicy()
-        while not self._is_ending:  # a cancellation is lost when what was waited for has just come (asyncio.wait_for)
+        # The flag, because a cancellation is lost if the awaited event is set in the same turn (asyncio.wait_for).
+        while not self._is_ending:
             await self.processes[number].ended.wait()
             log.error("%s; its connections are lost", self.processes[number].reason)
             policy.add_exit()
@@ -64,8 +64,8 @@ class ProcessSet(Generic[P]):
             try:
                 process = self.processes[number] = self._make(number)
                 await process.start()
-            except Exception as error:  # no descriptors are left, say: later there may be
+            except Exception as error:  # for example, no descriptor is left: a later attempt may succeed
                 log.error("%s could not be restarted: %s", name, summary(error))
-                self.processes[number].condemn("could not be started")
+                self.processes[number].kill("could not be started")
             else:
                 log.warning("%s has been restarted", name)

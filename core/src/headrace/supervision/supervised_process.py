@@ -1,7 +1,7 @@
-"""A process that speaks with its parent over one channel, as the parent has it: one life, from its launch to its end.
+"""A child process with one channel to its parent, as the parent sees it: one run, from its launch to its exit.
 
-`headrace.supervision.parent_line` is the other end. Frames of `LifeKind` are about that life; other frames are the
-subclass's.
+`headrace.supervision.parent_channel` is the child's end. Frames of `LifeKind` start, ping and drain the process. A
+subclass defines the other frames.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ log = logging.getLogger(__name__)
 
 
 class LifeKind(IntEnum):
-    """What is said of the life of a process, whatever it does."""
+    """The frames about the lifecycle of a process, which every kind of process has."""
 
     START = FIRST_OWN_KIND  # to the process; JSON: its settings
-    STARTED = FIRST_OWN_KIND + 1  # JSON: nothing; it serves
-    FAILED = FIRST_OWN_KIND + 2  # JSON: code, message; it cannot
-    DRAIN = FIRST_OWN_KIND + 3  # to the process: answer what is there, and exit
-    ASK = FIRST_OWN_KIND + 4  # to the process: is it there?
-    THERE = FIRST_OWN_KIND + 5  # it is
+    STARTED = FIRST_OWN_KIND + 1  # to the parent; JSON, empty: the process serves
+    FAILED = FIRST_OWN_KIND + 2  # to the parent; JSON: code, message: the process cannot start
+    DRAIN = FIRST_OWN_KIND + 3  # to the process: finish all requests, and exit
+    PING = FIRST_OWN_KIND + 4  # to the process, which answers with PONG
+    PONG = FIRST_OWN_KIND + 5  # to the parent
 
 
 @dataclass(slots=True)
 class LaunchedProcess(ChildProcess):
-    """A `SupervisedProcess` that runs, as the system has it."""
+    """The running child of a `SupervisedProcess`, and the parent's end of its channel."""
 
     channel: socket.socket
 
 
 def launch(name: str, entry: str, fds: Mapping[str, int], **arguments: Any) -> LaunchedProcess:
-    """A process that calls ``entry``, ``module:function``, with ``arguments``, with ``fds``, which it inherits, and
-    with ``channel`` and ``crash_file``, descriptors as well. Blocks.
+    """Start a process that calls ``entry``, a ``module:function``, and return it. Blocks.
 
-    Raises `LoadError` if it cannot be run.
+    The function gets as keywords ``arguments`` and the inherited descriptors ``fds``, ``channel`` and ``crash_file``.
+    Raises `LoadError` if the process cannot be started.
     """
     with contextlib.ExitStack() as ours:
         channel, theirs = socket.socketpair()
@@ -73,38 +73,38 @@ def launch(name: str, entry: str, fds: Mapping[str, int], **arguments: Any) -> L
 
 
 class SupervisedProcess(ABC):
-    """One life of a process. ``name`` is what the log and ``ps`` call it. Event loop only, but `launch`."""
+    """One run of a process. ``name`` is its name in the log and in ``ps``. Event loop only, except `launch`."""
 
-    #: Once started, it is killed if it leaves a question unanswered for this many seconds; None for no limit.
+    #: Once started, it is killed if it does not answer a ping for this many seconds; None for no limit.
     most_silent_s: ClassVar[int | None] = None
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_dead = False
         self.ended = asyncio.Event()
-        #: What became of it, and the exit code, negative for a signal; None for one that never ran.
+        #: How it ended, as a sentence; and its exit code, negative for a signal, None if it never ran.
         self.reason = ""
         self.exit_code: int | None = None
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
-        self._trouble = ""
+        self._kill_reason = ""
         self._has_begun = self._serves = False
         self._launched: LaunchedProcess | None = None
         self._heartbeat: Heartbeat | None = None
         self._transport: asyncio.WriteTransport | None = None
 
-    # ------------------------------------------------------------------ what a kind of process adds
+    # ------------------------------------------------------------------ for subclasses
 
     @abstractmethod
     def launch(self) -> LaunchedProcess:
-        """Launch it. Blocks; on a thread. Raises `LoadError`."""
+        """Start the process. Called on a thread; may block. Raises `LoadError`."""
 
     @abstractmethod
     def settings(self) -> Mapping[str, Any]:
-        """What it is told first, as JSON."""
+        """Return the settings that the process receives first, as values that JSON can express."""
 
     def hear(self, message: Frame) -> None:
-        """Take a frame; those that are not of `LifeKind` are a subclass's. Raises `ProtocolError`."""
+        """Handle a frame of `LifeKind`. A subclass handles the frames of other kinds. Raises `ProtocolError`."""
         if message.kind == LifeKind.STARTED:
             if not self._started.done():
                 self._started.set_result(None)
@@ -112,20 +112,20 @@ class SupervisedProcess(ABC):
             found = read_json(message)
             if not self._started.done():
                 self._started.set_exception(HeadraceError(found["message"], Code(found["code"])))
-                self._started.exception()  # whoever waits for it may have gone
-        elif message.kind == LifeKind.THERE:
+                self._started.exception()  # marks it as retrieved, in case no task awaits it any more
+        elif message.kind == LifeKind.PONG:
             if self._heartbeat is not None:
-                self._heartbeat.heard()
+                self._heartbeat.answered()
         else:
             raise ProtocolError(f"a process sends no frame of kind {message.kind}")
 
     def close(self) -> None:
-        """It is dead, and nothing more will be heard of it: nobody waits for what it was asked, or has asked. Once."""
+        """End all pending calls, in both directions: the process is dead. Called once."""
 
-    # ------------------------------------------------------------------ its life
+    # ------------------------------------------------------------------ lifecycle
 
     async def start(self) -> None:
-        """Returns once it has started. Raises `HeadraceError`; then it is dead, or about to die."""
+        """Launch the process; return once it has started. Raises `HeadraceError`; then it is dead, or about to exit."""
         self._has_begun = True
         launching = asyncio.ensure_future(asyncio.to_thread(self.launch))
         try:
@@ -134,84 +134,83 @@ class SupervisedProcess(ABC):
             launched = await launching
             launched.kill()
             await asyncio.to_thread(launched.wait)
-            self._bury("was not needed any more")
+            self._mark_dead("was not needed any more")
             raise
         except Exception as error:
-            self._bury(f"could not be launched: {summary(error)}")
+            self._mark_dead(f"could not be launched: {summary(error)}")
             raise
         self._launched = launched
-        if self._trouble:  # it was condemned before it ran
+        if self._kill_reason:  # `kill` was called before the process was launched
             launched.kill()
-        self._watcher = ExitWatcher(launched, self._end, partial(self.condemn, "closed its line and was killed"))
+        self._watcher = ExitWatcher(launched, self._end, partial(self.kill, "closed its channel and was killed"))
         self._watcher.begin(self.name)
         self._transport = await connect(launched.channel, FrameProtocol(self.hear, self._hung_up, self._broken))
         self.send(json_frame(LifeKind.START, self.settings()))
         await asyncio.shield(self._started)
         if self.most_silent_s is not None and not self.is_dead:
-            ask = partial(self.send, frame(LifeKind.ASK, 0))
-            lost = partial(self.condemn, f"has not answered for {self.most_silent_s} s and was killed")
+            ask = partial(self.send, frame(LifeKind.PING, 0))
+            lost = partial(self.kill, f"has not answered for {self.most_silent_s} s and was killed")
             self._heartbeat = Heartbeat(self.call_later, ask, lost, self.most_silent_s)
         self._serves = True
 
     @property
     def has_started(self) -> bool:
-        """Whether `start` has returned, and it lives."""
+        """True if `start` has returned and the process is not dead."""
         return self._serves and not self.is_dead
 
     @property
     def is_connected(self) -> bool:
-        """Whether what is sent can reach it."""
+        """True if frames can be sent to the process."""
         return self._transport is not None and not self.is_dead
 
     def send(self, message: bytes) -> None:
-        """Nothing where there is no line to it: not yet, or not any more, which is known before it has ended."""
+        """Send a frame. Do nothing if the channel is not open yet, or closed; it may close before the exit is known."""
         transport = self._transport
         if transport is not None and not self.is_dead and not transport.is_closing():
             transport.write(message)
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> DelayedCall:
-        """Have ``call`` made on the event loop in ``delay_s``."""
+        """Schedule ``call`` on the event loop in ``delay_s`` seconds."""
         return self._loop.call_later(delay_s, call)
 
     def drain(self) -> None:
-        """Have it answer what it has, and exit."""
+        """Let the process finish its requests and exit."""
         if not self._has_begun:
-            self._bury("was not needed any more")
-        elif self._transport is None:  # it has just been launched, and nobody will ask it anything
-            self.condemn("was not needed any more")
+            self._mark_dead("was not needed any more")
+        elif self._transport is None:  # it is being launched, and has no requests
+            self.kill("was not needed any more")
         self.send(frame(LifeKind.DRAIN, 0))
 
-    def condemn(self, why: str) -> None:
-        """Kill it; the first reason is the one that is told."""
-        self._trouble = self._trouble or why
+    def kill(self, why: str) -> None:
+        """Kill the process. ``why`` becomes its `reason`, unless it was killed before for another reason."""
+        self._kill_reason = self._kill_reason or why
         if self._launched is not None:
             self._launched.kill()
 
-    # ------------------------------------------------------------------ its end
+    # ------------------------------------------------------------------ exit
 
     def _hung_up(self) -> None:
-        # Nobody waits for what it has asked; what it has said before is heard.
         self._watcher.hung_up()
 
     def _broken(self, error: Exception) -> None:
         log.error("%s broke the protocol", self.name, exc_info=error)
-        self.condemn("sent a malformed message and was killed")
+        self.kill("sent a malformed message and was killed")
 
     def _end(self, code: int, report: str) -> None:
         if self.is_dead:
             return
         self.exit_code = code
-        # Whoever was about to end when it was to be killed has ended by itself.
-        what = self._trouble if self._trouble and code == -signal.SIGKILL else ending(code)
-        self._bury(f"{what}\n{report}".rstrip())
+        # Any other code means that the process exited by itself before the kill.
+        what = self._kill_reason if self._kill_reason and code == -signal.SIGKILL else ending(code)
+        self._mark_dead(f"{what}\n{report}".rstrip())
         if not self._started.done():
             self._started.set_exception(InternalError(f"{self.reason} while it was starting"))
-            self._started.exception()  # whoever waits for it may have gone
+            self._started.exception()  # marks it as retrieved, in case no task awaits it any more
         if self._transport is not None:
             self._transport.abort()
 
-    def _bury(self, what: str) -> None:
-        """It is dead: ``what`` completes the sentence that its name begins."""
+    def _mark_dead(self, what: str) -> None:
+        """Mark the process as dead. Its name and ``what`` form the sentence `reason`."""
         self.is_dead, self.reason = True, f"{self.name} {what}"
         if self._heartbeat is not None:
             self._heartbeat.end()

@@ -63,7 +63,7 @@ def wait_for_restart(model: Running, wait_until: WaitUntil, count: int = 1) -> N
         ("kill", "was killed by SIGKILL", ""),
         ("segfault", "was killed by SIGSEGV", "Fatal Python error: Segmentation fault"),
         ("exit", "exited with status 3", ""),
-        ("hang up", "closed its line and was killed", ""),
+        ("hang up", "closed its channel and was killed", ""),
         ("lie", "sent a malformed message and was killed", ""),
         ("babble", "sent a malformed message and was killed", ""),
     ],
@@ -360,7 +360,7 @@ def test_a_load_whose_process_ends_when_it_is_asked_where_it_is_is_too_long_all_
         ("exit", "model instance 'm_0_0' exited with status 3 while it was loading"),
         ("segfault", "Fatal Python error: Segmentation fault"),
         ("leave", "SystemExit: 3"),
-        ("hang up", "closed its line and was killed"),
+        ("hang up", "closed its channel and was killed"),
     ],
 )
 def test_a_load_that_dies_says_how(run_trial: Run, deed: str, how: str) -> None:

@@ -16,7 +16,7 @@ from headrace.ipc.framing import Frame
 from headrace.ipc.json_calls import JsonCalls
 from headrace.ipc.json_parts import json_frame
 from headrace.server import Server
-from headrace.supervision.parent_line import ParentLine, run
+from headrace.supervision.parent_channel import ParentChannel, run
 from headrace.supervision.supervised_process import LifeKind
 from headrace.telemetry.logs import Log, LogSettings
 from headrace.telemetry.metric_sums import write_families
@@ -30,7 +30,7 @@ def serve(*, channel: int, crash_file: int) -> NoReturn:
 async def _serve(channel: socket.socket) -> int:
     line = RunningServer()
     await line.connect(channel)
-    told = await line.told
+    told = await line.settings
     words = told["words"]
     given, _ = command_line.read_options(words, os.environ, option_groups(words))
     # The supervisor has claimed the ports, for all of them; and it answers the metrics page.
@@ -49,7 +49,7 @@ async def _serve(channel: socket.socket) -> int:
         return await serve_until(line.draining, server, join, line.tell_started, tells_tables=told["tells_tables"])
 
 
-class RunningServer(ParentLine):
+class RunningServer(ParentChannel):
     """This process's end of the channel."""
 
     def __init__(self) -> None:

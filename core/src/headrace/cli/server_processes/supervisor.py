@@ -76,7 +76,7 @@ class Supervisor:
                 await asyncio.wait_for(self._servers.drain(), timeout_s)
             for server in self._servers.processes:
                 if not server.ended.is_set():
-                    server.condemn(f"did not end within {timeout_s:g} s and was killed")
+                    server.kill(f"did not end within {timeout_s:g} s and was killed")
                     await server.ended.wait()
             failures = [server.reason for server in serving if server.exit_code]
             for failure in failures:

@@ -154,7 +154,7 @@ class Child:
         self._launched.kill()
 
     def _cut_off(self) -> None:
-        self._condemn("closed its line and was killed")
+        self._condemn("closed its channel and was killed")
 
     def _broken(self, error: Exception) -> None:
         """The child has sent nonsense: it is beyond trust."""

@@ -1,4 +1,4 @@
-"""The end of the channel that a supervised process has: it hears from its parent, and does not outlive it."""
+"""The child's end of the channel to its parent. The child exits when the parent does."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from headrace.supervision.supervised_process import LifeKind
 
 
 def run(main: Callable[[], int], channel: int, crash_file: int, fds: Collection[int] = ()) -> NoReturn:
-    """Exit with what ``main`` returns. What it raises, and fatal errors, go into ``crash_file``, which no child of this
-    process inherits, nor ``channel`` and ``fds``. Signals that stop a server are the parent's to hear: whoever stops a
-    group of processes tells all of them.
+    """Call ``main`` and exit the process with the status that it returns. What it raises, and fatal errors, are written
+    to ``crash_file``.
 
-    Until the process is gone, its end of ``channel`` is open: one that closes it and lives on is killed."""
+    SIGINT and SIGTERM are ignored: a service manager sends them to all processes of the server, and the parent then
+    drains this one. Children of this process do not inherit ``channel``, ``crash_file`` and ``fds``. A descriptor of
+    ``channel`` stays open until the process has exited: the parent kills a process that closes it and keeps running.
+    """
     faulthandler.enable(crash_file)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     for fd in (channel, crash_file, *fds):
         os.set_inheritable(fd, False)
-    os.dup(channel)  # its other descriptor is closed with the event loop, and what comes then may take a moment
+    os.dup(channel)  # keeps the channel open: the other descriptor is closed with the event loop, before the exit
     status = 1
     try:
         status = main()
@@ -37,11 +39,12 @@ def run(main: Callable[[], int], channel: int, crash_file: int, fds: Collection[
     os._exit(status)
 
 
-class ParentLine:
-    """``told`` are the settings of this process, and ``draining`` is set when it is to end. Event loop only."""
+class ParentChannel:
+    """The channel to the parent. ``settings`` completes when the parent has sent them; ``draining`` is set when this
+    process should finish its requests and exit. Event loop only."""
 
     def __init__(self) -> None:
-        self.told: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self.settings: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.draining = asyncio.Event()
         self._transport: asyncio.WriteTransport
 
@@ -52,23 +55,23 @@ class ParentLine:
         self._transport.write(message)
 
     def hear(self, message: Frame) -> None:
-        """Take a frame; those that are not of `LifeKind` are a subclass's. Raises `ProtocolError`."""
+        """Handle a frame of `LifeKind`. A subclass handles the frames of other kinds. Raises `ProtocolError`."""
         if message.kind == LifeKind.START:
-            self.told.set_result(read_json(message))
+            self.settings.set_result(read_json(message))
         elif message.kind == LifeKind.DRAIN:
             self.draining.set()
-        elif message.kind == LifeKind.ASK:
-            self.send(frame(LifeKind.THERE, 0))
+        elif message.kind == LifeKind.PING:
+            self.send(frame(LifeKind.PONG, 0))
         else:
             raise ProtocolError(f"a parent sends no frame of kind {message.kind}")
 
 
 def _leave() -> NoReturn:
-    """The parent has gone: nobody is left to answer."""
+    """Exit at once: the parent has exited."""
     os._exit(0)
 
 
 def _broken(error: Exception) -> NoReturn:
-    """What the parent says makes no sense; the next process may fare better."""
+    """Exit with status 1 and a traceback: the parent has sent a malformed message."""
     traceback.print_exception(error)
     os._exit(1)
