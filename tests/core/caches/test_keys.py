@@ -1,4 +1,4 @@
-"""Keys: what is the same question, and what is not."""
+"""Keys: which requests have the same key, and which do not."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_large_tensors_have_keys_of_their_own_whatever_digests_them(
 
 
 def blake3_of(tensor: Any) -> Any:
-    """The digest in the place of what it is the digest of."""
+    """Return the blake3 digest that replaces the bytes of a large tensor."""
     from blake3 import blake3
 
     return np.frombuffer(blake3(tensor.tobytes()).digest(), np.uint8)

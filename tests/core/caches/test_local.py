@@ -1,4 +1,4 @@
-"""The cache ``local``: what it forgets, and whether it takes what it says."""
+"""The cache ``local``: what it evicts, and whether it uses as much memory as it reports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_size_must_be_given_in_tritons_words() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60))
 def test_what_was_not_asked_for_longest_is_forgotten_first(steps: list[tuple[int, bool]]) -> None:
-    """Beside a model of it: room for three."""
+    """Compared with a simple model of a cache with room for three entries."""
     entry = own(response())
     cache = LocalCache(LocalCacheParameters(3 * entry.size_bytes))
     model: OrderedDict[int, object] = OrderedDict()
@@ -112,4 +112,4 @@ def test_an_entry_keeps_nothing_alive_of_what_it_was_copied_from() -> None:
     assert kept.size_bytes < 5000
     assert list(np.asarray(kept.outputs["a"])) == [0] * 10
     del view, strings
-    received.clear()  # raises BufferError while anybody looks at it
+    received.clear()  # raises BufferError while a view of it exists

@@ -1,4 +1,4 @@
-"""Responses as bytes: what comes back is what was packed, and what anybody else has written is refused."""
+"""Responses as bytes: unpacking returns what was packed, and refuses all other bytes."""
 
 from __future__ import annotations
 
@@ -77,26 +77,26 @@ def packed(outputs: Any, parameters: Any = None, content: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "0 bytes are no packed response: it has no header"),
+        (b"", "0 bytes are not a packed response: it has no header"),
         (PACKED[:-1], "runs past the end|end at"),
         (PACKED + b"x", "its outputs end at"),
         (packed([["y", "FP32", [1 << 62, 4], 0]]), "0 bytes for FP32"),
-        (packed([["y", "FP32", [0, 4], 0]] * 2), "an output has no name of its own"),
+        (packed([["y", "FP32", [0, 4], 0]] * 2), "an output has no name, or the name of another output"),
         (packed([["y", "FP32", [0, 1 << 62], 0]]), "too big"),
-        (packed([["y", "FP32", [-1], 0]]), "is no number of elements"),
-        (packed([["y", "FP32", [True], 4]], content=bytes(16)), "is no number of elements"),
-        (packed([["y", "FP32", [1] * 40, 4]], content=bytes(16)), "a shape is no list, or too long"),
+        (packed([["y", "FP32", [-1], 0]]), "is not an integer from 0"),
+        (packed([["y", "FP32", [True], 4]], content=bytes(16)), "is not an integer from 0"),
+        (packed([["y", "FP32", [1] * 40, 4]], content=bytes(16)), "a shape is not a list, or too long"),
         (packed([["y", "OBJECT", [1], 8]], content=bytes(16)), "'OBJECT'"),
         (packed([["y", "BYTES", [3], 8]], content=bytes(16)), "2 strings for shape"),
         (packed([["y", "BYTES", [1], 6]], content=bytes(16)), "incomplete string length"),
         (packed([["y", "FP32", [4], 16]]), "runs past the end"),
-        (packed([], {"p": [1]}), "its parameters are none"),
+        (packed([], {"p": [1]}), "its parameters are not strings, numbers and booleans by name"),
         (packed([], {"p": 1 << 63}), "parameter 'p' is an integer of more than 64 bits"),
         (packed([], {"p": -(1 << 64)}), "parameter 'p' is an integer of more than 64 bits"),
         (packed([], {"p": "\ud800"}), "parameter 'p' has half of a surrogate pair"),
         (packed([], {"\udfff": 1}), r"parameter '\\udfff' has half of a surrogate pair"),
         (packed([[]]), "unpack"),
-        (b"HRC1" + (100_000).to_bytes(4, "little") + b"[" * 100_000, "no packed response"),
+        (b"HRC1" + (100_000).to_bytes(4, "little") + b"[" * 100_000, "not a packed response"),
     ],
 )
 def test_what_is_wrong_is_said(data: bytes, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A cache that may block: it is asked on threads, keeps nobody waiting for long, and may die."""
+"""A cache that may block: it is called on threads, requests do not wait long for it, and it may fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Y = np.full((1, 4), 2.0, np.float32)
 
 
 class Shelf(ResponseCache):
-    """Keeps all in a dictionary, behind a gate. ``threads_seen`` asked it."""
+    """A cache in a dictionary that waits at a gate. ``threads_seen`` are the threads that have called it."""
 
     name = "shelf"
     is_remote = True
@@ -128,7 +128,7 @@ def test_what_the_model_would_never_answer_is_not_believed(wrong: CachedResponse
 
 @staged
 async def test_a_cache_that_is_slow_keeps_nobody_waiting() -> None:
-    patience, remote_calls.PATIENCE_S = remote_calls.PATIENCE_S, 0.01
+    patience, remote_calls.TIMEOUT_S = remote_calls.TIMEOUT_S, 0.01
     try:
         shelf = Shelf()
         shelf.gate.clear()
@@ -137,24 +137,24 @@ async def test_a_cache_that_is_slow_keeps_nobody_waiting() -> None:
         await until(lambda: stage.kernel.pending)
         assert await stage.execute() == ["a"]
         assert stage.statistics.cache_failures == 1
-        stage.send("b", 3.0)  # it is left alone, so that nobody waits for it
+        stage.send("b", 3.0)  # the cache is paused, so no request waits for it
         assert stage.kernel.pending == 1
         assert shelf.asked == 1
         shelf.gate.set()
         assert await stage.execute() == ["b"]
         await stage.settle()
-        assert len(stage.answers["a"]) == 1  # what it says too late is dropped
+        assert len(stage.answers["a"]) == 1  # its late result is dropped
         stage.server.close()
     finally:
-        remote_calls.PATIENCE_S = patience
+        remote_calls.TIMEOUT_S = patience
 
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), SystemExit(3)], ids=["error", "exit"])
 def test_a_dead_cache_costs_one_line_and_comes_back(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     @staged
     async def scene() -> None:
-        shelf, rest = Shelf(), remote_calls.REST_S
-        remote_calls.REST_S = 0.0
+        shelf, rest = Shelf(), remote_calls.RETRY_S
+        remote_calls.RETRY_S = 0.0
         try:
             stage = CachedStage(cache=shelf)
             shelf.error = error
@@ -173,7 +173,7 @@ def test_a_dead_cache_costs_one_line_and_comes_back(error: BaseException, caplog
             assert stage.y("b") == [18.0] * 4
             stage.server.close()
         finally:
-            remote_calls.REST_S = rest
+            remote_calls.RETRY_S = rest
 
     with caplog.at_level("INFO"):
         scene()
@@ -188,8 +188,8 @@ def test_a_dead_cache_costs_one_line_and_comes_back(error: BaseException, caplog
 def test_a_full_cache_goes_on_answering_and_costs_one_line(caplog: pytest.LogCaptureFixture) -> None:
     @staged
     async def scene() -> None:
-        shelf, rest = Shelf(), remote_calls.REST_S
-        remote_calls.REST_S = 0.0
+        shelf, rest = Shelf(), remote_calls.RETRY_S
+        remote_calls.RETRY_S = 0.0
         try:
             stage = CachedStage(cache=shelf)
             stage.send("kept", 5.0)
@@ -215,7 +215,7 @@ def test_a_full_cache_goes_on_answering_and_costs_one_line(caplog: pytest.LogCap
             await until(lambda: caplog.records[-1].levelname == "INFO")
             stage.server.close()
         finally:
-            remote_calls.REST_S = rest
+            remote_calls.RETRY_S = rest
 
     with caplog.at_level("INFO"):
         scene()
@@ -227,8 +227,8 @@ def test_a_full_cache_goes_on_answering_and_costs_one_line(caplog: pytest.LogCap
 
 @staged
 async def test_of_a_cache_that_hangs_one_question_waits_and_nobody_else() -> None:
-    patience, remote_calls.PATIENCE_S = remote_calls.PATIENCE_S, 0.01
-    rest, remote_calls.REST_S = remote_calls.REST_S, 0.0
+    patience, remote_calls.TIMEOUT_S = remote_calls.TIMEOUT_S, 0.01
+    rest, remote_calls.RETRY_S = remote_calls.RETRY_S, 0.0
     try:
         shelf = Shelf()
         shelf.gate.clear()
@@ -249,7 +249,7 @@ async def test_of_a_cache_that_hangs_one_question_waits_and_nobody_else() -> Non
         assert shelf.asked == 2
         stage.server.close()
     finally:
-        remote_calls.PATIENCE_S, remote_calls.REST_S = patience, rest
+        remote_calls.TIMEOUT_S, remote_calls.RETRY_S = patience, rest
 
 
 @staged

@@ -1,4 +1,4 @@
-"""What a response cache implements: it keeps answers by a key, and core does the rest."""
+"""The interface of a response cache: it stores responses by key. Core makes the keys and answers requests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from headrace.telemetry.published import PublishedMetric
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedResponse:
-    """What is kept of a response: its outputs, and the parameters that its model gave it. Who asked is no part of it.
+    """The part of a response that is stored: its outputs and parameters. The id of the request is not.
 
-    ``size_bytes`` is the memory that it takes; 0 where nobody has counted. Nobody may write into its tensors.
+    ``size_bytes`` is the memory that it takes, 0 if unknown. Its tensors must not be written to.
     """
 
     outputs: Mapping[str, Tensor]
@@ -26,43 +26,43 @@ class CachedResponse:
 
 
 class ResponseCache(ABC):
-    """Keeps the answers of models. One object per server, of the class whose ``name`` ``--cache-config`` gives.
+    """Stores the responses of models. There is one per server, of the class whose ``name`` is in ``--cache-config``.
 
-    A key is 32 bytes: a digest of the model, its version, its config, and what it was asked. `get` and `put` are called
-    on the event loop and must not block, unless the cache ``is_remote``: then several threads of core call them, for
-    one request each, and they may block. What they raise is counted and logged, and the model answers.
-    `InvalidArgument` of `get` says that the entry is wrong, and not the cache. A cache may forget whatever it likes.
+    A key is 32 bytes: a digest of the model, its version, its config and the content of the request. `get` and `put`
+    are called on the event loop and must not block. If the cache ``is_remote``, core calls them on several threads
+    instead, and they may block. An error that they raise is counted and logged, and the model answers the request.
+    `InvalidArgument` from `get` means that the entry is wrong, not the cache. A cache may drop any entry at any time.
     """
 
     name: ClassVar[str]
-    #: A dataclass: what ``--cache-config=NAME,FIELD=VALUE`` may say.
+    #: A dataclass: the fields that ``--cache-config=NAME,FIELD=VALUE`` may set.
     Parameters: ClassVar[type] = NoParameters
-    #: Whether `get` and `put` may block. What such a cache returns is not believed: it is held against what the model
-    #: promises. Its keys tell models apart by the contents of their files, because other servers may share it.
+    #: True if `get` and `put` may block. Responses from such a cache are checked against the model's outputs. Its keys
+    #: depend on the contents of the model's files, because other servers may share the cache.
     is_remote: ClassVar[bool] = False
-    #: What it has on the metrics page, beside what every model that takes part has there: `measure`.
+    #: The metrics of the cache itself, beside those of each model; `measure` gives their values.
     metrics: ClassVar[Sequence[PublishedMetric]] = ()
-    #: Of a remote cache: how many threads ask it.
+    #: The number of threads that call a remote cache.
     threads: int = 1
-    #: A response whose tensors take more is not offered.
+    #: A response whose tensors take more bytes is not stored.
     largest_bytes: int = 1 << 63
 
     def __init__(self, parameters: Any) -> None:
-        """``parameters`` are this class's ``Parameters``. May block. Raise `ConfigError` if they cannot be."""
+        """``parameters`` is an object of this class's ``Parameters``. May block. Raise `ConfigError` if it is wrong."""
         self.parameters = parameters
 
     @abstractmethod
     def get(self, key: bytes) -> CachedResponse | None:
-        """What was put under ``key``; None if there is nothing."""
+        """Return the response stored under ``key``, or None."""
 
     @abstractmethod
     def put(self, key: bytes, response: CachedResponse) -> None:
-        """Keep ``response``, which is the cache's own and never changes."""
+        """Store ``response`` under ``key``. The cache owns it; it never changes."""
 
     def measure(self) -> Mapping[str, float]:
-        """What each of ``metrics`` is now, by its name. Asked on the event loop when somebody reads the metrics page,
-        also of a remote cache: must not block. If it raises, the page does without what this cache has there."""
+        """Return the current value of each of ``metrics``, by name. Called on the event loop for each read of the
+        metrics page, also for a remote cache: must not block. If it raises, the page lacks the cache's metrics."""
         return {}
 
     def close(self) -> None:
-        """The server has stopped; nothing is asked any more. May block."""
+        """Close the cache: the server has stopped and makes no further call. May block."""

@@ -1,4 +1,4 @@
-"""By what an answer is kept: a digest of all that it depends on."""
+"""The keys of cached responses: a digest of everything that a response depends on."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from headrace.errors import InvalidArgument
 from headrace.messages.request import InferRequest
 from headrace.messages.tensor import wire_bytes
 
-#: The parameter by which a request goes past the cache: it is neither answered from it nor kept in it.
+#: A request with this parameter bypasses the cache: it is not answered from it, and its response is not stored.
 BYPASS = "bypass_response_cache"
-#: Different shapes that are remembered. Clients choose them.
+#: The most input headers that are cached. Clients choose shapes: there may be many.
 _MOST_REMEMBERED = 1024
-#: Of a value that a message shows.
+#: The most characters of a value in a message.
 _SHOWN = 100
 
 
 def _large_digest() -> Callable[[bytes | memoryview], Any] | None:
-    """What digests tensors that are large, if the extra ``blake3`` is installed: three to six times as fast."""
+    """Return the hash for large tensors, blake3, if the extra of that name is installed: three to six times as fast."""
     try:
         from blake3 import blake3
     except ImportError:
@@ -30,26 +30,26 @@ def _large_digest() -> Callable[[bytes | memoryview], Any] | None:
 
 
 _LARGE_DIGEST = _large_digest()
-#: Tensors from here on are digested by it; for smaller ones it costs more.
+#: A tensor of this many bytes or more is hashed with it; for smaller tensors it is slower.
 _LARGE_BYTES = inf if _LARGE_DIGEST is None else 8192
 
 
 class CacheKeys:
-    """Makes the keys of one version of a model. ``identity`` tells it from all others, and from what it was before.
+    """Makes the keys for one version of a model. ``identity`` differs for every model, version and state of its files.
 
-    What counts is the content of a request: its inputs by name, whatever their order, each with data type, shape and
-    bytes; the outputs that it wants; and its parameters, which its model can read. Its id, priority and timeout do not.
-    A digest of 256 bits cannot be forged, so that nobody gets an answer that is another's.
+    A key depends on the content of a request: the name, data type, shape and bytes of each input, in any order; the
+    requested outputs; and the parameters, which the model can read. It does not depend on id, priority and timeout. The
+    digest has 256 bits: no request can be forged to get the response to another one.
     """
 
     def __init__(self, identity: bytes, outputs: Iterable[str]) -> None:
-        # Processors have instructions for this one: it is three times as fast as the others here.
+        # Processors have instructions for SHA-256: here it is three times as fast as other hashes.
         self._started = sha256(identity)
         self._all = frozenset(outputs)
         self._headers: dict[Any, bytes] = {}
 
     def key(self, request: InferRequest) -> bytes:
-        """The key of ``request``, whose inputs have been checked."""
+        """Return the key of ``request``. Its inputs must have passed the check of the model's signature."""
         digest = self._started.copy()
         inputs, headers = request.inputs, self._headers
         for name, tensor in sorted(inputs.items()) if len(inputs) > 1 else inputs.items():
@@ -69,7 +69,8 @@ class CacheKeys:
         return digest.digest()
 
     def _header(self, name: str, tensor: Any) -> bytes:
-        """What stands before the bytes of an input. Its data type is the config's: the inputs have been checked."""
+        """Return the bytes that are hashed before the content of an input. They are cached by name, shape and size: the
+        inputs have been checked, so an input always has the same data type."""
         kind = getattr(tensor, "dtype", "bytes")
         header = _listed("input", [name, str(kind), tuple(tensor.shape), tensor.nbytes])
         if len(self._headers) >= _MOST_REMEMBERED:
@@ -79,7 +80,7 @@ class CacheKeys:
 
 
 def bypasses(request: InferRequest) -> bool:
-    """Whether ``request`` goes past the cache, by its parameter or because it belongs to a sequence.
+    """True if ``request`` bypasses the cache, by its parameter or because it is in a sequence.
 
     Raises `InvalidArgument` for a parameter that is neither true nor false.
     """
@@ -92,11 +93,11 @@ def bypasses(request: InferRequest) -> bool:
 
 
 def _counting(parameters: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """The type counts, too: a model can tell 1 from true."""
+    """Return the parameters that the key depends on, each with its type: a model can distinguish 1 from true."""
     return [(name, type(value).__name__, value) for name, value in sorted(parameters.items()) if name != BYPASS]
 
 
 def _listed(what: str, values: list[Any]) -> bytes:
-    """Values that cannot run into each other, or into the bytes of a tensor: their length stands in front."""
+    """Encode ``values`` unambiguously: their length is in front, so they cannot merge with the bytes that follow."""
     text = repr((what, values)).encode("utf-8", "surrogatepass")
     return len(text).to_bytes(8, "little") + text

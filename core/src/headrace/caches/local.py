@@ -1,4 +1,4 @@
-"""The built-in cache ``local``: the answers of all models in the memory of the server, and no more than it may take."""
+"""The built-in cache ``local``: stores the responses of all models in the server's memory, up to a limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LocalCacheParameters:
 
 
 class LocalCache(ResponseCache):
-    """Forgets first what was not asked for longest. ``used_bytes`` counts tensors, keys and the objects around them."""
+    """Evicts the least recently used entry. ``used_bytes`` counts tensors, keys and the objects around them."""
 
     name: ClassVar[str] = "local"
     Parameters = LocalCacheParameters

@@ -1,4 +1,4 @@
-"""The response cache as one version of a model sees it, and how a server makes it."""
+"""The response cache of a server, and its use by one version of a model."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from headrace.telemetry.pacing import paced
 
 log = paced(__name__)
 
-#: From here on a thread digests what is asked, and copies what is answered: a third of a millisecond of work.
+#: Requests and responses of this many bytes or more are hashed and copied on a thread: 0.3 ms of work.
 LARGE_BYTES = 256 * 1024
 
 
 class CacheClasses(Protocol):
-    """Where the classes are looked up: a registry. ``get`` raises `LoadError` with the reason."""
+    """A registry of cache classes. ``get`` raises `LoadError` with the reason if it has no class of that name."""
 
     def get(self, name: str) -> type[ResponseCache]: ...
 
 
 def make_cache(configured: Mapping[str, Mapping[str, str]], classes: CacheClasses) -> ResponseCache:
-    """The cache that ``--cache-config`` asks for. May block. Raises `ConfigError`, `LoadError` and `PluginError`."""
+    """Make the cache that ``--cache-config`` names. May block. Raises `ConfigError`, `LoadError` and `PluginError`."""
     if len(configured) > 1:
         raise ConfigError("found multiple cache configurations, but only a single cache is currently supported")
     ((name, settings),) = configured.items()
@@ -48,31 +48,31 @@ def make_cache(configured: Mapping[str, Mapping[str, str]], classes: CacheClasse
     except HeadraceError as error:
         text = error.message.removeprefix("parameters: ")
         raise ConfigError(f"--cache-config={name},...: {text}", error.code) from error
-    except BaseException as error:  # a stranger's
+    except BaseException as error:  # raised by the plugin's code
         raise PluginError(f"response cache '{name}' failed to start: {summary(error)}") from error
 
 
 class ServerCache:
-    """The cache of a server, and the threads for what is too long for its event loop. Event loop only."""
+    """The cache of a server, with the threads for work that is too long for its event loop. Event loop only."""
 
     def __init__(self, cache: ResponseCache, large_work: LargeWork, loop: asyncio.AbstractEventLoop) -> None:
         self.cache, self.large_work = cache, large_work
         self.remote = RemoteCalls(cache, loop) if cache.is_remote else None
 
     def close(self) -> None:
-        """Nothing is asked any more. Blocks."""
+        """Close the cache. Blocks."""
         (self.remote or self.cache).close()
 
 
 class CachedSignature(Protocol):
-    """What is needed of a `headrace.models.signature.Signature`."""
+    """The attributes of a `headrace.models.signature.Signature` that the cache needs."""
 
     batched: bool
     outputs: dict[str, Spec]
 
 
 class ModelCache:
-    """What one version keeps in ``server``. ``identity`` tells it from all others."""
+    """The cached responses of one version of a model in ``server``. ``identity`` is unique to the version."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class ModelCache:
         self._server, self._cache = server, server.cache
         self._outputs, self._batched = signature.outputs, signature.batched
         self.is_remote = server.remote is not None
-        #: Counts what the cache has failed to do.
-        self.failed: Callable[[Exception], None] = _nobody
+        #: Called with each failure of the cache, to count it.
+        self.failed: Callable[[Exception], None] = _ignore
 
     def find(self, key: bytes) -> CachedResponse | None:
-        """What a cache that is not remote has under ``key``."""
+        """Return the response under ``key`` in a cache that is not remote, or None."""
         try:
             return self._cache.get(key)
         except Exception as error:
@@ -99,13 +99,14 @@ class ModelCache:
             return None
 
     def ask(self, key: bytes, found: Found) -> bool:
-        """Have ``found`` told what a remote cache has; False if it is not asked now."""
+        """Look up ``key`` in a remote cache; ``found`` gets the result. Return False if the cache is not called now."""
         remote = self._server.remote
         assert remote is not None
         return remote.get(key, self._check, partial(self._found, found))
 
     def digest_apart(self, request: InferRequest, done: Callable[[bytes | Exception], None]) -> bool:
-        """Have ``done`` told the key of ``request``, which is large, soon; False if too much is under way."""
+        """Compute the key of a large ``request`` on a thread; ``done`` is called with it. Return False if too much work
+        is queued."""
         try:
             self._server.large_work.begin(partial(self.keys.key, request), done)
         except Unavailable:
@@ -113,7 +114,7 @@ class ModelCache:
         return True
 
     def keep(self, key: bytes, response: InferResponse) -> CachedResponse:
-        """Keep what ``response`` says. Returns that, for others who wait for it."""
+        """Store ``response``. Return the `CachedResponse`, for requests that wait for the same key."""
         size = content_bytes(response.outputs.values())
         if size > min(LARGE_BYTES, self._cache.largest_bytes):
             if size <= self._cache.largest_bytes:
@@ -138,7 +139,7 @@ class ModelCache:
             self._put(key, kept)
 
     def _log_too_large(self, key: bytes, size: int) -> None:
-        """In Triton's words, whose keys are numbers."""
+        """Log Triton's message, in which a key is a number."""
         log.error(
             "Failed to insert key [%d] into response cache: Requested byte_size: %d is greater than total cache size: "
             "%d",
@@ -171,7 +172,7 @@ class ModelCache:
         found(outcome)
 
     def _check(self, response: CachedResponse) -> None:
-        """Raise `InvalidArgument` unless ``response`` could be an answer of the model. On any thread."""
+        """Raise `InvalidArgument` unless the model could have sent ``response``. Any thread."""
         try:
             check_parameters(response.parameters)
         except ValueError as error:
@@ -190,5 +191,5 @@ class ModelCache:
                 )
 
 
-def _nobody(error: Exception) -> None:
-    """Counts nothing."""
+def _ignore(error: Exception) -> None:
+    """Count nothing."""

@@ -2,8 +2,8 @@
 
     magic "HRC1" | header length u32 | header, JSON | tensors in wire form, each at a multiple of 16 bytes
 
-The header has ``parameters``, and of each of the ``outputs`` name, data type, shape and bytes. What is unpacked may
-have been written by anybody: it is bounded by its own size, and nothing in it is executed.
+The header has ``parameters``, and the name, data type, shape and size of each of the ``outputs``. The bytes to unpack
+may come from anyone: unpacking uses memory in proportion to their size, and executes nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from headrace.messages import dtypes
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
 
 _MAGIC = b"HRC1"
-#: What NumPy can index on every version.
+#: The most axes that every version of NumPy supports.
 _MOST_AXES = 32
 _ALIGN = 16
 _MOST_HEADER_BYTES = 1 << 20
 
 
 def pack_response(response: CachedResponse) -> bytes:
-    """``response`` for `unpack_response`. Copies every tensor once."""
+    """Return ``response`` as bytes for `unpack_response`. Copies every tensor once."""
     outputs, parts, place = [], [], 0
     for name, tensor in response.outputs.items():
         content = wire_bytes(tensor)
@@ -42,11 +42,12 @@ def pack_response(response: CachedResponse) -> bytes:
 
 
 def unpack_response(data: bytes) -> CachedResponse:
-    """What `pack_response` made ``data`` of; its tensors look at it. Raises `InvalidArgument` for anything else."""
+    """Return the response that `pack_response` packed as ``data``; its tensors are views of ``data``. Raises
+    `InvalidArgument` for anything else."""
     try:
         return _unpack(data)
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
-        raise InvalidArgument(f"{len(data)} bytes are no packed response: {error}") from None
+        raise InvalidArgument(f"{len(data)} bytes are not a packed response: {error}") from None
 
 
 def _unpack(data: bytes) -> CachedResponse:
@@ -57,7 +58,7 @@ def _unpack(data: bytes) -> CachedResponse:
     outputs: dict[str, Tensor] = {}
     for name, datatype, shape, nbytes in header["outputs"]:
         if not isinstance(name, str) or name in outputs:
-            raise ValueError("an output has no name of its own")
+            raise ValueError("an output has no name, or the name of another output")
         outputs[name] = _tensor(data, place, datatype, _whole(shape), *_whole([nbytes]))
         place += nbytes + -nbytes % _ALIGN
     if place != len(data):
@@ -85,27 +86,27 @@ def _tensor(data: bytes, place: int, datatype: str, shape: tuple[int, ...], size
 
 
 def _whole(numbers: Any) -> tuple[int, ...]:
-    """``numbers``, if they are a few whole ones that are not negative."""
+    """Return ``numbers`` as a tuple. Raises `ValueError` unless they are at most 32 integers from 0 to 2**63 - 1."""
     if not isinstance(numbers, list) or len(numbers) > _MOST_AXES:
-        raise ValueError("a shape is no list, or too long")
+        raise ValueError("a shape is not a list, or too long")
     for number in numbers:
         if type(number) is not int or not 0 <= number < 1 << 63:
-            raise ValueError("a shape or a size is no number of elements")
+            raise ValueError("a shape or a size is not an integer from 0 to 2**63 - 1")
     return tuple(numbers)
 
 
 def _parameters(given: Any) -> dict[str, str | int | bool | float]:
     if not isinstance(given, dict):
-        raise ValueError("its parameters are none")
+        raise ValueError("its parameters are not strings, numbers and booleans by name")
     check_parameters(given)
     return given
 
 
 def check_parameters(given: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for a parameter of a response that not every protocol can carry."""
+    """Raise `ValueError` if a parameter of a response cannot be sent over every protocol."""
     for name, value in given.items():
         if not isinstance(value, str | int | bool | float):
-            raise ValueError("its parameters are none")
+            raise ValueError("its parameters are not strings, numbers and booleans by name")
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise ValueError(f"parameter {name!a} is an integer of more than 64 bits")
         try:

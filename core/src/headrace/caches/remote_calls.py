@@ -1,4 +1,4 @@
-"""Asks a cache that may block: on threads, not for longer than a request should wait, and not while it fails."""
+"""Calls a cache that may block: on threads, with a timeout, and not for a while after it has failed."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from headrace.telemetry.pacing import paced
 
 log = paced(__name__)
 
-#: How long a request waits for a cache before its model is asked.
-PATIENCE_S = 1.0
-#: How long a cache that has failed is left alone.
-REST_S = 1.0
-#: Questions, and responses to keep, that may wait for a thread.
+#: A request waits this long for the cache; then its model executes it.
+TIMEOUT_S = 1.0
+#: After a failure, the cache is not called for this long.
+RETRY_S = 1.0
+#: The most lookups, and the most responses to store, that are queued or running.
 WAITING = 256
 
-#: Takes what a cache has; an error if it could not say.
+#: Called with the result of a lookup: a response, None, or the error of the cache.
 Found: TypeAlias = Callable[["CachedResponse | Exception | None"], None]
 
 
 class RemoteCalls:
-    """The threads that ask ``cache``. Event loop only; one per server."""
+    """Calls ``cache`` on threads. Event loop only; one per server."""
 
     def __init__(self, cache: ResponseCache, loop: asyncio.AbstractEventLoop) -> None:
         self._cache, self._loop = cache, loop
         self._pool = ThreadPoolExecutor(cache.threads, "headrace-cache")
         self._getting = self._putting = 0
-        # A cache that is full may answer and keep nothing, so both are left alone by themselves.
-        self._get_rests_until = self._put_rests_until = 0.0
+        # Lookups and stores pause independently: a cache that is full may answer lookups and refuse to store.
+        self._get_paused_until = self._put_paused_until = 0.0
         self._get_has_failed = self._put_has_failed = False
 
     def get(self, key: bytes, check: Callable[[CachedResponse], None], found: Found) -> bool:
-        """Have ``found`` called with what the cache has under ``key``, soon; False if it is not asked now.
+        """Look up ``key``; ``found`` is called with the result. Return False if the cache is not called now.
 
-        ``check`` is called on the thread, and raises if that is not the answer of the model.
+        ``check`` is called with a response, on the thread. It raises if the model could not have sent it.
         """
-        # Of one that has failed, one question tells whether it answers again: it may hang, and keep a thread.
-        if monotonic() < self._get_rests_until or self._getting >= (1 if self._get_has_failed else WAITING):
+        # After a failure, one lookup at a time shows whether the cache works again: it may hang and block a thread.
+        if monotonic() < self._get_paused_until or self._getting >= (1 if self._get_has_failed else WAITING):
             return False
         self._getting += 1
-        waiting = _Question(self, found)
-        self._pool.submit(self._get, key, check, waiting)
+        lookup = _Lookup(self, found)
+        self._pool.submit(self._get, key, check, lookup)
         return True
 
     def put(self, key: bytes, response: CachedResponse, failed: Callable[[Exception], None]) -> None:
-        """Have the cache keep ``response``; nothing while it is left alone."""
-        if self._get_has_failed or monotonic() < self._put_rests_until:
+        """Store ``response``. Do nothing while the cache is paused after a failure."""
+        if self._get_has_failed or monotonic() < self._put_paused_until:
             return
         if self._putting >= WAITING:
             failed(Unavailable(f"{WAITING} responses wait for the response cache"))
@@ -61,21 +61,21 @@ class RemoteCalls:
         self._pool.submit(self._put, key, response, failed)
 
     def close(self) -> None:
-        """No further question. Blocks while the cache is closed."""
+        """Drop all queued calls and close the cache. Blocks until it is closed."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._cache.close()
 
     # ------------------------------------------------------------------ threads
 
-    def _get(self, key: bytes, check: Callable[[CachedResponse], None], question: _Question) -> None:
+    def _get(self, key: bytes, check: Callable[[CachedResponse], None], lookup: _Lookup) -> None:
         outcome: CachedResponse | Exception | None
         try:
             outcome = self._cache.get(key)
             if outcome is not None:
                 check(outcome)
-        except BaseException as error:  # a stranger's, and SystemExit is no better
+        except BaseException as error:  # raised by the plugin's code; SystemExit must not end the thread, either
             outcome = _plain(error)
-        self._tell(self._got, question, outcome)
+        self._call_soon(self._got, lookup, outcome)
 
     def _put(self, key: bytes, response: CachedResponse, failed: Callable[[Exception], None]) -> None:
         outcome: Exception | None = None
@@ -83,27 +83,27 @@ class RemoteCalls:
             self._cache.put(key, response)
         except BaseException as error:
             outcome = _plain(error)
-        self._tell(self._has_put, failed, outcome)
+        self._call_soon(self._has_put, failed, outcome)
 
-    def _tell(self, call: Callable[..., None], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+    def _call_soon(self, call: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call, *arguments)
 
     # ------------------------------------------------------------------ event loop
 
-    def _got(self, question: _Question, outcome: CachedResponse | Exception | None) -> None:
+    def _got(self, lookup: _Lookup, outcome: CachedResponse | Exception | None) -> None:
         self._getting -= 1
-        if isinstance(outcome, InvalidArgument):  # one entry is wrong: a miss, for which the cache is not left alone
+        if isinstance(outcome, InvalidArgument):  # one entry is wrong: a miss, after which the cache is not paused
             log.warning("response cache '%s' has an entry that is not used: %s", self._cache.name, outcome.message)
             self._note(None)
         else:
             self._note(outcome)
-        question.settle(outcome)
+        lookup.settle(outcome)
 
     def _has_put(self, failed: Callable[[Exception], None], outcome: Exception | None) -> None:
         self._putting -= 1
         if outcome is not None:
-            self._put_rests_until = monotonic() + REST_S
+            self._put_paused_until = monotonic() + RETRY_S
             if not (self._put_has_failed or self._get_has_failed):
                 log.warning("response cache '%s' keeps no further answers: %s", self._cache.name, summary(outcome))
                 self._put_has_failed = True
@@ -112,19 +112,21 @@ class RemoteCalls:
             log.info("response cache '%s' keeps answers again", self._cache.name)
             self._put_has_failed = False
 
-    def timed_out(self, question: _Question) -> None:
-        error = Unavailable(f"no answer within {PATIENCE_S:g} s")
+    def timed_out(self, lookup: _Lookup) -> None:
+        """Fail ``lookup``: the cache has not answered in time."""
+        error = Unavailable(f"no answer within {TIMEOUT_S:g} s")
         self._note(error)
-        question.settle(error)
+        lookup.settle(error)
 
     def _note(self, outcome: object) -> None:
+        """Log when lookups start to fail and when they work again; pause them after a failure."""
         if not isinstance(outcome, Exception):
             if self._get_has_failed:
                 log.info("response cache '%s' answers again", self._cache.name)
             self._get_has_failed = False
             return
-        self._get_rests_until = monotonic() + REST_S
-        if not self._get_has_failed:  # what follows is counted, and said once
+        self._get_paused_until = monotonic() + RETRY_S
+        if not self._get_has_failed:  # further failures are counted, and not logged
             log.warning("response cache '%s' failed, so models answer: %s", self._cache.name, summary(outcome))
         self._get_has_failed = True
 
@@ -133,16 +135,17 @@ class RemoteCalls:
         return self._loop
 
 
-class _Question:
-    """Somebody who waits for the cache, until it answers or his patience is over."""
+class _Lookup:
+    """A request that waits for the cache, at most `TIMEOUT_S`."""
 
     __slots__ = ("_found", "_timer")
 
     def __init__(self, calls: RemoteCalls, found: Found) -> None:
         self._found: Found | None = found
-        self._timer = calls.loop.call_later(PATIENCE_S, calls.timed_out, self)
+        self._timer = calls.loop.call_later(TIMEOUT_S, calls.timed_out, self)
 
     def settle(self, outcome: CachedResponse | Exception | None) -> None:
+        """Give ``outcome`` to the request, unless it has been given one."""
         found, self._found = self._found, None
         self._timer.cancel()
         if found is not None:
@@ -150,6 +153,6 @@ class _Question:
 
 
 def _plain(error: BaseException) -> Exception:
-    """``error`` without the frames that it came through, and what they hold."""
+    """Return ``error`` without its traceback, which would keep the variables of its frames alive."""
     error = error.with_traceback(None)
     return error if isinstance(error, Exception) else Unavailable(summary(error))
