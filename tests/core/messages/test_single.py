@@ -1,4 +1,4 @@
-"""One answer out of whatever a model sends."""
+"""Exactly one answer, however many a model sends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kept(SingleAnswer):
 
 
 def told(*answers: Answer) -> list[InferResponse | HeadraceError]:
-    """What it settles on when told ``answers``, the last of them final."""
+    """Return the single answer to ``answers``, of which the last is final."""
     kept = Kept()
     for answer in answers[:-1]:
         kept(answer, False)

@@ -1,4 +1,4 @@
-"""The strings of a large tensor are those that a walk from one to the next finds."""
+"""`find` returns the same strings of a large tensor as a walk from each string to the next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.messages.tensor import BytesTensor
 
 
 def walk(data: bytes) -> list[int]:
-    """The offsets, one step per string: slow, and the rule itself. Raises `InvalidArgument`."""
+    """Return the offsets by the definition, one step per string. Raises `InvalidArgument`."""
     position, offsets = 0, [0]
     while position < len(data):
         if len(data) - position < 4:
@@ -53,7 +53,7 @@ item = st.one_of(text, st.just(b""), zeros, st.binary(max_size=300), long)
 
 @st.composite
 def many(draw: st.DrawFn) -> list[bytes]:
-    """Runs of strings alike, as long as several windows, with others between them."""
+    """Return runs of similar strings, as long as several windows, with other strings between them."""
     items: list[bytes] = []
     for _ in range(draw(st.integers(1, 4))):
         run = draw(st.lists(st.one_of(text, text, st.just(b""), zeros), min_size=1, max_size=6))

@@ -1,4 +1,4 @@
-"""A request never changes; what becomes of it is its ticket's."""
+"""A request never changes; the state of its execution is in its ticket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIELDS = [field.name for field in fields(InferRequest) if field.init]
 
 
 class Held:
-    """Something that a request holds, and that says when it is freed."""
+    """An object that a request refers to, which records when it is freed."""
 
 
 def ticket_for(request: InferRequest) -> Ticket:

@@ -1,7 +1,7 @@
-"""The data types of the v2 protocol: one table, read in every direction.
+"""The data types of the v2 protocol, and tables to find one by its names or its NumPy dtype.
 
-Source: docs/spec/behaviours.md section 3.1. A name on the wire (``FP32``), a name in a config
-(``TYPE_FP32``) and a NumPy dtype are three spellings of one `DataType`.
+Source: docs/spec/behaviours.md section 3.1. A `DataType` has a name in the protocol (``FP32``), a name and a number in
+a config (``TYPE_FP32``), and a NumPy dtype.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy.typing as npt
 
 try:
     from ml_dtypes import bfloat16
-except ImportError:  # an extra, and a model's own environment may lack it: two raw bytes per element
+except ImportError:  # an optional package, which a model's environment may lack: then an element is two raw bytes
     bfloat16 = "V2"
-#: Whether arrays of BF16 can be computed with.
+#: True if NumPy can compute with arrays of BF16.
 HAS_BFLOAT16 = bfloat16 != "V2"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataType:
-    """One data type. ``itemsize`` is in bytes; 0 for ``BYTES``, whose elements vary.
+    """One data type. ``itemsize`` is in bytes; 0 for ``BYTES``, whose elements vary in size.
 
-    Compared by identity: the fourteen below are all there are.
+    Compared by identity: the fourteen below are the only instances.
     """
 
     name: str

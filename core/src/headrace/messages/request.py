@@ -1,4 +1,4 @@
-"""One inference request: what a caller asks of a model."""
+"""An inference request to a model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 Parameter: TypeAlias = "str | int | bool | float"
 
-#: Inputs that a request may have. No model comes near; decoding many more would hold the event loop.
+#: The most inputs of a request. No model has nearly as many; to decode many more would block the event loop.
 MAX_INPUTS = 4096
 
 
 @dataclass(slots=True, frozen=True)
 class Undecoded:
-    """An input that cannot become a `Tensor`: its bytes contradict its shape, or its data type
-    is unknown. ``Signature.check`` always refuses it, and words the refusal in Triton's order."""
+    """An input that cannot be decoded to a `Tensor`: its bytes do not fit its shape, or its data type is unknown.
+    ``Signature.check`` always refuses it; it finds Triton's first error in Triton's order."""
 
     datatype: str
     shape: tuple[int, ...]
@@ -36,14 +36,14 @@ class Undecoded:
         return prod(self.shape)
 
 
-# Not ``frozen``: that would make the construction of a request several times as dear. ``Final`` has the type checker
-# refuse every assignment, and the tests run with a class that refuses it, too.
+# Not ``frozen``: that would make the construction of a request several times slower. With ``Final``, the type checker
+# refuses every assignment, and the tests run with a class that refuses it at run time.
 @dataclass(slots=True, eq=False)
 class InferRequest:
-    """What a caller asks of a model; it never changes. Compared and hashed by identity.
+    """An inference request. It never changes. Compared and hashed by identity.
 
-    ``inputs`` are views on the received buffer, in the order sent. ``outputs`` are the names
-    requested; empty means all. ``timeout_us`` 0 means none. What becomes of it is its `Ticket`'s.
+    ``inputs`` are views of the receive buffer, in the order sent. ``outputs`` are the names of the requested outputs;
+    empty means all. ``timeout_us`` 0 means no timeout. The state of its execution is in its `Ticket`.
     """
 
     model_name: Final[str]
@@ -59,31 +59,31 @@ class InferRequest:
     sequence_end: Final[bool] = False
     #: The models whose executions wait for this request, outermost first; empty unless a model sent it.
     callers: Final[tuple[str, ...]] = ()
-    #: The request in whose execution a model sent this one; None for a client's.
+    #: The request whose execution sent this one; None for a client's request.
     caller: Final[InferRequest | None] = None
-    #: Whether the sender takes any number of responses. Clients' requests leave it to their transport.
+    #: True if the sender accepts any number of responses. Set by models only: for a client, its transport decides.
     decoupled: Final[bool] = False
-    #: The same for requests that differ in their ids and the bytes of their tensors only, of which none are strings;
-    #: None where nobody has noticed. Whether a model takes one of them, it takes all.
+    #: An object shared by requests that differ only in ids and in tensor bytes, and have no strings; None if that was
+    #: not detected. A model accepts either all of them or none.
     alike: Final[object] = None
-    #: Set by `expire_at`, for the few that are to be answered by a time, and by `send_as`.
+    #: Set by `expire_at`, on the few requests that have a deadline, and by `send_as`.
     _deadline_ns: int = field(init=False, repr=False)
-    #: Set by `send_as`, where the server has interceptors.
+    #: Set by `send_as`, if the server has interceptors.
     _sender: Caller = field(init=False, repr=False)
-    #: Set by `Ticket.begin`; by `Ticket.end`, because they would keep each other, to whether it was cancelled.
+    #: The ticket, set by `Ticket.begin`. `Ticket.end` replaces it with its ``cancelled``, to break the reference cycle.
     _execution: Ticket | bool = field(init=False, repr=False)
 
     @property
     def cancelled(self) -> bool:
-        """Whether the caller has gone, or wants no more. For the instance that executes the request: before, it is
-        False. Any thread."""
+        """True if the caller has disconnected or wants no further responses. For the instance that executes the
+        request: it is False before the execution. Any thread."""
         execution = getattr(self, "_execution", False)
         return execution if isinstance(execution, bool) else execution.cancelled
 
     @property
     def deadline_ns(self) -> int:
-        """When nobody wants an answer any more, to this request or to that for which a model sent it; 0 for never.
-        Monotonic."""
+        """The deadline of this request, or else of the request whose execution sent it, in nanoseconds of the monotonic
+        clock; 0 for none."""
         request: InferRequest | None = self
         while request is not None:
             deadline_ns: int = getattr(request, "_deadline_ns", 0)
@@ -94,7 +94,8 @@ class InferRequest:
 
     @property
     def sender(self) -> Caller | None:
-        """Who sent this request, or that for which a model sent it; None if the server has no interceptors."""
+        """The sender of this request, or else of the request whose execution sent it; None if the server has no
+        interceptors."""
         request: InferRequest | None = self
         while request is not None:
             sender: Caller | None = getattr(request, "_sender", None)
@@ -105,7 +106,7 @@ class InferRequest:
 
     @property
     def has_terms(self) -> bool:
-        """True if this request, or that for which a model sent it, may have a deadline or a sender."""
+        """True if this request, or one whose execution sent it, may have a deadline or a sender."""
         request: InferRequest | None = self
         while request is not None:
             if hasattr(request, "_deadline_ns"):
@@ -114,34 +115,34 @@ class InferRequest:
         return False
 
     def send_as(self, caller: Caller) -> None:
-        """Say who sends this request. To be called before it is submitted."""
+        """Set the sender. Call this before the request is submitted."""
         self._sender = caller
         if not hasattr(self, "_deadline_ns"):
-            self._deadline_ns = 0  # `_altered` looks for it only
+            self._deadline_ns = 0  # `_altered` and `has_terms` check only this attribute
 
     def expire_at(self, deadline_ns: int) -> None:
-        """Say when nobody wants an answer any more. For whoever made the request, before it is submitted: what cancels
-        it then is the sender's, too."""
+        """Set the deadline. Only the sender may call this, before it submits the request. The sender must also cancel
+        the request at that time."""
         self._deadline_ns = deadline_ns
 
     def with_inputs(self, inputs: Mapping[str, Tensor | Undecoded]) -> InferRequest:
-        """The same request with other inputs."""
+        """Return the same request with other inputs."""
         return self._altered(inputs, self.outputs, self.parameters)
 
     def with_outputs(self, outputs: Sequence[str]) -> InferRequest:
-        """The same request for other outputs."""
+        """Return the same request for other outputs."""
         return self._altered(self.inputs, outputs, self.parameters)
 
     def with_parameters(self, parameters: Mapping[str, Parameter]) -> InferRequest:
-        """The same request with other parameters."""
+        """Return the same request with other parameters."""
         return self._altered(self.inputs, self.outputs, parameters)
 
     def with_timeout(self, timeout_us: int) -> InferRequest:
-        """The same request with another timeout."""
+        """Return the same request with another timeout."""
         return self._altered(self.inputs, self.outputs, self.parameters, timeout_us)
 
     def with_sequence(self, id: int | str, start: bool, end: bool) -> InferRequest:
-        """The same request as one of the sequence ``id``, with these flags."""
+        """Return the same request as a request of the sequence ``id``, with these flags."""
         return self._altered(self.inputs, self.outputs, self.parameters, None, (id, start, end))
 
     def _altered(
@@ -154,7 +155,7 @@ class InferRequest:
     ) -> InferRequest:
         sequence_id, start, end = sequence or (self.sequence_id, self.sequence_start, self.sequence_end)
         kind = type(self)
-        # Every request of a sequence whose model is told of it, or has a state, comes this way.
+        # On the hot path of sequences: all their requests whose model gets control inputs or a state are altered here.
         altered = kind(
             self.model_name,
             inputs,
@@ -179,7 +180,7 @@ class InferRequest:
         return altered
 
     def _further(self) -> tuple[Any, ...]:
-        """The fields that a subclass has besides, in the order of its constructor."""
+        """Return the fields that a subclass adds, in the order of its constructor."""
         return ()
 
     @property
@@ -193,12 +194,12 @@ class InferRequest:
 
 
 def log_id(request_id: str) -> str:
-    """`InferRequest.log_id`, for what is said before there is a request."""
+    """Return `InferRequest.log_id`, for messages before there is a request."""
     return f"[request id: {request_id or '<id_unknown>'}] "
 
 
 def too_many_inputs(count: int) -> InvalidArgument:
-    """What a frontend raises instead of decoding more than `MAX_INPUTS`."""
+    """Return the error for a request with more than `MAX_INPUTS` inputs, which a frontend does not decode."""
     return InvalidArgument(f"request has {count} inputs, the limit is {MAX_INPUTS}")
 
 

@@ -1,4 +1,4 @@
-"""One answer to an inference request."""
+"""An answer to an inference request."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headrace.messages.tensor import Tensor
 
 @dataclass(slots=True, eq=False)
 class InferResponse:
-    """``outputs`` in the order the model declares them, restricted to those requested.
+    """A response: ``outputs`` are the requested ones, in the order in which the model declares them.
 
-    Backends may leave ``model_name``, ``model_version`` and ``id`` empty: core fills them in.
-    ``parameters`` values are str, int, bool or float.
+    Backends may leave ``model_name``, ``model_version`` and ``id`` empty: core fills them in. The values of
+    ``parameters`` are str, int, bool or float.
     """
 
     outputs: Mapping[str, Tensor]
@@ -25,5 +25,5 @@ class InferResponse:
     id: str = ""
 
 
-#: What a request is given; None ends one whose responses have already gone out.
+#: An answer to a request: a response, an error, or None as the last answer if all responses have been sent.
 Answer: TypeAlias = InferResponse | HeadraceError | None

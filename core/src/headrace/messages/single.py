@@ -1,4 +1,4 @@
-"""The one answer to a request, whatever its model sends."""
+"""Exactly one answer to a request, however many its model sends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headrace.messages.ticket import Ticket
 
 
 class SingleAnswer(ABC):
-    """A `Respond` that settles once, when the last answer has come. Event loop only.
+    """A `Respond` that calls `settle` once, with the last answer. Event loop only.
 
-    The first error goes before everything else; more or fewer responses than one are an error, in
-    Triton's words.
+    If there was an error, the first one is the answer. If there was not exactly one response, the answer is Triton's
+    error for that.
     """
 
     __slots__ = ("_answer", "_count")
@@ -24,7 +24,7 @@ class SingleAnswer(ABC):
         self._count = 0
 
     def __call__(self, answer: Answer, final: bool) -> None:
-        if final and answer is not None and not self._count:  # nearly always
+        if final and answer is not None and not self._count:  # the usual case
             self.settle(answer)
             return
         if answer is not None:
@@ -39,7 +39,7 @@ class SingleAnswer(ABC):
 
     @abstractmethod
     def settle(self, answer: InferResponse | HeadraceError) -> None:
-        """Take the answer. Called once."""
+        """Handle the answer. Called once."""
 
 
 class AwaitedAnswer(SingleAnswer):
@@ -49,18 +49,16 @@ class AwaitedAnswer(SingleAnswer):
 
     def __init__(self) -> None:
         super().__init__()
-        # An error is a result, too: as an exception it would be logged when the caller has gone.
+        # An error is set as a result: asyncio would log an exception that no task retrieves after a disconnect.
         self._future: asyncio.Future[InferResponse | HeadraceError] = asyncio.get_running_loop().create_future()
 
     def settle(self, answer: InferResponse | HeadraceError) -> None:
-        if not self._future.done():  # done: the caller has gone
+        if not self._future.done():  # done: the caller was cancelled
             self._future.set_result(answer)
 
     async def to(self, ticket: Ticket) -> InferResponse:
-        """The response to ``ticket``, which has been submitted; cancelling cancels it.
-
-        Raises the `HeadraceError` that it was answered with.
-        """
+        """Wait for the response to ``ticket``, which must have been submitted, and return it. If the task is cancelled,
+        so is the request. Raises the `HeadraceError` if the answer is one."""
         try:
             answer = await self._future
         except asyncio.CancelledError:

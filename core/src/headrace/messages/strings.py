@@ -1,9 +1,9 @@
-"""Strings in the wire form of the protocol: found, cut and joined by the million.
+"""Finds, splits and joins strings in the wire form of the protocol, fast enough for millions of them.
 
-In wire form each string is its length, a little-endian uint32, and then its bytes (docs/spec/behaviours.md
-section 3.1). The places of the lengths follow from one another, so finding them means a step per
-string. Steps of Python are slow; where the bytes look like short strings NumPy guesses the places of
-a whole window, and those are taken that lead from one to the next.
+In wire form, each string is its length, a little-endian uint32, followed by its bytes (docs/spec/behaviours.md section
+3.1). Each length gives the place of the next one, so finding all takes one step per string, which is slow in Python.
+Where the bytes look like short strings, NumPy guesses the places of a whole window; places are accepted as long as
+each leads to the next.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 Offsets: TypeAlias = "npt.NDArray[np.int64]"
 
 _LENGTH = Struct("<I")
-#: Bytes in which places are guessed at a time: they stay in the cache, and bound what is held.
+#: The bytes in which places are guessed at a time: small enough for the CPU's cache, and to bound the memory used.
 _WINDOW = 32 * 1024
-#: Bytes to go in steps after a guess that was not worth it.
+#: After a guess that found too little, this many bytes are walked string by string.
 _WALK = 4 * _WINDOW
-#: Bytes below which nothing is guessed.
+#: In fewer bytes than this, nothing is guessed.
 _SMALL = 1024
-#: Strings below which a step for each is faster than one call for all.
+#: For fewer strings than this, a step for each is faster than one call for all.
 _FEW = 64
-#: Strings that one guess must find to be no slower than steps.
+#: A guess that finds fewer strings than this is slower than walking.
 _WORTH = 256
-#: Strings that are cut with one format.
+#: The number of strings that are split with one format.
 _CUT = 4096
 
 
 def find(buffer: memoryview) -> Offsets:
-    """Where each whole string in ``buffer`` begins, and where the last of them ends: i64[strings + 1].
+    """Return the start of each whole string in ``buffer``, and the end of the last one: i64[strings + 1].
 
-    The buffer is well formed if that end is its own.
+    The buffer is well-formed if that end is the end of the buffer.
     """
     if buffer.nbytes < _SMALL:
         places, end = _walk(buffer, 0, _SMALL)
@@ -52,14 +52,14 @@ def find(buffer: memoryview) -> Offsets:
 
 
 def split(buffer: memoryview, offsets: Offsets) -> list[bytes]:
-    """The strings whose places `find` has found. Copies each."""
+    """Return the strings at the ``offsets`` that `find` returned. Copies each."""
     if len(offsets) <= _FEW:
         return [bytes(buffer[begin + 4 : end]) for begin, end in pairwise(offsets.tolist())]
     lengths, items = (np.diff(offsets) - 4).tolist(), list[bytes]()
     cuts = {length: f"4x{length}s" for length in set(lengths)}
     position = 0
     for first in range(0, len(lengths), _CUT):
-        # One call that cuts many takes half the time of a slice for each.
+        # One call for many strings takes half the time of a slice for each.
         cut = Struct("<" + "".join([cuts[length] for length in lengths[first : first + _CUT]]))
         items += cut.unpack_from(buffer, position)
         position += cut.size
@@ -67,7 +67,7 @@ def split(buffer: memoryview, offsets: Offsets) -> list[bytes]:
 
 
 def join(items: Sequence[bytes]) -> tuple[Buffer, Offsets | None]:
-    """``items`` in wire form, and their places unless they are as quickly found. Copies each once."""
+    """Return ``items`` in wire form, and their offsets, or None for few items: `find` is as fast. Copies each once."""
     if len(items) < _FEW:
         pack = _LENGTH.pack
         return b"".join([part for item in items for part in (pack(len(item)), item)]), None
@@ -81,14 +81,14 @@ def join(items: Sequence[bytes]) -> tuple[Buffer, Offsets | None]:
 
 
 def ends(sizes: Offsets) -> Offsets:
-    """Where strings that take ``sizes`` bytes in wire form begin, and where the last ends."""
+    """Return the offsets of strings that take ``sizes`` bytes each in wire form, and the end of the last one."""
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
 
 
 def _walk(buffer: memoryview, position: int, stop: int) -> tuple[list[int], int]:
-    """The places of the whole strings that begin from ``position`` to before ``stop``, and their end."""
+    """Return the starts of the whole strings that begin at ``position`` or later, before ``stop``; and their end."""
     unpack, places = _LENGTH.unpack_from, list[int]()
     stop = min(stop, buffer.nbytes - 3)
     while position < stop:
@@ -100,11 +100,12 @@ def _walk(buffer: memoryview, position: int, stop: int) -> tuple[list[int], int]
 
 
 def _guess(buffer: memoryview, begin: int) -> tuple[Offsets, int]:
-    """The places of strings below 256 bytes from ``begin`` on, as far as they are plain, and their end.
+    """Return the starts of strings of less than 256 bytes from ``begin`` on, as far as guessing finds them; and their
+    end.
 
-    The length of such a string is a byte before three zeros. Where there are more zeros, as empty
-    strings have them, the last three belong to a length, and so does each fourth before. Zeros in
-    a string can make that wrong: places are right as far as each leads to the next.
+    The length of such a string is one byte and three zeros. A longer run of zeros comes from empty strings: its last
+    three zeros belong to a length, and so does each fourth one before. Zeros inside a string break that rule. So starts
+    are only accepted as long as each leads to the next.
     """
     if bytes(buffer[begin + 1 : begin + 4]) != b"\0\0\0":
         return np.empty(0, np.int64), begin
@@ -124,7 +125,7 @@ def _guess(buffer: memoryview, begin: int) -> tuple[Offsets, int]:
 
 
 def _leading(window: npt.NDArray[np.uint8], places: Offsets) -> int:
-    """How many of ``places`` lead from the first byte of ``window`` to one another."""
+    """Return how many of ``places`` form a chain from the first byte of ``window``, each leading to the next."""
     if not len(places) or places[0]:
         return 0
     wrong = np.flatnonzero(places[:-1] + 4 + window[places[:-1]] != places[1:])
@@ -132,7 +133,7 @@ def _leading(window: npt.NDArray[np.uint8], places: Offsets) -> int:
 
 
 def _fourths(places: Offsets) -> Offsets:
-    """Of ``places`` side by side the last, and every fourth before it."""
+    """Return, of each run of adjacent ``places``, the last one and every fourth one before it."""
     last = np.append(np.flatnonzero(np.diff(places) > 1), len(places) - 1)
     before = np.repeat(places[last], np.diff(last, prepend=-1)) - places
     fourths: Offsets = places[before % 4 == 0]

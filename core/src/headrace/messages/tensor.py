@@ -1,8 +1,8 @@
 """Tensors: NumPy arrays, and strings that stay in wire form.
 
-A `Tensor` is either an ``np.ndarray`` (every fixed-size data type, BF16 as
-``ml_dtypes.bfloat16``) or a `BytesTensor`. Both have ``shape`` and both are immutable in
-spirit: an input belongs to its request, and a backend that wants to write makes a copy.
+A `Tensor` is either an ``np.ndarray`` (every data type of fixed size, BF16 as ``ml_dtypes.bfloat16``) or a
+`BytesTensor`. Treat both as read-only: an input belongs to its request, and a backend that writes to it must copy it
+first.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from headrace.messages.dtypes import DataType
 
 
 class BytesTensor:
-    """Strings in the wire form of the protocol, boxed only when somebody asks.
+    """Strings in the wire form of the protocol. Python objects are made only on request.
 
-    ``buffer`` holds, for each element in row-major order, its length as a little-endian uint32
-    and then its bytes (docs/spec/behaviours.md section 3.1). ``offsets`` i64[elements + 1] are the
-    positions of the length words, and the end; they are found once, on first use.
+    ``buffer`` holds, for each element in row-major order, its length as a little-endian uint32 and then its bytes
+    (docs/spec/behaviours.md section 3.1). ``offsets`` i64[elements + 1] are the positions of the lengths, and the end;
+    they are computed on first use.
     """
 
     __slots__ = ("_offsets", "buffer", "shape")
@@ -50,19 +50,19 @@ class BytesTensor:
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
-        """Positions of the length words, and the end; raises `InvalidArgument` if malformed."""
+        """The positions of the lengths, and the end. Raises `InvalidArgument` if the buffer is malformed."""
         if self._offsets is None:
             self._offsets = _checked(self.buffer, strings.find(self.buffer))
         return self._offsets
 
     @property
     def size(self) -> int:
-        """Number of elements that the shape asks for."""
+        """The number of elements of the shape."""
         return prod(self.shape)
 
     @property
     def is_complete(self) -> bool:
-        """Whether there are as many strings as the shape asks for, and well formed."""
+        """True if the buffer is well-formed and has as many strings as the shape has elements."""
         try:
             return len(self.offsets) == self.size + 1
         except InvalidArgument:
@@ -70,7 +70,7 @@ class BytesTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in wire form, length words included."""
+        """The number of bytes in wire form, lengths included."""
         return self.buffer.nbytes
 
     @property
@@ -78,11 +78,11 @@ class BytesTensor:
         return len(self.shape)
 
     def items(self) -> list[bytes]:
-        """All elements in row-major order. Copies every string."""
+        """Return all elements in row-major order. Copies every string."""
         return strings.split(self.buffer, self.offsets)
 
     def to_objects(self) -> npt.NDArray[np.object_]:
-        """The elements as ``bytes`` in an object array of this shape. Boxes every string."""
+        """Return the elements as ``bytes`` in an object array of this shape. Copies every string."""
         array = np.empty(self.size, dtype=np.object_)
         array[:] = self.items()
         return array.reshape(self.shape)
@@ -91,11 +91,11 @@ class BytesTensor:
         return self.to_objects() if dtype is None else self.to_objects().astype(dtype)
 
     def reshape(self, shape: Sequence[int]) -> BytesTensor:
-        """The same elements under another shape; shares the buffer."""
+        """Return the same elements in another shape. Shares the buffer."""
         return BytesTensor(self.buffer, shape, self._offsets)
 
     def rows(self, begin: int, end: int) -> BytesTensor:
-        """Rows ``begin:end`` of the first axis; shares the buffer."""
+        """Return rows ``begin:end`` of the first axis. Shares the buffer."""
         per_row = prod(self.shape[1:])
         offsets = self.offsets[begin * per_row : end * per_row + 1]
         first, last = int(offsets[0]), int(offsets[-1])
@@ -105,14 +105,14 @@ class BytesTensor:
         return f"BytesTensor(shape={list(self.shape)}, nbytes={self.nbytes})"
 
 
-#: Tensors below this are copied sooner than viewed.
+#: For a tensor of fewer bytes, a copy is faster than a view.
 SMALL_BYTES = 4096
 
 Tensor: TypeAlias = "npt.NDArray[Any] | BytesTensor"
 
 
 def data_type(tensor: Tensor) -> DataType:
-    """The data type of ``tensor``; raises `InvalidArgument` for a dtype the protocol lacks."""
+    """Return the data type of ``tensor``. Raises `InvalidArgument` for a dtype that the protocol lacks."""
     if isinstance(tensor, BytesTensor):
         return dtypes.BYTES
     found = dtypes.BY_NUMPY.get(tensor.dtype)
@@ -121,16 +121,16 @@ def data_type(tensor: Tensor) -> DataType:
     return found
 
 
-#: The dtype object of each data type. NumPy has others that are equal to it but not the same object: ``longlong``
-#: equals ``int64``. Engines tell them apart by number or character, and refuse one of the two.
+#: The dtype object of each data type. NumPy has other objects that are equal to it: ``longlong`` equals ``int64``.
+#: Engines distinguish them by number or character, and refuse one of the two.
 _CANONICAL = {datatype.numpy: datatype.numpy for datatype in dtypes.ALL if datatype is not dtypes.BYTES}
 
 
 def as_tensor(value: npt.ArrayLike | BytesTensor) -> Tensor:
-    """Return ``value`` as a tensor: strings and objects in wire form, arrays uncopied with the canonical dtype.
+    """Return ``value`` as a tensor: strings and objects in wire form, other arrays with the dtype of `_CANONICAL`.
 
-    Only an array in another byte order is copied. Everything that enters from outside passes here: outputs of backends,
-    and the arrays of `headrace.Server.infer`.
+    An array is only copied if its byte order is not the machine's. All arrays from outside are converted here: outputs
+    of backends, and the inputs of `headrace.Server.infer`.
     """
     if isinstance(value, BytesTensor):
         return value
@@ -147,9 +147,9 @@ def as_tensor(value: npt.ArrayLike | BytesTensor) -> Tensor:
 
 
 def wire_view(tensor: Tensor) -> memoryview:
-    """The bytes of ``tensor`` as the protocol carries them: little-endian, row-major.
+    """Return the bytes of ``tensor`` as the protocol carries them: little-endian, row-major.
 
-    A view when the tensor is contiguous, which is the rule; a copy when it is not.
+    They are a view if the tensor is contiguous, which is usual, and else a copy.
     """
     if isinstance(tensor, BytesTensor):
         return tensor.buffer
@@ -160,19 +160,20 @@ def wire_view(tensor: Tensor) -> memoryview:
 
 
 def wire_bytes(tensor: Tensor) -> bytes | memoryview:
-    """`wire_view`, or a copy of a small tensor, which costs a tenth of a view."""
+    """Return `wire_view`, or, for a small array, a copy: it costs a tenth of a view."""
     if tensor.nbytes < SMALL_BYTES and not isinstance(tensor, BytesTensor):
         return tensor.tobytes()
     return wire_view(tensor)
 
 
-#: As much is copied without letting go of the interpreter's lock, in 20 us: to have it again from a busy event loop may
-#: take ten times as long.
+#: Up to this many bytes are copied without releasing the GIL, in 20 us: to get it back from a busy event loop may take
+#: ten times as long.
 _COPIED_AT_ONCE = 1 << 18
 
 
 def concatenate(tensors: Sequence[Tensor]) -> Tensor:
-    """Stack along the first axis; all have the same data type and the same other dims. Copies every element once."""
+    """Concatenate ``tensors`` along the first axis. All must have the same data type and the same other dims. Copies
+    every element once."""
     first = tensors[0]
     if not isinstance(first, BytesTensor):
         return _stacked(tensors, first)  # type: ignore[arg-type]  # all are of one kind
@@ -187,7 +188,7 @@ def _stacked(arrays: Sequence[npt.NDArray[Any]], first: npt.NDArray[Any]) -> npt
     if sum([array.nbytes for array in arrays]) <= _COPIED_AT_ONCE:
         try:
             joined = bytearray().join(arrays)  # type: ignore[arg-type]  # typeshed's arrays are buffers from 3.12 on
-        except (TypeError, ValueError):  # BF16 has no buffer, and what is no C array none in this order
+        except (TypeError, ValueError):  # BF16 arrays have no buffer, and arrays in another order no C-contiguous one
             pass
         else:
             stacked = np.ndarray((sum(map(len, arrays)), *first.shape[1:]), first.dtype, joined)
@@ -206,7 +207,7 @@ def _encode(items: list[Any]) -> list[bytes]:
 
 
 def _checked(buffer: memoryview, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """``offsets``, if they cover ``buffer``; raises `InvalidArgument` with what comes after them."""
+    """Return ``offsets`` if they cover ``buffer``. Raises `InvalidArgument` that describes the bytes after them."""
     left = buffer.nbytes - int(offsets[-1])
     if 0 < left < 4:
         raise InvalidArgument(f"incomplete string length indicator, expecting 4 bytes but only {left} bytes available")

@@ -1,4 +1,4 @@
-"""One submitted request, until its last answer: who is answered, when it came, and whether somebody still waits."""
+"""A request in flight: its callback for answers, its times and its cancellation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headrace.messages.tensor import Tensor
 if TYPE_CHECKING:
     from headrace.messages.response import InferResponse
 
-#: Responses that the caller of a decoupled request may have unread before its model must wait.
+#: A decoupled request may have this many responses that its caller has not read; then its model must wait.
 UNREAD = 64
 
-#: Called on the event loop with each answer; the second argument is true exactly once, last.
-#: ``None`` with true ends a decoupled request that has nothing more to say.
+#: Called on the event loop with each answer. The second argument is True for the last answer only. ``None`` with True
+#: ends a decoupled request without a further response.
 Respond: TypeAlias = Callable[[Answer, bool], None]
 
 #: Called with a ticket, each answer to it, and whether that is the last. Returns the answer that goes on to the caller.
@@ -25,12 +25,13 @@ Watcher: TypeAlias = "Callable[[Ticket, Answer, bool], Answer]"
 
 
 class Ticket:
-    """What the server knows of one submitted request. Compared and hashed by identity.
+    """A request in flight, from its submission to its final answer. Compared and hashed by identity.
 
-    The sender makes the ticket and submits it, and may call `cancel`, `stop` and `read`. Everything else is the
-    scheduler's from then on. What removes the ticket from the queue owns it and answers it, on the event loop. Each
-    answer passes ``watchers`` (`watch`) on its way to ``respond``, which never changes. ``request`` is replaced if the
-    model is asked something else than its caller asked: inputs that are reshaped or added, outputs that are kept back.
+    The sender makes the ticket, submits it, and may call `cancel`, `stop` and `read`. From then on, everything else
+    belongs to the scheduler. The code that removes the ticket from the queue owns it and answers it, on the event loop.
+    Each answer passes ``watchers`` (`watch`) on its way to ``respond``, which never changes. ``request`` is replaced if
+    the model gets other inputs or outputs than its caller sent: inputs that are reshaped or added, outputs that the
+    caller does not get.
     """
 
     __slots__ = (
@@ -43,37 +44,37 @@ class Ticket:
         self.respond: Final = respond
         #: See `watch`. None for most requests.
         self.watchers: list[Watcher] | None = None
-        #: Set by a sender who waits on a thread for one response: it is given it on the thread that made it,
-        #: before the event loop hears of it and calls ``respond`` as ever. May not be called at all.
+        #: Set by a sender that waits on a thread for one response. It is called with the response on the thread that
+        #: made it, before the event loop calls ``respond`` as usual. It is optional: it may not be called at all.
         self.respond_at_once: Callable[[InferResponse], None] | None = None
         self.arrival_ns = monotonic_ns()
-        #: Set by ``Signature.check``: rows along the batch axis (1 for a model without one), and what
-        #: must be equal among the requests of a batch (None when nothing can differ).
+        #: Set by ``Signature.check``: the rows along the batch axis (1 for a model without one), and the key that all
+        #: requests of a batch must share (None if any may be batched together).
         self.rows = 1
         self.batch_key: object = None
-        #: Set by the scheduler when it accepts the request.
+        #: Set by the scheduler: when it accepted the request.
         self.queued_ns = 0
-        #: Set by a worker whose answer may come after its execution: when that began.
+        #: Set by a worker whose answers may follow the end of the execution: when the execution began.
         self.started_ns = 0
-        #: True once the caller has gone, or wants no more; read by long executions. Set by `cancel` and `stop`.
+        #: True once the caller has disconnected or wants no further responses. Long executions poll it. Set by `cancel`
+        #: and `stop`.
         self.cancelled = False
-        #: True once nobody takes what is answered. Set by `cancel` only.
+        #: True once all answers are discarded. Set by `cancel` only.
         self.abandoned = False
-        #: Set by whoever has the ticket: takes it out of the queue, or tells its execution.
+        #: Set by the owner of the ticket: removes it from the queue, or notifies its execution.
         self.on_cancel: Callable[[Ticket], None] | None = None
-        #: Set by the worker: lets an execution go on that waits for its caller to read.
+        #: Set by the worker: resumes an execution that waits until its caller has read a response.
         self.on_read: Callable[[Ticket], None] | None = None
-        #: Set by the scheduler if the time of the request to wait may be over: when, 0 for never.
+        #: Set by the scheduler: when the request expires in the queue; 0 for never.
         self.deadline_ns = 0
-        #: Responses that were given to the caller and that he has not taken, where the kernel counts them.
+        #: The responses that the caller has not read, if the queue of the model counts them.
         self.unread = 0
-        #: Set by the kernel for a request that runs where it stands in its batch: not left out once it is
-        #: cancelled, and not run again alone when its batch has failed. `Padding` always is.
+        #: Set by the queue of the model for a request whose place in the batch matters: it stays in the batch if it is
+        #: cancelled, and is not retried alone if the batch fails. Always True for `Padding`.
         self.pinned = False
 
-    #: Nanoseconds that putting the batch together, inferring, and taking it apart took. Not set for most: it is where
-    #: the model is asked by others, when it answers, and where a scheduler that answers itself has added up what others
-    #: took.
+    #: Nanoseconds spent on concatenating the inputs of the batch, on inference, and on splitting its outputs. Set only
+    #: for a model that other models call, when it answers, and by schedulers that answer requests themselves.
     spans_ns: tuple[int, int, int]
 
     def watch(self, watcher: Watcher) -> None:
@@ -86,53 +87,53 @@ class Ticket:
         self.watchers.append(watcher)
 
     def cancel(self) -> None:
-        """The caller has gone. Event loop only; safe to call at any time, more than once."""
+        """Cancel the request: its caller has disconnected. Event loop only. May be called at any time, repeatedly."""
         if not self.abandoned:
             self.cancelled = self.abandoned = True
             if self.on_cancel is not None:
                 self.on_cancel(self)
 
     def stop(self) -> None:
-        """The caller wants no more, and takes what is answered nevertheless. Event loop only, as `cancel`."""
+        """Note that the caller wants no further responses, but accepts those that still come. Event loop only."""
         if not self.cancelled:
             self.cancelled = True
             if self.on_cancel is not None:
                 self.on_cancel(self)
 
     def read(self) -> None:
-        """The caller has taken one response that was not the last. Event loop only.
+        """Note that the caller has read one response that was not the last. Event loop only.
 
-        Every `respond` of a decoupled request counts on it: a model that is `UNREAD` responses
-        ahead waits.
+        Required after each such response to a decoupled request: with `UNREAD` responses unread, its model waits.
         """
         self.unread -= 1
         if self.on_read is not None:
             self.on_read(self)
 
     def begin(self) -> InferRequest:
-        """The request, for an instance that executes it and may ask whether it is cancelled. `end` must follow."""
+        """Return the request for an instance that executes it, which may read `InferRequest.cancelled`. Call `end`
+        afterwards."""
         request = self.request
         request._execution = self
         return request
 
     def end(self) -> None:
-        """The instance has said its last to the request."""
+        """Note that the execution has ended: the instance sends no further answer."""
         self.request._execution = self.cancelled
 
 
 class Padding(Ticket):
-    """Nobody's request: rows that fill a batch up. No answer, no statistics. ``inputs`` are as the model takes them."""
+    """Rows that fill up a batch, without a caller: no answer, no statistics. ``inputs`` are in the model's shapes."""
 
     __slots__ = ()
 
     def __init__(self, model_name: str, inputs: Mapping[str, Tensor], rows: int = 1) -> None:
-        super().__init__(InferRequest(model_name, inputs), _unheard)
+        super().__init__(InferRequest(model_name, inputs), _discard)
         self.rows, self.pinned = rows, True
 
 
 class ReasonedBatch(list[Ticket]):
-    """Tickets, why they run now, and how many rows they are together (0 if nobody has counted). Made without `Batch`'s
-    constructor, which would cost as much as all the rest of remembering a batch: who makes one sets both."""
+    """The tickets of a batch, the reason why it runs now, and its rows, 0 if not counted. The code that makes one sets
+    both attributes: a constructor would cost as much as everything else that recording a batch does."""
 
     __slots__ = ("reason", "rows")
 
@@ -141,12 +142,12 @@ class ReasonedBatch(list[Ticket]):
 
 
 class Batch(ReasonedBatch):
-    """What a scheduler has an instance run, where a list of tickets does not say it all.
+    """A batch that a scheduler gives to an instance, if a list of tickets is not enough.
 
-    ``added``: what each request gets as further inputs, in the order of the tickets. ``pinned``: the batch runs as it
-    is, whoever leaves meanwhile, and its requests are not tried one by one if it fails. It may hold `Padding`.
-    ``reason``: why it runs now, in a word or two, for whoever asks the server to explain; ``rows``: how many they are
-    together, if that is known, 0 if not.
+    ``added``: the further inputs of each request, in the order of the tickets. ``pinned``: the batch runs unchanged if
+    requests are cancelled, and its requests are not retried one by one if it fails. It may contain `Padding`.
+    ``reason``: why it runs now, in one or two words, for ``headrace explain``. ``rows``: the rows of all tickets
+    together, 0 if not counted.
     """
 
     __slots__ = ("added", "pinned")
@@ -163,5 +164,5 @@ class Batch(ReasonedBatch):
         self.added, self.pinned, self.reason, self.rows = added, pinned, reason, rows
 
 
-def _unheard(answer: Answer, final: bool) -> None:
-    """Nobody asked."""
+def _discard(answer: Answer, final: bool) -> None:
+    """Discard an answer."""
