@@ -199,7 +199,7 @@ def test_a_redis_that_is_full_goes_on_answering_what_it_has(
             server.infer("m", {**ASKED, "x": np.full((1, 3), 7, np.float32)})
         until_it_answers(server)
         until_it_answers(server)
-    assert len(said(caplog, "keeps no further answers: OutOfMemoryError")) == 1
+    assert len(said(caplog, "stores no further responses: OutOfMemoryError")) == 1
     assert said(caplog, "failed") == []
 
 

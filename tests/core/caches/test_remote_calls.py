@@ -220,8 +220,8 @@ def test_a_full_cache_goes_on_answering_and_costs_one_line(caplog: pytest.LogCap
     with caplog.at_level("INFO"):
         scene()
     assert [record.getMessage() for record in caplog.records] == [
-        "response cache 'shelf' keeps no further answers: ValueError: full",
-        "response cache 'shelf' keeps answers again",
+        "response cache 'shelf' stores no further responses: ValueError: full",
+        "response cache 'shelf' stores responses again",
     ]
 
 

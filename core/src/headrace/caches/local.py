@@ -26,10 +26,10 @@ class LocalCache(ResponseCache):
     name: ClassVar[str] = "local"
     Parameters = LocalCacheParameters
     metrics: ClassVar[Sequence[PublishedMetric]] = (
-        PublishedMetric("headrace_local_cache_entries", "Number of responses that the cache has"),
-        PublishedMetric("headrace_local_cache_used_bytes", "Memory that they take"),
+        PublishedMetric("headrace_local_cache_entries", "Number of responses in the cache"),
+        PublishedMetric("headrace_local_cache_used_bytes", "Memory that these responses take, in bytes"),
         PublishedMetric(
-            "headrace_local_cache_evictions_total", "Number of responses that made room for others", "counter"
+            "headrace_local_cache_evictions_total", "Number of responses evicted to make room for others", "counter"
         ),
     )
 

@@ -105,11 +105,11 @@ class RemoteCalls:
         if outcome is not None:
             self._put_paused_until = monotonic() + RETRY_S
             if not (self._put_has_failed or self._get_has_failed):
-                log.warning("response cache '%s' keeps no further answers: %s", self._cache.name, summary(outcome))
+                log.warning("response cache '%s' stores no further responses: %s", self._cache.name, summary(outcome))
                 self._put_has_failed = True
             failed(outcome)
         elif self._put_has_failed:
-            log.info("response cache '%s' keeps answers again", self._cache.name)
+            log.info("response cache '%s' stores responses again", self._cache.name)
             self._put_has_failed = False
 
     def timed_out(self, lookup: _Lookup) -> None:
