@@ -1,4 +1,4 @@
-"""The options against the list of tritonserver's flags, copied by hand from its documentation."""
+"""The options compared with the list of tritonserver's flags, copied by hand from its documentation."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ buffer-manager-thread-count 0
 allow-client-shm False
 """
 
-SOURCE = Path(headrace.__file__).parent
+#: The packages of the distribution: `headrace`, and its frontends beside it.
+SOURCE = Path(headrace.__file__).parents[1]
 
 
 @pytest.mark.parametrize("line", TRITON_DEFAULTS.split("\n")[1:-1])
@@ -126,9 +127,11 @@ def test_whatever_is_not_built_says_why() -> None:
 @pytest.mark.parametrize("name", [name for name, support in SUPPORT.items() if support.state is FlagState.BUILT])
 def test_an_option_called_built_is_read_somewhere(name: str) -> None:
     readers = [
-        path for path in SOURCE.rglob("*.py")
-        if not path.is_relative_to(SOURCE / "config") and path.name not in ("flags.py", "command_line.py", "startup.py")
-    ]  # fmt: skip
+        path
+        for path in SOURCE.rglob("*.py")
+        if not path.is_relative_to(SOURCE / "headrace/config")
+        and path.name not in ("flags.py", "command_line.py", "startup.py")
+    ]
     assert any(re.search(rf"\.{name}\b", path.read_text()) for path in readers)
 
 
