@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from headrace.caches.packing import pack_response, unpack_response
     from headrace.config.completed_fields import names_all_tensors
     from headrace.config.config_json import config_to_json
-    from headrace.config.confinement import one_line, why_path_leaves
     from headrace.config.derive import padding_inputs
     from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
     from headrace.config.parameters import parse_parameters, read_isolation
     from headrace.config.parse import read_config
+    from headrace.config.path_checks import one_line, why_path_leaves
     from headrace.config.regular_files import in_memory, open_regular, read_regular
     from headrace.engine import (
         AnyOperation,
@@ -142,7 +142,7 @@ _HOMES = {
     "headrace.backends.sharing": ("Shared",),
     "headrace.caches.base": ("CachedResponse", "ResponseCache"),
     "headrace.caches.packing": ("pack_response", "unpack_response"),
-    "headrace.config.confinement": ("one_line", "why_path_leaves"),
+    "headrace.config.path_checks": ("one_line", "why_path_leaves"),
     "headrace.config.completed_fields": ("names_all_tensors",),
     "headrace.config.config_json": ("config_to_json",),
     "headrace.config.derive": ("padding_inputs",),

@@ -1,4 +1,4 @@
-"""A config in JSON (docs/spec/behaviours.md section 1.6), judged by tritonclient's own schema."""
+"""A config in JSON (docs/spec/behaviours.md section 1.6), checked against tritonclient's own schema."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ENSEMBLE = 'ensemble_scheduling { step { model_name: "n" model_version: -1 input
 
 
 def shown(text: str) -> dict[str, Any]:
-    """Through JSON and back, as a client has it."""
+    """Return ``config`` converted to JSON and back, as a client receives it."""
     found: dict[str, Any] = json.loads(json.dumps(config_to_json(text_format.Parse(text, ModelConfig()))))
     return found
 
@@ -169,7 +169,7 @@ CONFIG = text_format.Parse(TEXT, ModelConfig())
     ],
 )
 def test_json_is_as_lenient_as_tritons_parser(text: str) -> None:
-    """Asked of Triton 2.51, as is what follows."""
+    """The expected results here and in the next tests were recorded from Triton 2.51."""
     assert parse_json(text) == parse_text('max_batch_size: 4 parameters { key: "foo" value { string_value: "x" } }')
 
 
@@ -219,7 +219,7 @@ def test_what_tritons_parser_refuses_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("part", ['"\\"', "'\\'", "a", " ", ", ", "[,", "a:", "\\"])
 def test_a_long_run_of_anything_is_refused_in_linear_time(part: str) -> None:
-    """A quadratic search would take minutes."""
+    """A search in quadratic time would take minutes."""
     with pytest.raises(ConfigError):
         parse_json("{'" + part * (200_000 // len(part)))
     with pytest.raises(ConfigError):

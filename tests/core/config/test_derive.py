@@ -1,4 +1,4 @@
-"""What a config leaves out, told from the directory (docs/spec/behaviours.md section 4.3)."""
+"""Missing fields of a config, derived from the model's directory (docs/spec/behaviours.md section 4.3)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Told = tuple[str, str, str]
 
 
 def derived(root: Path, text: str = "", files: str = "", name: str = "m") -> ModelConfig:
-    """``text`` completed beside ``files``: paths in the model's directory; one ending in / is a directory."""
+    """Return the config ``text`` completed for ``files``: paths in the model's directory; a directory ends with /."""
     for file in (f"{name}/", *(f"{name}/{file}" for file in files.split())):
         path = root / file
         (path if file.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def test_the_config_goes_before_the_files(tmp_path: Path, text: str, files: str,
 def test_a_platform_and_a_file_that_do_not_go_together_tell_a_backend_as_in_triton(
     tmp_path: Path, platform: str, filename: str, backend: str
 ) -> None:
-    """Asked of Triton 2.51."""
+    """The expected results were recorded from Triton 2.51."""
     text = f'platform: "{platform}" default_model_filename: "{filename}"'
     assert told(derived(tmp_path, text, "1/model.onnx")) == (backend, platform, filename)
 

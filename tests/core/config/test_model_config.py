@@ -1,4 +1,4 @@
-"""Our schema against the one that tritonclient carries. Both are in this process at once."""
+"""Our schema compared with the one in tritonclient. Both are loaded in this process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_both_schemas_stay_apart(name: str) -> None:
 
 
 def facts(file: Any) -> Iterator[Fact]:
-    """Every field (message, name, number, type, repeated, its type's name, its oneof) and enum value."""
+    """Return every field (message, name, number, type, repeated, its type's name, its oneof) and enum value."""
     for enum in file.enum_types_by_name.values():
         yield from enum_facts(enum)
     for message in file.message_types_by_name.values():

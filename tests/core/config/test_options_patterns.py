@@ -1,4 +1,4 @@
-"""Patterns of headers: RE2's syntax, and time that is linear. What RE2 takes is what Triton's command line takes."""
+"""Patterns of headers: RE2's syntax, as Triton's command line accepts it, and linear time."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def test_what_re2_does_not_take_is_refused_by_name(pattern: str, capfd: pytest.C
 
 
 def test_no_name_of_a_header_takes_longer_than_its_length() -> None:
-    """With a backtracking engine this takes longer than the universe is old."""
+    """A backtracking engine would not finish in any practical time."""
     assert not header_pattern("^(x+x+)+y$")("x" * 60_000)

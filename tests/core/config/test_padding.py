@@ -1,4 +1,4 @@
-"""What the parameter ``padding`` may say, and the text for what it may not."""
+"""The values of the parameter ``padding`` that are accepted, and the errors for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of models are opened only if they are regular files, and nothing that may hang is waited for."""
+"""Files of models are opened only if they are regular files, and opening never blocks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS = {"a FIFO": make_fifo, "a socket": make_socket, "a character device": mak
 
 @pytest.fixture(params=list(KINDS))
 def special(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
-    """A file that is not regular, and what kind it is."""
+    """Return a file that is not regular, and its kind."""
     (tmp_path / "m" / "1").mkdir(parents=True)
     path = tmp_path / "m" / "1" / "w"
     KINDS[request.param](path)

@@ -1,4 +1,4 @@
-"""Where a field stands: the caret in each text is put there by hand."""
+"""The position of a field: the caret in each text marks the expected place, by hand."""
 
 from __future__ import annotations
 

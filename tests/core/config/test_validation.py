@@ -1,4 +1,4 @@
-"""Good configs pass; problems come all at once, with their fields; the machine's GPUs count."""
+"""Valid configs pass; all problems are returned at once, with their fields; the machine's GPUs are considered."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ GOOD = {
 
 
 def derived(text: str, repository: Path) -> ModelConfig:
-    """The config of model ``m`` as it is when it is validated."""
+    """Return the config of model ``m`` in the state in which it is validated."""
     config = ModelConfig()
     text_format.Parse(text, config)
     (repository / "m" / "1").mkdir(parents=True)
@@ -223,7 +223,7 @@ def test_growable_states_need_every_group_on_gpus(tmp_path: Path) -> None:
 
 
 def test_an_enormous_config_is_refused_in_the_time_it_takes_to_read_it(tmp_path: Path) -> None:
-    """Every product of dims, and every walk of the graph, is bounded before it starts."""
+    """Every product of dims and every walk of the graph is bounded before it starts."""
     config = derived('backend: "identity" max_batch_size: 8', tmp_path)
     tensor = config.input.add(name="x", data_type=1, dims=[2**62] * 200_000)
     tensor.reshape.shape.extend([2**62] * 200_000)

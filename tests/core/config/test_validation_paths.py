@@ -101,7 +101,7 @@ def test_only_a_file_of_a_version_may_lie_beside_the_version(field: str, is_take
 
 
 def test_a_link_that_stays_in_the_directory_is_followed(tmp_path: Path) -> None:
-    """As the files of a Kubernetes volume are."""
+    """Kubernetes volumes have such links."""
     (tmp_path / "..data").mkdir()
     (tmp_path / "..data" / "labels.txt").write_text("a\n")
     (tmp_path / "labels.txt").symlink_to(tmp_path / "..data" / "labels.txt")

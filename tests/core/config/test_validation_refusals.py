@@ -1,4 +1,4 @@
-"""Bad configs, each with the exact text that refuses it.
+"""Invalid configs, each with the exact text of its refusal.
 
 Texts are Triton's (docs/spec/behaviours.md sections 3.2, 4.4 to 4.11) where it has one; where it has none,
 the text names the thing, the value and the rule.
@@ -25,7 +25,7 @@ BIG = 9223372036854775807
 
 
 def step(inputs: str, outputs: str, model: str = "a") -> str:
-    """A step that reads and writes the tensors named, each by an input or output of that name in capitals."""
+    """Return a step that reads and writes the named tensors, each as an input or output of that name in capitals."""
     reads = " ".join(f'input_map {{ key: "{name.upper()}" value: "{name}" }}' for name in inputs.split())
     writes = " ".join(f'output_map {{ key: "{name.upper()}" value: "{name}" }}' for name in outputs.split())
     return f'step {{ model_name: "{model}" model_version: -1 {reads} {writes} }} '
@@ -806,7 +806,7 @@ CONSEQUENCES = {
 
 
 def derived(text: str, repository: Path) -> ModelConfig:
-    """The config as it is when it is validated."""
+    """Return the config in the state in which it is validated."""
     config = ModelConfig()
     text_format.Parse(text, config)
     (repository / config.name / "1").mkdir(parents=True)

@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from headrace.backends.sharing import Shared
-from headrace.config.confinement import one_line, why_path_leaves
+from headrace.config.path_checks import one_line, why_path_leaves
 from headrace.config.regular_files import special_kind
 from headrace.errors import ConfigError, HeadraceError, LoadError
 from headrace.messages import dtypes

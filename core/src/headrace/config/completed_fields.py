@@ -1,4 +1,4 @@
-"""Which fields of a config were completed, and with what: for ``headrace check`` and the log."""
+"""Lists the fields of a config that were completed, and their values: for ``headrace check`` and the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class CompletedField:
-    """``field`` (a path such as ``input[0].dims``) was given ``value`` by ``source``."""
+    """``source`` set ``field`` (a path such as ``input[0].dims``) to ``value``."""
 
     field: str
     value: str
@@ -29,7 +29,7 @@ def names_all_tensors(config: ModelConfig) -> bool:
 
 
 def completed_fields(before: ModelConfig, after: ModelConfig, source: str) -> list[CompletedField]:
-    """What ``after`` says and ``before`` does not, in schema order."""
+    """Return the fields of ``after`` that are absent or different in ``before``, in schema order."""
     return [CompletedField(field, value, source) for field, value in _differences(before, after, "")]
 
 
@@ -77,7 +77,7 @@ def _text(field: FieldDescriptor, value: Any) -> str:
 
 
 def is_set(message: Message, path: str) -> bool:
-    """Whether ``message`` says anything at ``path``; True for the empty path, which is all of it."""
+    """True if ``message`` has a value at ``path``. The empty path is the whole message: True."""
     place: Any = message
     for part in _parts(path):
         if isinstance(place, Message):
@@ -90,7 +90,7 @@ def is_set(message: Message, path: str) -> bool:
 
 
 def _parts(path: str) -> Iterator[str | int]:
-    """The names, indices and keys of ``path``, which has one key in quotes at the most."""
+    """Yield the names, indices and keys of ``path``, which has at most one key in quotes."""
     while path:
         if path[:2] in ("['", '["'):
             end = path.rindex(path[1] + "]") + 1

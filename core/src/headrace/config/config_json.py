@@ -1,8 +1,8 @@
-"""A config in JSON: as the load API takes it, and as the ``/config`` endpoint shows it.
+"""A config in JSON: the input of the load API, and the output of the ``/config`` endpoint.
 
-Source: docs/spec/behaviours.md sections 1.6, 4.1 and 5.4. What is shown is protobuf's JSON with field names as in the
-schema and all defaults printed; int64 values, which protobuf's JSON writes as strings, become numbers in the places
-where Triton turns them back.
+Source: docs/spec/behaviours.md sections 1.6, 4.1 and 5.4. The output is protobuf's JSON with the field names of the
+schema and all defaults. Protobuf's JSON writes int64 values as strings; the fields in `_NUMBERS` become numbers again,
+as in Triton.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _NUMBERS = (
 )
 
 
-#: What protobuf's parser takes beside JSON, and what may look like it: strings, names, commas. No ``\\s*`` is followed
-#: by what may fail after a part of it, so that time is linear in the text.
+#: Matches what protobuf's parser accepts beside JSON (names, single quotes, trailing commas), and tokens that look like
+#: it. No ``\\s*`` is followed by a pattern that could make it backtrack, so the time is linear in the text.
 _LENIENT = re.compile(
     r"""(?P<string>"(?:[^"\\]|\\.)*"?)
     | '(?P<single>(?:[^'\\]|\\.)*)'?
@@ -54,10 +54,10 @@ _WORDS = frozenset(("true", "false", "null"))
 
 
 def parse_json(text: str) -> ModelConfig:
-    """The config in JSON, as the load API takes it: snake_case or camelCase names, enums in any case.
+    """Parse the JSON config of a load request. Field names may be snake_case or camelCase, enum values in any case.
 
-    As in Triton, names may have no quotes, strings may be in single quotes, and a comma may follow the last value.
-    Raises `ConfigError` with Triton's ``Invalid config override:`` prefix.
+    As in Triton, names need no quotes, strings may be in single quotes, and a comma may follow the last value. Raises
+    `ConfigError` with Triton's ``Invalid config override:`` prefix.
     """
     if len(text) > MAX_BYTES:
         raise _refuse(f"{len(text)} characters, the limit is {MAX_BYTES}")
@@ -83,7 +83,7 @@ def _load(text: str) -> Any:
 
 
 def _strict(found: re.Match[str]) -> str:
-    """Return the token ``found`` as JSON has it."""
+    """Return the token ``found`` as strict JSON."""
     if found["single"] is not None:
         inner = re.sub(r"\\.|\"", lambda part: _SINGLE.get(part[0], part[0]), found["single"], flags=re.DOTALL)
         return f'"{inner}"'
@@ -92,7 +92,7 @@ def _strict(found: re.Match[str]) -> str:
     return "" if found["trailing"] else found[0]
 
 
-#: What changes within a string where double quotes take the place of single ones.
+#: The replacements inside a string whose single quotes become double quotes.
 _SINGLE = {"\\'": "'", '"': '\\"'}
 
 
@@ -110,7 +110,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _fold_message(values: Any, message: Descriptor, path: str) -> Any:
-    """``values`` with the names of enum values in upper case, as they are in the schema."""
+    """Return ``values`` with enum values in upper case, as in the schema, and "true" and "false" as bools."""
     if not isinstance(values, dict):
         return values
     folded = {}
@@ -144,7 +144,7 @@ def _fold_one(value: Any, field: FieldDescriptor, path: str) -> Any:
 
 
 def config_to_json(config: ModelConfig) -> dict[str, Any]:
-    """``config`` as plain JSON values, ready for any JSON writer."""
+    """Return ``config`` as plain values that any JSON writer accepts."""
     values: dict[str, Any] = json_format.MessageToDict(
         config, always_print_fields_with_no_presence=True, preserving_proto_field_name=True
     )
@@ -157,7 +157,7 @@ def config_to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def _walk(node: Any, path: list[str]) -> Iterator[Any]:
-    """Every value that ``path`` leads to."""
+    """Yield every value at ``path``."""
     if not path:
         yield node
     elif path[0] == "*":

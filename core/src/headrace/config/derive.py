@@ -1,6 +1,6 @@
-"""What a config leaves to be read off the directory, and the defaults that are always filled in.
+"""Derives missing fields of a config from the files in the model's directory, and fills in defaults.
 
-Source: docs/spec/behaviours.md section 4.3. Happens with strict configs too; never looks into model files.
+Source: docs/spec/behaviours.md section 4.3. Applies to strict configs, too. Never opens a model file.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from posixpath import splitext
 
 from headrace.config.config_json import config_to_json
-from headrace.config.confinement import one_line
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.padding import PADDING, PaddingRules
 from headrace.config.parameters import SCHEDULER
+from headrace.config.path_checks import one_line
 from headrace.errors import ConfigError
 from headrace.messages.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A model file's name, and the backend and platform that it tells."""
+    """The name of a model file, and the backend and platform that follow from it."""
 
     filename: str
     backend: str
@@ -29,7 +29,7 @@ class _Rule:
     may_be_directory: bool = False
 
     def agrees(self, config: ModelConfig) -> bool:
-        """Whether what ``config`` says about backend, platform and file, if anything, is this."""
+        """True if ``config`` does not set another backend, platform or file name."""
         return (
             config.backend in ("", self.backend)
             and config.platform in ("", self.platform)
@@ -53,7 +53,7 @@ _RULES = (
     _Rule("model.py", "python"),
 )
 
-#: A platform of old that tells the backend and then is not one of its platforms.
+#: An old platform name. It implies the backend pytorch, although that does not list it as a platform.
 _LIBTORCH = "libtorch"
 _DEFAULT_IDLE_US = 1_000_000
 
@@ -61,8 +61,8 @@ _DEFAULT_IDLE_US = 1_000_000
 def derive(config: ModelConfig, name: str, files: Iterable[str], *, needs_backend: bool = True) -> None:
     """Fill in name, backend, platform, file name and defaults of ``config``, in place.
 
-    ``files`` are the paths below the directory of the model ``name``; one that ends with ``/`` is a directory.
-    Raises `ConfigError` if neither the config nor the files nor the name tells a backend that the model needs.
+    ``files`` are the paths below the directory of the model ``name``; one that ends with ``/`` is a directory. Raises
+    `ConfigError` if the model needs a backend, and none follows from the config, the files or the name.
     """
     config.name = config.name or name
     if config.HasField("ensemble_scheduling") and not config.backend:
@@ -74,14 +74,14 @@ def derive(config: ModelConfig, name: str, files: Iterable[str], *, needs_backen
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """A directory of a model: what is in it, by name, and whether that is a directory."""
+    """A subdirectory of a model. ``names`` maps each entry to True if it is a directory."""
 
     name: str
     names: dict[str, bool] = field(default_factory=dict)
 
 
 def _first_folder(files: Iterable[str]) -> _Folder | None:
-    """Return the first subdirectory by name, the only one that counts; hidden ones do not."""
+    """Return the first subdirectory by name, the only one that is used. Hidden ones are ignored."""
     paths = [path.split("/") for path in files if "/" in path and not path.startswith(".")]
     if not paths:
         return None
@@ -107,9 +107,10 @@ def _derive_backend(config: ModelConfig, folder: _Folder | None, needs_backend: 
 
 
 def _find_rule(config: ModelConfig, folder: _Folder | None) -> _Rule | None:
-    """The rule for the file that is in the first version; else, if the config tells it, the first that fits.
+    """Return the rule of a file that is in the first version directory, or else the first rule that fits the config, if
+    it sets any of the fields; None if there is none.
 
-    A file name of the author's own says nothing about the backend, which the config then must.
+    A file name that no rule has does not imply a backend. It only counts if the config sets no backend or platform.
     """
     told = ModelConfig(backend=config.backend, platform=config.platform)
     if config.default_model_filename in {rule.filename for rule in _RULES} or not (config.backend or config.platform):
@@ -121,9 +122,9 @@ def _find_rule(config: ModelConfig, folder: _Folder | None) -> _Rule | None:
 
 
 def _backend_beside_platform(config: ModelConfig) -> str:
-    """Return the backend of a platform and a file name that do not go together, as Triton does; empty for none.
+    """Return the backend that Triton derives from a platform and a file name that do not fit together; empty for none.
 
-    Validation then refuses the pair, unless the backend takes any platform.
+    Validation then refuses the pair, unless the backend accepts any platform.
     """
     fitting = (
         rule.backend
@@ -135,7 +136,7 @@ def _backend_beside_platform(config: ModelConfig) -> str:
 
 
 def _derive_from_name(config: ModelConfig, folder: _Folder | None) -> None:
-    """``model.<backend>``, the last resort of a model without any config."""
+    """Derive the backend from a model name of the form ``model.<backend>``, if no field and no file gives one."""
     _, _, backend = config.name.partition(".")
     if not backend and SCHEDULER in config.parameters:
         scheduler = config.parameters[SCHEDULER].string_value
@@ -154,7 +155,7 @@ def _derive_from_name(config: ModelConfig, folder: _Folder | None) -> None:
 
 
 def _found_in(folder: _Folder | None) -> str:
-    """Return a sentence on what a model has in place of a file that tells its backend."""
+    """Return a sentence about what the model's directory holds, for a model without a known model file."""
     names = ", ".join(rule.filename for rule in _RULES)
     if folder is None:
         return f"It has no version directory with one of {names}"
@@ -182,7 +183,7 @@ def _fill_defaults(config: ModelConfig) -> None:
 
 
 def fill_batching(config: ModelConfig) -> None:
-    """The default preferred sizes; again after auto-completion has set ``max_batch_size``."""
+    """Fill in the default preferred batch sizes. Called again after auto-completion has set ``max_batch_size``."""
     if config.max_batch_size > 0:
         if config.HasField("dynamic_batching") and not config.dynamic_batching.preferred_batch_size:
             config.dynamic_batching.preferred_batch_size.append(config.max_batch_size)

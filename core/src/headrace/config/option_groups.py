@@ -1,4 +1,4 @@
-"""Options that plugins add: frozen dataclasses, each field of which is a flag of ``headrace serve``.
+"""Options of plugins: a frozen dataclass whose fields are flags of ``headrace serve``.
 
 ::
 
@@ -9,7 +9,7 @@
         name: ClassVar[str] = "lines"
         port: int = field(default=8004, metadata={"help": "Port; 0 takes a free one."})
 
-is the flag ``--lines-port``, and what a part finds in ``options.group(LinesOptions)``.
+adds the flag ``--lines-port``. The plugin reads its value from ``options.group(LinesOptions)``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 from headrace.errors import ConfigError
 
 _BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
-#: A type, what a flag's argument is called in the help, and how it is read.
+#: For each type: the name of the flag's argument in the help, and the function that parses it.
 _READERS: dict[object, tuple[str, Callable[[str], Any]]] = {
     str: ("string", str),
     int: ("integer", int),
@@ -33,10 +33,10 @@ _READERS: dict[object, tuple[str, Callable[[str], Any]]] = {
 
 
 class OptionGroup:
-    """The options of one plugin. ``name`` begins its flags; the docstring stands above them in the help.
+    """The options of one plugin. Its flags start with ``name``; the help prints the docstring above them.
 
-    A field is str, int, float, bool, a `Literal` of strings, or one of these or None; one without a default has to be
-    given. Its ``metadata`` may have a ``help``. A `ValueError` of ``__post_init__`` is told to the operator.
+    A field is str, int, float, bool, a `Literal` of strings, or one of these or None. A field without a default is
+    required. Its ``metadata`` may have a ``help``. A `ValueError` from ``__post_init__`` is printed as a usage error.
     """
 
     name: ClassVar[str]
@@ -59,7 +59,7 @@ class GroupFlag:
 
 
 def group_flags(kind: type[OptionGroup]) -> list[GroupFlag]:
-    """The flags of a group. Raises TypeError for a class that is none."""
+    """Return the flags of a group. Raises TypeError for a class that is no valid group."""
     settings: Any = getattr(kind, "__dataclass_params__", None)
     if settings is None or not settings.frozen:
         raise TypeError(f"option group {kind.__name__} is no frozen dataclass")
@@ -79,7 +79,8 @@ def group_flags(kind: type[OptionGroup]) -> list[GroupFlag]:
 
 
 def read_groups(kinds: Sequence[type[OptionGroup]], words: Sequence[str]) -> tuple[tuple[OptionGroup, ...], list[str]]:
-    """An instance of each group as ``words`` say, and the words that are no flags of theirs. Raises `ConfigError`."""
+    """Return an instance of each group with the values in ``words``, and the words that belong to no group. Raises
+    `ConfigError`."""
     flags = {flag.text: (kind, flag) for kind in kinds for flag in group_flags(kind)}
     given: dict[type[OptionGroup], dict[str, Any]] = {kind: {} for kind in kinds}
     rest, waiting = [], iter(words)
@@ -99,7 +100,8 @@ def read_groups(kinds: Sequence[type[OptionGroup]], words: Sequence[str]) -> tup
 
 
 def complete_groups(kinds: Iterable[type[OptionGroup]], given: Sequence[OptionGroup]) -> tuple[OptionGroup, ...]:
-    """``given``, and of the other kinds what they are by default. Raises `ConfigError` for one that nobody added."""
+    """Return a group of each of ``kinds``: the one in ``given``, or else one with all defaults. Raises `ConfigError` if
+    ``given`` has a group that is not in ``kinds``."""
     known = tuple(kinds)
     for group in given:
         if type(group) not in known:

@@ -1,9 +1,8 @@
 """The options of a server: one frozen dataclass, one field per flag (docs/spec/behaviours.md section 8).
 
-A field's name is the flag's with underscores, its default Triton's. Deprecated spellings have no
-field of their own; the command line folds them into these. What each flag means stands in
-``headrace.cli.flags``, whether it has an effect today in `headrace.config.support`, and both in
-``docs/flags.md``.
+The name of a field is that of the flag, with underscores. Its default is Triton's. Deprecated spellings of a flag have
+no field: the command line converts them. ``headrace.cli.flags`` describes each flag, `headrace.config.support` has
+which of them have an effect, and ``docs/flags.md`` shows both.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ LogFormat: TypeAlias = Literal["default", "ISO8601", "json"]
 ControlMode: TypeAlias = Literal["none", "poll", "explicit"]
 CompressionLevel: TypeAlias = Literal["none", "low", "medium", "high"]
 HttpServer: TypeAlias = Literal["auto", "hypercorn", "native"]
-#: Who may send files along with a load, over HTTP and gRPC.
+#: The clients that may send files with a load request, over HTTP and gRPC.
 ModelFilesFrom: TypeAlias = Literal["loopback", "any", "none"]
 GrpcServer: TypeAlias = Literal["auto", "native", "grpcio"]
 
-#: What ``--http-restricted-api`` and ``--grpc-restricted-protocol`` can restrict.
+#: The categories that ``--http-restricted-api`` and ``--grpc-restricted-protocol`` can restrict.
 RESTRICTED_CATEGORIES = (
     "health",
     "metadata",
@@ -36,7 +35,7 @@ RESTRICTED_CATEGORIES = (
     "logging",
 )
 
-#: Stands before the configured key in the metadata of a restricted gRPC call.
+#: The prefix of the configured key in the metadata of a restricted gRPC call.
 GRPC_RESTRICTED_PREFIX = "triton-grpc-protocol-"
 
 
@@ -71,7 +70,7 @@ class TraceSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Everything that a server can be told at start. Nothing here changes afterwards."""
+    """All options of a server. They do not change after the start."""
 
     # Server and logging
     id: str = "triton"
@@ -82,9 +81,9 @@ class ServerOptions:
     log_error: bool = True
     log_format: LogFormat = "default"
     log_file: str = ""
-    #: Distributions or entry points whose plugins are used; None is all that are installed.
+    #: The distributions or entry points whose plugins are loaded; None loads all that are installed.
     plugins: tuple[str, ...] | None = None
-    #: What the option groups of plugins (hook ``add_options``) are set to; a server fills in the others.
+    #: The option groups of plugins (hook ``add_options``) that are set; the server adds the others with defaults.
     plugin_options: Sequence[OptionGroup] = ()
 
     # Model repository
@@ -95,7 +94,7 @@ class ServerOptions:
     model_control_mode: ControlMode = "none"
     repository_poll_secs: int = 15
     load_model: tuple[str, ...] = ()
-    #: Refuse a parameter of a model that its backend does not know.
+    #: If True, a model with a parameter that its backend does not know is refused.
     strict_parameters: bool = False
     model_config_name: str = ""
     model_files_from: ModelFilesFrom = "loopback"
@@ -108,10 +107,10 @@ class ServerOptions:
     dev: bool = False
     enable_peer_access: bool = True
 
-    #: Servers that share the ports, of which this is one; 0 for one that is alone. ``headrace serve`` starts so many.
+    #: The number of server processes that share the ports; 0 for a single server. ``headrace serve`` starts them.
     workers: int = 0
 
-    # HTTP, and the limits of the metrics port, too; 0 is no limit
+    # HTTP; the limits also apply to the metrics port; 0 is no limit
     allow_http: bool = True
     http_address: str = "0.0.0.0"
     http_port: int = 8000
@@ -125,11 +124,11 @@ class ServerOptions:
     http_keepalive_timeout_secs: int = 620
     http_min_data_rate: int = 1024
     http_stall_timeout_secs: int = 30
-    #: Category to the header that unlocks it.
+    #: For each restricted category, the header that permits a request.
     http_restricted_api: Mapping[str, Restriction] = field(default_factory=dict)
     http_server: HttpServer = "auto"
 
-    # gRPC; times in milliseconds, 0 is unset for the connection ages
+    # gRPC; times in milliseconds; 0 means no limit for the connection ages
     allow_grpc: bool = True
     grpc_address: str = "0.0.0.0"
     grpc_port: int = 8001
@@ -144,7 +143,7 @@ class ServerOptions:
     grpc_server_key: str = ""
     grpc_root_cert: str = ""
     grpc_infer_response_compression_level: CompressionLevel = "none"
-    #: Bytes that any compressed message may unpack to; more only if it was as large itself, by a ratio.
+    #: A compressed message may decompress to this many bytes; to more only within a fixed ratio of its own size.
     grpc_max_decompressed_size: int = 64 * 1024 * 1024
     grpc_keepalive_time: int = 7_200_000
     grpc_keepalive_timeout: int = 20_000
@@ -154,15 +153,15 @@ class ServerOptions:
     grpc_http2_max_ping_strikes: int = 2
     grpc_max_connection_age: int = 0
     grpc_max_connection_age_grace: int = 0
-    #: What one client may make the server hold: in bytes per connection and per stream, and for how long.
+    #: Limits of the memory that one client may occupy, in bytes per connection and per stream, and of the time.
     grpc_max_unread_size: int = 512 * 1024 * 1024
     grpc_max_stream_size: int = 64 * 1024 * 1024
     grpc_max_received_size: int = 512 * 1024 * 1024
-    #: Of all connections; 0 is a quarter of the memory.
+    #: The limit for all connections together; 0 is a quarter of the memory.
     grpc_max_held_size: int = 0
     grpc_unread_timeout_secs: int = 300
     grpc_message_timeout_secs: int = 60
-    #: Category to the metadata key, prefix included, that unlocks it.
+    #: For each restricted category, the metadata key, prefix included, that permits a call.
     grpc_restricted_protocol: Mapping[str, Restriction] = field(default_factory=dict)
     grpc_server: GrpcServer = "auto"
 
@@ -176,7 +175,7 @@ class ServerOptions:
     vertex_ai_thread_count: int = 8
     vertex_ai_default_model: str = ""
 
-    # Metrics; without an address of their own they listen on that of HTTP
+    # Metrics; an empty address is replaced by that of HTTP
     allow_metrics: bool = True
     allow_gpu_metrics: bool = True
     allow_cpu_metrics: bool = True
@@ -192,31 +191,31 @@ class ServerOptions:
     cache_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     cache_directory: str = "/opt/tritonserver/caches"
     backend_directory: str = "/opt/tritonserver/backends"
-    #: Backend name to its settings; those for every backend stand under "".
+    #: The settings of each backend, by its name; "" has the settings for every backend.
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     repoagent_directory: str = "/opt/tritonserver/repoagents"
     rate_limit: Literal["off", "execution_count"] = "off"
     rate_limit_resource: tuple[RateLimitResource, ...] = ()
     pinned_memory_pool_byte_size: int = 256 * 1024 * 1024
-    #: GPU to bytes.
+    #: Bytes, by GPU.
     cuda_memory_pool_byte_size: Mapping[int, int] = field(default_factory=dict)
     cuda_virtual_address_size: Mapping[int, int] = field(default_factory=dict)
     min_supported_compute_capability: float = 0.0
     buffer_manager_thread_count: int = 0
     host_policy: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    #: GPU to the fraction of its memory beyond which a load is refused.
+    #: By GPU, the fraction of its memory beyond which a load is refused.
     model_load_gpu_limit: Mapping[int, float] = field(default_factory=dict)
     allow_client_shm: bool = False
 
     def group(self, kind: type[G]) -> G:
-        """What the options of a plugin are set to. Raises `LookupError` for a group that no plugin has added."""
+        """Return the options of a plugin. Raises `LookupError` for a group that no plugin has added."""
         for group in self.plugin_options:
             if type(group) is kind:
                 return group
         raise LookupError(f"no plugin has added the options {kind.__name__}, by the hook add_options")
 
     def __post_init__(self) -> None:
-        """Apply the rules by which one option decides another (docs/spec/behaviours.md section 8)."""
+        """Apply the rules by which one option determines another (docs/spec/behaviours.md section 8)."""
         self._set("model_repository", tuple(sorted(set(self.model_repository))))
         self._set("exit_timeout_secs", max(self.exit_timeout_secs, 0))
         self._set("model_load_thread_count", max(self.model_load_thread_count, 1))
@@ -231,17 +230,17 @@ class ServerOptions:
 
 
 def header_pattern(pattern: str) -> Callable[[str], Any]:
-    """A search for ``pattern`` in the name of a header, whose case does not count unless it says ``(?-i)``.
+    """Return a function that searches for ``pattern`` in the name of a header, ignoring case unless it has ``(?-i)``.
 
-    The syntax is RE2's, as Triton's, and a search takes time linear to what is searched.
-    Raises `ValueError`, naming the pattern, if it is malformed. The library is imported here, for those only who
-    have a pattern; `ConfigError` says how to install it.
+    The syntax is RE2's, as in Triton. A search takes time linear in the length of the name. Raises `ValueError` that
+    names the pattern if it is malformed. The library is imported only here, since few servers have a pattern; if it is
+    missing, the `ConfigError` explains how to install it.
     """
     need("re2", "A pattern of headers to forward")
     import re2
 
     options = re2.Options()
-    options.log_errors = False  # on stderr, which is the log's
+    options.log_errors = False  # RE2 would print them on stderr, into the log
     options.case_sensitive = False
     try:
         search: Callable[[str], Any] = re2.compile(pattern, options).search

@@ -1,6 +1,6 @@
-"""The parameter ``padding`` of a model: axes of inputs that are filled up to one of a few sizes, and so are batches.
+"""The parameter ``padding`` of a model: inputs and batches are padded to one of a few sizes.
 
-It is JSON, and nothing that Triton knows::
+Its value is JSON. Triton does not have it::
 
     {"pad": [{"input": "tokens", "axis": 0, "buckets": [16, 32, 64], "value": 0,
               "length": {"name": "tokens_length", "data_type": "TYPE_INT32"},
@@ -8,7 +8,8 @@ It is JSON, and nothing that Triton knows::
      "unpad": [{"output": "scores", "axis": 0, "input": "tokens", "input_axis": 0}],
      "pad_batch_to": [1, 4, 8]}
 
-Axes count as the config's ``dims`` do, without that of the batch. Child processes import this: no protobuf here.
+Axes are numbered as in the config's ``dims``, without the batch axis. Child processes import this module, so it does
+not import protobuf.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from headrace.messages.dtypes import DataType
 
 #: The key of the parameter.
 PADDING = "padding"
-#: What the server can make lengths and masks of.
+#: The data types of lengths and masks.
 _MADE_TYPES = ("TYPE_BOOL", "TYPE_INT32", "TYPE_INT64", "TYPE_FP32")
-#: A bucket is a size that tensors get.
+#: A bucket, the size to which an axis is padded, must be smaller than this.
 _MOST = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class MadeInput:
-    """An input that the server makes and no caller sends."""
+    """An input that the server generates; callers do not send it."""
 
     name: str
     datatype: DataType
@@ -43,11 +44,11 @@ class MadeInput:
 
 @dataclass(frozen=True, slots=True)
 class AxisPad:
-    """Axis ``axis`` of input ``name`` is filled with ``value``, a text if it is of strings, up to the first of
-    ``buckets`` that it fits in.
+    """Pads axis ``axis`` of input ``name`` with ``value``, a string for an input of strings, to the smallest of
+    ``buckets`` that is large enough.
 
-    The model is given the sizes before as ``length`` [rows], and as ``mask`` [rows, bucket] 1 where there was something
-    before, 0 where there was not.
+    The model gets the original sizes as ``length`` [rows], and ``mask`` [rows, bucket]: 1 for original elements, 0 for
+    padding. Each is optional.
     """
 
     name: str
@@ -58,7 +59,7 @@ class AxisPad:
     mask: MadeInput | None
 
     def bucket(self, size: int) -> int:
-        """What ``size`` becomes; `InvalidArgument` if no bucket is large enough."""
+        """Return the padded size for ``size``. Raises `InvalidArgument` if no bucket is large enough."""
         index = bisect_left(self.buckets, size)
         if index == len(self.buckets):
             raise InvalidArgument(
@@ -70,9 +71,9 @@ class AxisPad:
 
 @dataclass(frozen=True, slots=True)
 class AxisCut:
-    """Axis ``axis`` of an output is as long as the one that ``pad`` fills, and is cut to what that was before.
+    """Cuts axis ``axis`` of an output, which has the padded size of ``pad``, to the original size.
 
-    Unless it ``must`` be so, because the config says it, one of another size is left as it is.
+    An output of another size is an error if ``must``, because the config lists the cut; else it is not cut.
     """
 
     axis: int
@@ -82,7 +83,7 @@ class AxisCut:
 
 @dataclass(frozen=True, slots=True)
 class PaddingRules:
-    """What the parameter says. ``row_buckets`` are empty if batches are not filled up."""
+    """The parsed parameter. ``row_buckets`` is empty if batches are not padded."""
 
     pads: tuple[AxisPad, ...]
     cuts: Mapping[str, tuple[AxisCut, ...]]
@@ -97,7 +98,7 @@ class PaddingRules:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> PaddingRules | None:
-        """Of a config in the form of the ``/config`` endpoint; None if it has no such parameter.
+        """Return the rules of a config in the JSON of the ``/config`` endpoint; None if it lacks the parameter.
 
         Raises `ConfigError`.
         """
@@ -116,12 +117,12 @@ class PaddingRules:
         return [made for pad in self.pads for made in (pad.length, pad.mask) if made is not None]
 
     def rows(self, rows: int) -> int:
-        """So many rows are executed where requests have ``rows``."""
+        """Return the number of rows that are executed for requests with ``rows`` rows together."""
         buckets = self.row_buckets
         return buckets[bisect_left(buckets, rows)] if buckets and rows <= buckets[-1] else rows
 
     def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """What ``shape`` of input ``name`` becomes, but for its rows. Raises as `AxisPad.bucket`."""
+        """Return the padded shape of input ``name`` for ``shape``, with the same rows. Raises as `AxisPad.bucket`."""
         filled = list(shape)
         for pad in self.by_input.get(name, ()):
             axis = pad.axis + self.batched
@@ -129,16 +130,16 @@ class PaddingRules:
         return tuple(filled)
 
     def key(self, inputs: Mapping[str, Any]) -> tuple[object, ...]:
-        """What must be equal among the requests of a batch. Raises as `AxisPad.bucket`."""
+        """Return the key that all requests of a batch must share. Raises as `AxisPad.bucket`."""
         return tuple([(name, self.shape(name, tensor.shape)[1:]) for name, tensor in sorted(inputs.items())])
 
 
 class _Wrong(Exception):
-    """What is wrong with the parameter, in words."""
+    """The parameter is invalid; the text says why."""
 
 
 class _Reader:
-    """Reads the parameter of a model with this ``config``."""
+    """Parses the parameter of a model with this ``config``."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._inputs = {io["name"]: io for io in config.get("input", ())}
@@ -222,7 +223,8 @@ class _Reader:
             yield name, tuple(cuts)
 
     def _derived(self, pads: Sequence[AxisPad]) -> Iterator[tuple[str, tuple[AxisCut, ...]]]:
-        """A variable axis of an output follows the first pad of an axis of the same number."""
+        """Yield the cuts of a config without ``unpad``: each variable axis of an output is cut by the first pad of an
+        axis with the same number."""
         by_axis = {pad.axis: pad for pad in reversed(pads)}
         for name, io in self._outputs.items():
             axes = [] if io.get("reshape") else [axis for axis, dim in enumerate(io["dims"]) if int(dim) == -1]

@@ -1,7 +1,7 @@
-"""A backend's ``Parameters`` from the ``parameters`` map of a config.
+"""Reads the ``parameters`` map of a config: into a backend's ``Parameters``, and the keys of core.
 
-A field's key is its name, or ``metadata={"key": ...}``. A field of type ``dict[str, str]`` with
-``metadata={"prefix": "session."}`` takes every key that begins so, under its full name.
+The key of a field is its name, or ``metadata={"key": ...}``. A field of type ``dict[str, str]`` with
+``metadata={"prefix": "session."}`` gets every key with that prefix, under its full name.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from headrace.errors import ConfigError, PluginError
 
 T = TypeVar("T")
 HostKind: TypeAlias = Literal["process", "thread"]
-#: Whether instances run on the event loop; ``auto``: if their executions are short.
+#: If instances run on the event loop; ``auto``: if their executions are short.
 OnLoop: TypeAlias = Literal["on", "off", "auto"]
 
-#: The key that gives each instance of a model, whatever its backend, a process or a thread.
+#: The key that runs each instance of a model in a process or on a thread, whatever its backend.
 ISOLATION = "isolation"
-#: The key that bounds what each process of a model may allocate.
+#: The key that limits the memory of each process of a model.
 MEMORY_LIMIT = "memory_limit_bytes"
-#: The key that says how long a process of a model, and the server for it, look for a message before they sleep.
+#: The key for how long a process of a model, and the server for its sake, poll for a message before they sleep.
 BUSY_POLL = "busy_poll_microseconds"
 
-#: The key that bounds how long a version of a model may take to load.
+#: The key that limits the time to load a version of a model.
 LOAD_TIMEOUT = "load_timeout_seconds"
 
-#: The key that says whether the instances of a model run on the server's event loop.
+#: The key for running the instances of a model on the server's event loop.
 EVENT_LOOP = "event_loop"
 
-#: The key that names the scheduler, also one for which the config has no field; what it may be told begins with
-#: `SCHEDULER_PREFIX`.
+#: The key that names the scheduler, also one that has no field in the config. The keys of the scheduler's own
+#: parameters start with `SCHEDULER_PREFIX`.
 SCHEDULER = "scheduler"
 SCHEDULER_PREFIX = "scheduler."
 
@@ -46,17 +46,16 @@ SCHEDULER_PREFIX = "scheduler."
 CORE_KEYS = frozenset(
     ("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL, LOAD_TIMEOUT, EVENT_LOOP, SCHEDULER, PADDING)
 )
-#: A core that is never given up is of no use to the others.
+#: At most 1 s: a process that polls for longer keeps its core from all others.
 _BUSY_POLL_US = range(1_000_001)
 _BUSY_POLL_EXPECTED = f"a number of microseconds from 0 to {_BUSY_POLL_US[-1]}"
 
 
 def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
-    """An instance of the dataclass ``cls``; its fields may be str, int, float, bool, or X | None.
+    """Return an instance of the dataclass ``cls``. Its fields may be str, int, float, bool, or one of these or None.
 
-    A key without a field is passed over (`unknown` tells). Raises `ConfigError` for a value that is
-    not of its field's type, and for a `ValueError` of the class itself; `PluginError` for a field of
-    any other type.
+    Keys without a field are ignored (`unknown` lists them). Raises `ConfigError` for a value of another type than its
+    field's and for a `ValueError` of the class itself, and `PluginError` for a field of any other type.
     """
     values, wrong, _ = _read(cls, given)
     for problem in wrong:
@@ -68,32 +67,32 @@ def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
 
 
 def read_isolation(given: Mapping[str, ModelParameter]) -> HostKind | None:
-    """What the parameter ``isolation`` asks for; None leaves it to the backend. Raises `ConfigError`."""
+    """Return the parameter ``isolation``, or None: the backend decides. Raises `ConfigError`."""
     return cast("HostKind | None", _choice(given, ISOLATION, get_args(HostKind), "'process' or 'thread'"))
 
 
 def read_memory_limit(given: Mapping[str, ModelParameter]) -> int:
-    """What the parameter ``memory_limit_bytes`` allows; 0 is no limit. Raises `ConfigError`."""
+    """Return the parameter ``memory_limit_bytes``; 0 is no limit. Raises `ConfigError`."""
     return _whole(given, MEMORY_LIMIT, range(1, 1 << 63), 0, "a number of bytes above 0")
 
 
 def read_busy_poll(given: Mapping[str, ModelParameter], default: int) -> int:
-    """What the parameter ``busy_poll_microseconds`` says. Raises `ConfigError`."""
+    """Return the parameter ``busy_poll_microseconds``, or ``default``. Raises `ConfigError`."""
     return _whole(given, BUSY_POLL, _BUSY_POLL_US, default, _BUSY_POLL_EXPECTED)
 
 
 def read_load_timeout(given: Mapping[str, ModelParameter]) -> int:
-    """What the parameter ``load_timeout_seconds`` says; 0 if it is not given. Raises `ConfigError`."""
+    """Return the parameter ``load_timeout_seconds``, 0 if it is absent. Raises `ConfigError`."""
     return _whole(given, LOAD_TIMEOUT, range(1, 1 << 31), 0, "a number of seconds above 0")
 
 
 def read_event_loop(given: Mapping[str, ModelParameter]) -> OnLoop:
-    """What the parameter ``event_loop`` says; ``auto`` if nothing. Raises `ConfigError`."""
+    """Return the parameter ``event_loop``, ``auto`` if it is absent. Raises `ConfigError`."""
     return cast("OnLoop", _choice(given, EVENT_LOOP, get_args(OnLoop), "'on', 'off' or 'auto'") or "auto")
 
 
 def _choice(given: Mapping[str, ModelParameter], key: str, allowed: Sequence[str], expected: str) -> str | None:
-    """One of ``allowed``; None if it is not given."""
+    """Return the parameter ``key``, which must be one of ``allowed``; None if it is absent."""
     if key not in given:
         return None
     text = given[key].string_value
@@ -112,10 +111,7 @@ def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, defaul
 
 
 def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
-    """Everything for which the functions above would raise `ConfigError`.
-
-    Raises `PluginError` as they do.
-    """
+    """Return every problem for which the functions above raise `ConfigError`. Raises `PluginError` as they do."""
     wrong: list[Problem] = []
     busy_poll = partial(read_busy_poll, default=0)
     for read in (read_isolation, read_memory_limit, busy_poll, read_load_timeout, read_event_loop):
@@ -131,13 +127,14 @@ def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
 
 
 def unknown(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
-    """The keys that neither core nor ``cls`` reads, with the nearest and all that it does; none for a class
-    without fields, whose backend reads the config itself."""
+    """Return a problem for each key that neither core nor ``cls`` reads; it names the nearest key and all valid ones.
+    Return none for a class without fields: its backend reads the config itself."""
     return _read(cls, given)[2]
 
 
 def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any], list[Problem], list[Problem]]:
-    """The values of the fields of ``cls``, the values that are wrong, and the unknown keys, in order of the keys."""
+    """Return the values of the fields of ``cls``, a problem for each wrong value, and one for each unknown key. All are
+    in the order of the keys."""
     declared = fields(cls)
     if not declared:
         return {}, [], []
@@ -167,7 +164,7 @@ def _path(key: str) -> str:
 
 
 def _converter(cls: type, name: str) -> Callable[[str], Any]:
-    """What makes a value of field ``name`` from its text, or raises `ValueError` with what was expected."""
+    """Return a function that parses the text of field ``name``. It raises `ValueError` that says what is expected."""
     hint = get_type_hints(cls)[name]
     choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     kinds = [kind for kind in choices if kind is not type(None)]

@@ -1,4 +1,4 @@
-"""Reads model configs in text format, and their files. Errors say where, what and what was meant.
+"""Parses model configs in protobuf text format. Errors name the place, the problem and a likely correction.
 
 Source: docs/spec/behaviours.md sections 4.1 and 5.4.
 """
@@ -18,13 +18,13 @@ from headrace.config.regular_files import open_regular
 from headrace.config.source_map import SourceMap, SourcePlace, place_at
 from headrace.errors import ConfigError
 
-#: No hand-written config comes near; what does is not worth parsing.
+#: The largest config that is parsed. No hand-written config is nearly as large.
 MAX_BYTES = 4 * 1024 * 1024
 
 
 def find_config(model_path: Path, config_name: str = "") -> Path | None:
-    """The config file of a model: ``configs/<config_name>.pbtxt`` if it exists, else
-    ``config.pbtxt``, else None (``--model-config-name``, docs/spec/behaviours.md section 4.1).
+    """Return the config file of a model: ``configs/<config_name>.pbtxt`` if it exists, else ``config.pbtxt``, else None
+    (``--model-config-name``, docs/spec/behaviours.md section 4.1).
 
     Raises `ConfigError` for a name that leaves ``configs``.
     """
@@ -38,8 +38,8 @@ def find_config(model_path: Path, config_name: str = "") -> Path | None:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The config in ``path``. Raises `ConfigError` that starts with ``path``, and ``:line:column``
-    for what stands in it."""
+    """Return the config in the file ``path``. Raises `ConfigError` that starts with ``path``, and ``:line:column`` if
+    the content is wrong."""
     try:
         with open_regular(path) as file:
             content = file.read(MAX_BYTES + 1)
@@ -54,7 +54,8 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def parse_text(text: str, source: str = "config") -> ModelConfig:
-    """The config in protobuf text format. Raises `ConfigError` with ``source:line:column: field:``."""
+    """Return the config that ``text`` has in protobuf text format. Raises `ConfigError` that starts with
+    ``source:line:column: field:``."""
     config = ModelConfig()
     try:
         text_format.Parse(text, config)
@@ -66,7 +67,7 @@ def parse_text(text: str, source: str = "config") -> ModelConfig:
 
 
 def place_of(field: str, path: Path) -> str:
-    """Return where the config file ``path`` has ``field``, as the beginning of a log line."""
+    """Return the place of ``field`` in the config file ``path``, as the start of a log line."""
     try:
         found = SourceMap(path.read_text(encoding="utf-8-sig"), ModelConfig.DESCRIPTOR).find(field)
     except (OSError, UnicodeDecodeError):  # it has changed since it was parsed
@@ -95,12 +96,12 @@ _KINDS = {
 
 
 def explain_text(error: ParseError, text: str, root: Descriptor) -> tuple[int, int, str, str]:
-    """Line, column, field and reason of an error in ``text``, a message of type ``root``."""
+    """Return line, column, field and reason of an error in ``text``, a message of type ``root``."""
     line, column = error.GetLine() or 1, error.GetColumn() or 1
     reason = str(error).removeprefix(f"{line}:{column} : ")
     quoted = "'" + text.split("\n")[line - 1] + "': "
     place = place_at(text, root, line, column)
-    # The parser quotes the line, except where the text has ended.
+    # The parser quotes the line, except at the end of the text.
     found = clip(place.found) if reason.startswith(quoted) else "the end"
     reason = reason.removeprefix(quoted)
     hint = _hint(text.split("\n")[line - 1][column - 1 :], place, reason)
@@ -108,14 +109,14 @@ def explain_text(error: ParseError, text: str, root: Descriptor) -> tuple[int, i
 
 
 def unknown_field(message: Descriptor, name: str) -> str:
-    """That ``message`` has no field ``name``, and which one may be meant."""
+    """Return the text that ``message`` has no field ``name``, with the most similar field or all fields."""
     known = list(message.fields_by_name)
     hint = _suggest(name, known) or f"its fields are {', '.join(known)}"
     return f"{_short(message.full_name)} has no field '{clip(name)}'; {hint}"
 
 
 def shorten(reason: str) -> str:
-    """A reason of the JSON parser without our package name and its way down to the field."""
+    """Return an error text of the JSON parser without the name of our package and the path to the field."""
     reason = re.sub(r"Failed to parse [\w.]+ field: (?=Failed to parse )", "", reason).rstrip(".")
     return clip(re.sub(r'\bheadrace\.| at "?ModelConfig"?$|(?<= at )ModelConfig\.', "", reason), 300)
 
@@ -168,7 +169,7 @@ def _nearest_value(field: FieldDescriptor, found: str) -> str:
 
 
 def _suggest(name: str, known: list[str]) -> str:
-    """A question, or nothing if no name is near; upper and lower case are near."""
+    """Return "did you mean '...'?" with the most similar name, ignoring case; empty if no name is similar."""
     originals = {other.lower(): other for other in known}
     nearest = get_close_matches(clip(name).lower(), originals, 1, cutoff=0.5)
     return f"did you mean '{originals[nearest[0]]}'?" if nearest else ""
@@ -179,6 +180,6 @@ def _short(name: str) -> str:
 
 
 def clip(text: str, limit: int = 60) -> str:
-    """``text`` on one printable line of bounded length: it comes from a file and goes to a log."""
+    """Return ``text`` as one printable line of at most ``limit`` characters and an ellipsis, for logs and errors."""
     line = text if text.isprintable() else text[:limit].encode("unicode_escape").decode()
     return line if len(line) <= limit else f"{line[:limit]}..."

@@ -1,17 +1,14 @@
-"""Names of files that must stay in a directory, judged by the name alone (docs/spec/security.md C2, C3).
+"""Checks that the name of a file stays in its directory, by the name alone (docs/spec/security.md C2, C3).
 
-Whoever writes a config, or sends one, chooses names. Links are made by whoever keeps the
-repository, and are judged when a model is loaded, by `headrace.storage.local_storage`.
+The author or sender of a config chooses these names. Links in the repository are checked when a model is loaded, by
+`headrace.storage.local_storage`.
 """
 
 from __future__ import annotations
 
 
 def why_path_leaves(name: str, levels: int = 0) -> str:
-    """Why ``name`` leaves its directory; empty if it does not.
-
-    ``levels`` is how many directories above it the name may reach.
-    """
+    """Return why ``name`` leaves its directory; empty if it does not. It may reach ``levels`` directories above it."""
     if "\0" in name:
         return "it contains NUL"
     if "\\" in name:
@@ -24,12 +21,12 @@ def why_path_leaves(name: str, levels: int = 0) -> str:
 
 
 def one_line(name: str) -> str:
-    """``name`` with control characters written out, so that it stays one line in a log."""
+    """Return ``name`` with control characters escaped, so that it is one line in a log."""
     return name if name.isprintable() else name.encode("unicode_escape").decode()
 
 
 def _climbs(name: str, levels: int) -> bool:
-    """Whether ``name`` passes more than ``levels`` directories above the one it starts in."""
+    """True if ``name`` passes through a directory more than ``levels`` above the one in which it starts."""
     for part in name.split("/"):
         levels += -1 if part == ".." else part not in ("", ".")
         if levels < 0:

@@ -1,7 +1,7 @@
-"""Opens the files of a model, and only regular files: a FIFO or a device may keep its reader waiting for ever.
+"""Opens the files of a model, and only regular files: a FIFO or a device may block its reader for ever.
 
-To open a FIFO waits until somebody writes, and to read ``/dev/zero`` has no end. What a path leads to may change at any
-time, so that the type of the file is looked at after it is open, and opening never waits.
+To open a FIFO blocks until a writer opens it, and to read ``/dev/zero`` never ends. A path may lead to another file at
+any time. So the file is opened without blocking, and its type is checked when it is open.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _KINDS = {
 
 
 def special_kind(mode: int) -> str:
-    """Return what a file of ``mode`` is, "a FIFO" for example; empty for a regular file and for a directory."""
+    """Return the kind of a file with ``mode``, such as "a FIFO"; empty for a regular file or a directory."""
     return _KINDS.get(stat.S_IFMT(mode), "")
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Return the regular file ``path``, open for reading. Raises `OSError` for anything else, and never waits."""
-    _require_regular(path.stat(), path)  # to open a device may already do something
+    """Open the regular file ``path`` for reading. Raises `OSError` for any other kind of file. Never blocks."""
+    _require_regular(path.stat(), path)  # before opening it: to open a device may have side effects
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     try:
-        _require_regular(os.fstat(descriptor), path)  # what it was before may have been another file
+        _require_regular(os.fstat(descriptor), path)  # again: the path may lead to another file by now
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -42,18 +42,18 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return what the regular file ``path`` holds. Raises `OSError` as `open_regular`."""
+    """Return the content of the regular file ``path``. Raises `OSError` as `open_regular`."""
     with open_regular(path) as file:
         return file.read()
 
 
 @contextmanager
 def in_memory(path: Path) -> Iterator[str]:
-    """Read the regular file ``path``, and give a name under which an engine may open the very same file.
+    """Read the regular file ``path`` into the page cache, and yield a name by which an engine can open that same file.
 
-    For engines that open and read files while they hold the interpreter's lock: all of the server would wait with them
-    for a slow disk, or for ever for a FIFO. Raises `OSError` as `open_regular`. The name is good until the end of the
-    context; outside Linux it is ``path``.
+    For engines that open and read files while they hold the GIL: the whole server would wait for a slow disk, or for
+    ever for a FIFO. The name is valid inside the context; outside Linux it is ``path``. Raises `OSError` as
+    `open_regular`.
     """
     with open_regular(path) as file:
         read_ahead(file)
@@ -61,13 +61,13 @@ def in_memory(path: Path) -> Iterator[str]:
 
 
 def read_ahead(file: BinaryIO) -> None:
-    """Have the system keep all of ``file`` in memory. Reads only what is not there, without the interpreter's lock."""
+    """Load all of ``file`` into the system's page cache. Reads only what is missing there, without the GIL."""
     piece, first = bytearray(_PIECE_BYTES), bytearray(1)
     descriptor = file.fileno()
     for offset in range(0, os.fstat(descriptor).st_size, _PIECE_BYTES):
         try:
-            os.preadv(descriptor, [first], offset, os.RWF_NOWAIT)  # only what is in memory
-        except (AttributeError, OSError):  # elsewhere than on Linux, or it is not
+            os.preadv(descriptor, [first], offset, os.RWF_NOWAIT)  # succeeds only for cached pages
+        except (AttributeError, OSError):  # not on Linux, or not cached
             file.seek(offset)
             file.readinto(piece)  # type: ignore[attr-defined]
 

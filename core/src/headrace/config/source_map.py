@@ -1,8 +1,7 @@
-"""Which field of a config stands at a line and column of its text, and where a field stands.
+"""Finds the field at a line and column of a config's text, and the line and column of a field.
 
-The protobuf parser reports a position; people think in fields, and so do the rules of
-`headrace.config.validation`. `place_at` leads from a position to a field and `SourceMap` from a
-field to a position; both walk the text once more, and only after an error.
+The protobuf parser reports positions; users and the rules of `headrace.config.validation` name fields. `place_at` finds
+the field at a position, and `SourceMap` the position of a field. Both scan the text again, and only after an error.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ _MARKS = frozenset(("", *"[]{}<>:,;"))
 
 @dataclass(frozen=True, slots=True)
 class SourcePlace:
-    """``path`` is ``input[0].dims`` for a value, ``input[0]`` for a field's name; empty at the top.
+    """A place in the text. ``path`` is ``input[0].dims`` at a value, ``input[0]`` at a field's name; empty at the top.
 
-    ``message`` is what the place belongs to and ``field`` the value's field, both if they are known.
-    ``found`` is the token that stands there.
+    ``message`` is the type that contains the place, and ``field`` the field of the value; each is None if unknown.
+    ``found`` is the token at the place.
     """
 
     path: str
@@ -48,7 +47,7 @@ class SourcePlace:
 
 @dataclass(slots=True)
 class _Block:
-    """An open message: its type, if it is known, its path, and what it has held so far."""
+    """An open message: its type, if known, its path, and how often each repeated field has occurred so far."""
 
     message: Descriptor | None
     path: str
@@ -62,7 +61,7 @@ class _Block:
         return _Block(None if inner is None else inner.message_type, self.enter(name))
 
     def enter(self, name: str) -> str:
-        """The path of the next value of field ``name``."""
+        """Return the path of the next value of field ``name``."""
         inner, path = self.field(name), _join(self.path, name)
         if inner is not None and inner.is_repeated:
             path = f"{path}[{self.seen[name]}]"
@@ -72,9 +71,9 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """``name`` is the field that ``word`` is the name, or part of the value, of.
+    """One token, ``word``: the name of the field ``name``, or part of its value.
 
-    ``block`` is the message that the field belongs to, and ``child`` the one that ``word`` opens.
+    ``block`` is the message that contains the field, and ``child`` the message that ``word`` opens, if it opens one.
     """
 
     block: _Block
@@ -86,7 +85,7 @@ class _Token:
 
 
 def place_at(text: str, root: Descriptor, line: int, column: int) -> SourcePlace:
-    """The field at ``line`` and ``column``, both from 1, of ``text``, a message of type ``root``."""
+    """Return the place at ``line`` and ``column``, both from 1, of ``text``, a message of type ``root``."""
     target = _offset(text, line, column)
     token = next(token for token in _walk(text, root) if token.start >= target or not token.word)
     name = "" if token.is_name else token.name
@@ -94,7 +93,7 @@ def place_at(text: str, root: Descriptor, line: int, column: int) -> SourcePlace
 
 
 class SourceMap:
-    """Where the fields of ``text``, a message of type ``root`` that the parser has taken, stand."""
+    """The positions of the fields in ``text``, a message of type ``root`` that the parser has accepted."""
 
     def __init__(self, text: str, root: Descriptor) -> None:
         self._text = text
@@ -104,21 +103,19 @@ class SourceMap:
         self._note_all()
 
     def find(self, path: str) -> tuple[int, int] | None:
-        """Line and column, from 1, of the value at ``path``, of a message's name or of a map's key.
-
-        For a field that is absent, those of the innermost message around it; None at the top.
-        """
+        """Return the line and column, from 1, of the value at ``path``; for a message, of its name; for a map entry, of
+        its key. For an absent field, return those of the innermost message around it, or None at the top."""
         start, _ = self._resolve(path)
         if start is None:
             return None
         return self._text.count("\n", 0, start) + 1, start - self._text.rfind("\n", 0, start)
 
     def holds(self, path: str) -> bool:
-        """Whether the text gives the field at ``path``."""
+        """True if the text has the field at ``path``."""
         return self._resolve(path)[1]
 
     def _resolve(self, path: str) -> tuple[int | None, bool]:
-        """Where ``path``, or what is left of it in the text, starts; and whether it is all there."""
+        """Return the start of the longest part of ``path`` that is in the text, and True if that is all of it."""
         found, at = None, ""
         message: Descriptor | None = self._root
         for name, key in _STEP.findall(path):
@@ -156,7 +153,7 @@ class SourceMap:
         self._starts.setdefault(_join(token.block.path, token.name), start)
 
     def _note_entry(self, token: _Token) -> None:
-        """A map's entry is found by its key, of which the last counts."""
+        """Store the path of a map entry by its key. If a key occurs twice, the last entry counts."""
         block, word = token.block, token.word
         if token.name == "key" and _is_entry(block.message):
             key = int(word) if word.isdigit() else CUnescape(word[1:-1]).decode("utf-8", "replace")
@@ -164,7 +161,7 @@ class SourceMap:
 
 
 def _walk(text: str, root: Descriptor) -> Iterator[_Token]:
-    """Each token of ``text``, and an empty one at its end."""
+    """Yield each token of ``text``, and an empty one at the end."""
     blocks, name = [_Block(root, "")], ""
     for found, following in _pairs(text):
         word = found.group()
@@ -181,7 +178,7 @@ def _walk(text: str, root: Descriptor) -> Iterator[_Token]:
 
 
 def _pairs(text: str) -> Iterator[tuple[re.Match[str], re.Match[str] | None]]:
-    """Each token with the one after it; comments are none."""
+    """Yield each token with the next one, without comments."""
     before = None
     for token in _TOKEN.finditer(text):
         if token.group().startswith("#"):
@@ -201,7 +198,7 @@ def _offset(text: str, line: int, column: int) -> int:
 
 
 def _is_entry(message: Descriptor | None) -> TypeGuard[Descriptor]:
-    """Whether ``message`` is a key of a map with its value."""
+    """True if ``message`` is the type of a map entry: a key and a value."""
     return message is not None and bool(message.GetOptions().map_entry)
 
 

@@ -1,7 +1,7 @@
-"""Which options have an effect today: one table, total over `ServerOptions`.
+"""The table of all options in `ServerOptions`, and the effect that each has today.
 
-An option is built, or it is accepted and has no effect (which the server says when it is set), or
-setting it is refused, because a server that ignored it would be unsafe or wrong.
+An option is built; or it is accepted without effect, and the server logs that if it is set; or it is refused if it is
+set, because a server that ignores it would be unsafe or wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.errors import ConfigError
 
 
 class FlagState(Enum):
-    """What setting an option does. The values are the words of ``docs/flags.md``."""
+    """The effect of setting an option. The values are the words in ``docs/flags.md``."""
 
     BUILT = "built"
     NO_EFFECT = "no effect"
@@ -30,7 +30,7 @@ class Support:
     reason: str = ""
 
 
-#: What a client is told that asks for it. No flag would help: setting the one for it is refused.
+#: The error for a client that uses shared memory. It names no flag, because setting that flag is refused.
 NO_CLIENT_SHM = "Client shared memory is disabled: it is not built yet"
 
 _BUILT = Support(FlagState.BUILT)
@@ -81,18 +81,18 @@ _DEFAULTS = ServerOptions()
 
 
 def flag(name: str) -> str:
-    """The flag of the field ``name``."""
+    """Return the flag of the field ``name``."""
     return "--" + name.replace("_", "-")
 
 
 def refuse(options: ServerOptions) -> None:
-    """Raise `ConfigError` for the first option that is set and would be wrong to ignore."""
+    """Raise `ConfigError` for the first option that is set and refused."""
     for name, reason in _set_to(FlagState.REFUSED, options):
         raise ConfigError(f"{flag(name)} is refused: {reason}")
 
 
 def without_effect(options: ServerOptions) -> list[str]:
-    """One line for each option that is set and does nothing."""
+    """Return one line for each option that is set and has no effect."""
     return [f"{flag(name)} has no effect: {reason}" for name, reason in _set_to(FlagState.NO_EFFECT, options)]
 
 

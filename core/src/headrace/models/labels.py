@@ -6,8 +6,8 @@ import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 
-from headrace.config.confinement import why_path_leaves
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.path_checks import why_path_leaves
 from headrace.config.regular_files import read_regular
 from headrace.config.validation import Problem
 from headrace.errors import HeadraceError, LoadError, Unsupported

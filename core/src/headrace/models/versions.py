@@ -9,8 +9,8 @@ import logging
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headrace.config.confinement import one_line
 from headrace.config.model_config_pb2 import ModelConfig, ModelVersionPolicy
+from headrace.config.path_checks import one_line
 from headrace.errors import OperatorError
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from headrace.config.confinement import why_path_leaves
 from headrace.config.model_config_pb2 import ModelConfig, ModelWarmup
+from headrace.config.path_checks import why_path_leaves
 from headrace.config.regular_files import read_regular
 from headrace.config.validation.instances import NO_ID
 from headrace.errors import ConfigError, HeadraceError, InternalError, LoadError, Rescheduled

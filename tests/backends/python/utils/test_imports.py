@@ -30,6 +30,6 @@ def test_only_numpy_and_the_lightest_parts_of_headrace_are_imported() -> None:
     done = subprocess.run([sys.executable, "-c", SEEN], capture_output=True, text=True, timeout=50, check=False)
 
     assert done.returncode == 0, done.stderr
-    light = ["headrace", "headrace.config", "headrace.config.confinement", "headrace.config.regular_files"]
+    light = ["headrace", "headrace.config", "headrace.config.path_checks", "headrace.config.regular_files"]
     light += ["headrace.errors", "headrace.telemetry", "headrace.telemetry.series"]
     assert done.stdout.strip() == str(light)

@@ -1,8 +1,7 @@
 """Checks a derived and completed config against every rule of docs/spec/behaviours.md section 4.
 
-A load raises the first of the `problems`; ``headrace check`` lists them all. Each module holds the
-rules of one noun and yields `Problem` in Triton's words. Only ``paths`` looks at the disk, and only
-when ``files`` is given.
+A load raises the first of the `problems`; ``headrace check`` lists all of them. Each module has the rules of one part
+of the config and yields each `Problem` with Triton's text. Only ``paths`` reads the disk, and only if it has ``files``.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ __all__ = ["Problem", "check_caching", "problems"]
 
 
 def early(config: ModelConfig, *, complete: bool, needs_backend: bool = True) -> list[Problem]:
-    """The problems that Triton finds before it looks at versions and asks the backend, in its order.
+    """Return the problems that Triton finds before it reads the versions and calls the backend, in its order.
 
-    A config that is ``complete``, because nobody will complete it, must have its inputs and outputs in order, too.
-    One that does not ``needs_backend`` has a scheduler that does without.
+    If the config is ``complete``, because no backend will complete it, its inputs and outputs are checked, too.
+    ``needs_backend`` is False if the scheduler works without a backend.
     """
     unknown = list(check_enums(config))
     if unknown:
@@ -44,7 +43,7 @@ def early(config: ModelConfig, *, complete: bool, needs_backend: bool = True) ->
     ]
     if complete:
         return [*found, *io.check(config), *io.check_ragged(config)]
-    if config.max_batch_size == 0:  # the backend may yet say how large batches are
+    if config.max_batch_size == 0:  # the backend may still set the batch size
         return [problem for problem in found if "preferred_batch_size" not in problem.field]
     return found
 
@@ -52,13 +51,13 @@ def early(config: ModelConfig, *, complete: bool, needs_backend: bool = True) ->
 def problems(
     config: ModelConfig, *, gpus: Sequence[int] = (), files: Path | None = None, needs_backend: bool = True
 ) -> list[Problem]:
-    """Every problem of ``config``, in Triton's order of checking.
+    """Return every problem of ``config``, in Triton's order of checking.
 
-    ``gpus`` are the ids of the GPUs that instances may use. With ``files``, the model's directory,
-    a batching library that the config names must be in it. ``needs_backend`` as for `early`.
+    ``gpus`` are the ids of the GPUs that instances may use. If ``files``, the model's directory, is given, a batching
+    library that the config names must be in it. ``needs_backend`` is as for `early`.
     """
     unknown = list(check_enums(config))
-    if unknown:  # the other checks take the names of enum values for granted
+    if unknown:  # the other checks need valid enum values
         return unknown
     return [
         *model.check(config, needs_backend),

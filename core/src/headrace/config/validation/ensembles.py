@@ -1,6 +1,6 @@
-"""Rules of ``ensemble_scheduling`` that one config can break by itself (docs/spec/behaviours.md section 4.8).
+"""Rules of ``ensemble_scheduling`` that need only the ensemble's config (docs/spec/behaviours.md section 4.8).
 
-What the composing models say is compared when they are loaded.
+The configs of the composing models are compared with it when they are loaded.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from headrace.config.model_config_pb2 import ModelConfig, ModelEnsembling
 from headrace.config.validation.shared import Problem
 
 _FIELD = "ensemble_scheduling"
-#: Parameters that say on which tensor it depends whether a step runs: an extension, which the scheduler reads.
+#: The prefix of parameters that name a tensor on which running a step depends: Headrace's extension for the scheduler.
 _WHEN = "ensemble.when."
 
 
 def check(config: ModelConfig) -> Iterator[Problem]:
-    """What an ensemble may not have, its steps, and the graph they draw."""
+    """Check the fields that an ensemble must not have, its steps, and their graph."""
     if not config.HasField("ensemble_scheduling"):
         if config.platform == "ensemble":
             yield Problem(
@@ -93,9 +93,9 @@ def _check_written_once(
 
 
 class _Graph:
-    """Which step writes and which steps read each ensemble tensor.
+    """The step that writes and the steps that read each ensemble tensor.
 
-    Every tensor is looked at once per mention, so a large ensemble costs no more than its text.
+    Each mention of a tensor is visited once, so the time is linear in the size of the config.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -108,14 +108,14 @@ class _Graph:
                 self._writer[tensor] = index
             for tensor in set(step.input_map.values()):
                 self._readers.setdefault(tensor, []).append(index)
-        #: What only says whether a step runs is read, too.
+        # A tensor that only determines if a step runs counts as read.
         for key, said in self._config.parameters.items():
             if key.startswith(_WHEN):
                 self._readers.setdefault(said.string_value.removeprefix("!").strip(), [])
         self._ready = self._run()
 
     def check(self) -> Iterator[Problem]:
-        """Inputs are used, outputs are written, nothing else is left over."""
+        """Check that inputs are used, outputs are written, and no other tensor is unused."""
         name = self._config.name
         for index, given in enumerate(self._config.input):
             if not self._is_known(given.name):
@@ -136,7 +136,7 @@ class _Graph:
         return tensor in self._writer or tensor in self._readers
 
     def _mentions(self) -> Iterator[tuple[str, str]]:
-        """Each tensor once, with the path of its step."""
+        """Yield each tensor once, with the path of the first step that mentions it."""
         first: dict[str, str] = {}
         for index, step in enumerate(self._steps):
             for part in (step.output_map, step.input_map):
@@ -145,7 +145,7 @@ class _Graph:
         yield from first.items()
 
     def _run(self) -> set[str]:
-        """The tensors that exist once every step that can run has run."""
+        """Return the tensors that exist when every step that can run has run."""
         waits_for = [set(step.input_map.values()) for step in self._steps]
         ready: set[str] = set()
         todo = [tensor.name for tensor in self._config.input]
@@ -161,7 +161,7 @@ class _Graph:
         return ready
 
     def _explain(self, output: str) -> str:
-        """Why ``output`` is not written: follow what is missing to where it comes from."""
+        """Return why ``output`` is not written: the first missing tensor on the way from it to the inputs."""
         message = f"output '{output}' for ensemble '{self._config.name}' is not written"
         tensor, seen = output, {output}
         while tensor in self._writer:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from headrace.config.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelWarmup
 from headrace.config.validation.shared import MAX_MADE_BYTES, MAX_RANK, Problem, invalid_dimension, size_in_bytes
 
-#: Of a group, and of all groups of a model. An instance is a thread or a process.
+#: The most instances of a group, and of all groups of a model. An instance is a thread or a process.
 MAX_INSTANCES = 1024
 #: Triton's default for --min-supported-compute-capability, as it prints it.
 _COMPUTE_CAPABILITY = "6.000000"
@@ -18,7 +18,7 @@ _GPU_KINDS = (ModelInstanceGroup.KIND_AUTO, ModelInstanceGroup.KIND_GPU)
 
 
 def check(config: ModelConfig, gpus: Sequence[int]) -> Iterator[Problem]:
-    """Counts, devices and profiles of every group."""
+    """Check the counts, devices and profiles of all groups."""
     total = 0
     for index, group in enumerate(config.instance_group):
         field = f"instance_group[{index}]"
@@ -69,7 +69,7 @@ def _check_profiles(group: ModelInstanceGroup, field: str, title: str, platform:
     if not group.profile:
         return
     title = f"{title} and platform {platform}"
-    if platform != "tensorrt_plan":  # Triton, too, leaves out a space
+    if platform != "tensorrt_plan":  # Triton's text lacks the space, too
         yield Problem(f"{field}.profile", f"{title}specifies profile field which is only supported for TensorRT models")
         return
     for index, profile in enumerate(group.profile):
@@ -81,15 +81,15 @@ def _check_profiles(group: ModelInstanceGroup, field: str, title: str, platform:
             )
 
 
-#: More requests than this in a sample, or more rounds, would keep the model from ever being ready.
+#: The most requests of a sample, and the most rounds: with more, the model would take too long to become ready.
 MAX_REQUESTS = 1024
 MAX_COUNT = 1_000_000
-#: What Triton puts before a message about a request without an id, which a warm-up request is.
+#: Triton's prefix of a message about a request without an id, such as a warm-up request.
 NO_ID = "[request id: <id_unknown>] "
 
 
 def check_warmup(config: ModelConfig) -> Iterator[Problem]:
-    """Every sample that will be run; one with batch size 0 is not."""
+    """Check every sample that will run. A sample with batch size 0 does not run."""
     for index, sample in enumerate(config.model_warmup):
         if sample.batch_size:
             yield from _check_sample(sample, f"model_warmup[{index}]", config)

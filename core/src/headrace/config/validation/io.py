@@ -1,4 +1,4 @@
-"""Rules of ``input`` and ``output``, and of ``batch_input`` and ``batch_output``, which go with ragged batches.
+"""Rules of ``input`` and ``output``, and of ``batch_input`` and ``batch_output`` for ragged batches.
 
 Source: docs/spec/behaviours.md sections 3.3 and 4.4.
 """
@@ -27,7 +27,7 @@ _RANGE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 
 def check(config: ModelConfig) -> Iterator[Problem]:
-    """Every input, then every output."""
+    """Check every input, then every output."""
     yield from _check_all("input", list(config.input), config)
     yield from _check_all("output", list(config.output), config)
 
@@ -77,7 +77,7 @@ def _check_reshape(tensor: Tensor, field: str, title: str, config: ModelConfig) 
 
 
 def _compare(dims: Sequence[int], shape: Sequence[int], field: str, title: str, suffix: str) -> Iterator[Problem]:
-    """The elements between variable dims must be as many on both sides: [2, 4, -1, 6] is [8, -1, 1, 6]."""
+    """Check that the element counts between variable dims are equal on both sides: [2, 4, -1, 6] fits [8, -1, 1, 6]."""
     ours, theirs = _segments(dims), _segments(shape)
     if len(ours) != len(theirs) and len(ours) > 1 and len(theirs) > 1:
         yield Problem(field, f"{title} has different number of variable-size dimensions for dims and reshape{suffix}")
@@ -86,7 +86,7 @@ def _compare(dims: Sequence[int], shape: Sequence[int], field: str, title: str, 
 
 
 def _segments(dims: Sequence[int]) -> list[int]:
-    """The element counts between variable dims; [1] for no dims at all."""
+    """Return the element counts between variable dims; [1] for no dims."""
     ends = [index for index, dim in enumerate(dims) if dim == -1]
     return [
         prod(dims[start:end]) for start, end in zip([0, *(end + 1 for end in ends)], [*ends, len(dims)], strict=True)
@@ -113,7 +113,8 @@ def _is_in_range(dims: Sequence[int]) -> bool:
 
 
 def check_ragged(config: ModelConfig) -> Iterator[Problem]:
-    """Every batch input, then every batch output. Names count once there are inputs, or outputs, to name."""
+    """Check every batch input, then every batch output. The inputs and outputs that they name must exist, unless the
+    config has no inputs, or no outputs, yet."""
     inputs = {tensor.name for tensor in config.input}
     outputs = {tensor.name for tensor in config.output}
     suffix = f" for {config.name}"

@@ -1,4 +1,4 @@
-"""Rules of the whole model: its name, its backend, its versions, its batches, the response cache, its metrics.
+"""Rules of the whole model: its name, backend, versions, batching, response cache and metrics.
 
 Source: docs/spec/behaviours.md sections 4.6 and 4.11.
 """
@@ -17,7 +17,7 @@ from headrace.config.model_config_pb2 import (
 )
 from headrace.config.validation.shared import Problem, check_preferred_sizes
 
-#: Backends that go with certain platforms only; any platform goes with a backend not named here.
+#: The backends that accept certain platforms only. All other backends accept any platform.
 _PLATFORMS = {
     "tensorrt": {"tensorrt_plan"},
     "tensorflow": {"tensorflow_graphdef", "tensorflow_savedmodel"},
@@ -27,7 +27,7 @@ _PLATFORMS = {
 
 
 def check(config: ModelConfig, needs_backend: bool = True) -> Iterator[Problem]:
-    """Name, platform and backend, ``max_batch_size``, version policy."""
+    """Check the name, platform and backend, ``max_batch_size`` and version policy."""
     if not config.name:
         yield Problem("name", "model configuration must specify 'name'")
     if needs_backend or config.backend or config.platform:
@@ -40,7 +40,7 @@ def check(config: ModelConfig, needs_backend: bool = True) -> Iterator[Problem]:
 
 
 def check_batching(config: ModelConfig) -> Iterator[Problem]:
-    """Preferred sizes, priorities and queue policies."""
+    """Check the preferred sizes, priorities and queue policies."""
     batching, model = config.dynamic_batching, config.name
     yield from check_preferred_sizes(
         "dynamic_batching.preferred_batch_size",
@@ -71,7 +71,7 @@ def _check_priorities(batching: ModelDynamicBatching, model: str) -> Iterator[Pr
 
 
 def _check_ordering(batching: ModelDynamicBatching, model: str) -> Iterator[Problem]:
-    """Responses can leave in the order of the requests only if requests never overtake each other."""
+    """Check ``preserve_ordering``: responses can only keep the order of requests if no request overtakes another."""
     if batching.priority_levels > 1:
         yield Problem(
             "dynamic_batching.priority_levels",
@@ -86,14 +86,15 @@ def _check_ordering(batching: ModelDynamicBatching, model: str) -> Iterator[Prob
 
 
 def _policies(batching: ModelDynamicBatching) -> Iterator[tuple[str, ModelQueuePolicy]]:
-    """The queue policies, each with its path."""
+    """Yield the queue policies, each with its path."""
     yield "dynamic_batching.default_queue_policy", batching.default_queue_policy
     for level in sorted(batching.priority_queue_policy):
         yield f"dynamic_batching.priority_queue_policy[{level}]", batching.priority_queue_policy[level]
 
 
 def check_caching(config: ModelConfig) -> Iterator[Problem]:
-    """A cache keeps one response per request (docs/spec/behaviours.md sections 4.7 and 4.11)."""
+    """Check that a model with a response cache sends one response per request and has no sequences
+    (docs/spec/behaviours.md sections 4.7 and 4.11)."""
     if not config.response_cache.enable:
         return
     prefix = f"Response Cache does not currently support model {config.name} with"
@@ -120,7 +121,7 @@ def _check_backend(config: ModelConfig) -> Iterator[Problem]:
 
 
 def _check_absent(config: ModelConfig) -> Iterator[Problem]:
-    """What asks for instances of a model that has none."""
+    """Check that a model without a backend has no fields about instances."""
     for field in ("instance_group", "model_warmup"):
         if getattr(config, field):
             yield Problem(field, f"{field} should not be specified for model '{config.name}', which has no backend")
@@ -143,7 +144,7 @@ def _check_versions(policy: ModelVersionPolicy, model: str) -> Iterator[Problem]
 
 
 def check_metrics(config: ModelConfig) -> Iterator[Problem]:
-    """What every ``metric_control`` must say; whether a family exists is not asked."""
+    """Check that every ``metric_control`` is complete. The metric family need not exist."""
     for index, control in enumerate(config.model_metrics.metric_control):
         yield from _check_control(control, f"model_metrics.metric_control[{index}]", config.name)
 
@@ -166,5 +167,5 @@ def _check_control(control: ModelMetrics.MetricControl, field: str, model: str) 
 
 
 def _is_increasing(buckets: Sequence[float]) -> bool:
-    """False with a NaN too, which compares with nothing."""
+    """True if each bucket is larger than the one before. False if one is NaN."""
     return buckets[0] == buckets[0] and all(one < next_one for one, next_one in pairwise(buckets))

@@ -1,6 +1,6 @@
 """Fields that name files: a config reads nothing outside its model's directory (docs/spec/security.md C2, C3).
 
-Names are judged as they are written: where links lead is judged by `headrace.storage.local_storage`.
+Names are checked as written. `headrace.storage.local_storage` checks where links lead.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.config.confinement import one_line, why_path_leaves
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.path_checks import one_line, why_path_leaves
 from headrace.config.validation.shared import Problem
 from headrace.errors import Code
 
@@ -19,7 +19,7 @@ _STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Where a name must stay: ``levels`` directories above the one that it starts in, or deeper."""
+    """The directory in which a file name must stay: ``levels`` above the one in which the name starts."""
 
     title: str
     levels: int = 0
@@ -32,7 +32,7 @@ _STATE = _Room("the model's 'initial_state' directory")
 
 
 def check(config: ModelConfig, files: Path | None) -> Iterator[Problem]:
-    """Every name of a file. With ``files``, the model's directory, a batching library must exist."""
+    """Check every name of a file. If ``files``, the model's directory, is given, a batching library must exist."""
     for index, output in enumerate(config.output):
         if why_path_leaves(output.label_filename, _MODEL.levels):
             yield Problem(
@@ -68,7 +68,7 @@ def _named(config: ModelConfig) -> Iterator[tuple[str, str, _Room]]:
 
 
 def _is_inside(folder: Path, name: str) -> bool:
-    """Whether the file, which need not exist, is in ``folder`` with all links followed."""
+    """True if the file is in ``folder`` when all links are followed. It need not exist."""
     try:
         return (folder / name).resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError):  # a loop of links
@@ -76,7 +76,8 @@ def _is_inside(folder: Path, name: str) -> bool:
 
 
 def _check_runtime(config: ModelConfig) -> Iterator[Problem]:
-    """Backends are no libraries here: their own, which old configs name, and the Python file of one are taken."""
+    """Check ``runtime``. Backends are not shared libraries here: only the name of the backend's own library, which old
+    configs have, and a Python file are accepted."""
     name = config.runtime
     if why_path_leaves(name):
         yield Problem(
@@ -93,7 +94,7 @@ def _check_runtime(config: ModelConfig) -> Iterator[Problem]:
 
 
 def _check_strategy(config: ModelConfig, files: Path | None) -> Iterator[Problem]:
-    """A library of the author's own that says when a batch is full; the one path that may be absolute."""
+    """Check the path of a custom batching library. It is the only path that may be absolute."""
     if _STRATEGY not in config.parameters:
         return
     field, name = f"parameters[{_STRATEGY!r}]", config.parameters[_STRATEGY].string_value
@@ -109,5 +110,5 @@ def _check_strategy(config: ModelConfig, files: Path | None) -> Iterator[Problem
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name too long for the system
+    except OSError:  # for example, the name is too long for the system
         return False

@@ -30,7 +30,7 @@ _ID_TYPES = (TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32, TYPE_STRING)
 
 
 def check(config: ModelConfig) -> Iterator[Problem]:
-    """Controls, then the strategy."""
+    """Check the controls, then the strategy."""
     batching, suffix = config.sequence_batching, f" for {config.name}"
     yield from _check_controls(batching, config.name)
     yield from _check_oldest(batching.oldest, config)
@@ -44,7 +44,7 @@ def _check_controls(batching: ModelSequenceBatching, model: str) -> Iterator[Pro
         field = f"sequence_batching.control_input[{index}]"
         if not tensor.name:
             yield Problem(f"{field}.name", f"sequence batching control tensor must have a name for {model}")
-        elif tensor.name in names or len(tensor.control) > 1:  # Triton 2.51 takes the latter, and tells only one
+        elif tensor.name in names or len(tensor.control) > 1:  # Triton 2.51 accepts the latter, and sets only one
             yield Problem(
                 f"{field}.name",
                 f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds for {model}",
@@ -128,7 +128,7 @@ State = ModelSequenceBatching.State
 
 
 def check_states(config: ModelConfig) -> Iterator[Problem]:
-    """Names, types, shapes and memory of every state, and its initial value."""
+    """Check the names, types, shapes, memory and initial value of every state."""
     names: set[tuple[str, str]] = set()
     for index, state in enumerate(config.sequence_batching.state):
         field = f"sequence_batching.state[{index}]"
@@ -157,7 +157,7 @@ def _check_tensor(state: State, field: str, model: str) -> Iterator[Problem]:
 
 
 def _check_memory(state: State, field: str, config: ModelConfig) -> Iterator[Problem]:
-    """Only the virtual memory of a GPU grows in place."""
+    """Check ``use_growable_memory``: only the virtual memory of a GPU can grow in place."""
     if not state.use_growable_memory:
         return
     on_gpus = all(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
@@ -198,7 +198,7 @@ def _check_value(initial: ModelSequenceBatching.InitialState, state: State, fiel
             f"initial_state for state input '{name}' takes {size_in_bytes(initial.dims, initial.data_type)} bytes, "
             f"the limit is {MAX_MADE_BYTES}",
         )
-    if initial.WhichOneof("state_data") is None:  # Triton leaves out the space too
+    if initial.WhichOneof("state_data") is None:  # Triton's text lacks the space, too
         yield Problem(field, f"initial_state setting expects state'{name}' to have state_data set")
 
 

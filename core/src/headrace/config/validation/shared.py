@@ -1,6 +1,6 @@
-"""What the checks share: the `Problem` that they yield, and the rules of enum values, shapes and sizes.
+"""The `Problem` that all checks yield, and the rules of enum values, shapes and sizes that several checks use.
 
-Arithmetic is in Python's unbounded integers.
+Python's integers are unbounded, so no size overflows.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from headrace.messages import dtypes
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``field`` is a path in the config, like ``input[0].dims``; ``message`` is Triton's where it has one."""
+    """A broken rule. ``field`` is a path such as ``input[0].dims``; ``message`` is Triton's text if it has one."""
 
     field: str
     message: str
     code: Code = Code.INVALID_ARGUMENT
 
 
-#: NumPy 1.26, the oldest that Headrace runs with, takes no more.
+#: The most axes that NumPy 1.26 supports, the oldest version that Headrace runs with.
 MAX_RANK = 32
-#: Of elements and of bytes: what a signed 64-bit integer holds.
+#: The most elements, and bytes, of a tensor: the largest signed 64-bit integer.
 MAX_SIZE = 2**63 - 1
-#: Of a tensor that the server makes up by itself: warm-up data, initial states.
+#: The largest tensor that the server itself generates: warm-up data, initial states.
 MAX_MADE_BYTES = 4 * 2**30
-#: Every element of BYTES has a length in front.
+#: The size of the length in front of each element of BYTES.
 _LENGTH_BYTES = 4
 
 
 def size_in_bytes(dims: Sequence[int], data_type: int) -> int:
-    """The least size of a tensor; variable dims count as 1. ``data_type`` is a config value, not 0."""
+    """Return the smallest size of a tensor in bytes: variable dims count as 1. ``data_type`` is a config value other
+    than 0."""
     return _elements(dims) * (dtypes.BY_CONFIG_VALUE[data_type].itemsize or _LENGTH_BYTES)
 
 
 def check_shape(field: str, name: str, dims: Sequence[int], data_type: int, suffix: str) -> Iterator[Problem]:
-    """The rank, the element count and the byte size of tensor ``name``; ``suffix`` names the model."""
+    """Check the rank, the element count and the byte size of tensor ``name``. ``suffix`` names the model."""
     if len(dims) > MAX_RANK:
         yield Problem(field, f"tensor '{name}' has {len(dims)} dims, the limit is {MAX_RANK}{suffix}")
     elif _elements(dims) > MAX_SIZE:
@@ -53,7 +54,7 @@ def check_shape(field: str, name: str, dims: Sequence[int], data_type: int, suff
 
 
 def check_preferred_sizes(field: str, title: str, sizes: Sequence[int], config: ModelConfig) -> Iterator[Problem]:
-    """Each preferred size must be one that a batch can have; ``title`` begins the message."""
+    """Check that each preferred size is from 1 to the maximum batch size. ``title`` starts the message."""
     for index, size in enumerate(sizes):
         if size <= 0:
             yield Problem(f"{field}[{index}]", f"{title} must be positive for {config.name}")
@@ -62,7 +63,7 @@ def check_preferred_sizes(field: str, title: str, sizes: Sequence[int], config: 
 
 
 def invalid_dimension(name: str, dims: Sequence[int]) -> str:
-    """The text for a negative dim that is not -1 (docs/spec/behaviours.md section 3.2)."""
+    """Return the text for a negative dim that is not -1 (docs/spec/behaviours.md section 3.2)."""
     return f"tensor '{name}' contains an invalid dimension in shape [{','.join(map(str, dims))}]"
 
 
@@ -71,7 +72,7 @@ def _elements(dims: Sequence[int]) -> int:
 
 
 def check_enums(message: Message, prefix: str = "") -> Iterator[Problem]:
-    """A problem for every enum field, at any depth, that holds a number without a name."""
+    """Yield a problem for every enum field, at any depth, whose number is no value of the enum."""
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"
         if field.enum_type is not None:
@@ -85,7 +86,7 @@ def check_enums(message: Message, prefix: str = "") -> Iterator[Problem]:
 
 
 def _messages(field: FieldDescriptor, value: Any) -> Iterator[tuple[str, Message]]:
-    """The messages that a field holds, each with what follows the field's name in its path."""
+    """Yield the messages in a field, each with the part of its path that follows the name of the field."""
     if field.message_type is None:
         return
     if isinstance(value, Message):
