@@ -209,7 +209,7 @@ def test_a_server_that_ends_while_a_process_loads_leaves_none(
     assert family
     begun = time.monotonic()
     server.finish(number)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60  # the load would go on for ever
     wait_until(lambda: not any(map(exists, family)), "all have gone", 30)
 
 

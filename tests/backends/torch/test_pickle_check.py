@@ -67,10 +67,10 @@ def test_weights_that_name_something_long_are_refused_at_once(
     folder = modules.write(MODULE)
     torch.save({"w": torch.ones(4)}, folder / "model.pt")
     rewrite(folder / "model.pt", {"data.pkl": with_name(70_000)})
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(LoadError, match=r"model\.pt': it is damaged, .* a name of more than 4096 characters"):
         modules.load(None, CONFIG)
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 def test_weights_of_an_old_pytorch_are_looked_through_as_well(modules: Any) -> None:

@@ -7,11 +7,13 @@ itself. Whatever is no frame can be sent as bytes.
 from __future__ import annotations
 
 import contextlib
+import select
 import shutil
 import socket
 import ssl
 import struct
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -211,6 +213,13 @@ class Peer:
     def wait_until_closed(self) -> None:
         with contextlib.suppress(Closed):
             while True:
+                self.read()
+
+    def listen(self, seconds: float) -> None:
+        """Read what comes within ``seconds``. Returns sooner if the server closes the connection."""
+        end = time.monotonic() + seconds
+        with contextlib.suppress(Closed):
+            while (left := end - time.monotonic()) > 0 and select.select([self.socket], [], [], left)[0]:
                 self.read()
 
     def settle(self) -> None:

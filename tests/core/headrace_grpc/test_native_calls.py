@@ -318,7 +318,7 @@ def test_the_server_pings_and_gives_up_who_does_not_answer(serve_native: Serve, 
     assert "ACK" not in found.flags
     began = time.monotonic()
     dead.wait_until_closed()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
     alive = connect(server.grpc)
     for _ in range(2):
         alive.send(frames.PingFrame(opaque_data=alive.until(frames.PingFrame).opaque_data, flags=["ACK"]))
@@ -329,7 +329,7 @@ def test_without_calls_the_server_does_not_ping_unless_told_to(serve_native: Ser
     server = serve_native("--grpc-keepalive-time=200", "--grpc-keepalive-timeout=200")
     peer = connect(server.grpc)
     peer.settle()
-    time.sleep(1)
+    peer.listen(1)
     assert peer.ask(1).status == OK
     assert not [frame for frame in peer.seen if isinstance(frame, frames.PingFrame)]
 
@@ -395,8 +395,8 @@ def test_a_stop_says_farewell_to_those_who_ask_for_nothing(serve_native: Serve, 
     server.process.send_signal(signal.SIGTERM)
     assert [peer.answer(stream).status for stream in (1, 3, 5, 7, 9)] == [UNAVAILABLE] * 5
     assert {peer.answers[stream].trailers["grpc-message"] for stream in (1, 3, 5, 7, 9)} == {SHUTTING_DOWN}
-    assert server.process.wait(20) == 0
-    assert time.monotonic() - began < 3  # a second on a quiet machine
+    assert server.process.wait(60) == 0
+    assert time.monotonic() - began < 5  # a second on a quiet machine; 5 s are what callers may take who are not done
 
 
 def test_a_stop_answers_what_a_stream_has_in_flight_before_its_farewell(
@@ -425,8 +425,8 @@ def test_a_stop_does_not_wait_for_those_who_do_not_read(serve_native: Serve, con
     peer.until(frames.HeadersFrame, 1)
     began = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(20) == 0
-    assert time.monotonic() - began < 5
+    assert server.process.wait(60) == 0
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
@@ -440,8 +440,8 @@ def test_a_stop_of_grpcio_does_not_wait_for_those_who_do_not_read(
     peer.until(frames.HeadersFrame, 1)
     began = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(20) == 0
-    assert time.monotonic() - began < 8
+    assert server.process.wait(60) == 0
+    assert time.monotonic() - began < 20
 
 
 def test_a_stop_of_grpcio_says_farewell_to_those_who_ask_for_nothing(serve_native: Serve, connect: Connect) -> None:
@@ -456,8 +456,8 @@ def test_a_stop_of_grpcio_says_farewell_to_those_who_ask_for_nothing(serve_nativ
     server.process.send_signal(signal.SIGTERM)
     assert [peer.answer(stream).status for stream in (1, 3)] == [UNAVAILABLE] * 2
     assert {peer.answers[stream].trailers["grpc-message"] for stream in (1, 3)} == {SHUTTING_DOWN}
-    assert server.process.wait(20) == 0
-    assert time.monotonic() - began < 5
+    assert server.process.wait(60) == 0
+    assert time.monotonic() - began < 20
 
 
 def test_a_stop_tells_those_whom_it_has_no_time_for(serve_native: Serve, connect: Connect, gate: Gate) -> None:
@@ -507,7 +507,7 @@ def test_a_message_that_drips_is_ended_and_a_slow_one_is_not(serve_native: Serve
         peer.send(peer.data(1, message[at : at + 400]))
         if at < 8_000:
             peer.send(peer.data(3, message[at : at + 1]))
-        time.sleep(0.1)
+        peer.listen(0.1)
     peer.send(peer.data(1, b"", "END_STREAM"))
     assert peer.answer(3).status == DEADLINE
     assert peer.answer(1).status == OK
@@ -523,13 +523,13 @@ def test_whoever_does_not_read_is_sent_away(serve_native: Serve, connect: Connec
     peer.start(1, method).send(peer.data(1, peer.framed(peer.infer(content=bytes(100_000))), "END_STREAM"))
     peer.until(frames.HeadersFrame, 1)
     began = time.monotonic()
-    while not peer.was_reset and time.monotonic() - began < 10:
+    while not peer.was_reset and time.monotonic() - began < 60:
         peer.send(*[peer.window(1, drip)] * drip)
-        time.sleep(0.05)
+        peer.listen(0.05)
         if not drip:
             peer.wait_until_closed()
             break
-    assert 0.9 < time.monotonic() - began < 9
+    assert 0.9 < time.monotonic() - began < 50
     assert connect(server.grpc).ask(1).status == OK
 
 
@@ -594,7 +594,7 @@ def test_large_messages_of_one_client_come_in_turn(serve_native: Serve, connect:
     assert credited() == [1]
     for piece in frames_of[1][16:]:
         peer.send(piece)
-        time.sleep(0.1)  # slowly enough for the other to be ended
+        peer.listen(0.1)  # slowly enough for the other to be ended
     assert peer.answer(1).status == OK
     peer.settle()
     assert credited() == [1, 3]

@@ -298,7 +298,7 @@ def test_whoever_does_not_go_on_is_sent_away(connect: Connect, said: bytes) -> N
         peer.send(said)
         began = time.monotonic()
         peer.wait_until_closed()
-        assert 0.25 < time.monotonic() - began < 5
+        assert 0.25 < time.monotonic() - began < 30
 
     serving(act, Limits(head_seconds=0.3))
 
@@ -309,9 +309,9 @@ def test_headers_that_drip_are_not_waited_for(connect: Connect) -> None:
         peer.settle()
         peer.send(raw(1, peer.block(peer.fields())[:3], 1))
         began = time.monotonic()
-        while time.monotonic() - began < 1.5:
+        while not peer.was_reset and time.monotonic() - began < 20:
             peer.send(raw(CONTINUATION, b"", 1)[:5])
-            time.sleep(0.1)
+            peer.listen(0.1)
             peer.send(raw(CONTINUATION, b"", 1)[5:])
         peer.wait_until_closed()
 
@@ -332,7 +332,7 @@ def test_a_peer_that_reads_nothing_is_sent_away(connect: Connect) -> None:
         peer.start(1)
         began = time.monotonic()
         peer.wait_until_closed()
-        assert 0.25 < time.monotonic() - began < 5
+        assert 0.25 < time.monotonic() - began < 30
 
     serving(act, Limits(unread_seconds=0.3), Answers())
 
