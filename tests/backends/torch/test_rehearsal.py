@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -143,12 +143,13 @@ def test_a_model_that_fails_for_zeros_is_served(scripts: Any, caplog: pytest.Log
 
 
 def test_a_slow_model_is_not_loaded_for_ever(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "_LONGEST_S", 0.05)
+    now_s = [0.0]
+    monkeypatch.setattr(rehearsal, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     instance = scripts.load(Halved(), CONFIG)
     execute = instance.execute
 
     def slowly(inputs: Any) -> Any:
-        time.sleep(0.06)
+        now_s[0] += rehearsal._LONGEST_S + 1
         return execute(inputs)
 
     monkeypatch.setattr(instance, "execute", slowly)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -96,12 +96,15 @@ def test_what_changes_itself_is_executed_by_one_instance_at_a_time_unless_it_is_
     first, second = two_instances(save(Tally(), torch.zeros(2)), enable_weight_sharing=shared)
     inside = [0]
     most = [0]
+    both_are_inside = threading.Event()
 
     def watched(run: Any) -> Any:
         def call(*tensors: Any) -> Any:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
-            time.sleep(0.05)
+            if inside[0] == 2:
+                both_are_inside.set()
+            both_are_inside.wait(0.05 if takes_turns else 60)
             inside[0] -= 1
             return run(*tensors)
 
