@@ -151,7 +151,7 @@ class Headrace:
 
     def wait_until_rss(self, limit_bytes: int) -> None:
         """Until no more than ``limit_bytes`` are resident."""
-        wait_until(lambda: self.rss_bytes <= limit_bytes, f"at most {limit_bytes >> 20} MiB are resident", 10)
+        wait_until(lambda: self.rss_bytes <= limit_bytes, f"at most {limit_bytes >> 20} MiB are resident", 30)
 
     def wait_until_pending(self, model: str, count: int) -> None:
         """Until ``count`` requests wait in the queue of ``model``."""

@@ -157,7 +157,7 @@ def test_every_request_is_answered_once_while_processes_are_killed_at_random(
     wait_until(lambda: server.get("/v2/models/echo/ready")[0] == 200, "the model is ready again")
     wait_until(lambda: len(children(server)) == 2, "both instances have a process again")
     server.wait_until_metric("nv_model_instance_restart_count", "echo", 4)
-    wait_until(lambda: count_fds(server) <= fds + 4, "no descriptor is left over", 10)
+    wait_until(lambda: count_fds(server) <= fds + 4, "no descriptor is left over", 30)
     assert {entry.name for entry in Path("/dev/shm").iterdir()} == shared
 
 

@@ -173,7 +173,7 @@ def test_a_caller_who_has_stopped_sending_does_not_hold_the_exit(
             stack.enter_context(socket.create_connection(("127.0.0.1", server.http))).sendall(sent)
         assert server.get("/v2/health/live")[0] == 200
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: server.process.poll() is not None, "the server ends", 8)
+        wait_until(lambda: server.process.poll() is not None, "the server ends", 20)
         assert server.finish() == 0
 
 
@@ -200,7 +200,7 @@ def test_pipelined_requests_do_not_hold_the_exit(
         assert 0 < answers <= count + bool(rest)
         # A server quick enough to answer them all before it hears the signal has no answer left to say it in.
         assert answers == count or b"\r\nconnection: close\r\n" in answer[answer.rindex(b"HTTP/1.1 ") :].lower()
-        wait_until(lambda: server.process.poll() is not None, "the server ends", 8)
+        wait_until(lambda: server.process.poll() is not None, "the server ends", 20)
     assert server.finish() == 0
 
 
@@ -216,7 +216,7 @@ def test_a_caller_who_leaves_behind_pipelined_requests_does_not_hold_the_exit(
             assert caller.recv(1)
     assert server.get("/v2/health/live")[0] == 200
     server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: server.process.poll() is not None, "the server ends", 8)
+    wait_until(lambda: server.process.poll() is not None, "the server ends", 20)
     assert server.finish() == 0
 
 

@@ -52,7 +52,7 @@ def refusal(model: Running, deed: str) -> HeadraceError:
 
 
 def wait_for_restart(model: Running, wait_until: WaitUntil, count: int = 1) -> None:
-    wait_until(lambda: model.worker.alive and model.worker.restarts == count, "the instance is back", 15)
+    wait_until(lambda: model.worker.alive and model.worker.restarts == count, "the instance is back", 60)
     assert np.array_equal(np.asarray(model.infer().outputs["y"]), [[2, 3]])
     assert model.worker.reason == "" or model.worker.alive
 
@@ -242,7 +242,7 @@ def test_an_instance_starts_again_by_itself_after_a_pause_and_a_longer_one(
         assert f"it starts again after a pause of {pause} s, or when the model is loaded" in model.worker.reason
         assert "exited with status 3" in model.worker.reason
         assert refusal(model, "").code is Code.UNAVAILABLE  # at once: nobody waits for the pause to end
-        wait_until(lambda: model.worker.alive, "it is back", 20)
+        wait_until(lambda: model.worker.alive, "it is back", 60)
         assert isinstance(model.infer(), InferResponse)
         assert model.server.ready
 
@@ -266,7 +266,7 @@ def test_an_instance_that_cannot_be_started_pauses_and_comes_back_when_it_can(
     assert model.worker.reason.endswith("no memory is left")
     assert model.worker.reason.count("died 5 times") == 1
     can_start.set()
-    wait_until(lambda: model.worker.alive, "it is back", 20)
+    wait_until(lambda: model.worker.alive, "it is back", 60)
     assert isinstance(model.infer(), InferResponse)
 
 
