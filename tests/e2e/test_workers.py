@@ -144,7 +144,7 @@ def test_one_that_is_stopped_holds_up_nobody_else_and_counts_as_it_last_did(
         for _ in range(20):
             tally.ask(other)
         tally.wait_until_shown()
-        server.wait_for_line("worker 0 does not say what it has measured; it counts as when it last did")
+        server.wait_for_line("worker 0 does not answer with its metrics; its last ones count")
     finally:
         os.kill(stopped.owner, signal.SIGCONT)
     assert stopped.answer() == [1.5]

@@ -81,7 +81,7 @@ def test_a_model_that_has_run_nothing_has_nothing_to_show(server: Headrace, caps
         ),
         (
             ["batched", "--url=http://127.0.0.1:{grpc}"],
-            r"about 'batched': what listens there does not speak HTTP/1\.1; gRPC and HTTP have a port each",
+            r"about 'batched': the server on that port does not speak HTTP/1\.1; gRPC and HTTP have different ports",
         ),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_reader_that_has_seen_enough_is_no_fault_of_the_server(server: Headrac
     [
         ("--last=-1", "argument --last: '-1' is no number of batches: expected a whole number from 0 on"),
         ("--last=x", "argument --last: 'x' is no number of batches: expected a whole number from 0 on"),
-        ("--version=x", "argument --version: 'x' is no version, which is a whole number"),
+        ("--version=x", "argument --version: 'x' is no version: expected a whole number"),
         ("--header=secret", "argument --header: expected NAME:VALUE"),
     ],
 )

@@ -329,7 +329,7 @@ def test_an_option_of_a_plugin_that_ours_would_take_is_refused() -> None:
         name: ClassVar[str] = "http"
         port: int = 0
 
-    with pytest.raises(ConfigError, match="the option '--http-port' of a plugin could be meant for '--http-port'"):
+    with pytest.raises(ConfigError, match="the option '--http-port' of a plugin is a prefix of '--http-port'"):
         read_options([REPOSITORY], {}, [Taken])
 
 

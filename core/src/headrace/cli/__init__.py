@@ -1,7 +1,6 @@
 """The command line: ``headrace serve | check | explain | plugins``.
 
-Exit codes: 0 for success and 1 for failure, arguments that cannot be read included (docs/spec/behaviours.md
-section 8).
+Exit codes: 0 for success, and 1 for failure or invalid arguments (docs/spec/behaviours.md section 8).
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ _HELP = """\
 Usage: headrace <command> [options]
 
   serve      serve the models of a repository           headrace serve --model-repository=/srv/models
-  check      say what is wrong with a repository        headrace check /srv/models
-  explain    say why the batches of a model ran         headrace explain mlp
-  plugins    list the plugins that are installed        headrace plugins
+  check      list the problems of a repository          headrace check /srv/models
+  explain    show why the batches of a model ran        headrace explain mlp
+  plugins    list the installed plugins                 headrace plugins
 
-  headrace <command> --help    all about one command
-  headrace --version           the version
+  headrace <command> --help    show the options of one command
+  headrace --version           print the version
 """
 _COMMANDS = ("serve", "check", "explain", "plugins")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. ``arguments`` default to those of the process."""
+    """Run one command and return the exit code. ``arguments`` default to those of the process."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:
         print(_HELP, file=sys.stderr, end="")
@@ -48,7 +47,7 @@ def _run(command: str, words: Sequence[str]) -> int:
     try:
         code = int(import_module(f"headrace.cli.{command}").run(words))
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output, `head` say, has seen enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code

@@ -1,4 +1,4 @@
-"""What each backend can do, by its own declarations, as a table in Markdown: ``headrace plugins --backends``."""
+"""``headrace plugins --backends``: a Markdown table of what each backend declares that it can do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 
 _HEAD = ("Backend", "Devices", "Data types", "Batches", "Streams", "Shares", "Completes configs", "Unproven")
-#: What an execution is given: the rows of many requests as one tensor, or the requests of a batch.
+#: What one execution gets: the rows of many requests as one tensor, or the requests of a batch.
 _BATCHES: dict[type[BaseInstance], str] = {
     Instance: "rows",
     RequestInstance: "requests",
@@ -24,15 +24,15 @@ _BATCHES: dict[type[BaseInstance], str] = {
     StreamInstance: "single requests",
 }
 _STREAMING = (StreamInstance, DeferredInstance)
-#: So many are missing at most where those that are missing are named, and not those that are there.
+#: If at most this many data types are missing, the table names the missing ones.
 _FEW = 3
 
 
 def backend_table(backends: Iterable[type[Backend]]) -> str:
-    """A row for each of ``backends``, by name.
+    """Return a table with a row for each of ``backends``, sorted by name.
 
-    ``Shares``: whether its instances use something together; ``Streams``: whether a request may get any number of
-    responses. A backend that does not say what its instances are (``Backend.rungs``) has a dash there.
+    ``Shares`` is "yes" if its instances share an object; ``Streams`` is "yes" if a request may get any number of
+    responses. Both are "-" if the backend does not declare its kinds of instances (``Backend.rungs``).
     """
     rows = [_row(backend) for backend in sorted(backends, key=lambda each: each.name)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (_HEAD, ["---"] * len(_HEAD), *rows))
@@ -54,7 +54,7 @@ def _row(backend: type[Backend]) -> Sequence[str]:
 
 
 def _shares(backend: type[Backend]) -> bool:
-    """A ``share`` that gives nothing is there for what it does."""
+    """True if ``backend`` overrides ``share`` and its return type is not None."""
     return backend.share is not Backend.share and backend.share.__annotations__.get("return", "") not in (None, "None")
 
 

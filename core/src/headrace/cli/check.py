@@ -1,6 +1,6 @@
-"""``headrace check``: every model of a repository, what is wrong with it, and what was filled in for it.
+"""``headrace check``: reports the problems of every model of a repository, and the config fields that were completed.
 
-What only a load can tell is heard by loading: one model after the other, as ``headrace serve`` does.
+Some problems appear only in a load. So each model is loaded, one after the other, as ``headrace serve`` does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from headrace.cli import values
-from headrace.cli.graphs import as_svg, as_text
+from headrace.cli.ensemble_graphs import as_svg, as_text
 from headrace.cli.inspection import LoadRefusal, ModelReport, inspect
 from headrace.cli.resource_scopes import ResourceScopes
 from headrace.cli.usage import Parser
@@ -35,7 +35,7 @@ _RED, _GREEN, _DIM, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a report on each model; 1 if there is any problem."""
+    """Print a report on each model. Return 1 if there is any problem, else 0."""
     arguments = _parser().parse(words)
     repositories, models = _split(arguments.path)
     options = ServerOptions(
@@ -52,7 +52,7 @@ def run(words: Sequence[str]) -> int:
     )
     for model in models:
         print(f"'{model}' is a model, not a repository: this model alone is checked", file=sys.stderr)
-    # What the server logs is in the reports, or of no interest here.
+    # The reports have all that matters of the server's log.
     logging.getLogger("headrace").setLevel(logging.CRITICAL + 1)
     try:
         for repository in map(Path, repositories):
@@ -77,7 +77,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _draw(reports: Sequence[ModelReport], path: Path) -> bool:
-    """Draw the ensembles into a file; whether that could be done."""
+    """Draw the ensembles into the file ``path``. Return true if it was written."""
     graphs = {report.model: report.graph for report in reports if report.graph is not None}
     try:
         path.write_text(as_svg(graphs), encoding="utf-8")
@@ -96,7 +96,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("path", nargs="+", help="directory that holds one directory per model, or that of one model")
     parser.add_argument(
-        "--no-load", action="store_true", help="judge what the configs say; start no engine and load no model"
+        "--no-load", action="store_true", help="check only the configs; start no engine and load no model"
     )
     parser.add_argument("--strict", action="store_true", help="as --disable-auto-complete-config of headrace serve")
     parser.add_argument("--model-config-name", default="", metavar="NAME", help="as the flag of headrace serve")
@@ -134,7 +134,7 @@ def _resource(text: str) -> RateLimitResource:
 
 
 def _split(paths: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """The repositories among ``paths``, and the models."""
+    """Return the repositories among ``paths``, and the directories of single models."""
     repositories, models = [], []
     for given in paths:
         path = Path(given)
@@ -162,7 +162,7 @@ def _picture(reports: Sequence[ModelReport]) -> str:
     problems = sum(len(report.problems) for report in reports)
     lines = [line for report in reports for line in _lines(report, coloured, shows_completed=not problems)]
     is_short = problems and any(report.completed for report in reports)
-    remark = "; completed fields are not shown, --json has them" if is_short else ""
+    remark = "; completed fields are not shown here, but with --json" if is_short else ""
     return "\n".join([*lines, f"{_number(len(reports), 'model')}, {_number(problems, 'problem')}{remark}"])
 
 
@@ -191,7 +191,7 @@ def _number(count: int, noun: str) -> str:
 
 
 class Trial:
-    """A server without ports, as a context manager. Models are loaded, warmed up and unloaded."""
+    """A context manager for a server without ports, which loads, warms up and unloads models."""
 
     def __init__(self, options: ServerOptions) -> None:
         """Raises `ConfigError` as `Server` does."""
@@ -209,7 +209,7 @@ class Trial:
             self._server.__exit__(kind, error, trace)
 
     def load(self, name: str) -> list[LoadRefusal]:
-        """Load ``name`` and give it up again; what refused."""
+        """Load the model ``name`` and unload it again. Return why versions did not load."""
         with _stdout_aside():
             return asyncio.run_coroutine_threadsafe(self._try(name), self._server.loop).result()
 
@@ -231,7 +231,7 @@ class Trial:
 
 @contextlib.contextmanager
 def _stdout_aside() -> Iterator[None]:
-    """What models print goes to stderr, from processes of theirs, too: stdout is for the reports."""
+    """Send what models print to stderr, also that of model processes: stdout is for the reports."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

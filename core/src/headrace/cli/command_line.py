@@ -1,7 +1,7 @@
-"""From the words of a command line to `ServerOptions`, by the rules of docs/spec/behaviours.md section 8.
+"""Parses the command line into `ServerOptions`, by the rules of docs/spec/behaviours.md section 8.
 
-Reads as GNU getopt_long does: ``--flag value``, ``--flag=value``, and any prefix of a flag that
-only that flag has. What is left over belongs to the options of plugins.
+Flags are parsed as by GNU getopt_long: ``--flag value``, ``--flag=value``, and any unambiguous prefix of a flag.
+The remaining words are parsed as options of plugins.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def wants_help(words: Sequence[str]) -> bool:
 
 
 def allowed_plugins(words: Sequence[str]) -> tuple[str, ...] | None:
-    """What ``--plugins`` says, which must be known before the options of plugins can be read."""
+    """Return the value of ``--plugins``, or None. It is parsed first, because it selects whose options are known."""
     given = [one for one in split(words)[0] if one.flag.name == "plugins"]
     return _read(given[-1]) if given else None
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A flag of the command line, with the text after it."""
+    """A flag on the command line, with the text of its value."""
 
     flag: Flag
     text: str
@@ -41,7 +41,7 @@ class Given:
 def read_options(
     words: Sequence[str], environ: Mapping[str, str], groups: Sequence[type[OptionGroup]] = ()
 ) -> tuple[ServerOptions, list[str]]:
-    """The options, and warnings about what was given. Raises `ConfigError` with Triton's text."""
+    """Return the options, and warnings about the flags. Raises `ConfigError` with Triton's text."""
     given, rest = split(words)
     _check_groups(groups)
     plugin_options, rest = read_groups(groups, rest)
@@ -57,7 +57,7 @@ def read_options(
 
 
 def split(words: Sequence[str]) -> tuple[list[Given], list[str]]:
-    """The flags of Headrace with their texts, and the words that are not ours."""
+    """Return the flags of Headrace with their texts, and the other words."""
     given: list[Given] = []
     rest: list[str] = []
     waiting = iter(words)
@@ -77,7 +77,7 @@ def split(words: Sequence[str]) -> tuple[list[Given], list[str]]:
 
 
 def check(options: ServerOptions) -> None:
-    """Raise `ConfigError` for options that contradict each other, or that must not be ignored."""
+    """Raise `ConfigError` for options that contradict each other, or that need a part that is not built."""
     if not options.model_repository:
         raise ConfigError("--model-repository must be specified")
     if options.load_model and options.model_control_mode != "explicit":
@@ -105,13 +105,11 @@ def _next(words: Any, flag: Flag) -> str:
 
 
 def _check_groups(groups: Sequence[type[OptionGroup]]) -> None:
-    """A flag of a plugin that could be taken for one of ours would never be read."""
+    """Raise `ConfigError` if a flag of a plugin is a prefix of one of ours: it would never reach the plugin."""
     for flag in _flags_of(groups):
         for name in FLAGS:
             if f"--{name}".startswith(flag):
-                raise ConfigError(
-                    f"the option '{flag}' of a plugin could be meant for '--{name}': see headrace plugins"
-                )
+                raise ConfigError(f"the option '{flag}' of a plugin is a prefix of '--{name}': see headrace plugins")
 
 
 def _flags_of(groups: Sequence[type[OptionGroup]]) -> list[str]:
@@ -130,7 +128,7 @@ def _explain(word: str, groups: Sequence[type[OptionGroup]]) -> str:
 
 
 def _values(given: Sequence[Given]) -> dict[str, Any]:
-    """Field to value. A deprecated flag counts only where the one that replaced it is not given."""
+    """Return the value of each field. A deprecated flag is ignored if its replacement is given."""
     current = {one.flag.option for one in given if not one.flag.deprecated}
     by_field: dict[str, list[Given]] = {}
     for one in given:
@@ -160,7 +158,7 @@ def _bad(flag: Flag, error: ValueError) -> ConfigError:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Defaults that Vertex AI sets through the environment."""
+    """Return the defaults that Vertex AI sets by environment variables."""
     if environ.get("AIP_MODE") != "PREDICTION":
         return {}
     return {"allow_http": False, "allow_grpc": False, "allow_vertex_ai": True}
@@ -175,7 +173,7 @@ def _check_cache(given: Sequence[Given]) -> None:
 
 
 def _check_ports(options: ServerOptions) -> None:
-    """Two endpoints cannot share an address and a port. Port 0 is whichever the system has free."""
+    """Raise `ConfigError` if two endpoints have the same address and port. Port 0 is any free port."""
     endpoints = [
         ("HTTP", options.allow_http, options.http_address, options.http_port),
         ("GRPC", options.allow_grpc, options.grpc_address, options.grpc_port),
@@ -191,7 +189,7 @@ def _check_ports(options: ServerOptions) -> None:
 
 
 def _deprecation(old: Given, given: Sequence[Given]) -> Iterator[str]:
-    """What Triton says about a flag that gave way to another, and about one that the other overrides."""
+    """Yield Triton's warnings for a deprecated flag, and for one that its replacement overrides."""
     flag = old.flag
     if flag.setting:
         yield (

@@ -1,4 +1,4 @@
-"""``headrace explain``: asks a running server why the last batches of a model ran when they did."""
+"""``headrace explain``: shows why the last batches of a model ran when they did. It asks a running server."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from urllib.request import Request, urlopen
 from headrace.cli.usage import Parser
 from headrace.telemetry.logs import draw_table, one_line
 
-#: How long the server may take, and how much it may say.
+#: Time limit and size limit of the server's answer.
 _TIMEOUT_S = 10.0
 _MOST_BYTES = 16 << 20
 _BAR = 40
-#: So many sizes have a bar each; more are joined.
+#: Up to this many sizes have a bar each. More are grouped.
 _MOST_BARS = 16
 
 
 def run(words: Sequence[str]) -> int:
-    """Print what the server says; 1 if it says nothing."""
+    """Print the server's answer. Return 0, or 1 if there is none."""
     arguments = _parser().parse(words)
     try:
         told = _ask(_address(arguments.url, arguments.model, arguments.version or ""), arguments.header)
@@ -33,12 +33,12 @@ def run(words: Sequence[str]) -> int:
         with error:
             print(f"{arguments.url} answers {error.code}: {_error_in(error)}", file=sys.stderr)
     except HTTPException:
-        what = "what listens there does not speak HTTP/1.1; gRPC and HTTP have a port each"
+        what = "the server on that port does not speak HTTP/1.1; gRPC and HTTP have different ports"
         print(f"cannot ask {arguments.url} about '{arguments.model}': {what}", file=sys.stderr)
     except (OSError, ValueError, LookupError, TypeError) as error:
         print(f"cannot ask {arguments.url} about '{arguments.model}': {one_line(str(error))}", file=sys.stderr)
     else:
-        print(text)  # outside of the try: that nobody reads it is no fault of the server
+        print(text)  # outside of the try: a closed pipe is not an error of the server
         return 0
     return 1
 
@@ -47,25 +47,25 @@ def _parser() -> Parser:
     parser = Parser(
         "headrace explain",
         "[options] <model>",
-        "Ask a running server why the last batches of a model ran when they did.",
+        "Show why the last batches of a model ran when they did. Asks a running server.",
         "Example: headrace explain mlp --url http://127.0.0.1:8000",
     )
     parser.add_argument("model", help="the model's name")
     parser.add_argument(
-        "--version", type=_version, metavar="N", help="the version; the latest that is ready unless given"
+        "--version", type=_version, metavar="N", help="the version; by default the latest that is ready"
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the server listens for HTTP")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the HTTP address of the server")
     parser.add_argument(
-        "--header", type=_header, default={}, metavar="NAME:VALUE", help="the key, where statistics are restricted"
+        "--header", type=_header, default={}, metavar="NAME:VALUE", help="the key, if statistics are restricted"
     )
-    parser.add_argument("--last", type=_count, default=12, metavar="N", help="how many batches are shown one by one")
-    parser.add_argument("--json", action="store_true", help="print what the server says as it is")
+    parser.add_argument("--last", type=_count, default=12, metavar="N", help="how many batches to show one by one")
+    parser.add_argument("--json", action="store_true", help="print the server's answer as it is")
     return parser
 
 
 def _version(text: str) -> str:
     if not (text.isascii() and text.isdigit()):
-        raise ArgumentTypeError(f"'{one_line(text)}' is no version, which is a whole number")
+        raise ArgumentTypeError(f"'{one_line(text)}' is no version: expected a whole number")
     return text
 
 
@@ -78,7 +78,7 @@ def _count(text: str) -> int:
 def _header(text: str) -> dict[str, str]:
     name, colon, value = text.partition(":")
     if not (colon and name.strip()):
-        raise ArgumentTypeError("expected NAME:VALUE")  # and what was given is not shown: it may be the secret
+        raise ArgumentTypeError("expected NAME:VALUE")  # the text does not show the value: it may be the secret
     return {name.strip(): value.strip()}
 
 
@@ -144,7 +144,7 @@ def _rule(told: Mapping[str, Any]) -> str:
 
 
 def _shared(resources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """One line for each resource that its instances need, which others may need, too."""
+    """Yield one line for each rate limiter resource that the instances of the model need."""
     for each in resources:
         where = "" if each["device"] is None else f" on device {each['device']}"
         what = f"{each['in_use']} of {each['units']} units of resource '{one_line(each['resource'])}'{where} are in use"
@@ -157,7 +157,7 @@ def _whose(word: str, units: Mapping[str, int]) -> str:
 
 
 def _bars(counted: Sequence[tuple[object, int]]) -> Iterator[str]:
-    """One line each: what, how many, which share, and a bar as long as that is beside the largest."""
+    """Yield one line each: name, count, share, and a bar whose length is relative to the largest count."""
     most, total = max(count for _, count in counted), sum(count for _, count in counted)
     width = max(len(one_line(str(what))) for what, _ in counted)
     for what, count in counted:
@@ -166,7 +166,7 @@ def _bars(counted: Sequence[tuple[object, int]]) -> Iterator[str]:
 
 
 def _joined(sizes: Sequence[tuple[int, int]]) -> Sequence[tuple[object, int]]:
-    """``sizes`` as they are, or, where they are many, between powers of two."""
+    """Return ``sizes``; if there are more than 16, grouped between powers of two."""
     if len(sizes) <= _MOST_BARS:
         return sizes
     joined: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""Every flag of ``headrace serve``: how it is read, and what to tell people about it.
+"""The table of all flags of ``headrace serve``, with their parsers and help texts.
 
-The flags, their groups and their order are those of docs/spec/behaviours.md section 8. Defaults stand in
-`headrace.config.options.ServerOptions`, what is built today in `headrace.config.support`.
+The flags, their groups and their order are those of docs/spec/behaviours.md section 8. The defaults are in
+`headrace.config.options.ServerOptions`; which flags have an effect is in `headrace.config.support`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from headrace.config.options import GRPC_RESTRICTED_PREFIX, RESTRICTED_CATEGORIE
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag. ``read`` turns its text into a value; without it the flag takes no argument.
+    """One flag. ``read`` parses its text; without it the flag has no argument.
 
-    ``gather`` makes one value of all that were given, and says that the flag may be repeated;
-    without it the last one counts. ``field`` is the field of `ServerOptions` that the flag sets,
-    where the name differs. A flag with ``deprecated`` gives way to the one named there, of which it
-    is one ``setting``, as Triton writes it, where that has many.
+    ``gather`` combines the values of a flag that may be repeated; without it the last one counts.
+    ``field`` is the field of `ServerOptions` that the flag sets, if it has another name.
+    ``deprecated`` names the flag that replaces this one. If that flag has several settings,
+    ``setting`` is the replacing one, as Triton writes it.
     """
 
     name: str
@@ -56,8 +56,8 @@ def _old_trace(name: str, mode: str, key: str, example: str, value: str) -> Flag
 
 
 _FORWARD = (
-    "Request headers whose name this regular expression (RE2) finds become request parameters; case does not count, "
-    "unless it says `(?-i)`. Needs headrace[re2]."
+    "Request headers whose name matches this regular expression (RE2) become request parameters. Upper and lower "
+    "case are equal, unless it has `(?-i)`. Needs headrace[re2]."
 )
 _HTTP_RESTRICTED = f"APIs that need the header <key> with exactly <value>: {', '.join(RESTRICTED_CATEGORIES)}."
 _GRPC_RESTRICTED = f"The same for gRPC, where the metadata key is {GRPC_RESTRICTED_PREFIX}<key>."
@@ -69,16 +69,17 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "Server and logs": (
         Flag("id", "<name>", "Name of this server in its metadata.", "digits-1", values.utf8),
         Flag("exit-timeout-secs", "<s>", "Time for requests in flight to finish after SIGTERM or SIGINT.", "60", int32),
-        Flag("log-verbose", "<level>", "Level of extra messages, 0 or false for none; from 1 on, answers name files in "
-             "full.", "1", values.level),
+        Flag("log-verbose", "<level>", "Level of extra messages, 0 or false for none. From 1 on, errors sent to "
+             "clients have full file paths.", "1", values.level),
         Flag("log-info", "<bool>", "Log informational messages.", "false", boolean),
         Flag("log-warning", "<bool>", "Log warnings.", "false", boolean),
         Flag("log-error", "<bool>", "Log errors.", "false", boolean),
         Flag("log-format", "<format>", "Form of the log: default, ISO8601, or json for one object per line.", "json",
              choice("log-format", "default", "ISO8601", "json")),
         Flag("log-file", "<path>", "Append the log to this file instead of stderr.", "/var/log/headrace.log"),
-        Flag("workers", "<n>|auto", "Whole servers that share the HTTP and gRPC ports, for models that keep no state "
-             "between requests: auto is one per core, 0 is one server without a supervisor.", "4", values.processes),
+        Flag("workers", "<n>|auto", "Number of server processes that share the HTTP and gRPC ports, for models that "
+             "keep no state between requests: auto is one per core, 0 is one server without a supervisor.", "4",
+             values.processes),
         Flag("plugins", "<name>,...", "Use only these plugins, named as `headrace plugins` lists them.", "onnxruntime",
              values.names),
     ),
@@ -89,29 +90,29 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
              field="model_repository"),
         Flag("exit-on-error", "<bool>", "Exit if any model fails to load at start; false serves the others.", "false",
              boolean),
-        Flag("disable-auto-complete-config", "", "Take configs as written; complete nothing from the model files.", "",
+        Flag("disable-auto-complete-config", "", "Use configs as written; do not complete them from the model "
+             "files.", "",
              None),
         Flag("strict-model-config", "<bool>", "Same as --disable-auto-complete-config when true.", "true", boolean,
              field="disable_auto_complete_config", deprecated="disable-auto-complete-config"),
-        Flag("strict-readiness", "<bool>", "The server is ready only when every model is.", "false", boolean),
+        Flag("strict-readiness", "<bool>", "The server is ready only if every model is.", "false", boolean),
         Flag("model-control-mode", "<mode>", "Who loads models: none (all, at start), poll or explicit.", "none",
              choice("model-control-mode", "none", "poll", "explicit", ignore_case=True)),
-        Flag("repository-poll-secs", "<s>", "Time between looks at the repository in mode poll; 0 for none.", "30",
+        Flag("repository-poll-secs", "<s>", "Interval of the checks of the repository in mode poll; 0 for none.", "30",
              int32),
         Flag("load-model", "<name>", "Model to load at start in mode explicit; '*' alone is all of them.", "digits",
              gather=values.collect),
         Flag("model-config-name", "<name>", "Use configs/<name>.pbtxt of each model that has one.", "h100",
              values.not_empty("model-config-name")),
-        Flag("model-files-from", "<whom>", "Whose loads may bring files along, which are code: loopback (callers on "
+        Flag("model-files-from", "<whom>", "Who may send files with a load, which are code: loopback (clients on "
              "this machine, or with the key of a restricted model-repository), any or none.", "any",
              choice("model-files-from", "loopback", "any", "none")),
-        Flag("strict-parameters", "<bool>", "Refuse models that have parameters which their backend does not know.",
+        Flag("strict-parameters", "<bool>", "Refuse models with parameters that their backend does not know.",
              "true", boolean),
         Flag("model-load-thread-count", "<n>", "Models that load at the same time.", "8", int32),
         Flag("model-load-retry-count", "<n>", "Further attempts at loading a version that failed.", "2", int32),
-        Flag("model-namespacing", "<bool>", "Models of one name may stand in several repositories.", "true", boolean),
-        Flag("allow-external-links", "<bool>", "Load models that are, or hold, links that lead out of the model "
-             "repository.", "true", boolean),
+        Flag("model-namespacing", "<bool>", "Allow models of one name in several repositories.", "true", boolean),
+        Flag("allow-external-links", "<bool>", "Follow links that lead out of the model repository.", "true", boolean),
         Flag("dev", "", "Reload a model when its files change, and keep Python models in the server's process, where "
              "breakpoint() works.", "", None),
         Flag("enable-peer-access", "<bool>", "Copy between GPUs directly.", "false", boolean),
@@ -125,23 +126,23 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("http-thread-count", "<n>", "Threads that handle HTTP.", "8", int32),
         Flag("http-max-input-size", "<bytes>", "Largest request body or JSON part.", "134217728",
              values.positive("http-max-input-size", values.INT64)),
-        Flag("http-max-connections", "<n>", "Open connections of the HTTP port, and of the metrics port; those that "
-             "have been idle for longest give way to new ones. 0 is unlimited.", "10000", values.count),
-        Flag("http-max-held-size", "<bytes>", "Requests over 64 KiB and unread answers of all connections of the HTTP "
-             "port, and of the metrics port; beyond it, the slowest and largest of them end. 0 is a quarter of the "
-             "memory.", "2147483648", size),
-        Flag("http-header-timeout-secs", "<n>", "Time that the head of a request may take to arrive; 0 is unlimited.",
+        Flag("http-max-connections", "<n>", "Most open connections of the HTTP port, and of the metrics port; beyond "
+             "it, the connection that was idle longest is closed. 0 is unlimited.", "10000", values.count),
+        Flag("http-max-held-size", "<bytes>", "Most bytes of requests over 64 KiB and of unread answers, for all "
+             "connections of the HTTP port, and of the metrics port; beyond it, connections are closed, slow ones "
+             "and large ones first. 0 is a quarter of the memory.", "2147483648", size),
+        Flag("http-header-timeout-secs", "<n>", "Longest time for the head of a request to arrive; 0 is unlimited.",
              "20", values.count),
-        Flag("http-keepalive-timeout-secs", "<n>", "Time that a connection may wait for its next request; 0 is "
+        Flag("http-keepalive-timeout-secs", "<n>", "Longest time between two requests of a connection; 0 is "
              "unlimited.", "75", values.count),
-        Flag("http-min-data-rate", "<bytes/s>", "Rate at which the body of a request must arrive, and an answer must "
-             "be read; 0 is unlimited.", "240", values.count),
-        Flag("http-stall-timeout-secs", "<n>", "Time after which the connection of a caller below that rate ends; 0 is "
-             "unlimited.", "60", values.count),
+        Flag("http-min-data-rate", "<bytes/s>", "Lowest rate for sending the body of a request and for reading an "
+             "answer; 0 is unlimited.", "240", values.count),
+        Flag("http-stall-timeout-secs", "<n>", "A connection that stays below that rate for this time is closed; 0 "
+             "is unlimited.", "60", values.count),
         Flag("http-restricted-api", "<api>,...:<key>=<value>", _HTTP_RESTRICTED, "model-repository:admin=letmein",
              values.restriction("http-restricted-api", "api"), values.restrictions("api")),
         Flag("http-server", "<server>",
-             "What runs the HTTP endpoint: auto, hypercorn (needs headrace[hypercorn]) or native.",
+             "Server library of the HTTP endpoint: auto, hypercorn (needs headrace[hypercorn]) or native.",
              "hypercorn", choice("http-server", "auto", "hypercorn", "native")),
     ),
     "gRPC": (
@@ -155,46 +156,51 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("grpc-max-response-pool-size", "<n>", "Responses kept for reuse.", "16",
              values.positive("grpc-max-response-pool-size", values.INT32)),
         Flag("grpc-use-ssl", "<bool>", "Use TLS, with the three files below.", "true", boolean),
-        Flag("grpc-use-ssl-mutual", "<bool>", "Use TLS and demand a certificate of the client.", "true", boolean),
+        Flag("grpc-use-ssl-mutual", "<bool>", "Use TLS and require a certificate from the client.", "true", boolean),
         Flag("grpc-server-cert", "<path>", "PEM file of the server's certificate.", "server.crt"),
         Flag("grpc-server-key", "<path>", "PEM file of the server's key.", "server.key"),
-        Flag("grpc-root-cert", "<path>", "PEM file of the authorities that clients' certificates come from.", "ca.crt"),
+        Flag("grpc-root-cert", "<path>", "PEM file of the authorities that sign the clients' certificates.", "ca.crt"),
         Flag("grpc-infer-response-compression-level", "<level>", "Compression of answers: none, low, medium or high.",
              "medium", choice("grpc_infer_response_compression_level", "none", "low", "medium", "high")),
-        Flag("grpc-max-decompressed-size", "<bytes>", "Bytes that a compressed message may unpack to, or 32 times its "
-             "size if that is more.", "1073741824", values.positive("grpc-max-decompressed-size", values.INT32)),
+        Flag("grpc-max-decompressed-size", "<bytes>", "Largest decompressed size of a message; 32 times its "
+             "compressed size is always allowed.", "1073741824", values.positive("grpc-max-decompressed-size",
+             values.INT32)),
         Flag("grpc-keepalive-time", "<ms>", "Idle time before a keepalive ping.", "60000", int32),
-        Flag("grpc-keepalive-timeout", "<ms>", "Time that the peer has to answer a ping.", "10000", int32),
-        Flag("grpc-keepalive-permit-without-calls", "<bool>", "Ping connections that carry no call.", "true", boolean),
+        Flag("grpc-keepalive-timeout", "<ms>", "Time for the client to answer a ping.", "10000", int32),
+        Flag("grpc-keepalive-permit-without-calls", "<bool>", "Ping connections without calls, too.", "true", boolean),
         Flag("grpc-http2-max-pings-without-data", "<n>", "Pings sent between two frames of data; 0 is unlimited.", "0",
              int32),
-        Flag("grpc-http2-min-recv-ping-interval-without-data", "<ms>", "Least time between pings of a client.", "60000",
-             int32),
-        Flag("grpc-http2-max-ping-strikes", "<n>", "Early pings before the connection closes; 0 is unlimited.", "0",
+        Flag("grpc-http2-min-recv-ping-interval-without-data", "<ms>", "Shortest time between pings of a client.",
+             "60000", int32),
+        Flag("grpc-http2-max-ping-strikes", "<n>", "Early pings that a client may send before its connection is "
+             "closed; 0 is unlimited.", "0",
              int32),
         Flag("grpc-max-connection-age", "<ms>", "Age at which connections are closed; 0 is unlimited.", "3600000",
              count),
         Flag("grpc-max-connection-age-grace", "<ms>", "Time for the calls of such a connection to finish.", "30000",
              count),
-        Flag("grpc-max-unread-size", "<bytes>", "Answers that may wait for a client to read them, per connection; "
-             "its further calls wait, and answers beyond it are refused.", "1073741824",
+        Flag("grpc-max-unread-size", "<bytes>", "Most bytes of unread answers per connection; beyond it, new calls "
+             "wait, and a further answer is replaced by an error.", "1073741824",
              values.positive("grpc-max-unread-size", values.INT64)),
-        Flag("grpc-max-stream-size", "<bytes>", "Requests and unread answers of one stream; beyond it, the stream is "
-             "not read.", "268435456", values.positive("grpc-max-stream-size", values.INT64)),
-        Flag("grpc-max-received-size", "<bytes>", "Requests over 256 KiB that may arrive and be in flight, per "
-             "connection; beyond it, its further ones wait.", "1073741824",
+        Flag("grpc-max-stream-size", "<bytes>", "Most bytes of requests and unread answers of one stream; beyond it, "
+             "the server does not read the stream.", "268435456", values.positive("grpc-max-stream-size",
+             values.INT64)),
+        Flag("grpc-max-received-size", "<bytes>", "Most bytes of requests over 256 KiB that arrive or are in flight, "
+             "per connection; beyond it, further ones wait.", "1073741824",
              values.positive("grpc-max-received-size", values.INT64)),
-        Flag("grpc-max-held-size", "<bytes>", "Requests over 64 KiB and unread answers of all connections; beyond it, "
-             "the slowest and largest of them end. 0 is a quarter of the memory.", "2147483648", size),
-        Flag("grpc-unread-timeout-secs", "<s>", "Time for a client to read what waits for it; then its connection is "
-             "closed.", "60", values.positive("grpc-unread-timeout-secs", values.INT32)),
-        Flag("grpc-message-timeout-secs", "<s>", "Time in which a message that has begun must go on to arrive; then "
-             "its call is ended.", "20", values.positive("grpc-message-timeout-secs", values.INT32)),
+        Flag("grpc-max-held-size", "<bytes>", "Most bytes of requests over 64 KiB and of unread answers, for all "
+             "connections; beyond it, connections are closed, slow ones and large ones first. 0 is a quarter of the "
+             "memory.", "2147483648", size),
+        Flag("grpc-unread-timeout-secs", "<s>", "Longest time for a client to read its waiting answers; then its "
+             "connection is closed.", "60", values.positive("grpc-unread-timeout-secs", values.INT32)),
+        Flag("grpc-message-timeout-secs", "<s>", "A call ends if its request message arrives at less than 1 KiB/s "
+             "for this time.", "20", values.positive("grpc-message-timeout-secs", values.INT32)),
         Flag("grpc-restricted-protocol", "<protocol>,...:<key>=<value>", _GRPC_RESTRICTED,
              "model-repository:admin=letmein",
              values.restriction("grpc-restricted-protocol", "protocol", GRPC_RESTRICTED_PREFIX),
              values.restrictions("protocol")),
-        Flag("grpc-server", "<server>", "What runs the gRPC endpoint: auto, native or grpcio (needs headrace[grpcio]).",
+        Flag("grpc-server", "<server>", "Server library of the gRPC endpoint: auto, native or grpcio (needs "
+             "headrace[grpcio]).",
              "grpcio", choice("grpc-server", "auto", "native", "grpcio")),
     ),
     "SageMaker and Vertex AI": (
@@ -206,15 +212,15 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("allow-vertex-ai", "<bool>", "Serve Vertex AI's requests.", "false", boolean),
         Flag("vertex-ai-port", "<port>", "Port to listen on.", "8080", port),
         Flag("vertex-ai-thread-count", "<n>", "Threads that handle the endpoint.", "8", int32),
-        Flag("vertex-ai-default-model", "<name>", "Model that answers requests naming none.", "digits"),
+        Flag("vertex-ai-default-model", "<name>", "Model for requests that name none.", "digits"),
     ),
     "Metrics": (
         Flag("allow-metrics", "<bool>", "Serve Prometheus metrics.", "false", boolean),
         Flag("allow-gpu-metrics", "<bool>", "Include metrics of the GPUs.", "false", boolean),
         Flag("allow-cpu-metrics", "<bool>", "Include metrics of the CPU and its memory.", "false", boolean),
-        Flag("metrics-address", "<address>", "Address to listen on; that of HTTP unless given.", "127.0.0.1"),
+        Flag("metrics-address", "<address>", "Address to listen on; by default that of HTTP.", "127.0.0.1"),
         Flag("metrics-port", "<port>", "Port to listen on.", "9002", port),
-        Flag("metrics-interval-ms", "<ms>", "Time between looks at the devices.", "1000", int32),
+        Flag("metrics-interval-ms", "<ms>", "Interval of the readings of CPU and GPUs.", "1000", int32),
         Flag("metrics-config", "<key>=<value>", "counter_latencies, histogram_latencies, summary_latencies, histograms "
              "as true or false; summary_quantiles.", "summary_latencies=true", values.metrics_setting, dict),
     ),
@@ -240,7 +246,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("repoagent-directory", "<path>", "Where Triton looks for repository agents.", "/opt/repoagents"),
         Flag("rate-limit", "<mode>", "Limit executions by resources: off or execution_count.", "off",
              choice("rate-limit", "off", "execution_count", ignore_case=True)),
-        Flag("rate-limit-resource", "<name>:<count>[:<device>]", "How much there is of a resource.", "R1:10:0",
+        Flag("rate-limit-resource", "<name>:<count>[:<device>]", "Number of units of a resource.", "R1:10:0",
              values.resource, values.collect),
         Flag("pinned-memory-pool-byte-size", "<bytes>", "Pinned memory for copies to GPUs; 0 for none.", "0", size),
         Flag("cuda-memory-pool-byte-size", "<gpu>:<bytes>", "Memory of a GPU for tensors.", "0:67108864",
@@ -252,7 +258,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("host-policy", "<policy>,<key>=<value>", "numa-node or cpu-cores of the instances under a policy.",
              "gpu_0,numa-node=0", setting("host-policy", "policy name"), values.nest),
         Flag("model-load-gpu-limit", "<gpu>:<fraction>",
-             "Refuse loads onto a GPU of whose memory more than this part is in use.", "0:0.8",
+             "Refuse loads onto a GPU if more than this share of its memory is in use.", "0:0.8",
              values.pair(count, values.fraction, ":"), dict),
         Flag("allow-client-shm", "<bool>", "Clients may register shared memory.", "false", boolean),
     ),

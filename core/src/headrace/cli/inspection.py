@@ -1,6 +1,6 @@
-"""One model of a repository, looked at as loading it would: its config first, and then, if it can be tried, all.
+"""Checks one model of a repository as a load does: first its config, then, if loading is allowed, a whole load.
 
-What is found is a `ModelReport`; `locate` says which file an error of a load is about.
+The result is a `ModelReport`. `locate` finds the file and line of an error of a load.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from headrace.agents.agent_chain import check_agents
 from headrace.backends.base import Backend, Model
-from headrace.cli.graphs import StepGraph, step_graph
-from headrace.cli.neighbours import Neighbours
+from headrace.cli.ensemble_graphs import StepGraph, step_graph
+from headrace.cli.model_dependencies import ModelDependencies
 from headrace.cli.resource_scopes import ResourceScopes
 from headrace.config import parameters, validation
 from headrace.config.completed_fields import CompletedField, completed_fields
@@ -47,10 +47,11 @@ from headrace.workers.warmup import read_samples
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """What is wrong, and where.
+    """A problem and its place.
 
-    ``line`` and ``column`` count from 1, and are 0 where the place is not known, or not in the file.
-    ``field`` is a path in the config, empty if none is at fault; ``code`` is the printed name of an error code.
+    ``line`` and ``column`` count from 1; they are 0 if the place is not known, or not in the file.
+    ``field`` is a path in the config, empty if the problem is not in a field. ``code`` is the printed name of an error
+    code.
     """
 
     file: str
@@ -68,7 +69,7 @@ class Diagnostic:
 
 @dataclass(frozen=True, slots=True)
 class LoadRefusal:
-    """Why a version is not served; version 0 stands for all. ``code`` is the printed name of an error code."""
+    """Why a version did not load; version 0 means all versions. ``code`` is the printed name of an error code."""
 
     version: int
     code: str
@@ -77,9 +78,9 @@ class LoadRefusal:
 
 @dataclass(slots=True)
 class ModelReport:
-    """What is wrong with a model, and which fields were filled in, by whom.
+    """The problems of a model, and the config fields that were completed.
 
-    ``notes`` keep no model from being served: what its config says without effect.
+    ``notes`` are config settings without effect; the model can be served.
     ``path`` is the config file, or the model's directory if there is none. An ensemble has a ``graph``.
     """
 
@@ -92,9 +93,9 @@ class ModelReport:
 
 
 def locate(message: str, model_path: Path, version: int, filename: str) -> tuple[Path, int]:
-    """The file of the model that ``message`` speaks of, and the line in it; 0 for none.
+    """Return the file of the model that the error ``message`` is about, and the line in it; 0 if it names none.
 
-    A Python error names both; what else a backend says is about the version's ``filename``.
+    A Python error names both. All other errors are attributed to ``filename`` in the directory of the version.
     """
     folder = model_path / str(version)
     for name, line in (_of_frame(message), _of_syntax(message)):
@@ -105,14 +106,14 @@ def locate(message: str, model_path: Path, version: int, filename: str) -> tuple
 
 
 def _of_syntax(message: str) -> tuple[str, int]:
-    """``SyntaxError: invalid syntax (model.py, line 3)``"""
+    """Return file and line of a message like ``SyntaxError: invalid syntax (model.py, line 3)``."""
     _, _, inside = message.splitlines()[0].rpartition("(") if message else ("", "", "")
     name, _, line = inside.removesuffix(")").partition(", line ")
     return _known(name, line)
 
 
 def _of_frame(message: str) -> tuple[str, int]:
-    """The innermost frame, which stands first: ``  1/model.py(3): initialize``, after a line ``At:``"""
+    """Return file and line of the innermost frame: the first line after ``At:``, ``  1/model.py(3): initialize``."""
     _, _, frames = message.partition("\nAt:\n")
     name, _, rest = frames.strip().partition("(")
     return _known(name, rest.partition(")")[0])
@@ -131,11 +132,10 @@ def inspect(
     load: Callable[[str], list[LoadRefusal]] | None,
     scopes: ResourceScopes,
 ) -> ModelReport:
-    """Read, derive, complete and judge the config of ``entry`` as loading it would, but to the last problem.
+    """Parse, derive, complete and check the config of ``entry`` as a load does, but report all problems.
 
-    If nothing is wrong with it, the model is loaded by ``load``. Without that no engine is started:
-    the config is not completed, and judged as far as it is written. ``scopes`` are what its neighbours say of the
-    resources that they share.
+    If there is none, ``load`` loads the model. If ``load`` is None, no engine is started: the config is not completed,
+    and only the fields that it has are checked. ``scopes`` has the rate limiter resources of all models.
 
     Raises `ConfigError` for a ``--model-config-name`` that is no file name.
     """
@@ -160,9 +160,9 @@ def inspect(
             return found
         text = read_regular(path).decode("utf-8-sig") if path is not None else ""
         source_map = SourceMap(text, ModelConfig.DESCRIPTOR)
-        neighbours = Neighbours(repositories, options, plugins.schedulers)
+        dependencies = ModelDependencies(repositories, options, plugins.schedulers)
         opened = OpenedModel(entry, directory, fingerprint.files, given)
-        inspection = _Inspection(opened, options, plugins, neighbours, found, source_map)
+        inspection = _Inspection(opened, options, plugins, dependencies, found, source_map)
         with ExitStack() as stack:
             if given.model_repository_agents.agents and load is not None:
                 try:
@@ -191,34 +191,34 @@ def _left_by_agents(
 
 
 def _misread(path: str, error: ConfigError) -> Diagnostic:
-    """The error of a file that is no config: its message begins with the place and the field."""
+    """Return the diagnostic of a config that cannot be parsed: the message begins with the place and the field."""
     place = f"{path}:{error.line}:{error.column}: " if error.line else f"{path}: "
     message = error.message.removeprefix(place).removeprefix(f"{error.field}: ")
     return Diagnostic(path, error.line, error.column, error.field, message, error.code.value)
 
 
 class _Inspection:
-    """Adds to ``found`` what is wrong with a config that can be read, placed by ``source_map``."""
+    """Adds to ``found`` the problems of a config that can be parsed, with their places from ``source_map``."""
 
     def __init__(
         self,
         opened: OpenedModel,
         options: ServerOptions,
         plugins: Plugins,
-        neighbours: Neighbours,
+        dependencies: ModelDependencies,
         found: ModelReport,
         source_map: SourceMap,
     ) -> None:
         self.opened = opened
         self._options = options
         self._plugins = plugins
-        self._neighbours = neighbours
+        self._dependencies = dependencies
         self._found = found
         self._source_map = source_map
         self._filename = ""
 
     def add_refusals(self, refusals: Iterable[LoadRefusal]) -> None:
-        """What a load has said."""
+        """Add the errors of a load."""
         for refusal in refusals:
             self._add_refusal(refusal)
 
@@ -245,7 +245,7 @@ class _Inspection:
             elif config.platform == "ensemble" or not has_instances:
                 self.add(self._problems(config))
                 if not self._found.problems:
-                    self._neighbours.complete(config)
+                    self._dependencies.complete(config)
             else:
                 self.add(written(config, path))
         except HeadraceError as error:
@@ -258,7 +258,7 @@ class _Inspection:
                 self._run_version(Model(name, version, directory.path / str(version), _copy(config)), backend, config)
 
     def _run_written(self, config: ModelConfig) -> None:
-        """Judge an incomplete ``config`` without its engine."""
+        """Check an incomplete ``config`` without its engine."""
         path, backend = self.opened.directory.path, self._backend(config)
         kind = backend.Parameters
         self._add_to(self._found.notes, without_effect(config, backend))
@@ -299,7 +299,7 @@ class _Inspection:
         return wrong
 
     def _problems(self, config: ModelConfig) -> list[validation.Problem]:
-        """Of a model without instances."""
+        """Return the problems of a model without instances."""
         return validation.problems(config, files=self.opened.directory.path, needs_backend=False)
 
     def add(self, problems: Iterable[validation.Problem]) -> None:
@@ -313,7 +313,7 @@ class _Inspection:
                 found.append(placed)
 
     def _add_refusal(self, refusal: LoadRefusal) -> None:
-        """A config that does not go with the model is told of the config, and anything else of the model's file."""
+        """Add an error of a load: to the config if they do not match, else to the model's file."""
         field = "model_warmup" if "warmup" in refusal.message else ""
         if field or not refusal.version or refusal.code in (Code.INVALID_ARGUMENT.value, Code.UNSUPPORTED.value):
             self.add([validation.Problem(field, refusal.message.strip(), Code(refusal.code))])
@@ -325,7 +325,7 @@ class _Inspection:
             self._found.problems.append(problem)
 
     def _find(self, field: str) -> tuple[int, int]:
-        """The place of ``field``; (0, 0) for one that was filled in, and for none."""
+        """Return line and column of ``field``; (0, 0) if it was completed or there is none."""
         filled = any(field.startswith(completion.field) for completion in self._found.completed)
         return (0, 0) if filled else self._source_map.find(field) or (0, 0)
 

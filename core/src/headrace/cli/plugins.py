@@ -1,4 +1,4 @@
-"""``headrace plugins``: what is installed, what it brings, and why something is broken."""
+"""``headrace plugins``: lists the installed plugins with their parts, and the reason if one is broken."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from headrace.telemetry import logs
 
 
 def run(words: Sequence[str]) -> int:
-    """Print every plugin. Return 1 if one is broken or not marked as it should be, or if two parts have one name."""
-    parser = Parser(
-        "headrace plugins", "[options]", "List the plugins that are installed. Example: headrace plugins --json"
-    )
+    """Print every plugin. Return 1 if one is broken, has an unmarked hook, or has a part of another's name, else 0."""
+    parser = Parser("headrace plugins", "[options]", "List the installed plugins. Example: headrace plugins --json")
     parser.add_argument("--json", action="store_true", help="print a JSON array")
     parser.add_argument("--backends", action="store_true", help="print what each backend can do, as a table")
     arguments = parser.parse(words)

@@ -1,5 +1,5 @@
-"""Resources of the rate limiter that one model has per device and another in the whole server: one of them would not be
-loaded beside the other, which the load of each by itself cannot tell."""
+"""Finds rate limiter resources that one model declares per device and another as global. Such models cannot be loaded
+together; the load of a single model does not show that."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from headrace.storage.repositories import Entry
 
 
 class ResourceScopes:
-    """Who names each resource, and how, as the configs of ``entries`` are written. Empty where nothing is limited."""
+    """The resources in the configs of ``entries``, and the models that declare them. Empty without a rate limit."""
 
     def __init__(self, entries: Iterable[Entry], options: ServerOptions) -> None:
-        #: By the name of the resource and whether it is global: the models that say so.
+        #: The models that declare a resource, by its name and whether it is global.
         self._named: dict[tuple[str, bool], list[str]] = {}
         for entry in entries if options.rate_limit == "execution_count" else ():
             try:
                 with entry.fetch(files_of(entry.fingerprint().files)) as directory:
                     config = parse(directory.path, options)
-            except HeadraceError:  # told of that model
+            except HeadraceError:  # the report on that model has the problem
                 continue
             for _, resource, is_global in _resources(config):
                 self._named.setdefault((resource, is_global), []).append(entry.name)
 
     def problems(self, config: ModelConfig) -> Iterator[validation.Problem]:
-        """The resources that ``config`` does not name as others do, or as it does itself elsewhere."""
+        """Yield a problem for each resource of ``config`` that is declared in the other way elsewhere."""
         for field, resource, is_global in _resources(config):
             if others := self._named.get((resource, not is_global)):
                 said = f"model '{others[0]}' has it {'per device' if is_global else 'global'}"
@@ -42,7 +42,7 @@ class ResourceScopes:
 
 
 def _resources(config: ModelConfig) -> Iterator[tuple[str, str, bool]]:
-    """Each resource that an instance of ``config`` takes: its field, its name, and whether it is global."""
+    """Yield each resource of the instances of ``config``: its field, its name, and whether it is global."""
     for index, group in enumerate(config.instance_group):
         for number, resource in enumerate(() if group.passive else group.rate_limiter.resources):
             field = f"instance_group[{index}].rate_limiter.resources[{number}]"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from headrace.cli import command_line, startup, usage
-from headrace.cli.garbage import GarbagePolicy
+from headrace.cli.garbage_collection import CollectionPolicy
 from headrace.cli.startup import log_openness
 from headrace.cli.usage import complain
 from headrace.config import support
@@ -30,7 +30,7 @@ log = logging.getLogger("headrace.serve")
 
 
 def run(words: Sequence[str]) -> int:
-    """Serve until a signal comes; returns the exit code."""
+    """Serve until SIGINT or SIGTERM. Return the exit code."""
     try:
         groups = option_groups(words)
         if command_line.wants_help(words):
@@ -51,7 +51,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def option_groups(words: Sequence[str]) -> list[type[OptionGroup]]:
-    """The options that plugins add."""
+    """Return the option groups of the plugins that ``words`` select."""
     allowed = None if command_line.wants_help(words) else command_line.allowed_plugins(words)
     return list(Plugins.discover(allowed).options)
 
@@ -83,7 +83,7 @@ async def _serve(options: ServerOptions) -> int:
 
 
 async def _supervise(words: Sequence[str], options: ServerOptions) -> int:
-    """Have others serve (``--workers``)."""
+    """Start and supervise worker processes until a signal (``--workers``). Return the exit code."""
     from headrace.cli.server_processes.supervisor import Supervisor
 
     supervisor, told_to_stop = Supervisor(words, options), asyncio.Event()
@@ -113,11 +113,13 @@ async def serve_until(
     *,
     tells_tables: bool = True,
 ) -> int:
-    """Serve until ``told_to_stop`` is set, whether or not the models have been loaded by then; returns the exit code,
-    or exits. ``loaded`` is awaited when the models are loaded, before ports that are shared are opened, and ``started``
-    is called once requests are taken. With ``tells_tables``, the log has what is served."""
+    """Serve until ``told_to_stop`` is set, even if models are still loading. Return the exit code, or exit.
+
+    ``loaded`` is awaited when the models are loaded, before shared ports are opened. ``started`` is called when the
+    server accepts requests. With ``tells_tables``, the tables of models and options are logged.
+    """
     options = server.options
-    garbage = GarbagePolicy(asyncio.get_running_loop())
+    garbage = CollectionPolicy(asyncio.get_running_loop())
     server.plugins.register(garbage)
     starting = asyncio.ensure_future(_start(server, garbage, loaded, tells_tables))
     waiting = asyncio.ensure_future(told_to_stop.wait())
@@ -125,13 +127,13 @@ async def serve_until(
     if not starting.done():
         log.info("stopping before all models are loaded")
         await _stop(server, wait_for_loads=False)
-        _exit_now(0)  # a model that is being loaded cannot be interrupted, only left behind
+        _exit_now(0)  # a load cannot be interrupted
     try:
         starting.result()
         if started is not None:
             started()
         await waiting
-    except Exception as error:  # whatever stopped the start, say it and leave in order
+    except Exception as error:  # log any reason, and stop in order
         waiting.cancel()
         _complain(options, f"error: creating server: {_words(error)}")
         await _stop(server)
@@ -142,7 +144,7 @@ async def serve_until(
 
 
 def _watch_signals(told_to_stop: asyncio.Event) -> None:
-    """SIGINT and SIGTERM set the event; any that follow change nothing."""
+    """Set the event on SIGINT and SIGTERM. Further signals are ignored."""
 
     def stop(name: str) -> None:
         if not told_to_stop.is_set():
@@ -154,9 +156,9 @@ def _watch_signals(told_to_stop: asyncio.Event) -> None:
 
 
 async def _start(
-    server: Server, garbage: GarbagePolicy, loaded: Callable[[], Awaitable[None]] | None, tells_tables: bool
+    server: Server, garbage: CollectionPolicy, loaded: Callable[[], Awaitable[None]] | None, tells_tables: bool
 ) -> None:
-    """Listen, so that a port in use is said before anything is loaded and whoever asks is answered; then load."""
+    """Open the ports, then load the models: a port in use is reported at once, and probes are answered meanwhile."""
     if tells_tables:
         server.when_ready(partial(startup.log_tables, server))
     await server.start_frontends()
@@ -169,7 +171,7 @@ async def _start(
         raise
     if loaded is not None:
         await loaded()
-    await server.start_frontends()  # those that had to wait for the models
+    await server.start_frontends()  # those with shared ports, which open after the load
     garbage.start()
 
 
@@ -182,7 +184,7 @@ async def _stop(server: Server, *, wait_for_loads: bool = True) -> None:
 
 
 def _complain(options: ServerOptions, text: str) -> None:
-    """Say why the server exits: in the log, and on stderr too if the log does not show it there."""
+    """Log why the server exits. Print it on stderr, too, if the log does not go there or has no errors."""
     log.error("%s", text)
     if options.log_file or not options.log_error:
         with contextlib.suppress(OSError):  # as in _flush_output
@@ -197,24 +199,24 @@ def _words(error: Exception) -> str:
 
 
 def _leave(server: Server, code: int) -> int:
-    """Return ``code``, or exit with it if threads are left that would run while the interpreter ends."""
+    """Return ``code``. If a thread still runs, exit with ``code`` at once: it would run while the interpreter ends."""
     if server.has_left_threads:
         _exit_now(code)
     return code
 
 
 def _exit_now(code: int) -> NoReturn:
-    """Leave without waiting for the threads of engines."""
+    """Exit the process without waiting for threads of engines."""
     logging.shutdown()
     _flush_output()
     os._exit(code)
 
 
 def _flush_output() -> None:
-    """Write what models and plugins have printed. A full disk or a reader that has gone decides no exit code."""
+    """Flush stdout and stderr. A full disk or a closed pipe does not change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # what is left goes nowhere, or the interpreter tries once more and exits with 120
+        except OSError:  # discard the rest: else the interpreter tries again and exits with 120
             with Path(os.devnull).open("wb") as nowhere:
                 os.dup2(nowhere.fileno(), stream.fileno())

@@ -1,4 +1,4 @@
-"""What the log says at start: who can reach what, and the tables that Triton prints.
+"""Log lines at start: which ports are open to other machines, and the tables that Triton prints.
 
 Source of the tables: docs/spec/behaviours.md section 8.
 """
@@ -18,21 +18,21 @@ from headrace.telemetry import logs
 log = logging.getLogger("headrace.startup")
 
 _FILES = {
-    "loopback": "but not with files of their own, which are taken from this machine only",
+    "loopback": "but not with files of their own, which only this machine may send",
     "any": "and with files of their own, which are code that the server runs",
     "none": "but not with files of their own",
 }
 
 
 def log_tables(server: Server) -> None:
-    """Which backends are in use, how each model fares, and the options."""
+    """Log three tables: the backends in use, the models with their states, and the options."""
     _log("backends", ("Backend", "Path", "Config"), _backends(server))
     log_models(server)
     _log("options", ("Option", "Value"), _options(server))
 
 
 def log_models(server: Server) -> None:
-    """How each model version fares, and why."""
+    """Log a table of the model versions with their states and reasons."""
     _log("models", ("Model", "Version", "Status"), _models(server))
 
 
@@ -90,7 +90,7 @@ def _digit(value: bool) -> str:
 
 
 def log_openness(options: ServerOptions) -> None:
-    """One line, if anybody but the machine itself may ask the server; a warning if that includes loads."""
+    """Log one line if other machines can reach the server; a warning if they can load models without a key."""
     doors = (
         (options.allow_http, "HTTP", options.http_address, options.http_restricted_api),
         (options.allow_grpc, "gRPC", options.grpc_address, options.grpc_restricted_protocol),
@@ -112,7 +112,7 @@ def _lets_load(options: ServerOptions, restricted: Collection[str]) -> bool:
 
 
 def _rights(options: ServerOptions, restricted: Collection[str]) -> str:
-    """What anybody may do over one protocol."""
+    """Return what any client may do over one protocol."""
     rights = "inference with its key" if "inference" in restricted else "inference"
     if options.model_control_mode != "explicit":
         return rights

@@ -1,4 +1,4 @@
-"""The help of ``headrace serve``, and how the commands beside it read their arguments: with the same words."""
+"""The help text of ``headrace serve``, and the argument parser of the other commands, with the same messages."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from headrace.config.option_groups import OptionGroup, group_flags
 from headrace.config.options import ServerOptions
 from headrace.config.support import SUPPORT, FlagState
 
-#: The exit code for arguments that cannot be read, of every command (docs/spec/behaviours.md section 8).
+#: The exit code of every command for invalid arguments (docs/spec/behaviours.md section 8).
 WRONG = 1
 
 
 def complain(command: str, synopsis: str, text: str) -> int:
-    """Say on stderr what is wrong with the arguments of ``command``; returns the exit code."""
+    """Print ``text``, an error in the arguments of ``command``, on stderr. Return the exit code."""
     print(f"Usage: {command} {synopsis}   ({command} --help lists them)\n\n{text}", file=sys.stderr)
     return WRONG
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that complains as ``headrace serve`` does. ``synopsis`` is what follows the command."""
+    """A parser with the error messages of ``headrace serve``. ``synopsis`` is the usage line after the command."""
 
     def __init__(self, prog: str, synopsis: str, description: str, epilog: str = "") -> None:
         super().__init__(prog=prog, usage=f"{prog} {synopsis}", description=description, epilog=epilog)
         self._synopsis = synopsis
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """What ``words`` say. Ends the process, with `WRONG`, if they cannot be read."""
+        """Return the arguments in ``words``. Raises SystemExit with the code `WRONG` if they are invalid."""
         arguments, rest = self.parse_known_args(words)
         if rest:
             self.error(self._explain(rest[0]))
@@ -60,8 +60,8 @@ Serve the models of a repository over HTTP (8000), gRPC (8001) and metrics (8002
   headrace serve --model-repository=/srv/models
   headrace serve --model-repository=/srv/models --http-address=127.0.0.1 --log-verbose=1
 
-Every flag of tritonserver is taken. Write --flag=value or --flag value; a prefix that only one flag has is enough.
-<bool> is true, on, 1, false, off or 0. Flags that may be given more than once say so.
+Every flag of tritonserver is accepted. Write --flag=value or --flag value; an unambiguous prefix of a flag is enough.
+<bool> is true, on, 1, false, off or 0.
 """
 _MARKS = {
     FlagState.BUILT: "",
@@ -72,14 +72,14 @@ _MARGIN = " " * 8
 
 
 def render(plugins: Iterable[type[OptionGroup]] = ()) -> str:
-    """The whole help, as wide as the terminal allows."""
+    """Return the whole help, as wide as the terminal."""
     width = max(80, min(shutil.get_terminal_size((120, 0)).columns, 140))
     parts = [_HEAD, *(_group(name, flags, width) for name, flags in GROUPS.items())]
     return "\n".join([*parts, *(_plugin_group(kind, width) for kind in plugins)])
 
 
 def default(flag: Flag) -> str:
-    """The default of ``flag`` as one would write it; empty where there is none."""
+    """Return the default of ``flag`` as it is written on a command line; empty if it has none."""
     field = next(field for field in fields(ServerOptions) if field.name == flag.option)
     value = field.default
     if flag.deprecated or value in (MISSING, None, "", ()):
@@ -88,7 +88,7 @@ def default(flag: Flag) -> str:
 
 
 def notes(flag: Flag) -> str:
-    """What else there is to know: repeated, deprecated, without effect, refused."""
+    """Return the remarks on ``flag``: may be repeated, deprecated, without effect, refused."""
     support = SUPPORT[flag.option]
     told = [
         "May be repeated." if flag.gather else "",
@@ -114,7 +114,7 @@ def _example(flag: Flag) -> str:
 
 
 def _plugin_group(kind: type[OptionGroup], width: int) -> str:
-    """The options that a plugin added, in the words of its author."""
+    """Return the help on the options of one plugin, with the texts of its author."""
     title = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
     lines = [f"Plugin {kind.name}: {title}" if title else f"Plugin {kind.name}"]
     for flag in group_flags(kind):

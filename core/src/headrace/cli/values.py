@@ -1,7 +1,7 @@
-"""From the text of a flag to its typed value; the error texts are Triton's (docs/spec/behaviours.md section 8).
+"""Parses the texts of flags to typed values. The error texts are Triton's (docs/spec/behaviours.md section 8).
 
-A reader takes the text after ``--flag=`` and raises `ValueError` with the text that goes under
-``Bad option: "--flag".``. A gatherer combines the values of a flag that may be repeated.
+A reader parses the text after ``--flag=``; its `ValueError` has the text that follows ``Bad option: "--flag".``.
+A gatherer combines the values of a flag that may be repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def text(value: str) -> str:
 
 
 def utf8(value: str) -> str:
-    """Return ``value``, which answers may have to repeat: bytes that are not UTF-8 are refused."""
+    """Return ``value``. Raises `ValueError` for bytes that are not UTF-8: answers must be able to repeat the value."""
     if any("\ud800" <= letter <= "\udfff" for letter in value):
         raise ValueError(f"Invalid option value: not UTF-8. Got {value.encode('utf-8', 'backslashreplace').decode()}")
     return value
@@ -39,7 +39,7 @@ def boolean(value: str) -> bool:
 
 
 def integer(low: int = -INT32 - 1, high: int = INT32) -> Callable[[str], int]:
-    """A reader of decimal integers from ``low`` to ``high``."""
+    """Return a reader of decimal integers from ``low`` to ``high``."""
 
     def read(value: str) -> int:
         if not re.fullmatch(r"\s*[+-]?[0-9]+", value):
@@ -65,14 +65,14 @@ def real(value: str) -> float:
 
 
 def fraction(value: str) -> float:
-    """A number from 0 to 1."""
+    """Return a number from 0 to 1."""
     if not 0 <= real(value) <= 1:
         raise ValueError(f"Provided option value is out of bound. Got {value}")
     return real(value)
 
 
 def positive(flag: str, high: int) -> Callable[[str], int]:
-    """A reader of integers from 1 to ``high``; ``flag`` is the word in the error text."""
+    """Return a reader of integers from 1 to ``high``. The error text names ``flag``."""
     read_any = integer(-INT64 - 1, high)
 
     def read(value: str) -> int:
@@ -84,7 +84,7 @@ def positive(flag: str, high: int) -> Callable[[str], int]:
 
 
 def processes(value: str) -> int:
-    """A number of processes, or ``auto`` for one per core that this one may use."""
+    """Return a number of processes; ``auto`` is one per core that this process may use."""
     if value.lower() != "auto":
         return count(value)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -106,12 +106,12 @@ def not_empty(flag: str) -> Callable[[str], str]:
 
 
 def level(value: str) -> int:
-    """A verbosity: an integer, or true for 1 and false for 0."""
+    """Return a verbosity: an integer; true is 1 and false is 0."""
     return {"true": 1, "false": 0}[value.lower()] if value.lower() in ("true", "false") else int32(value)
 
 
 def choice(flag: str, *allowed: str, ignore_case: bool = False) -> Callable[[str], str]:
-    """A reader of one of ``allowed``; ``flag`` is the word in the error text."""
+    """Return a reader of one of ``allowed``. The error text names ``flag``."""
 
     def read(value: str) -> str:
         found = value.lower() if ignore_case else value
@@ -123,19 +123,19 @@ def choice(flag: str, *allowed: str, ignore_case: bool = False) -> Callable[[str
 
 
 def pattern(value: str) -> str:
-    """A regular expression, checked here so that a bad one is found at start."""
+    """Return a regular expression. It is checked here, so that an invalid one is reported at start."""
     if value:
         header_pattern(value)
     return value
 
 
 def names(value: str) -> tuple[str, ...]:
-    """Comma-separated names; spaces around them do not count."""
+    """Return comma-separated names, without the spaces around them."""
     return tuple(name.strip() for name in value.split(",") if name.strip())
 
 
 def pair(first: Callable[[str], Any], second: Callable[[str], Any], separator: str) -> Callable[[str], tuple[Any, Any]]:
-    """A reader of ``<first><separator><second>``."""
+    """Return a reader of ``<first><separator><second>``."""
 
     def read(value: str) -> tuple[Any, Any]:
         if separator not in value:
@@ -150,7 +150,7 @@ def pair(first: Callable[[str], Any], second: Callable[[str], Any], separator: s
 
 
 def setting(flag: str, owner: str, *, needs_owner: bool = True) -> Callable[[str], tuple[str, str, str]]:
-    """A reader of ``<owner>,<key>=<value>``; the owner is "" for a global setting."""
+    """Return a reader of ``<owner>,<key>=<value>``. The owner is "" for a global setting."""
     expected = f"<{owner}>,<setting>=<value>"
 
     def read(value: str) -> tuple[str, str, str]:
@@ -167,13 +167,13 @@ def setting(flag: str, owner: str, *, needs_owner: bool = True) -> Callable[[str
 
 
 def port_range(value: str) -> tuple[int, int]:
-    """``<first>-<last>``."""
+    """Return the ports of ``<first>-<last>``."""
     first, last = pair(port, port, "-")(value)
     return first, last
 
 
 def metrics_setting(value: str) -> tuple[str, str]:
-    """``<key>=<value>``; a comma would name an owner, and metrics have none."""
+    """Return the key and value of ``<key>=<value>``. A comma is refused: metrics settings have no owner."""
     key, equals, rest = value.partition("=")
     if "," in key or not key or not equals or not rest:
         raise ValueError(f"--metrics-config option format is '<setting>=<value>'. Got {value}")
@@ -181,7 +181,7 @@ def metrics_setting(value: str) -> tuple[str, str]:
 
 
 def resource(value: str) -> RateLimitResource:
-    """``<name>:<count>[:<device>]``."""
+    """Return the resource of ``<name>:<count>[:<device>]``."""
     parts = value.split(":")
     if len(parts) not in (2, 3) or not parts[0]:
         raise ValueError(
@@ -192,13 +192,13 @@ def resource(value: str) -> RateLimitResource:
 
 
 def trace(value: str) -> TraceSetting:
-    """``[<mode>,]<key>=<value>``."""
+    """Return the setting of ``[<mode>,]<key>=<value>``."""
     mode, key, rest = setting("trace-config", "mode", needs_owner=False)(value)
     return TraceSetting(mode, key, rest)
 
 
 def restriction(flag: str, noun: str, prefix: str = "") -> Callable[[str], list[tuple[str, Restriction]]]:
-    """A reader of ``<category>[,<category>]:<key>=<value>``. The value is a secret: no text shows it."""
+    """Return a reader of ``<category>[,<category>]:<key>=<value>``. The value is a secret: no error text shows it."""
 
     def read(value: str) -> list[tuple[str, Restriction]]:
         shown, equals, secret = value.partition("=")
@@ -215,7 +215,7 @@ def restriction(flag: str, noun: str, prefix: str = "") -> Callable[[str], list[
 
 
 def restrictions(noun: str) -> Callable[[Iterable[list[tuple[str, Restriction]]]], dict[str, Restriction]]:
-    """A gatherer of `restriction` that refuses a category which stands in two groups."""
+    """Return a gatherer of `restriction`, which raises `ValueError` for a category that is in two groups."""
 
     def gather(groups: Iterable[list[tuple[str, Restriction]]]) -> dict[str, Restriction]:
         found: dict[str, Restriction] = {}
@@ -229,7 +229,7 @@ def restrictions(noun: str) -> Callable[[Iterable[list[tuple[str, Restriction]]]
 
 
 def traces(settings: Sequence[TraceSetting]) -> tuple[TraceSetting, ...]:
-    """All settings, or none if no level among them turns tracing on."""
+    """Return all settings, or none if no level among them turns tracing on."""
     levels = [setting.value.lower() for setting in settings if not setting.mode and setting.key == "level"]
     return tuple(settings) if any(level not in ("off", "false") for level in levels) else ()
 
@@ -239,7 +239,7 @@ def collect(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def nest(values: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
-    """Settings by owner, then by key; the last of two wins."""
+    """Return the settings by owner, then by key. The last value of a key wins."""
     owners: dict[str, dict[str, str]] = {}
     for owner, key, value in values:
         owners.setdefault(owner, {})[key] = value
@@ -247,7 +247,7 @@ def nest(values: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
 
 
 def one_cache(values: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
-    """`nest` for caches, of which there can be one."""
+    """Return `nest` for caches. Raises `ValueError` for more than one cache."""
     caches = nest(values)
     if len(caches) > 1:
         raise ValueError("found multiple cache configurations, but only a single cache is currently supported")

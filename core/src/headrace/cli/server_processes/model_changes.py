@@ -1,7 +1,8 @@
-"""Loads and unloads by name, made by all servers that share the ports, or by those that come later before they serve.
+"""Applies loads and unloads by name to all servers that share the ports.
 
-A request for one reaches any of them (`headrace.models.control.Control.relay`), which asks the supervisor; the
-supervisor asks all, itself included, and answers when all have answered. One change is made after the other.
+A request reaches one server (`headrace.models.control.Control.relay`). That server asks the supervisor, and the
+supervisor asks all servers and answers when all have answered. Changes are applied one after the other. A server that
+starts later applies them before it serves.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from headrace.errors import HeadraceError, InternalError, Unavailable
 if TYPE_CHECKING:
     from headrace.models.control import Control
 
-#: As JSON: what `write_load` or `write_unload` wrote.
+#: A change as JSON, made by `write_load` or `write_unload`.
 Change = list[Any]
 
 
 def write_load(name: str, parameters: Mapping[str, str | bytes]) -> Change:
-    """A load; files travel in base64, in a list."""
+    """Return a load as a `Change`. Files are base64, in a list of one."""
     told = {key: each if isinstance(each, str) else [b64encode(each).decode()] for key, each in parameters.items()}
     return ["load", name, told]
 
@@ -31,7 +32,7 @@ def write_unload(name: str, unload_dependents: bool) -> Change:
 
 
 async def apply(change: Change, control: Control) -> None:
-    """Make it in this server. Raises `HeadraceError`."""
+    """Apply ``change`` to this server. Raises `HeadraceError`."""
     kind, name, how = change
     if kind == "load":
         parameters = {key: each if isinstance(each, str) else b64decode(each[0]) for key, each in how.items()}
@@ -41,7 +42,7 @@ async def apply(change: Change, control: Control) -> None:
 
 
 class ChangingServer(Protocol):
-    """What is needed of a `ServerProcess`."""
+    """The part of `ServerProcess` that this module uses."""
 
     name: str
     is_dead: bool
@@ -50,27 +51,28 @@ class ChangingServer(Protocol):
 
 
 class ModelChanges:
-    """In the supervisor. Event loop only."""
+    """The changes of all servers, in the supervisor. Event loop only."""
 
     def __init__(self) -> None:
         self._joined: list[ChangingServer] = []
-        #: What was asked last of each model, by its name, in the order in which it was asked.
+        #: The last change of each model, by its name, in the order of the changes.
         self._last: dict[str, Change] = {}
         self._turn = asyncio.Lock()
 
     async def join(self, server: ChangingServer) -> list[Change]:
-        """What ``server``, which has loaded what a start loads, is to change before it serves; from now on it is asked
-        for all that is changed."""
+        """Return the changes that ``server`` must apply before it serves. It gets all later changes, too.
+
+        It has loaded the models that a start loads.
+        """
         async with self._turn:
             self._joined = [each for each in self._joined if not each.is_dead] + [server]
             return list(self._last.values())
 
     async def make(self, change: Change) -> None:
-        """Have all servers make ``change``. Those that die meanwhile are followed by others, which make it before they
-        serve.
+        """Apply ``change`` to all servers. One that dies meanwhile is replaced, and its successor applies the change.
 
-        Raises what the first says where all refuse it; they are as they were. Raises `InternalError` that says how far
-        it has come if only some do: then they differ, until it is asked for again, or undone.
+        If all servers refuse it, raises the error of the first; nothing has changed. If only some refuse it, raises
+        `InternalError` with their numbers: the servers differ until the change is repeated or undone.
         """
         async with self._turn:
             asked = [each for each in self._joined if not each.is_dead]
@@ -100,15 +102,18 @@ class ModelChanges:
 
 
 class SharedControl:
-    """In a server: has its changes made by all, and makes those of the others. ``ask`` calls the supervisor."""
+    """The changes, in one server: sends its own to all servers, and applies those of others.
+
+    ``ask`` calls the supervisor.
+    """
 
     def __init__(self, ask: Callable[..., Awaitable[Any]], control: Control) -> None:
         self._ask, self._control = ask, control
-        #: What was changed before this server joined comes first.
+        #: Held while `join` applies earlier changes, so that later ones wait.
         self._turn = asyncio.Lock()
 
     async def join(self) -> None:
-        """Make what was changed since the start. Raises `HeadraceError`."""
+        """Apply the changes that were made since the start. Raises `HeadraceError`."""
         async with self._turn:
             for change in await self._ask("join"):
                 await apply(change, self._control)
@@ -119,9 +124,9 @@ class SharedControl:
             await apply(change, self._control)
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
-        """Have it loaded by all. Raises `HeadraceError`."""
+        """Load the model ``name`` on all servers. Raises `HeadraceError`."""
         await self._ask("make", write_load(name, parameters))
 
     async def unload(self, name: str, unload_dependents: bool) -> None:
-        """Have it unloaded by all. Raises `HeadraceError`."""
+        """Unload the model ``name`` on all servers. Raises `HeadraceError`."""
         await self._ask("make", write_unload(name, unload_dependents))

@@ -1,6 +1,6 @@
-"""What servers that share their ports, and know nothing of each other, cannot do (``--workers``).
+"""Refuses options that do not work with several servers on one port (``--workers``).
 
-Models that need one server for all of their requests are refused where they are loaded: `headrace.models.loader`.
+Models that need one server for all of their requests are refused when they are loaded: `headrace.models.loader`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.errors import ConfigError
 
 
 def refuse(options: ServerOptions) -> None:
-    """Raise `ConfigError` for the first thing that ``options`` ask for and workers cannot do."""
+    """Raise `ConfigError` for the first of ``options`` that does not work with workers."""
     for what, why in _impossible(options):
         raise ConfigError(f"--workers={options.workers} is refused{what}: {why}")
 
@@ -38,7 +38,7 @@ def _impossible(options: ServerOptions) -> Iterator[tuple[str, str]]:
 
 
 def warning(options: ServerOptions) -> str:
-    """What is less good than with one server, in one line."""
+    """Return a log line on what is separate in each worker."""
     own = ["models", "dynamic batches", "limits of queues and connections", "statistics"]
     if "local" in options.cache_config:
         own.append("response cache")

@@ -1,4 +1,4 @@
-"""One of several servers that share their ports, as the supervisor has it."""
+"""One of several servers that share their ports, seen from the supervisor."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from headrace.ipc.framing import Frame
 from headrace.ipc.json_calls import JsonCalls
 from headrace.supervision.supervised_process import LaunchedProcess, SupervisedProcess, launch
 
-#: How long a server may answer nothing, not even whether it is there, before another takes its place. A model may hold
-#: the interpreter's lock for a while, and a client that asks for health may time out earlier.
+#: A server that answers nothing for this long, heartbeats included, is replaced. It is long because a model may hold
+#: the interpreter's lock for a while. A health probe may time out earlier.
 SILENT_S: Final = 120
 
 
 class ServerProcess(SupervisedProcess):
-    """One life of the server ``number``, which is told ``words``, the command line, and ``ports``, by their options.
-    ``changes`` are those of all servers."""
+    """One process of the server ``number``. A restart makes a new object.
+
+    The server gets ``words``, the command line, and ``ports``, by the names of their options. ``changes`` are the model
+    changes of all servers.
+    """
 
     most_silent_s = SILENT_S
 
@@ -37,7 +40,7 @@ class ServerProcess(SupervisedProcess):
         return {"words": list(self._words), "ports": dict(self._ports), "tells_tables": self._tells_tables}
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """What the server says. Raises the `HeadraceError` that it raises, and `Unavailable` if it is dead or dies."""
+        """Return the result of ``method`` in the server. Raises its `HeadraceError`, or `Unavailable` if it dies."""
         if not self.is_connected:
             raise Unavailable(f"{self.name} does not run")
         return await self._calls.ask(method, *arguments)

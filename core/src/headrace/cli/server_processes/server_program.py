@@ -1,5 +1,5 @@
 """The program of one of several servers that share their ports (``headrace serve --workers``): `headrace.cli.serve`,
-told by its supervisor what a signal tells a server that is alone."""
+stopped by the supervisor instead of a signal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.telemetry.metric_sums import write_families
 
 
 def serve(*, channel: int, crash_file: int) -> NoReturn:
-    """What `headrace.supervision.bootstrap` calls, with inherited descriptors."""
+    """Run the server. Called by `headrace.supervision.bootstrap`, with inherited descriptors."""
     run(lambda: run_loop(_serve(socket.socket(fileno=channel))), channel, crash_file)
 
 
@@ -33,7 +33,7 @@ async def _serve(channel: socket.socket) -> int:
     told = await line.settings
     words = told["words"]
     given, _ = command_line.read_options(words, os.environ, option_groups(words))
-    # The supervisor has claimed the ports, for all of them; and it answers the metrics page.
+    # The supervisor has reserved the ports for all servers, and it serves the metrics page.
     options = replace(given, **told["ports"], reuse_http_port=True, reuse_grpc_port=True, allow_metrics=False)
     with contextlib.closing(Log(LogSettings.from_options(options))):
         server = Server(options)
@@ -50,7 +50,7 @@ async def _serve(channel: socket.socket) -> int:
 
 
 class RunningServer(ParentChannel):
-    """This process's end of the channel."""
+    """The connection to the supervisor, in the server."""
 
     def __init__(self) -> None:
         super().__init__()

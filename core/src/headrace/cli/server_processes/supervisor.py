@@ -1,4 +1,4 @@
-"""The process that has no model: it starts servers, keeps them running, adds up what they measure, and stops them."""
+"""The supervisor of ``--workers``: starts servers, restarts them, adds up their metrics, and stops them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How long the metrics page waits for a server. One that says nothing, stopped or at a stand, counts as it last did.
+#: Longest time that the metrics page waits for a server. If it does not answer, its last metrics count.
 MEASURE_S = 2.0
-#: How long a server may take beyond its exit timeout until it is killed.
+#: A server that has not ended this long after its exit timeout is killed.
 OVERTIME_S = 5.0
 
 
 class Supervisor:
-    """Of ``options.workers`` servers, which read ``words``, the command line, as it was read to ``options``."""
+    """Supervises ``options.workers`` servers. Each gets ``words``, the command line that was parsed to ``options``."""
 
     def __init__(self, words: Sequence[str], options: ServerOptions) -> None:
         self._words, self._options = words, options
         self._ports: dict[str, int] = {}
         self._claimed: list[socket.socket] = []
-        # What the metrics frontend needs of a server: it has no models, and answers nobody else.
+        # An engine without models, for the metrics frontend only.
         self._engine = Engine(options, ServingTable())
         self._engine.phase = Phase.STARTING
         self._changes = ModelChanges()
@@ -49,10 +49,11 @@ class Supervisor:
         self._metrics = SummedMetrics(self._engine, self._servers)
 
     async def start(self) -> None:
-        """Returns when all servers serve. The first is alone: what is wrong with the models is said once, and what one
-        load leaves for the next, engines built or environments unpacked, is there for the others.
+        """Start all servers, and return when they serve.
 
-        Raises `Unavailable` naming a port in use, and what the first server says that cannot start.
+        The first one starts alone: so errors of models are logged once, and the others find the engines that it has
+        built and the environments that it has unpacked. Raises `Unavailable` naming a port in use, or the error of the
+        first server that cannot start.
         """
         if self._options.workers > 1:
             log.warning("%s", warning(self._options))
@@ -67,7 +68,7 @@ class Supervisor:
         self._engine.tell_ready()
 
     async def stop(self) -> int:
-        """Have all servers answer what they have, and end; returns the exit code, 1 if one has not ended well."""
+        """Let all servers answer their requests and end. Return the exit code: 1 if one failed or was killed."""
         self._engine.phase = Phase.EXITING
         timeout_s = self._options.exit_timeout_secs + OVERTIME_S
         serving = [server for server in self._servers.processes if server.has_started]
@@ -94,7 +95,7 @@ class Supervisor:
         return ServerProcess(number, self._words, self._ports, self._changes, tells_tables=is_first)
 
     def _claim(self) -> None:
-        """Keep the ports for the servers. Raises `Unavailable`."""
+        """Reserve the ports for the servers. Raises `Unavailable`."""
         options = self._options
         if options.allow_grpc:
             claimed = claim(listen_grpc, options.grpc_address, options.grpc_port, options.reuse_grpc_port)
@@ -107,15 +108,15 @@ class Supervisor:
 
 
 class SummedMetrics(MetricsFrontend):
-    """The metrics page of all ``servers``."""
+    """Serves the metrics page: the sum over ``servers``."""
 
     def __init__(self, engine: Engine, servers: ProcessSet[ServerProcess]) -> None:
         super().__init__(engine)
         self._servers = servers
         self._sums = MetricSums()
-        #: By number, whom the sums are of.
+        #: The servers in the sums, by number.
         self._measured: dict[int, ServerProcess] = {}
-        #: One page after the other: what a server says later must not be added before what it has said earlier.
+        #: Pages are made one after the other: metrics of a server must be added in the order in which it sent them.
         self._turn = asyncio.Lock()
 
     async def families(self) -> Iterable[Metric]:
@@ -133,9 +134,9 @@ class SummedMetrics(MetricsFrontend):
         try:
             found = await asyncio.wait_for(server.ask("measure"), MEASURE_S)
         except asyncio.TimeoutError:
-            log.warning("%s does not say what it has measured; it counts as when it last did", server.name)
+            log.warning("%s does not answer with its metrics; its last ones count", server.name)
         except HeadraceError as error:
-            log.warning("%s does not say what it has measured: %s", server.name, error.message)
+            log.warning("%s does not answer with its metrics: %s", server.name, error.message)
         else:
             self._measured[server.number] = server
             self._sums.read(server.number, read_families(found))

@@ -1,6 +1,6 @@
-"""Ensembles as pictures: their steps in the order in which they can run, as text and as SVG.
+"""Draws ensembles as text and as SVG: their steps in the order in which they can run.
 
-Steps of one level need nothing of each other, and run side by side.
+Steps of one level do not depend on each other and can run at the same time.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from html import escape
 from headrace.config.model_config_pb2 import ModelConfig
 
 _WHEN = "ensemble.when."
-#: In pixels: a column is as wide as its longest text.
+#: Pixels: width of a character, height of a line, gap between columns, margin.
 _CHARACTER, _LINE, _GAP, _MARGIN = 8, 18, 70, 20
 
 
 @dataclass(frozen=True, slots=True)
 class GraphStep:
-    """``reads`` and ``writes`` map the model's tensors to the ensemble's. ``when`` is its condition, if it has one.
+    """A step. ``reads`` and ``writes`` map the model's tensors to the ensemble's. ``when`` is its condition or empty.
 
-    ``level`` counts from 1; it is 0 for a step that could never run.
+    ``level`` counts from 1; it is 0 for a step that can never run.
     """
 
     step: int
@@ -32,13 +32,13 @@ class GraphStep:
 
     @property
     def needs(self) -> set[str]:
-        """The ensemble tensors that it waits for."""
+        """The ensemble tensors that the step waits for."""
         return {*self.reads.values(), self.when.removeprefix("!")} - {""}
 
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """The steps of an ensemble, by level, and its own inputs and outputs."""
+    """The steps of an ensemble, sorted by level, and the ensemble's inputs and outputs."""
 
     inputs: Sequence[str] = ()
     outputs: Sequence[str] = ()
@@ -46,7 +46,7 @@ class StepGraph:
 
 
 def step_graph(config: ModelConfig) -> StepGraph:
-    """The graph of an ensemble, also of one that is wrong."""
+    """Return the graph of an ensemble. The config may have errors."""
     said = {
         key.removeprefix(_WHEN): value.string_value for key, value in config.parameters.items() if key.startswith(_WHEN)
     }
@@ -66,7 +66,7 @@ def step_graph(config: ModelConfig) -> StepGraph:
 
 
 def _levelled(steps: Sequence[GraphStep], inputs: Sequence[str]) -> list[GraphStep]:
-    """``steps`` with their levels, by level; those that could never run last."""
+    """Return ``steps`` with their levels, sorted by level. Steps that can never run are last."""
     missing = [step.needs for step in steps]
     readers: dict[str, list[int]] = {}
     for index, needs in enumerate(missing):
@@ -91,7 +91,7 @@ def _levelled(steps: Sequence[GraphStep], inputs: Sequence[str]) -> list[GraphSt
 
 
 def as_text(graph: StepGraph) -> list[str]:
-    """One line per step, by level."""
+    """Return one line per step, sorted by level."""
     width = max((len(step.model) for step in graph.steps), default=0)
     return [
         f"{step.level or '-':>3}  step {step.step}  {step.model:<{width}}  {', '.join(_maps(step.reads, '<-'))}  =>  "
@@ -112,7 +112,7 @@ def _condition(step: GraphStep) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """A step, an input or an output, as drawn: its corner and its size, and the ensemble tensors that meet it."""
+    """A step, an input or an output as it is drawn: title, kind, corner and size."""
 
     title: str
     kind: str
@@ -123,7 +123,7 @@ class _Box:
 
 
 def as_svg(graphs: Mapping[str, StepGraph]) -> str:
-    """All of ``graphs`` by name, one below the other."""
+    """Return an SVG of all ``graphs`` with their names, one below the other."""
     parts: list[str] = []
     y = width = 0
     for name, graph in graphs.items():
@@ -140,7 +140,7 @@ def as_svg(graphs: Mapping[str, StepGraph]) -> str:
 
 
 def _drawn(graph: StepGraph, top: int) -> tuple[list[str], tuple[int, int]]:
-    """The elements of one graph below ``top``, and how far they reach."""
+    """Return the SVG elements of one graph below ``top``, and its right and lower ends."""
     last = max((step.level for step in graph.steps), default=0) + 1
     columns: list[list[tuple[str, str, str]]] = [[] for _ in range(last + 1)]
     for name in graph.inputs:
@@ -164,7 +164,7 @@ def _edges(graph: StepGraph, boxes: Mapping[str, _Box]) -> Iterator[str]:
     source = {name: f"input {name}" for name in graph.inputs}
     source |= {tensor: f"step {step.step}" for step in graph.steps for tensor in step.writes.values()}
     for step in graph.steps:
-        lines: dict[tuple[str, str], list[str]] = {}  # two boxes have one line for all that the one reads of the other
+        lines: dict[tuple[str, str], list[str]] = {}  # one line for all tensors between two boxes
         for tensor in sorted(step.needs & source.keys()):
             kind = "" if tensor in step.reads.values() else "when"
             lines.setdefault((source[tensor], kind), []).append(tensor)

@@ -1,4 +1,4 @@
-"""Models that another one depends on, as far as their configs tell what they take and give."""
+"""Checks a config against the models that it depends on, by their configs, without loading them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from headrace.schedulers.base import Dependency, OtherModel
 from headrace.storage.repositories import Repositories
 
 
-class Neighbours:
-    """The models of ``repositories``, looked up without loading any."""
+class ModelDependencies:
+    """Looks up models in ``repositories``, without loading them."""
 
     def __init__(self, repositories: Repositories, options: ServerOptions, schedulers: Parts) -> None:
         self._repositories, self._options, self._schedulers = repositories, options, schedulers
 
     def complete(self, config: ModelConfig, path: tuple[str, ...] = ()) -> None:
-        """Hold ``config`` against the models that it depends on, and complete it in place. ``path`` are those that
-        depend on it. Raises `HeadraceError`; a neighbour whose config is wrong, or says too little, is left out."""
+        """Check ``config`` against the models that it depends on, and complete it in place.
+
+        ``path`` names the models that depend on it. A dependency whose config is wrong or incomplete is ignored. Raises
+        `HeadraceError`.
+        """
         path = (*path, config.name)
         scheduler = find_scheduler(config, self._schedulers)
         needed = dependencies(config, scheduler)
@@ -49,10 +52,10 @@ class Neighbours:
                 config = parse(directory.path, self._options)
             has_backend = needs_backend(config, self._schedulers)
             derive(config, entry.name, files, needs_backend=has_backend)
-            if not self._says_enough(config, has_backend):
+            if not self._is_complete(config, has_backend):
                 return None
             signature = Signature(config.name, config)
-        except HeadraceError:  # told of that model
+        except HeadraceError:  # the report on that model has the problem
             return None
         if not has_backend:
             try:
@@ -63,8 +66,8 @@ class Neighbours:
                 return None
         return OtherModel(config, max(needed.version, 0), signature.inputs, signature.outputs)
 
-    def _says_enough(self, config: ModelConfig, has_backend: bool) -> bool:
-        """Whether a load would leave what ``config`` says of tensors and batches as it is."""
+    def _is_complete(self, config: ModelConfig, has_backend: bool) -> bool:
+        """True if a load would not change the tensors and batch sizes of ``config``."""
         tensors = ((each.data_type, each.dims) for io in (config.input, config.output) for each in io)
         is_whole = bool(config.input and config.output) and all(
             datatype in dtypes.BY_CONFIG_VALUE and dims for datatype, dims in tensors

@@ -1,10 +1,12 @@
-"""When Python's garbage collector runs in a process that serves: hardly ever while requests are answered.
+"""Makes Python's garbage collections rare while the process answers requests.
 
-Requests leave no cycles (tests/e2e/test_garbage.py), so what a collection looks for is what models make. Python starts
-one whenever several hundred containers more have been made than freed, which is fewer than 64 requests in flight are
-made of, and now and then looks at everything that lives. Here nothing is switched off: automatic collections become
-rarer as long as they find nothing, what starting and loading made is frozen, so that none looks at it, and all of it is
-looked at when nobody is waiting, or when memory grows.
+Requests leave no cycles (tests/e2e/test_garbage.py); only models can. But Python starts a collection when several
+hundred containers more have been made than freed, which 64 requests in flight exceed, and sometimes traverses all
+objects. This policy does not switch the collector off:
+
+- Automatic collections become rarer while they find nothing.
+- Objects made by starting and loading are frozen, so that collections do not traverse them.
+- All objects, the frozen ones included, are collected when the process is idle or when memory has grown.
 """
 
 from __future__ import annotations
@@ -23,28 +25,28 @@ from headrace.trimming import trim
 if TYPE_CHECKING:
     from headrace.models.served import ServedModel
 
-#: Of so many containers at most, more made than freed, the next collection may have to wait.
+#: The largest threshold of automatic collections: containers made and not freed.
 MOST = 50_000
-#: Collections of nothing that come more often than this become rarer.
+#: If two collections that find nothing are less than this apart, the threshold is doubled.
 OFTEN_S = 0.25
-#: How often memory is looked at; and of that time, what the process spends at most when it is idle.
+#: Interval of the checks; the process is idle if it used less than this share of a core since the last check.
 TICK_S, IDLE_SHARE = 0.25, 0.02
-#: How long what an unloaded model left waits for an idle moment.
+#: Longest time until the objects of an unloaded model are collected, if the process is not idle before.
 PATIENCE_S = 10.0
-#: A collection of all that is not frozen that takes longer freezes what it has seen to live.
+#: A full automatic collection that takes longer than this freezes the objects that survived it.
 LONG_S = 0.002
-#: So much more memory is a reason to look; and a part of what there is.
+#: Collect when memory has grown by this many bytes, or by this share of the total, whichever is more.
 GROWTH_BYTES, GROWTH_SHARE = 256 << 20, 0.25
-#: When memory has grown or shrunk by so much, and the process is idle, what is free of it goes back to the system.
+#: When memory has grown or shrunk by this much, and the process is idle, free memory is returned to the system.
 TRIM_BYTES = 16 << 20
 
 
-class GarbagePolicy:
-    """Decides for the whole process. Made, started and closed on the event loop; hears of models on any thread.
+class CollectionPolicy:
+    """The policy of the whole process. Make, start and close it on the event loop; its hooks may run on any thread.
 
-    It follows the interpreter: whoever sets another threshold, or disables the collector, is left alone.
-    ``resident_bytes`` says how much memory the process has, or 0 if that is not known; then collections stay as
-    frequent as they are. Both clocks are in seconds, ``process_time`` that of all threads.
+    If other code sets another threshold or disables the collector, the policy does not change that.
+    ``resident_bytes`` returns the memory of the process, or 0 if it is unknown: then the threshold stays as it is. Both
+    clocks are in seconds; ``process_time`` is the CPU time of all threads.
     """
 
     def __init__(
@@ -62,59 +64,61 @@ class GarbagePolicy:
         self._limit_bytes: float = 0
         #: The memory after the last trim.
         self._trimmed_bytes = 0
-        #: By when all is to be looked at, frozen or not: as soon as the process is idle, if not before.
+        #: When all objects, frozen ones included, must be collected at the latest; earlier if the process is idle.
         self._due: float | None = None
-        #: Whether it has been due for a while: who said so is through.
+        #: True if a whole interval has passed since the collection became due: the load or unload has ended.
         self._is_settled = True
-        self._is_looking = False
+        self._is_collecting = False
         self._used_s = self._ended = self._began = 0.0
 
     # ------------------------------------------------------------------ event loop
 
     def start(self) -> None:
-        """What is there now stays: freeze it, and look at it again only when something is unloaded, or memory grows."""
+        """Collect and freeze all objects, and begin the checks."""
         due = self._due
-        self.look()
-        self._due = due  # by a model that may not have been let go of yet
+        self.collect_all()
+        self._due = due  # an unloaded model may still be referenced
         self._may_wait = self._limit_bytes > 0
-        gc.callbacks.append(self._heard)
+        gc.callbacks.append(self._collection_seen)
         self._used_s = self._process_time()
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def close(self) -> None:
-        """The collector is as it was, but that what is frozen stays so."""
+        """Restore the threshold of the collector. Frozen objects stay frozen."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            gc.callbacks.remove(self._heard)
+            gc.callbacks.remove(self._collection_seen)
             self._wait_for(self._usual)
 
-    def look(self) -> None:
-        """Look at everything, frozen or not, give its memory back, and freeze what lives. Holds all threads up: 10
-        to 30 ms for each 50,000 objects, which is what a server with one engine has."""
-        self._due, self._is_looking = None, True
+    def collect_all(self) -> None:
+        """Collect all objects, frozen ones included, return memory to the system, and freeze the survivors.
+
+        Blocks all threads: 10 to 30 ms for each 50,000 objects. A server with one engine has about that many.
+        """
+        self._due, self._is_collecting = None, True
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-        self._is_looking = False
+        self._is_collecting = False
         trim()
         self._expect(self._resident_bytes())
 
     def tick(self) -> None:
-        """Look at everything if that is due and nobody waits, or if it is high time, or if memory has grown."""
+        """Collect if it is due and the process is idle, if the latest time is reached, or if memory has grown."""
         used_s = self._process_time()
         is_idle, self._used_s = used_s - self._used_s < TICK_S * IDLE_SHARE, used_s
         is_settled, self._is_settled = self._is_settled, True
         if self._due is not None and ((is_idle and is_settled) or self._clock() >= self._due):
-            self.look()
+            self.collect_all()
             return
         resident_bytes = self._resident_bytes()
         if 0 < self._limit_bytes < resident_bytes:
             gc.collect()
             if self._resident_bytes() > self._limit_bytes:
-                self.look()
+                self.collect_all()
         elif is_idle and abs(resident_bytes - self._trimmed_bytes) > TRIM_BYTES:
-            trim()  # what large requests took, or have freed
+            trim()  # memory that large requests have freed
             self._trimmed_bytes = self._resident_bytes()
 
     def _tick(self) -> None:
@@ -128,18 +132,18 @@ class GarbagePolicy:
 
     @hookimpl
     def model_loaded(self, model: ServedModel) -> None:
-        """What loading made stays, too. What it made for a moment waits for an idle one."""
+        """Freeze the objects made by the load. Its temporary objects are collected when the process is idle."""
         if self._timer is not None:
             gc.freeze()
             self._note(inf)
 
     @hookimpl
     def model_unloaded(self, model: ServedModel) -> None:
-        """A model's own classes and functions are cycles, and may hold as much memory as its module did."""
+        """Note that a collection is due: classes and functions of a model are cycles, and may hold much memory."""
         self._note(self._clock() + PATIENCE_S)
 
-    def _heard(self, phase: str, info: dict[str, Any]) -> None:
-        """Before and after each collection, on the thread that happened to start it."""
+    def _collection_seen(self, phase: str, info: dict[str, Any]) -> None:
+        """Adapt the threshold. Python calls this before and after each collection, on the thread that started it."""
         now = self._clock()
         if phase == "start":
             self._began = now
@@ -149,7 +153,7 @@ class GarbagePolicy:
             self._wait_for(self._usual)
         elif self._may_wait and now - before < OFTEN_S:
             self._wait_for(max(self._threshold, min(2 * self._threshold, MOST)))
-        if info["generation"] == 2 and now - self._began > LONG_S and not self._is_looking:
+        if info["generation"] == 2 and now - self._began > LONG_S and not self._is_collecting:
             gc.freeze()
             self._note(inf)
 

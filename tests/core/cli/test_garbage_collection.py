@@ -12,7 +12,7 @@ import pytest
 STAGE = """
 import gc, weakref
 from math import inf
-from headrace.cli.garbage import GROWTH_BYTES, LONG_S, MOST, PATIENCE_S, TICK_S, GarbagePolicy
+from headrace.cli.garbage_collection import GROWTH_BYTES, LONG_S, MOST, PATIENCE_S, TICK_S, CollectionPolicy
 
 class Timer:
     def cancel(self): self.is_cancelled = True
@@ -35,7 +35,7 @@ class Cycle:
 BUSY = TICK_S
 USUAL = gc.get_threshold()[0]
 stage = Stage()
-policy = GarbagePolicy(stage, stage.resident_bytes, stage.clock, stage.used_s)
+policy = CollectionPolicy(stage, stage.resident_bytes, stage.clock, stage.used_s)
 
 def frozen_garbage():
     cycle = Cycle()
@@ -78,7 +78,7 @@ class Slow(Stage):
         self.now += 1
         return self.now
 stage = Slow()
-policy = GarbagePolicy(stage, stage.resident_bytes, stage.clock, stage.used_s)
+policy = CollectionPolicy(stage, stage.resident_bytes, stage.clock, stage.used_s)
 policy.start()
 kept = live(100 * USUAL)
 assert threshold() == USUAL
@@ -93,7 +93,7 @@ assert threshold() == USUAL
 def test_thresholds_are_left_alone_where_they_are_not_ours_to_raise(before: str) -> None:
     run(f"""
 {before}
-policy = GarbagePolicy(stage, stage.resident_bytes, stage.clock, stage.used_s)
+policy = CollectionPolicy(stage, stage.resident_bytes, stage.clock, stage.used_s)
 policy.start()
 found = gc.get_threshold()
 kept = live(100 * USUAL)
@@ -196,7 +196,7 @@ class Slow(Stage):
         self.now += LONG_S * 1.01
         return self.now
 stage = Slow()
-policy = GarbagePolicy(stage, stage.resident_bytes, stage.clock, stage.used_s)
+policy = CollectionPolicy(stage, stage.resident_bytes, stage.clock, stage.used_s)
 policy.start()
 before, kept = gc.get_freeze_count(), live(5000)
 gc.collect(1)

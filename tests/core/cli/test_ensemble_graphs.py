@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import text_format
 
 from headrace.cli import check
-from headrace.cli.graphs import as_svg, as_text, step_graph
+from headrace.cli.ensemble_graphs import as_svg, as_text, step_graph
 from headrace.config.model_config_pb2 import ModelConfig
 
 SVG = "{http://www.w3.org/2000/svg}"
