@@ -30,6 +30,7 @@ from headrace.ipc.framing import (
 from headrace.ipc.replies import AnswerStatus, Reply
 from headrace.ipc.tensors import INLINE
 from headrace.messages import dtypes
+from headrace.messages.caller import Caller
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, wire_view
@@ -499,3 +500,31 @@ def test_wire_form_is_little_endian_and_row_major() -> None:
     message = Encoder(None).requests([(1, make_ticket("m", {"x": array}, ignore))])
     assert message.endswith(np.arange(6, dtype="<i4").tobytes())
     assert bytes(wire_view(array)) == np.arange(6, dtype="<i4").tobytes()
+
+
+def test_the_sender_of_a_request_travels_to_the_process_of_a_model() -> None:
+    trace = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
+    caller = Caller("http", principal="alice", deadline_ns=7, trace_context=trace)
+    request = InferRequest("m", {"x": np.zeros(2, np.float32)})
+    request.send_as(caller)
+    asked = InferRequest("m", {"x": np.zeros(2, np.float32)}, caller=request)  # what a model asks for it
+    frame = only(Encoder(None).requests([(1, Ticket(request, ignore)), (2, Ticket(asked, ignore))]))
+    for received in Decoder(None, ignore).requests(frame):
+        sender = received.sender
+        assert sender is not None
+        assert (sender.transport, sender.principal, sender.deadline_ns, sender.trace_context) == (
+            "http",
+            "alice",
+            7,
+            trace,
+        )
+
+
+def test_a_model_does_not_say_who_sends_its_requests() -> None:
+    request = InferRequest("m", {"x": np.zeros(2, np.float32)})
+    request.send_as(Caller("http", principal="root"))
+    decoder = Decoder(None, ignore)
+    (asked,) = decoder.requests(only(Encoder(None).request(1, request)), {})
+    assert asked.sender is None
+    (forged,) = decoder.requests(only(Encoder(None).requests([(1, Ticket(request, ignore))])), {})
+    assert forged.sender is None

@@ -541,3 +541,73 @@ def test_without_interceptors_a_request_is_started_by_nothing_else(make_server: 
     assert routes.dispatch == routes._dispatch
     with pytest.raises(Unavailable):
         engine.entrance().find("m", "")
+
+
+# ---------------------------------------------------------------------- replacing, streams, and inferences of routes
+
+
+class Tenant(Interceptor):
+    """Halves what it is asked for by a caller that says so, and passes on who it is."""
+
+    name = "tenant"
+    senders: ClassVar[list[Caller | None]] = []
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        if model == "secret":
+            raise PermissionDenied("'secret' is not for you")
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:
+        self.senders.append(request.sender)
+        half = {name: np.asarray(value) / 2 for name, value in request.inputs.items()}
+        return request.with_inputs(half) if caller.header("x-user") == "half" else None
+
+
+def test_an_interceptor_may_replace_a_request(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        assert post(ports.http).json()["outputs"][0]["data"] == [0.5, 0.5]
+        assert post(ports.http, user="half").json()["outputs"][0]["data"] == [0.25, 0.25]
+        assert call(ports.grpc, "half").as_numpy("y").tolist() == [[0.25, 0.25]]
+
+    serve(scenario, Tenant)
+    Tenant.senders.clear()
+
+
+def test_a_refusal_on_a_stream_is_an_error_of_its_message_and_the_stream_goes_on(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        with grpc_client.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
+            assert streamed(client, "m", "secret", "m") == ["m", "'secret' is not for you", "m"]
+
+    serve(scenario, Tenant)
+    Tenant.senders.clear()
+
+
+def test_a_message_that_names_another_model_than_was_admitted_is_refused(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        twice = service_pb2.ModelConfigRequest(name="m").SerializeToString()
+        twice += service_pb2.ModelConfigRequest(name="secret").SerializeToString()  # protobuf takes the last one
+        with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
+            asked = channel.unary_unary("/inference.GRPCInferenceService/ModelConfig", bytes, bytes).future(twice)
+            assert (asked.code().name, asked.details()[:44]) == (
+                "INVALID_ARGUMENT",
+                "the message names its model 'secret' behind ",
+            )
+
+    serve(scenario, Tenant)
+
+
+class Fails(Interceptor):
+    name = "fails"
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        raise ZeroDivisionError("a mistake")
+
+
+def test_an_interceptor_that_fails_lets_nothing_pass(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    def scenario(ports: Ports) -> None:
+        reply = post(ports.http)
+        assert (reply.status_code, "a mistake" in reply.text) == (500, False)
+        with pytest.raises(InferenceServerException, match="its log has the reason"):
+            call(ports.grpc, "alice")
+
+    serve(scenario, Fails)
+    assert "an interceptor failed at the operation 'infer'" in caplog.text

@@ -27,6 +27,7 @@ from headrace.ipc import json_parts
 from headrace.ipc.framing import HEADER_BYTES, Buffer, Frame, Kind, ProtocolError, data_frame
 from headrace.ipc.replies import CODE_NUMBERS, ERRORS, AnswerStatus, Reply, Times
 from headrace.ipc.tensors import Allocator, TensorReader, TensorWriter, Views, remember
+from headrace.messages.caller import Caller
 from headrace.messages.request import InferRequest, Parameter
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import Tensor, as_tensor
@@ -77,7 +78,8 @@ class Encoder:
             for call, ticket in batch:
                 request = ticket.request
                 route = self._route(request) if request.callers else b""
-                size = self._request(call, 0, request, ticket.rows, ticket.pinned, route, meta, data, size)
+                sender = request.sender if request.has_terms else None
+                size = self._request(call, 0, request, ticket.rows, ticket.pinned, route, meta, data, size, sender)
             return data_frame(Kind.REQUESTS, len(batch), meta, data, size)
         except Exception as error:
             raise self._undone(error) from error
@@ -122,11 +124,13 @@ class Encoder:
         meta: list[bytes],
         data: list[Buffer],
         size: int,
+        sender: Caller | None = None,
     ) -> int:
-        """Append ``request`` to a message with ``size`` bytes of data. Return the new size."""
+        """Append ``request`` of ``sender`` to a message with ``size`` bytes of data. Return the new size."""
         id_text = request.id.encode(errors="replace") if request.id else b""
         outputs = self._list(tuple(request.outputs)) if request.outputs else b""
-        rare = json_parts.pack_settings(request) if request.parameters or request.sequence_id else b""
+        has_settings = request.parameters or request.sequence_id or sender
+        rare = json_parts.pack_settings(request, sender) if has_settings else b""
         flags = request.sequence_start | request.sequence_end << 1 | request.decoupled << 2 | pinned << 3
         inputs = request.inputs
         meta.append(
@@ -228,7 +232,7 @@ class Decoder:
         id_text = ""
         outputs: Sequence[str] = ()
         names: Sequence[str] = ()
-        settings: tuple[dict[str, Parameter], int | str] | None = None
+        settings: tuple[dict[str, Parameter], int | str, Caller | None] | None = None
         if any(sizes):
             id_size, outputs_size, route_size, rare_size = sizes
             texts = position + id_size + outputs_size + route_size + rare_size
@@ -248,7 +252,7 @@ class Decoder:
         for _ in range(count):
             name, tensor, position = self._tensors.read(message, position)
             inputs[name] = tensor
-        parameters, sequence_id = settings or ({}, 0)
+        parameters, sequence_id, sender = settings or ({}, 0, None)
         caller = callers.get(asking) if asking else None
         request = ReceivedRequest(
             model_name,
@@ -270,6 +274,8 @@ class Decoder:
             rows,
             bool(flags & 8),
         )
+        if sender is not None and callers is _NO_CALLERS:  # the server knows who sends a model's requests
+            request.send_as(sender)
         return request, position
 
     def _answer(self, message: Frame, position: int) -> tuple[Reply, int]:

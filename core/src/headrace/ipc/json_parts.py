@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.ipc.framing import Frame, ProtocolError, frame
+from headrace.messages.caller import Caller
 from headrace.messages.request import InferRequest, Parameter
 
 
@@ -27,18 +28,28 @@ def read_json(message: Frame) -> dict[str, Any]:
     return found
 
 
-def pack_settings(request: InferRequest) -> bytes:
-    """Return the parameters and the sequence id of ``request`` as JSON."""
-    return json.dumps([dict(request.parameters), request.sequence_id]).encode()
+def pack_settings(request: InferRequest, sender: Caller | None = None) -> bytes:
+    """Return the parameters and the sequence id of ``request`` as JSON, and what its ``sender`` is."""
+    settings: list[object] = [dict(request.parameters), request.sequence_id]
+    if sender is not None:
+        settings.append([sender.transport, sender.principal, sender.deadline_ns, dict(sender.trace_context)])
+    return json.dumps(settings).encode()
 
 
-def unpack_settings(text: bytes) -> tuple[dict[str, Parameter], int | str]:
-    """Return what `pack_settings` wrote: parameters and sequence id. Raises `ProtocolError` for anything else."""
+def unpack_settings(text: bytes) -> tuple[dict[str, Parameter], int | str, Caller | None]:
+    """Return what `pack_settings` wrote: parameters, sequence id, sender. Raises `ProtocolError` for anything else."""
     match json.loads(text):
         case [dict() as parameters, int() | str() as sequence_id]:
-            return _scalars(parameters), sequence_id
+            return _scalars(parameters), sequence_id, None
+        case [
+            dict() as parameters,
+            int() | str() as sequence_id,
+            [str(transport), str(who), int(deadline_ns), dict(trace)],
+        ]:
+            sender = Caller(transport, principal=who, deadline_ns=deadline_ns, trace_context=trace)
+            return _scalars(parameters), sequence_id, sender
         case _:
-            raise ProtocolError("settings that are not parameters and a sequence id")
+            raise ProtocolError("settings that are not parameters, a sequence id and a sender")
 
 
 def pack_parameters(parameters: Mapping[str, Parameter]) -> bytes:
