@@ -84,8 +84,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
              values.names),
     ),
     "Model repository": (
-        Flag("model-repository", "<path>", "Directory that holds one directory per model.", "/srv/models",
-             gather=values.collect),
+        Flag("model-repository", "<path>", "Directory that holds one directory per model, or a storage's URL.",
+             "/srv/models", gather=values.collect),
         Flag("model-store", "<path>", "Same as --model-repository.", "/srv/models", gather=values.collect,
              field="model_repository"),
         Flag("exit-on-error", "<bool>", "Exit if any model fails to load at start; false serves the others.", "false",
