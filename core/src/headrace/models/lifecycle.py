@@ -36,7 +36,6 @@ from headrace.models.states import (
     versions_failure,
 )
 from headrace.models.versions import NoVersion
-from headrace.storage.local_directory import LocalDirectory
 from headrace.storage.repositories import Entry
 from headrace.telemetry.logs import VERBOSE_2
 from headrace.telemetry.pacing import once
@@ -380,12 +379,8 @@ class Lifecycle:
                     prepared: PreparedChange = await self._slots.run(change, plan, served, progress, wait=wait)
                     return prepared
                 with self._dependencies.kept(plan) as needed:
-                    fetch, load = self._fetch_on_thread, self._load_on_thread
-                    fetch_wait = self._files_wait(plan.name)
-                    directory: LocalDirectory = await self._slots.run(fetch, plan, number, progress, wait=fetch_wait)
-                    model: ServedModel = await self._slots.run(
-                        load, plan, number, directory, needed, progress, wait=wait
-                    )
+                    load = self._load_on_thread
+                    model: ServedModel = await self._slots.run(load, plan, number, needed, progress, wait=wait)
             except Exception as error:
                 failure = error if isinstance(error, HeadraceError) else unexpected(error)
                 text = "failed to load '%s' version %d: %s: %s%s"
@@ -397,7 +392,7 @@ class Lifecycle:
                 return model
         raise AssertionError("unreachable")
 
-    def _end_late(self, made: LoadPlan | LocalDirectory | ServedModel | PreparedChange | None) -> None:
+    def _end_late(self, made: LoadPlan | ServedModel | PreparedChange | None) -> None:
         """Close what a load has made that was given up."""
         if isinstance(made, ServedModel):
             made.others = ()  # let go when it was given up
@@ -405,18 +400,11 @@ class Lifecycle:
         elif isinstance(made, LoadPlan):
             self.background.start(apart(partial(made.opened.close, is_loaded=False), "headrace-close"))
         elif made is not None:
-            close = made.give_back if isinstance(made, LocalDirectory) else made.discard
-            self.background.start(apart(close, "headrace-close"))
+            self.background.start(apart(made.discard, "headrace-close"))
 
-    def _fetch_on_thread(self, plan: LoadPlan, number: int, progress: Progress) -> LocalDirectory:
+    def _load_on_thread(self, plan: LoadPlan, number: int, needed: Needed, progress: Progress) -> ServedModel:
         progress.began(plan.name)
-        return plan.opened.fetch(number)
-
-    def _load_on_thread(
-        self, plan: LoadPlan, number: int, directory: LocalDirectory, needed: Needed, progress: Progress
-    ) -> ServedModel:
-        progress.began(plan.name)
-        return self._loader.load(plan, number, directory, needed)
+        return self._loader.load(plan, number, plan.opened.fetch(number), needed)
 
     def _change_on_thread(self, plan: LoadPlan, served: ServedModel, progress: Progress) -> PreparedChange:
         progress.began(plan.name)
