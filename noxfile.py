@@ -35,8 +35,8 @@ TESTING = "testing"
 WORKSHOP = ROOT / ".nox" / "workshop"
 #: The versions of Python that core's classifiers name, oldest first.
 PYTHONS = re.findall(r'Python :: (3\.\d+)"', (ROOT / "core/pyproject.toml").read_text(encoding="utf-8"))
-#: A worker per processor, hyperthreads counted. Each begins with tests that stand side by side, so that few servers are
-#: made twice that the tests of a module share.
+#: One process of pytest per processor, hyperthreads counted. Each begins with neighbouring tests, so that few servers
+#: that the tests of a module share are started twice.
 PARALLEL = ("-n", "logical", "--dist", "worksteal")
 #: Tests that the sessions `core` and `build` run, so that `tests` need not run them again.
 WITHOUT_PLUGINS = ("tests/core", "tests/testing")

@@ -18,13 +18,13 @@ from google.protobuf import text_format
 
 from headrace import Answer, Device, InferRequest, Instance, InstanceInfo, Spec, Tensors, Ticket, dtypes
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.executors.instance import ExecutionRecorder, run_batch, runner_for
+from headrace.executors.output_schema import OutputSchema
+from headrace.executors.threads import LoopWakeup
 from headrace.plugins import Plugins
 from headrace.schedulers.base import ScheduledModel
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.instance import ExecutionRecorder, run_batch, runner_for
-from headrace.workers.output_schema import OutputSchema
-from headrace.workers.threads import LoopWakeup
 
 CALLERS = 64
 _CONTROLS = """

@@ -52,7 +52,7 @@ def run(tmp_path: Path, *wanted: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "wanted", ["headrace.workers.process.child_main", "headrace_engines.private_modules", "headrace_python.entries"]
+    "wanted", ["headrace.executors.process.child_main", "headrace_engines.private_modules", "headrace_python.entries"]
 )
 def test_a_child_imports_nothing_but_numpy(tmp_path: Path, wanted: str) -> None:
     found = run(tmp_path, wanted)

@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "core/src/headrace"
-PATH = sorted(path for folder in ("messages", "schedulers", "workers", "ipc") for path in (ROOT / folder).rglob("*.py"))
+PATH = sorted(
+    path for folder in ("messages", "schedulers", "executors", "ipc") for path in (ROOT / folder).rglob("*.py")
+)
 #: Once per life of a child process, or for settings that few requests have.
 RARE = {
     ROOT / f"{name}.py"
     for name in (
         "ipc/json_parts",
-        "workers/process/config_completion",
-        "workers/process/handshake",
-        "workers/process/launch",
+        "executors/process/config_completion",
+        "executors/process/handshake",
+        "executors/process/launch",
     )
 }
 SLOW = {"copy", "inspect", "json", "pluggy", "re", "uuid"}

@@ -1,6 +1,6 @@
 """Imports point down the path of a request, and engines are imported only where they are needed.
 
-The path is headrace_http or headrace_grpc -> frontends -> engine -> models -> schedulers -> workers -> backends.base.
+The path is headrace_http or headrace_grpc -> frontends -> engine -> models -> schedulers -> executors -> backends.base.
 Everything may import ``messages``, which travel along it and import nothing of the path.
 
 That holds for imports under ``if TYPE_CHECKING:``, too: a frontend is handed the engine, which is all that it
@@ -49,11 +49,11 @@ MAY_IMPORT = {
     "supervision": {"errors", "ipc"},
     "backends": LEAVES,
     "caches": LEAVES | {"backends", "large"},
-    "workers": LEAVES | {"backends", "ipc", "supervision"},
-    "schedulers": LEAVES | {"workers", "backends", "caches"},
+    "executors": LEAVES | {"backends", "ipc", "supervision"},
+    "schedulers": LEAVES | {"executors", "backends", "caches"},
     "storage": LEAVES,
     "agents": LEAVES | {"storage"},
-    "models": LEAVES | {"schedulers", "workers", "backends", "caches", "storage", "agents"},
+    "models": LEAVES | {"schedulers", "executors", "backends", "caches", "storage", "agents"},
     "large": {"errors", "trimming"},
     "trimming": set[str](),
     "engine": LEAVES | {"models", "large"},
@@ -273,7 +273,7 @@ def test_private_names_stay_in_their_module(path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "source"),
     [
-        ("workers", "from headrace.schedulers.base import Scheduler"),
+        ("executors", "from headrace.schedulers.base import Scheduler"),
         ("schedulers", "import headrace.models.served"),
         ("messages", "import headrace_http"),
         ("headrace_grpc", "from headrace_http.message import HttpReply"),
@@ -286,7 +286,7 @@ def test_private_names_stay_in_their_module(path: Path) -> None:
         ("engine", "from headrace.frontends.base import Frontend"),
         ("models", "if TYPE_CHECKING:\n    from headrace.server import Server"),
         ("backends", "from headrace import Server"),
-        ("ipc", "from headrace.workers.threads import LoopMailbox"),
+        ("ipc", "from headrace.executors.threads import LoopMailbox"),
         ("ipc", "from headrace.telemetry.series import MetricKind"),
         ("backends", "from headrace.ipc.framing import Frame"),
     ],

@@ -39,13 +39,13 @@ from headrace import (
 )
 from headrace.config.derive import derive
 from headrace.config.options import ServerOptions
+from headrace.executors.output_schema import OutputSchema
+from headrace.executors.runner import RowsRunner
 from headrace.messages.request import InferRequest
 from headrace.messages.ticket import Ticket
 from headrace.models.configuring import complete
 from headrace.models.signature import Signature
 from headrace.storage.local_storage import files_below
-from headrace.workers.output_schema import OutputSchema
-from headrace.workers.runner import RowsRunner
 
 Values = Mapping[str, Any]
 

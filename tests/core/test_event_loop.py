@@ -17,9 +17,9 @@ import pytest
 from headrace import InferResponse, Server
 from headrace.backends.base import Backend, Instance, Model, RequestInstance, Tensors
 from headrace.errors import BackendError, HeadraceError, Unavailable
+from headrace.executors import loop_policy
 from headrace.messages.request import InferRequest
 from headrace.registry import PluginInfo
-from headrace.workers import loop_policy
 
 HANGING_S = 90
 ON = 'parameters { key: "event_loop" value { string_value: "on" } }'

@@ -79,6 +79,8 @@ if TYPE_CHECKING:
         Unavailable,
         Unsupported,
     )
+    from headrace.executors.output_schema import OutputSchema
+    from headrace.executors.process.handshake import InstanceSpec
     from headrace.frontends.base import Frontend
     from headrace.harnesses import InstanceHarness, SchedulerHarness
     from headrace.hookspecs import hookimpl
@@ -114,8 +116,6 @@ if TYPE_CHECKING:
     from headrace.telemetry.pacing import paced
     from headrace.telemetry.published import PublishedMetric
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
-    from headrace.workers.output_schema import OutputSchema
-    from headrace.workers.process.handshake import InstanceSpec
     from headrace_http.message import HttpReply, HttpRequest
     from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
 
@@ -218,8 +218,8 @@ _HOMES = {
     "headrace.telemetry.pacing": ("paced",),
     "headrace.telemetry.published": ("PublishedMetric",),
     "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
-    "headrace.workers.output_schema": ("OutputSchema",),
-    "headrace.workers.process.handshake": ("InstanceSpec",),
+    "headrace.executors.output_schema": ("OutputSchema",),
+    "headrace.executors.process.handshake": ("InstanceSpec",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

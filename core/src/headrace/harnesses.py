@@ -7,6 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headrace.backends.base import AnyInstance
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.executors.instance import runner_for
+from headrace.executors.instance_thread import InstanceThread
+from headrace.executors.output_schema import OutputSchema
+from headrace.executors.runner import Runner
+from headrace.executors.warmup import complete
 from headrace.messages.response import Answer
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import Ticket
@@ -15,11 +20,6 @@ from headrace.models.signature import Signature
 from headrace.schedulers.base import Clock, Dependency, InstanceInfo, OtherModel, ScheduledModel, Scheduler, full_class
 from headrace.schedulers.rescheduling import kernel_of
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.instance import runner_for
-from headrace.workers.instance_thread import InstanceThread
-from headrace.workers.output_schema import OutputSchema
-from headrace.workers.runner import Runner
-from headrace.workers.warmup import complete
 
 
 class InstanceHarness:

@@ -27,6 +27,7 @@ from headrace.config.option_groups import complete_groups
 from headrace.config.options import ServerOptions
 from headrace.engine import EXTENSIONS, Engine, Phase
 from headrace.errors import ConfigError, HeadraceError, InternalError, Unavailable, Unsupported
+from headrace.executors.threads import LoopMailbox
 from headrace.frontends.base import Frontend, streams_s
 from headrace.frontends.failures import learn_paths
 from headrace.messages.request import InferRequest, Parameter
@@ -51,7 +52,6 @@ from headrace.telemetry.custom import CustomMetrics
 from headrace.telemetry.metrics import ModelCollector, labels_of, lost_lines
 from headrace.telemetry.published import PublishedMetrics, Publisher, PublisherLabels
 from headrace.telemetry.summaries import Summaries
-from headrace.workers.threads import LoopMailbox
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

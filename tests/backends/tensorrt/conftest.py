@@ -24,7 +24,7 @@ from google.protobuf import text_format
 
 from headrace import Device, Instance, Model
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.workers import devices
+from headrace.executors import devices
 from headrace_tensorrt import Parameters, TensorRT
 
 HERE = Path(__file__).parent

@@ -348,7 +348,7 @@ def test_four_instances_answer_side_by_side(models: Any, share: str) -> None:
             return int(np.asarray(answer["n"])[0, 0])
 
         numbers = list(pool.map(ask, range(200)))  # one counts, and another before it has read how far
-        assert len(server.served("m")[0].workers) == 4
+        assert len(server.served("m")[0].executors) == 4
         last = ask(200)
     if share == "4":
         assert last == 201

@@ -234,7 +234,7 @@ def test_the_page_has_the_metrics_of_models_and_the_restarts_of_instances(reposi
             metrics.series(metrics.family("words_total", "read", "counter"), {"lang": "en"}, None).update(
                 "increment", 3
             )
-            server.resolve("plain").workers[0].restarts = 2  # type: ignore[misc]  # as a process that died twice says
+            server.resolve("plain").executors[0].restarts = 2  # type: ignore[misc]  # as a process that died twice says
             found = samples((await client.get("/metrics")).text)
             assert found["words ['en']"] == 3
             assert found["nv_model_instance_restart_count ['1', 'plain']"] == 2

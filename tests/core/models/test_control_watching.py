@@ -287,7 +287,7 @@ def test_a_change_of_instance_groups_changes_instances_only(
         async with watched(dev) as server:
             (served,) = server.served("m")
             write(3)
-            await until(lambda: len(served.workers) == 3)
+            await until(lambda: len(served.executors) == 3)
             write(1)
             await until(lambda: len(gated.closed) == 2)
             assert len(gated.loaded) == 3

@@ -32,7 +32,7 @@ class Clock:
 
 
 @dataclass(eq=False)
-class Worker:
+class Executor:
     alive: bool = True
     executing: Sequence[Ticket] = ()
 
@@ -40,7 +40,7 @@ class Worker:
 @dataclass(eq=False)
 class Model:
     name: str
-    workers: list[Worker] = field(default_factory=list)
+    executors: list[Executor] = field(default_factory=list)
     waiting: set[Ticket] = field(default_factory=set)
 
     def has_waiting(self, ticket: Ticket) -> bool:
@@ -48,23 +48,23 @@ class Model:
 
 
 class Scene:
-    """Models with their workers; requests are executed and sent as the test says."""
+    """Models with their executors; requests are executed and sent as the test says."""
 
     def __init__(self, *names: str) -> None:
         self.clock = Clock()
         self.refused: list[tuple[Ticket, str]] = []
         self.deadlocks = DeadlockDetector(self.clock, self._refuse)  # type: ignore[arg-type]
-        self.models = {name: Model(name, [Worker()]) for name in names}
-        self.sent: dict[Ticket, Worker | None] = {}
+        self.models = {name: Model(name, [Executor()]) for name in names}
+        self.sent: dict[Ticket, Executor | None] = {}
 
-    def begin(self, model: str, worker: int = 0) -> Ticket:
-        """A client's request, and all instances but ``worker`` free."""
+    def begin(self, model: str, executor: int = 0) -> Ticket:
+        """A client's request, and all instances but ``executor`` free."""
         ticket = make_ticket(model)
-        self.models[model].workers[worker].executing = [ticket]
+        self.models[model].executors[executor].executing = [ticket]
         return ticket
 
     def call(
-        self, caller: Ticket, target: str, worker: int = 0, is_known: bool = True, awaiting: Sequence[Ticket] = ()
+        self, caller: Ticket, target: str, executor: int = 0, is_known: bool = True, awaiting: Sequence[Ticket] = ()
     ) -> Ticket:
         """A call that waits in the queue of ``target``."""
         asking = caller.request
@@ -72,8 +72,8 @@ class Scene:
         known = asking if is_known else None
         ticket = make_ticket(target, callers=(*asking.callers, source.name), caller=known)
         self.models[target].waiting.add(ticket)
-        self.sent[ticket] = source.workers[worker]
-        self.deadlocks.add(source.workers[worker], ticket, self.models[target], awaiting)  # type: ignore[arg-type]
+        self.sent[ticket] = source.executors[executor]
+        self.deadlocks.add(source.executors[executor], ticket, self.models[target], awaiting)  # type: ignore[arg-type]
         return ticket
 
     def ask(self, asker: Ticket, target: str) -> Ticket:
@@ -112,7 +112,7 @@ def test_what_is_free_in_the_last_look_is_not_refused() -> None:
     scene = Scene("a")
     scene.call(scene.begin("a"), "a")
     scene.look(LOOKS - 1)
-    scene.models["a"].workers[0].executing = ()  # it had only been about to return
+    scene.models["a"].executors[0].executing = ()  # it had only been about to return
     assert scene.look(LOOKS + 3) == []
     for call in tuple(scene.sent):
         scene.answer(call)
@@ -130,7 +130,7 @@ def test_a_long_queue_before_a_busy_model_is_no_deadlock() -> None:
 
 def test_a_free_instance_anywhere_on_the_way_keeps_from_a_deadlock() -> None:
     scene = Scene("a", "b", "c")
-    scene.models["c"].workers.append(Worker())
+    scene.models["c"].executors.append(Executor())
     scene.call(scene.begin("a"), "b")
     scene.call(scene.begin("b"), "c")
     scene.call(scene.begin("c"), "a")
@@ -140,11 +140,11 @@ def test_a_free_instance_anywhere_on_the_way_keeps_from_a_deadlock() -> None:
 def test_a_deadlock_that_closes_when_a_free_instance_is_removed_is_found() -> None:
     """No call and no answer comes with it: an execution returns, or somebody else gets what it gave back."""
     scene = Scene("a", "b")
-    scene.models["b"].workers.append(Worker())
+    scene.models["b"].executors.append(Executor())
     scene.call(scene.begin("a"), "b")
     scene.call(scene.begin("b"), "a")
     assert scene.look(LOOKS + 3) == []
-    scene.models["b"].workers.pop()
+    scene.models["b"].executors.pop()
     assert scene.look(LOOKS_PER_SWEEP + LOOKS) == ["b a b"]
 
 
@@ -165,7 +165,7 @@ def test_a_call_is_stopped_when_every_caller_of_the_execution_has_left() -> None
 
 def test_an_instance_that_is_dead_may_come_back() -> None:
     scene = Scene("a", "b")
-    scene.models["b"].workers[0].alive = False
+    scene.models["b"].executors[0].alive = False
     scene.call(scene.begin("a"), "b")
     scene.call(scene.begin("b"), "a")
     assert scene.look(LOOKS + 3) == []
@@ -199,7 +199,7 @@ def test_a_deadlock_that_only_the_end_of_another_call_closes_is_found() -> None:
 def test_a_deadlock_that_only_the_answer_of_one_step_closes_is_found() -> None:
     """``able`` is slow, on a machine that is busy, and is what is left of the way out when the first look is over."""
     scene = Scene("one", "two", "m")
-    scene.models["m"].workers.clear()
+    scene.models["m"].executors.clear()
     asked = scene.call(scene.begin("two"), "m")
     scene.models["m"].waiting.clear()  # its scheduler has it, which asks two others
     able, stuck = scene.ask(asked, "one"), scene.ask(asked, "two")
@@ -213,9 +213,9 @@ def test_a_deadlock_that_is_closed_when_one_call_of_a_returned_execution_ends_is
     scene = Scene("later", "a", "b")
     asked = scene.call(scene.begin("a"), "later")
     scene.models["later"].waiting.clear()
-    scene.models["later"].workers[0].executing = [asked]
+    scene.models["later"].executors[0].executing = [asked]
     able, stuck = scene.call(asked, "b"), scene.call(asked, "a")
-    scene.models["later"].workers[0].executing = ()  # its answer is given when those of its calls are there
+    scene.models["later"].executors[0].executing = ()  # its answer is given when those of its calls are there
     assert scene.look(LOOKS + 3) == []
     scene.answer(able)
     assert scene.look(LOOKS) == ["a later a"]
@@ -227,7 +227,7 @@ def test_a_request_that_is_answered_later_without_a_call_of_its_own_will_be() ->
     at_work = scene.call(scene.begin("a"), "later")
     other = scene.begin("later")
     scene.models["later"].waiting.discard(at_work)
-    scene.models["later"].workers[0].executing = ()  # both executions have returned
+    scene.models["later"].executors[0].executing = ()  # both executions have returned
     scene.call(other, "a")
     assert scene.look(LOOKS + 3) == []
 
@@ -272,7 +272,7 @@ def test_whoever_only_waits_behind_a_deadlock_is_left_alone() -> None:
 
 def test_one_error_is_enough_where_one_lets_the_others_go_on() -> None:
     scene = Scene("a")
-    scene.models["a"].workers.append(Worker())
+    scene.models["a"].executors.append(Executor())
     scene.call(scene.begin("a", 0), "a", 0)
     scene.call(scene.begin("a", 1), "a", 1)
     assert scene.look(LOOKS + 3) == ["a a"]
@@ -299,6 +299,6 @@ def test_thousands_of_calls_that_are_stuck_together_do_not_hold_the_loop() -> No
     started = process_time()
     assert scene.look(LOOKS + 3) == []
     scene.models["b"].waiting.clear()
-    scene.deadlocks.discard(scene.models["a"].workers[0], able)  # type: ignore[arg-type]
+    scene.deadlocks.discard(scene.models["a"].executors[0], able)  # type: ignore[arg-type]
     assert len(scene.look(LOOKS)) == 10_000
     assert process_time() - started < 2  # quadratic would be minutes

@@ -159,10 +159,10 @@ def test_instances_that_take_other_resources_are_others(play: Any) -> None:
 def test_instances_that_stay_are_the_same_and_new_ones_have_names_of_their_own(play: Any) -> None:
     async def scenario(scene: Scene) -> None:
         (served,) = scene.server.served("m")
-        first, second = served.workers
+        first, second = served.executors
         await scene.load(group(1, "MODEL") + group(2))
-        assert (served.workers[1], served.workers[2]) == (first, second)
-        names = [worker.name for worker in served.workers]
+        assert (served.executors[1], served.executors[2]) == (first, second)
+        names = [executor.name for executor in served.executors]
         assert len(set(names)) == 3
         assert scene.server.served("m") == [served]
 
@@ -272,10 +272,10 @@ def test_a_leaving_instance_ends_its_batch_and_the_load_does_not_wait_for_ever(
         scene.gated.gate.clear()
         asked = [asyncio.ensure_future(scene.ask()) for _ in range(3)]
         (served,) = scene.server.served("m")
-        while sum(bool(worker.executing) for worker in served.workers) < 3:
+        while sum(bool(executor.executing) for executor in served.executors) < 3:
             await asyncio.sleep(0)
         assert await scene.count(1) == (0, 0)
-        assert len(served.workers) == 1
+        assert len(served.executors) == 1
         scene.gated.gate.set()
         await asyncio.gather(*asked)
         while len(scene.gated.closed) < 2:
@@ -295,7 +295,7 @@ def test_a_version_may_go_while_one_of_its_instances_is_leaving(
         scene.gated.gate.clear()
         asked = [asyncio.ensure_future(scene.ask()) for _ in range(2)]
         (served,) = scene.server.served("m")
-        while sum(bool(worker.executing) for worker in served.workers) < 2:
+        while sum(bool(executor.executing) for executor in served.executors) < 2:
             await asyncio.sleep(0)
         await scene.count(1)
         threading.Timer(0.05, scene.gated.gate.set).start()

@@ -141,7 +141,7 @@ def test_an_unload_says_that_it_waits_for_an_execution_that_never_ends(
         async with start() as server:
             await server.load("busy", {})
             asked = asyncio.ensure_future(server.infer_async("busy", {"x": np.ones((1, 1), np.float32)}))
-            while server.served("busy")[0].snapshot().pending or not server.served("busy")[0].workers[0].executing:
+            while server.served("busy")[0].snapshot().pending or not server.served("busy")[0].executors[0].executing:
                 await asyncio.sleep(0.01)
             await server.unload("busy")
             thread = "a thread of the server, which cannot be ended before its execution returns"

@@ -727,8 +727,8 @@ def test_the_time_of_one_request_ends_no_call_for_another_of_its_batch(serve: Se
 async def until_executed(server: Server, backend: str, executed: threading.Event) -> None:
     """Set ``executed`` once the instance of ``a``, if it answers later, has all that it will have and is free."""
     (served,) = server.served("a")
-    (worker,) = served.workers
-    while backend == "later" and (worker.executing or not worker.held):
+    (executor,) = served.executors
+    while backend == "later" and (executor.executing or not executor.held):
         await asyncio.sleep(0)
     executed.set()
 

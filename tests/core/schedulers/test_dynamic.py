@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from headrace.backends.base import Device
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import Cancelled, Code, HeadraceError, Unavailable
+from headrace.executors.threads import Wakeup
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo, ScheduledModel
@@ -22,7 +23,6 @@ from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.threads import Wakeup
 from tests.core.conftest import make_ticket
 
 Answer = InferResponse | HeadraceError | None

@@ -17,6 +17,7 @@ from google.protobuf import text_format
 
 from headrace.backends.base import Device
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.executors.threads import LoopWakeup, Wakeup
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import Clock, InstanceInfo, LoopClock, ScheduledModel
@@ -24,7 +25,6 @@ from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.instance_source import TURN_NS
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.threads import LoopWakeup, Wakeup
 from headrace_testing.played import TurnedClock
 from tests.core.conftest import make_ticket
 

@@ -13,6 +13,10 @@ import pytest
 from headrace.backends.base import Device, Instance, Tensors
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import BackendError, Cancelled, Code, HeadraceError, InternalError, Unavailable
+from headrace.executors.instance import runner_for
+from headrace.executors.instance_thread import InstanceThread
+from headrace.executors.output_schema import OutputSchema
+from headrace.executors.threads import LoopWakeup, Wakeup
 from headrace.messages import dtypes
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
@@ -21,10 +25,6 @@ from headrace.schedulers.base import FullScheduler, InstanceInfo, ScheduledModel
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.instance import runner_for
-from headrace.workers.instance_thread import InstanceThread
-from headrace.workers.output_schema import OutputSchema
-from headrace.workers.threads import LoopWakeup, Wakeup
 from headrace_testing.played import TurnedClock
 from tests.core.conftest import make_ticket
 

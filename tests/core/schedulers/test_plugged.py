@@ -356,7 +356,7 @@ def test_a_version_without_instances_joins_the_answers_of_other_models(
     np.testing.assert_array_equal(np.asarray(outputs["u"]), ROW)
     np.testing.assert_array_equal(np.asarray(outputs["v"]), 2 * ROW)
     view, (served,) = server.resolve("m"), server.served("m")
-    assert (view.platform, served.ready, list(served.workers)) == ("ensemble", True, [])
+    assert (view.platform, served.ready, list(served.executors)) == ("ensemble", True, [])
     assert (served.snapshot().success.count, served.scheduler.in_flight) == (1, 0)
 
 
@@ -375,7 +375,7 @@ def test_a_model_whose_scheduler_runs_without_instances_needs_no_backend(
     outputs = infer(server, "m", {"x": ROW}, over=over)
     np.testing.assert_array_equal(np.asarray(outputs["y"]), ROW)
     (served,) = server.served("m")
-    assert (served.ready, list(served.workers), served.snapshot().success.count) == (True, [], 1)
+    assert (served.ready, list(served.executors), served.snapshot().success.count) == (True, [], 1)
 
 
 @pytest.mark.parametrize(

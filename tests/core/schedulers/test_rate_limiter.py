@@ -16,6 +16,11 @@ from headrace.backends.base import Device, Instance, Tensors
 from headrace.config.model_config_pb2 import ModelConfig, ModelRateLimiter
 from headrace.config.options import RateLimitResource
 from headrace.errors import BackendError, Code, ConfigError, Unavailable
+from headrace.executors.devices import Claim, Placement, Resource
+from headrace.executors.instance import runner_for
+from headrace.executors.instance_thread import InstanceThread
+from headrace.executors.output_schema import OutputSchema
+from headrace.executors.threads import LoopWakeup
 from headrace.messages import dtypes
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
@@ -27,11 +32,6 @@ from headrace.schedulers.kernel import Kernel
 from headrace.schedulers.rate_limiter import LimitedSource, RateLimiter, instance_info
 from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.devices import Claim, Placement, Resource
-from headrace.workers.instance import runner_for
-from headrace.workers.instance_thread import InstanceThread
-from headrace.workers.output_schema import OutputSchema
-from headrace.workers.threads import LoopWakeup
 from headrace_testing.played import TurnedClock
 from headrace_testing.stage import play
 from tests.core.conftest import make_ticket

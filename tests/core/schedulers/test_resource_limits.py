@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.config.options import RateLimitResource
+from headrace.executors.devices import Claim, Resource
 from headrace.schedulers.resource_limits import limits_for, shown
-from headrace.workers.devices import Claim, Resource
 
 R, GLOBAL = Resource("R", 0), Resource("G")
 

@@ -102,7 +102,7 @@ def test_who_iterates_in_a_process_that_dies_is_told_and_the_others_go_on(
     assert len(lost) == number // 2
 
     (folder / f"die_{first}").touch()
-    wait_until(lambda: sorted(worker.restarts for worker in served.workers) == [0, 1], "one has died")
+    wait_until(lambda: sorted(executor.restarts for executor in served.executors) == [0, 1], "one has died")
     told = {name: callers[name].all() for name in lost}
     assert all(len(answers) == 1 and isinstance(answers[0], str) for answers in told.values()), told
     executed = [name for name, (answer,) in told.items() if DIED.search(answer)]
@@ -111,7 +111,7 @@ def test_who_iterates_in_a_process_that_dies_is_told_and_the_others_go_on(
 
     (folder / "go").touch()
     assert [callers[name].all() for name in sorted(processes) if name not in lost] == [[second]] * (number // 2)
-    wait_until(lambda: all(worker.alive for worker in served.workers), "it has been started again")
+    wait_until(lambda: all(executor.alive for executor in served.executors), "it has been started again")
     after = {f"after{n}": Caller(server, model, n, request_id=f"after{n}") for n in range(number)}
     answers = {name: caller.all() for name, caller in after.items()}
     assert answers == {name: [process] for name, process in begun(folder, after).items()}

@@ -62,7 +62,7 @@ class Isolation:
 
     ``python`` is the interpreter, ``environ`` is added to the server's environment variables.
     ``entry`` is ``module:function`` in that interpreter: it is given a
-    `headrace.workers.process.handshake.InstanceSpec` and returns the instance. The default makes the backend
+    `headrace.executors.process.handshake.InstanceSpec` and returns the instance. The default makes the backend
     anew there and calls its ``load``. An interpreter other than the server's imports ``packages``
     from the server's installation, and nothing else of it. ``start_timeout_s`` is for the start
     of the interpreter and ``load_timeout_s`` for the instance; only what they add up to is a bound.
@@ -73,7 +73,7 @@ class Isolation:
 
     python: str = sys.executable
     environ: Mapping[str, str] = field(default_factory=dict)
-    entry: str = "headrace.workers.process.handshake:load"
+    entry: str = "headrace.executors.process.handshake:load"
     packages: tuple[str, ...] = ("headrace",)
     start_timeout_s: float = 30.0
     load_timeout_s: float = 600.0

@@ -24,6 +24,8 @@ from headrace.config.parse import find_config
 from headrace.config.regular_files import read_regular
 from headrace.config.source_map import SourceMap
 from headrace.errors import Code, ConfigError, HeadraceError
+from headrace.executors.devices import available_gpus, fill_groups
+from headrace.executors.warmup import read_samples
 from headrace.models.configuring import (
     examine,
     fill,
@@ -41,8 +43,6 @@ from headrace.models.opened_model import OpenedModel, open_model
 from headrace.models.versions import files_of, versions_to_serve
 from headrace.plugins import Plugins
 from headrace.storage.repositories import Entry, Fingerprint, Repositories
-from headrace.workers.devices import available_gpus, fill_groups
-from headrace.workers.warmup import read_samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Ticket:
         self.batch_key: object = None
         #: Set by the scheduler: when it accepted the request.
         self.queued_ns = 0
-        #: Set by a worker whose answers may follow the end of the execution: when the execution began.
+        #: Set by an executor whose answers may follow the end of the execution: when the execution began.
         self.started_ns = 0
         #: True once the caller has disconnected or wants no further responses. Long executions poll it. Set by `cancel`
         #: and `stop`.
@@ -63,7 +63,7 @@ class Ticket:
         self.abandoned = False
         #: Set by the owner of the ticket: removes it from the queue, or notifies its execution.
         self.on_cancel: Callable[[Ticket], None] | None = None
-        #: Set by the worker: resumes an execution that waits until its caller has read a response.
+        #: Set by the executor: resumes an execution that waits until its caller has read a response.
         self.on_read: Callable[[Ticket], None] | None = None
         #: Set by the scheduler: when the request expires in the queue; 0 for never.
         self.deadline_ns = 0

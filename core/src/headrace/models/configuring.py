@@ -26,10 +26,10 @@ from headrace.config.parse import clip, find_config, read_config
 from headrace.config.validation import Problem
 from headrace.distributions import installs, is_known
 from headrace.errors import Code, ConfigError, HeadraceError, InternalError, LoadError, PluginError, summary
+from headrace.executors.devices import available_gpus, fill_groups
+from headrace.executors.process.config_completion import complete_apart
 from headrace.messages import dtypes
 from headrace.schedulers.base import Dependency, OtherModel, Scheduler, full_class
-from headrace.workers.devices import available_gpus, fill_groups
-from headrace.workers.process.config_completion import complete_apart
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from headrace.executors.executor import Executor
 from headrace.messages.request import InferRequest
 from headrace.messages.ticket import Padding, Ticket
-from headrace.workers.worker import Worker
 
 #: Between two looks, and so many of them find the same before a call is refused.
 LOOK_S, LOOKS = 0.05, 10
@@ -38,63 +38,65 @@ class AskedModel(Protocol):
     name: str
 
     @property
-    def workers(self) -> Sequence[Worker]: ...
+    def executors(self) -> Sequence[Executor]: ...
 
     def has_waiting(self, ticket: Ticket) -> bool: ...
 
 
-def nobody(worker: Worker) -> Sequence[Worker]:
-    """Who keeps ``worker`` from running what it has, where all instances run when they like."""
+def nobody(executor: Executor) -> Sequence[Executor]:
+    """Who keeps ``executor`` from running what it has, where all instances run when they like."""
     return ()
 
 
 class DeadlockDetector:
-    """Calls that workers wait for, and schedulers for requests that no worker has. ``refuse`` is called with one of
-    each deadlock, and its path. ``kept_waiting_by`` says who has the resources that a worker needs, if it waits for
+    """Calls that executors wait for, and schedulers for requests that no executor has. ``refuse`` is called with one of
+    each deadlock, and its path. ``kept_waiting_by`` says who has the resources that an executor needs, if it waits for
     any."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         refuse: Callable[[Ticket, Sequence[str]], None],
-        kept_waiting_by: Callable[[Worker], Sequence[Worker]] = nobody,
+        kept_waiting_by: Callable[[Executor], Sequence[Executor]] = nobody,
     ) -> None:
         self._loop = loop
         self._refuse = refuse
         self._kept_waiting_by = kept_waiting_by
-        #: Those of schedulers, which hold no worker, are under None.
-        self._calls: dict[Worker | None, dict[Ticket, AskedModel]] = {}
+        #: Those of schedulers, which hold no executor, are under None.
+        self._calls: dict[Executor | None, dict[Ticket, AskedModel]] = {}
         #: The same by the request for which they were sent.
         self._sent_for: dict[InferRequest | None, dict[Ticket, AskedModel]] = {}
-        #: Of each call of a worker, the requests whose callers wait for it.
+        #: Of each call of an executor, the requests whose callers wait for it.
         self._awaiting: dict[Ticket, Sequence[Ticket]] = {}
         #: What may have become part of a deadlock, with whom it was sent to and how many looks found it there.
         self._suspects: dict[Ticket, tuple[AskedModel, int]] = {}
         #: Who has lost one of several calls: those that are left may be all that they wait for now.
-        self._bereft_workers: set[Worker] = set()
+        self._bereft_executors: set[Executor] = set()
         self._bereft_requests: set[InferRequest] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._looks = 0
 
-    def add(self, worker: Worker | None, ticket: Ticket, target: AskedModel, awaiting: Sequence[Ticket] = ()) -> None:
-        """``worker``, or a scheduler, has sent ``ticket`` to ``target``. Stop it when the callers of all requests of
+    def add(
+        self, executor: Executor | None, ticket: Ticket, target: AskedModel, awaiting: Sequence[Ticket] = ()
+    ) -> None:
+        """``executor``, or a scheduler, has sent ``ticket`` to ``target``. Stop it when the callers of all requests of
         ``awaiting`` have left; without any, do not."""
         if awaiting:
             self._awaiting[ticket] = awaiting
-        self._calls.setdefault(worker, {})[ticket] = target
+        self._calls.setdefault(executor, {})[ticket] = target
         self._sent_for.setdefault(ticket.request.caller, {})[ticket] = target
         self._suspects[ticket] = target, 0
         self._look_soon()
 
-    def discard(self, worker: Worker | None, ticket: Ticket) -> None:
+    def discard(self, executor: Executor | None, ticket: Ticket) -> None:
         """``ticket`` is answered."""
         self._suspects.pop(ticket, None)
         self._awaiting.pop(ticket, None)
         caller = ticket.request.caller
         _take(self._sent_for, caller, ticket)
-        _take(self._calls, worker, ticket)
-        if worker is not None and worker in self._calls:
-            self._bereft_workers.add(worker)
+        _take(self._calls, executor, ticket)
+        if executor is not None and executor in self._calls:
+            self._bereft_executors.add(executor)
             self._look_soon()
         if caller is not None and caller in self._sent_for:
             self._bereft_requests.add(caller)
@@ -116,7 +118,7 @@ class DeadlockDetector:
             if ticket not in self._suspects:
                 continue  # refused with another
             if target not in found:
-                found[target] = self._awaited_by(target.workers)
+                found[target] = self._awaited_by(target.executors)
             if ticket not in (found[target] or ()) or not target.has_waiting(ticket):
                 del self._suspects[ticket]
             elif times + 1 < LOOKS:
@@ -138,10 +140,12 @@ class DeadlockDetector:
 
     def _suspect_what_is_left(self) -> None:
         left = [
-            self._calls.get(worker, {}) for worker in self._bereft_workers if self._awaited_by((worker,)) is not None
+            self._calls.get(executor, {})
+            for executor in self._bereft_executors
+            if self._awaited_by((executor,)) is not None
         ]
         left += [self._sent_for.get(request, {}) for request in self._bereft_requests]
-        self._bereft_workers.clear()
+        self._bereft_executors.clear()
         self._bereft_requests.clear()
         self._suspect(left)
 
@@ -158,34 +162,34 @@ class DeadlockDetector:
             if target.has_waiting(call):
                 self._refuse(call, path)
 
-    def _awaited_by(self, workers: Iterable[Worker]) -> set[Ticket] | None:
-        """The calls that keep ``workers``, and whatever they wait for, from going on; None if one is free to."""
+    def _awaited_by(self, executors: Iterable[Executor]) -> set[Ticket] | None:
+        """The calls that keep ``executors``, and whatever they wait for, from going on; None if one is free to."""
         calls: set[Ticket] = set()
-        reached: set[Worker] = set()
-        coming = list(workers)
+        reached: set[Executor] = set()
+        coming = list(executors)
         while coming:
-            worker = coming.pop()
-            if worker in reached:
+            executor = coming.pop()
+            if executor in reached:
                 continue
-            reached.add(worker)
+            reached.add(executor)
             held = False
-            for ticket, target in self._held_by(worker):
+            for ticket, target in self._held_by(executor):
                 needed = self._able(ticket, target, calls)
                 if needed is None:
                     return None
                 held = True
                 coming += (able for able in needed if able not in reached)
             if not held:
-                others = self._kept_waiting_by(worker)
+                others = self._kept_waiting_by(executor)
                 if not others:
                     return None
                 coming += others
         return calls
 
-    def _held_by(self, worker: Worker) -> Iterator[tuple[Ticket, AskedModel]]:
-        """The calls that hold ``worker``: those sent for what it is executing."""
-        executing = worker.executing if worker.alive else ()
-        calls: Mapping[Ticket, AskedModel] = self._calls.get(worker, {}) if executing else {}
+    def _held_by(self, executor: Executor) -> Iterator[tuple[Ticket, AskedModel]]:
+        """The calls that hold ``executor``: those sent for what it is executing."""
+        executing = executor.executing if executor.alive else ()
+        calls: Mapping[Ticket, AskedModel] = self._calls.get(executor, {}) if executing else {}
         requests = [ticket.request for ticket in executing] if calls else ()
         return (
             (call, target)
@@ -193,19 +197,19 @@ class DeadlockDetector:
             if call.request.caller is None or call.request.caller in requests
         )
 
-    def _able(self, ticket: Ticket, target: AskedModel, calls: set[Ticket]) -> Sequence[Worker] | None:
-        """The workers of which one must go on to answer ``ticket``; None if that needs no worker.
+    def _able(self, ticket: Ticket, target: AskedModel, calls: set[Ticket]) -> Sequence[Executor] | None:
+        """The executors of which one must go on to answer ``ticket``; None if that needs no executor.
 
         Adds to ``calls`` the request, and those that its answer waits for in turn.
         """
         calls.add(ticket)
         if target.has_waiting(ticket):
-            return target.workers
-        executing = [worker for worker in target.workers if ticket in worker.executing]
+            return target.executors
+        executing = [executor for executor in target.executors if ticket in executor.executing]
         if executing:
             return executing
         # Its execution has returned, and its answer comes from elsewhere: perhaps from calls in turn.
-        found: list[Worker] = []
+        found: list[Executor] = []
         for call, further in self._sent_for.get(ticket.request, {}).items():
             needed = self._able(call, further, calls)
             if needed is None:
@@ -219,9 +223,9 @@ class DeadlockDetector:
         if target.name in callers:
             return [*callers[callers.index(target.name) :], target.name]
         names = list(callers[-1:])
-        while target.name not in names and target.workers:
+        while target.name not in names and target.executors:
             names.append(target.name)
-            held = next(self._held_by(target.workers[0]), None)
+            held = next(self._held_by(target.executors[0]), None)
             if held is None:  # it waits for what one of the others holds
                 return [*names, names[0]]
             _, target = held

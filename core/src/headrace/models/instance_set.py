@@ -18,14 +18,14 @@ from functools import partial
 from operator import attrgetter
 
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.models.worker_factory import WorkerFactory
+from headrace.executors.devices import Claim, Placement, plan_instances
+from headrace.executors.executor import Executor
+from headrace.executors.threads import apart
+from headrace.models.executor_factory import ExecutorFactory
 from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.kernel import Kernel
 from headrace.schedulers.rate_limiter import RateLimiter, instance_info
 from headrace.telemetry.executions import Observer
-from headrace.workers.devices import Claim, Placement, plan_instances
-from headrace.workers.threads import apart
-from headrace.workers.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,13 @@ class Member:
     """One instance: where it was to be, what runs it, and where that gets its batches."""
 
     placement: Placement
-    worker: Worker
+    executor: Executor
     source: InstanceSource
 
     def serve(self, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer]) -> None:
         """Have the instance run what there is for it."""
-        self.source.worker = self.worker
-        self.worker.serve(self.source, loop, observers)
+        self.source.executor = self.executor
+        self.executor.serve(self.source, loop, observers)
 
 
 class InstanceSet:
@@ -53,26 +53,26 @@ class InstanceSet:
     def __init__(
         self,
         kernel: Kernel,
-        factory: WorkerFactory,
+        factory: ExecutorFactory,
         limiter: RateLimiter | None,
         claims: list[Claim],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         #: In the order of the config's groups. Replaced, never changed.
-        self.workers: tuple[Worker, ...] = ()
+        self.executors: tuple[Executor, ...] = ()
         self._kernel, self._factory, self._limiter = kernel, factory, limiter
         self._claims, self._loop = claims, loop
         self._members: Sequence[Member] = ()
-        #: A list of its own, which the workers see change.
+        #: A list of its own, which the executors see change.
         self._observers: list[Observer] = []
         self._leaving: dict[Member, Future[None]] = {}
         self._past_restarts = 0
 
-    def begin(self, placements: Sequence[Placement], workers: Sequence[Worker]) -> None:
-        """The first ``workers`` are loaded. They do not serve yet."""
+    def begin(self, placements: Sequence[Placement], executors: Sequence[Executor]) -> None:
+        """The first ``executors`` are loaded. They do not serve yet."""
         self._settle(
-            Member(placement, worker, source)
-            for placement, worker, source in zip(placements, workers, self._kernel.sources, strict=True)
+            Member(placement, executor, source)
+            for placement, executor, source in zip(placements, executors, self._kernel.sources, strict=True)
         )
 
     def serve(self, observers: Sequence[Observer]) -> None:
@@ -87,16 +87,16 @@ class InstanceSet:
     @property
     def restarts(self) -> int:
         """How often instances have been loaded again after they had died, those that have left included."""
-        leaving = (member.worker for member in tuple(self._leaving))
-        return self._past_restarts + sum(worker.restarts for worker in (*self.workers, *leaving))
+        leaving = (member.executor for member in tuple(self._leaving))
+        return self._past_restarts + sum(executor.restarts for executor in (*self.executors, *leaving))
 
     def join(self) -> None:
         """Wait until all have closed. Blocks. Raises what one of them raised, when all is done."""
         with ExitStack() as stack:
             for done in tuple(self._leaving.values()):
                 stack.callback(done.result)
-            for worker in reversed(self.workers):
-                stack.callback(worker.join)
+            for executor in reversed(self.executors):
+                stack.callback(executor.join)
 
     def prepare(self, config: ModelConfig) -> InstanceChange:
         """Load what ``config`` asks for beyond what there is. Blocks. Raises `HeadraceError`; then nothing has changed.
@@ -111,15 +111,15 @@ class InstanceSet:
                 claims = [placement.claim for placement in coming]
                 self._limiter.add(claims)
                 undo.callback(self._limiter.remove, claims)
-            workers = self._factory.load(coming, config)
+            executors = self._factory.load(coming, config)
             undo.pop_all()
         members = [None if index is None else self._members[index] for index in kept]
-        return InstanceChange(self, config, members, list(zip(coming, workers, strict=True)))
+        return InstanceChange(self, config, members, list(zip(coming, executors, strict=True)))
 
     def exchange(
-        self, config: ModelConfig, kept: Sequence[Member | None], added: Sequence[tuple[Placement, Worker]]
+        self, config: ModelConfig, kept: Sequence[Member | None], added: Sequence[tuple[Placement, Executor]]
     ) -> list[Future[None]]:
-        """Have the workers that were ``added`` serve in the places where ``kept`` has none, and those leave of which
+        """Have the executors that were ``added`` serve in the places where ``kept`` has none, and those leave of which
         ``kept`` says nothing. Each future is done when one has closed. Event loop only."""
         leaving = [member for member in self._members if member not in kept]
         infos = [instance_info(placement, config) for placement, _ in added]
@@ -133,19 +133,19 @@ class InstanceSet:
                 member.serve(self._loop, self._observers)
         return [self._begin_leaving(member) for member in leaving]
 
-    def drop(self, added: Sequence[tuple[Placement, Worker]]) -> None:
-        """Close workers that never served. Blocks."""
-        for _, worker in added:
+    def drop(self, added: Sequence[tuple[Placement, Executor]]) -> None:
+        """Close executors that never served. Blocks."""
+        for _, executor in added:
             try:
-                self._close(worker)
+                self._close(executor)
             except Exception:  # the others are still to be closed
-                log.exception("instance '%s' did not close in order", worker.name)
+                log.exception("instance '%s' did not close in order", executor.name)
         if self._limiter is not None:
             self._limiter.remove([placement.claim for placement, _ in added])
 
     def _settle(self, members: Iterable[Member]) -> None:
         self._members = tuple(members)
-        self.workers = tuple(member.worker for member in self._members)
+        self.executors = tuple(member.executor for member in self._members)
 
     def _begin_leaving(self, member: Member) -> Future[None]:
         done = self._leaving[member] = Future()
@@ -156,29 +156,29 @@ class InstanceSet:
     async def _leave(self, member: Member) -> None:
         try:
             await self._kernel.dismiss(member.source)
-            await self._kernel.answered(member.worker.held)
+            await self._kernel.answered(member.executor.held)
             member.source.end()
-            await apart(partial(self._end, member), f"headrace-close-{member.worker.name}")
+            await apart(partial(self._end, member), f"headrace-close-{member.executor.name}")
         except Exception:
-            log.exception("instance '%s' did not leave in order", member.worker.name)
+            log.exception("instance '%s' did not leave in order", member.executor.name)
         finally:
-            self._past_restarts += member.worker.restarts
+            self._past_restarts += member.executor.restarts
             del self._leaving[member]
             self._kernel.ask_again()  # it may have been handed what it did not take
 
     def _end(self, member: Member) -> None:
         try:
-            self._close(member.worker)
+            self._close(member.executor)
         finally:
             if self._limiter is not None:
                 self._limiter.remove([member.placement.claim])
                 self._claims.remove(member.placement.claim)
 
-    def _close(self, worker: Worker) -> None:
+    def _close(self, executor: Executor) -> None:
         try:
-            worker.join()
+            executor.join()
         finally:
-            self._factory.forget(worker)
+            self._factory.forget(executor)
 
 
 class InstanceChange:
@@ -190,7 +190,7 @@ class InstanceChange:
         instances: InstanceSet,
         config: ModelConfig,
         kept: Sequence[Member | None],
-        added: Sequence[tuple[Placement, Worker]],
+        added: Sequence[tuple[Placement, Executor]],
     ) -> None:
         self.config = config
         self._instances, self._kept, self._added = instances, kept, added

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 from headrace.config.parameters import LOAD_TIMEOUT
 from headrace.errors import ConfigError, HeadraceError, LoadError, OperatorError
+from headrace.executors.threads import apart
 from headrace.models.configuring import LOAD_TIMEOUT_OPTION, LOAD_TIMEOUT_S
 from headrace.models.dependencies import Dependencies, Needed
 from headrace.models.left_loads import LeftLoads
@@ -39,7 +40,6 @@ from headrace.models.versions import NoVersion
 from headrace.storage.repositories import Entry
 from headrace.telemetry.logs import VERBOSE_2
 from headrace.telemetry.pacing import once
-from headrace.workers.threads import apart
 
 log = once(__name__)
 
@@ -358,7 +358,7 @@ class Lifecycle:
             "instances of '%s' version %d: %d serve, %d leave",
             plan.name,
             number,
-            len(current.served.workers),
+            len(current.served.executors),
             len(leaving),
         )
         return leaving

@@ -19,6 +19,9 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.config.parameters import parse_parameters
 from headrace.errors import HeadraceError, LoadError
+from headrace.executors.devices import Placement, available_gpus, fill_groups, plan_instances
+from headrace.executors.instance import failures_worded, share
+from headrace.executors.process.process_executor import ExecutorResources
 from headrace.messages.ticket import Ticket
 from headrace.models.cache_identity import identity_of
 from headrace.models.configuring import (
@@ -36,6 +39,7 @@ from headrace.models.configuring import (
     scheduler_parameters,
     written,
 )
+from headrace.models.executor_factory import ExecutorFactory, isolation_of
 from headrace.models.instance_set import InstanceSet
 from headrace.models.labels import read_labels
 from headrace.models.opened_model import OpenedModel, open_model, placed
@@ -49,7 +53,6 @@ from headrace.models.versions import (
     fingerprint_of_version,
     versions_to_serve,
 )
-from headrace.models.worker_factory import WorkerFactory, isolation_of
 from headrace.schedulers.base import Dependency, HeldUntil, OtherModel, ScheduledModel
 from headrace.schedulers.caching import CachingKernel
 from headrace.schedulers.kernel import Kernel
@@ -61,9 +64,6 @@ from headrace.telemetry.first_responses import FirstResponseTimes, bounds_of
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.response_statistics import ResponseStatistics
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.devices import Placement, available_gpus, fill_groups, plan_instances
-from headrace.workers.instance import failures_worded, share
-from headrace.workers.process.process_worker import WorkerResources
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Loader:
         self._limiter = limiter
         self._running: dict[str, Backend] = {}
         self._lock = threading.Lock()
-        self._workers = WorkerResources(loop, self.deadline, options.model_load_gpu_limit)
+        self._executors = ExecutorResources(loop, self.deadline, options.model_load_gpu_limit)
 
     def plan(self, entry: Entry, loaded: Fingerprint | None = None) -> LoadPlan | None:
         """Read the config and choose the versions; None if the fingerprint is still ``loaded``.
@@ -182,7 +182,7 @@ class Loader:
         if self._options.workers > 1 and scheduler.is_stateful:
             raise LoadError(
                 f"model '{model.name}' cannot be served with --workers={self._options.workers}: its scheduler "
-                f"'{scheduler.name}' keeps state from one request to the next, which may reach another worker. Serve "
+                f"'{scheduler.name}' keeps state from one request to the next, which may reach another executor. Serve "
                 "it without --workers"
             )
         complete_with(model.config, scheduler, others)
@@ -208,14 +208,14 @@ class Loader:
 
     def stop_loading(self, name: str) -> None:
         """Have a load of ``name`` fail soon, if it is waiting for processes. Event loop only."""
-        for worker in tuple(self._workers.processes):
-            if worker.model == name:
-                worker.stop_loading()
+        for executor in tuple(self._executors.processes):
+            if executor.model == name:
+                executor.stop_loading()
 
     def abandon(self) -> None:
         """End every process at once, whatever it is at. Event loop only."""
-        for worker in tuple(self._workers.processes):
-            worker.abandon()
+        for executor in tuple(self._executors.processes):
+            executor.abandon()
 
     def unloaded(self, model: ServedModel) -> None:
         """Tell the plugins that ``model`` is gone."""
@@ -261,7 +261,7 @@ class Loader:
                 undo.callback(self._limiter.remove, claims)
             kernel = self._kernel(model, signature, placements, statistics, services, others)
             labels = {**kernel.full.labels, **read_labels(config, model.path.parent)}
-            factory = WorkerFactory(
+            factory = ExecutorFactory(
                 backend,
                 model,
                 signature,
@@ -269,7 +269,7 @@ class Loader:
                 kernel.full.kept,
                 statistics,
                 services,
-                self._workers,
+                self._executors,
             )
             instances = InstanceSet(kernel, factory, self._limiter, claims, self._loop)
             instances.begin(placements, factory.load(placements, config))

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 
 from headrace.errors import summary
-from headrace.workers.worker import Worker
+from headrace.executors.executor import Executor
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +21,10 @@ TIMEOUT_S = 5.0
 
 
 class Readiness:
-    """Asks those of ``workers`` that have something to say. Costs nothing where none has."""
+    """Asks those of ``executors`` that have something to say. Costs nothing where none has."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
-        self._checks = [_ReadinessCheck(worker) for worker in workers if worker.has_check]
+    def __init__(self, executors: Sequence[Executor]) -> None:
+        self._checks = [_ReadinessCheck(executor) for executor in executors if executor.has_check]
 
     @property
     def has_checks(self) -> bool:
@@ -36,10 +36,10 @@ class Readiness:
 
 
 class _ReadinessCheck:
-    """One worker, asked one question at a time: who asks meanwhile shares the answer."""
+    """One executor, asked one question at a time: who asks meanwhile shares the answer."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
         self._answer: asyncio.Future[bool] | None = None
         self._reason = ""
 
@@ -56,7 +56,7 @@ class _ReadinessCheck:
     def _run(self, answer: asyncio.Future[bool]) -> None:
         """On a thread of its own, because nobody knows how long it takes."""
         try:
-            reason = "" if self._worker.check_ready() else "user-defined check failed"
+            reason = "" if self._executor.check_ready() else "user-defined check failed"
         except BaseException as error:  # SystemExit of a model is a no, too
             reason = summary(error)
         with contextlib.suppress(RuntimeError):  # the loop has been closed, so nobody waits
@@ -70,7 +70,7 @@ class _ReadinessCheck:
     def _note(self, reason: str) -> None:
         """Log what has changed: whoever asks for readiness asks every few seconds."""
         if reason and reason != self._reason:
-            log.warning("Model '%s' is not ready: %s", self._worker.name, reason)
+            log.warning("Model '%s' is not ready: %s", self._executor.name, reason)
         elif self._reason and not reason:
-            log.info("Model '%s' is ready again", self._worker.name)
+            log.info("Model '%s' is ready again", self._executor.name)
         self._reason = reason

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 from headrace.errors import HeadraceError, InvalidArgument, Unavailable
-from headrace.workers.threads import apart
+from headrace.executors.threads import apart
 
 log = logging.getLogger(__name__)
 

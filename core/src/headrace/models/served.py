@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from headrace.backends.base import Model
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.executors.executor import Executor
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import Ticket
 from headrace.models.readiness import Readiness
@@ -20,7 +21,6 @@ from headrace.models.view import ModelView, metadata_document
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.executions import Observer, SpanKeeper
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
-from headrace.workers.worker import Worker
 
 
 class PreparedChange(Protocol):
@@ -40,7 +40,7 @@ class Instances(Protocol):
     """Those of one version: a `headrace.models.instance_set.InstanceSet`."""
 
     @property
-    def workers(self) -> Sequence[Worker]:
+    def executors(self) -> Sequence[Executor]:
         """In the order of the config's groups. Replaced, never changed."""
 
     @property
@@ -89,7 +89,7 @@ class ServedModel:
         self.decoupled = config.model_transaction_policy.decoupled
         self.platform = config.platform or config.backend
         self.instances = instances
-        self._readiness = Readiness(instances.workers)
+        self._readiness = Readiness(instances.executors)
         self._release = release
         self.others = others
         #: How many versions ask this one, or are being loaded to do so.
@@ -127,19 +127,19 @@ class ServedModel:
         return self.signature.wire_shape(spec)
 
     @property
-    def workers(self) -> Sequence[Worker]:
+    def executors(self) -> Sequence[Executor]:
         """What runs its instances."""
-        return self.instances.workers
+        return self.instances.executors
 
     @property
     def ready(self) -> bool:
         """Whether every instance is alive. `check_ready` asks them, too."""
-        return all(worker.alive for worker in self.workers)
+        return all(executor.alive for executor in self.executors)
 
     @property
     def reason(self) -> str:
         """Why it is not `ready`, with the last traceback if there is one; empty if it is."""
-        return next((worker.reason for worker in self.workers if not worker.alive), "")
+        return next((executor.reason for executor in self.executors if not executor.alive), "")
 
     @property
     def why_not_alive(self) -> str:
@@ -161,7 +161,7 @@ class ServedModel:
 
     def snapshot(self) -> Snapshot:
         """The statistics, added up now."""
-        on_loop = sum(worker.runs_on == "event_loop" for worker in self.workers)
+        on_loop = sum(executor.runs_on == "event_loop" for executor in self.executors)
         return self.statistics.snapshot(self.scheduler.pending, self.instances.restarts, on_loop)
 
     def explain(self) -> dict[str, Any]:
@@ -172,8 +172,8 @@ class ServedModel:
             "name": self.name,
             "version": str(self.version),
             "scheduler": kernel.scheduler.name,
-            "instances": len(self.workers),
-            "runs_on": {worker.name: worker.runs_on for worker in self.workers},
+            "instances": len(self.executors),
+            "runs_on": {executor.name: executor.runs_on for executor in self.executors},
             "max_batch_size": self.max_batch_size,
             "preferred_batch_size": list(batching.preferred_batch_size),
             "max_queue_delay_us": batching.max_queue_delay_microseconds,
@@ -186,7 +186,7 @@ class ServedModel:
     @property
     def can_exchange_instances(self) -> bool:
         """Whether it can go on while it gets other instances."""
-        return bool(self.workers) and self.scheduler.can_exchange
+        return bool(self.executors) and self.scheduler.can_exchange
 
     def exchange(self, change: PreparedChange) -> Sequence[Future[None]]:
         """Serve with other instances; each future is done when one of the old has closed. Event loop only.
@@ -196,7 +196,7 @@ class ServedModel:
         left = change.commit()
         self.config = change.config
         self.view = replace(self.view, config=change.config)
-        self._readiness = Readiness(self.workers)
+        self._readiness = Readiness(self.executors)
         return left
 
     def keep(self) -> None:

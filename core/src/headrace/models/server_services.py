@@ -14,6 +14,9 @@ from typing import Any, Protocol, TypeVar
 
 from headrace.backends.services import LOG_LEVELS, LogLevel
 from headrace.errors import HeadraceError, InternalError, InvalidArgument, Unavailable, summary
+from headrace.executors.executor import Executor
+from headrace.executors.process.remote_services import LoopServices
+from headrace.executors.threads import LoopMailbox
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
@@ -30,9 +33,6 @@ from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.telemetry.custom import CustomMetrics, InstanceMetrics
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.series import MetricKind, MetricOperation
-from headrace.workers.process.remote_services import LoopServices
-from headrace.workers.threads import LoopMailbox
-from headrace.workers.worker import Worker
 
 log = paced(__name__)
 #: What models write: as much as they like.
@@ -84,7 +84,7 @@ class SiblingServices:
         return self._server.calls.asking(other)
 
     def of_instance(self) -> LocalServices:
-        """The services of one more instance. Its `LocalServices.worker` is to be set before it serves."""
+        """The services of one more instance. Its `LocalServices.executor` is to be set before it serves."""
         services = LocalServices(self._server, self._model)
         self._made[services] = None
         return services
@@ -101,10 +101,10 @@ class SiblingServices:
 
 
 class LocalServices(LoopServices):
-    """The services of one instance. ``worker`` is what waits for its requests; None while it is loaded."""
+    """The services of one instance. ``executor`` is what waits for its requests; None while it is loaded."""
 
     def __init__(self, server: ServerServices, model: str) -> None:
-        self.worker: Worker | None = None
+        self.executor: Executor | None = None
         self._model = model
         self._calls, self._control, self._loads = server.calls, server.control, server.loads
         self._mailbox, self._loop = server.mailbox, server.mailbox.loop
@@ -113,7 +113,7 @@ class LocalServices(LoopServices):
     # ------------------------------------------------------------------ other models
 
     def infer(self, ticket: Ticket) -> None:
-        if not self._mailbox.send(self._calls.submit, ticket, self.worker):
+        if not self._mailbox.send(self._calls.submit, ticket, self.executor):
             ticket.respond(Unavailable("the server has stopped"), True)
 
     def ask(self, request: InferRequest) -> Answer:
@@ -122,7 +122,7 @@ class LocalServices(LoopServices):
         return super().ask(request)
 
     def submit(self, ticket: Ticket) -> None:
-        self._calls.submit(ticket, self.worker)
+        self._calls.submit(ticket, self.executor)
 
     def cancel(self, ticket: Ticket) -> None:
         self._mailbox.send(ticket.cancel)
@@ -145,7 +145,7 @@ class LocalServices(LoopServices):
 
     async def _change(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Await ``work`` on the model ``name``, unless this instance, not loaded yet, would wait for itself."""
-        if self.worker is None:
+        if self.executor is None:
             await self._loads.run(self._model, name, work)
         else:
             await work()
@@ -209,19 +209,19 @@ class ModelCalls:
         self._deadlocks = DeadlockDetector(loop, self._break_deadlock, kept)
         self._refusals: dict[Ticket, HeadraceError] = {}
 
-    def submit(self, ticket: Ticket, worker: Worker | None) -> None:
-        """Have ``ticket`` answered; a refusal is an answer, in Triton's words. ``worker`` waits for it,
+    def submit(self, ticket: Ticket, executor: Executor | None) -> None:
+        """Have ``ticket`` answered; a refusal is an answer, in Triton's words. ``executor`` waits for it,
         or None: a scheduler, or an instance that is being loaded."""
         request = ticket.request
         try:
             if request.caller is not None:
-                self._bound(ticket, request.caller, worker)
+                self._bound(ticket, request.caller, executor)
                 request = ticket.request
             entrance = self._any_number if request.decoupled else self._single
             _require_end(request)
             view = entrance.find(request.model_name, request.model_version)
             target = self._table.served_loaded(request.model_name, request.model_version)
-            self._start_for(worker, entrance, view, target, ticket)
+            self._start_for(executor, entrance, view, target, ticket)
         except HeadraceError as error:
             write(ticket, _refused(request, error), True)
         except Exception as error:
@@ -253,16 +253,16 @@ class ModelCalls:
         return await self._table.is_ready(self._table.served_loaded, name, version)
 
     def _start_for(
-        self, worker: Worker | None, entrance: Entrance, view: ModelView, target: ServedModel, ticket: Ticket
+        self, executor: Executor | None, entrance: Entrance, view: ModelView, target: ServedModel, ticket: Ticket
     ) -> None:
-        watcher = partial(self._answered, worker)
+        watcher = partial(self._answered, executor)
         ticket.watch(watcher)
-        awaiting = () if worker is None else _sent_by(worker, ticket.request.caller)
-        self._deadlocks.add(worker, ticket, target, awaiting)  # before it can be answered
+        awaiting = () if executor is None else _sent_by(executor, ticket.request.caller)
+        self._deadlocks.add(executor, ticket, target, awaiting)  # before it can be answered
         try:
             entrance.start(view, ticket)
         except BaseException:
-            self._deadlocks.discard(worker, ticket)
+            self._deadlocks.discard(executor, ticket)
             if ticket.watchers:
                 ticket.watchers.remove(watcher)
             raise
@@ -275,14 +275,14 @@ class ModelCalls:
                 f"Failed for execute the inference request. Model '{name}' is not ready. {error.message}"
             ) from error
 
-    def _answered(self, worker: Worker | None, ticket: Ticket, answer: Answer, final: bool) -> Answer:
+    def _answered(self, executor: Executor | None, ticket: Ticket, answer: Answer, final: bool) -> Answer:
         """Return ``answer``, or in the place of the last one the reason why the request was stopped."""
         if not final:
             return answer
-        self._deadlocks.discard(worker, ticket)
+        self._deadlocks.discard(executor, ticket)
         return self._refusals.pop(ticket, answer)
 
-    def _bound(self, ticket: Ticket, caller: InferRequest, worker: Worker | None) -> None:
+    def _bound(self, ticket: Ticket, caller: InferRequest, executor: Executor | None) -> None:
         """Have ``ticket`` end when those have no time left who wait for ``caller``, for whose execution it was sent.
         Raises `Unavailable` if that is over.
 
@@ -291,10 +291,10 @@ class ModelCalls:
         """
         if not (caller.deadline_ns or caller.timeout_us):
             return
-        executing = () if worker is None else worker.executing
+        executing = () if executor is None else executor.executing
         batch = executing if any(executed.request is caller for executed in executing) else ()
-        meant = () if worker is None else _sent_by(worker, caller)
-        deadlines = [ticket.request.deadline_ns for ticket in meant] if worker is not None else [caller.deadline_ns]
+        meant = () if executor is None else _sent_by(executor, caller)
+        deadlines = [ticket.request.deadline_ns for ticket in meant] if executor is not None else [caller.deadline_ns]
         if deadlines and all(deadlines):
             left_ns = max(deadlines) - monotonic_ns()
             if left_ns <= 0:
@@ -323,18 +323,18 @@ class ModelCalls:
         ticket.cancel()
 
 
-def _sent_by(worker: Worker, caller: InferRequest | None) -> Sequence[Ticket]:
-    """Return the requests for which ``worker`` sent a call that names ``caller``: the whole batch of that request.
+def _sent_by(executor: Executor, caller: InferRequest | None) -> Sequence[Ticket]:
+    """Return the requests for which ``executor`` sent a call that names ``caller``: the whole batch of that request.
 
     Without a caller, return all requests that it has.
     """
-    executing = worker.executing
+    executing = executor.executing
     if caller is None:
-        return [*executing, *worker.held]
+        return [*executing, *executor.held]
     for executed in executing:
         if executed.request is caller:
             return executing
-    return _executed_with(caller, worker.held)
+    return _executed_with(caller, executor.held)
 
 
 def _executed_with(caller: InferRequest, held: Sequence[Ticket]) -> list[Ticket]:

@@ -20,11 +20,11 @@ from time import monotonic
 from typing import NamedTuple
 
 from headrace.errors import HeadraceError, InternalError, InvalidArgument, LoadError, OperatorError, summary
+from headrace.executors.threads import apart
 from headrace.models.served import ServedModel
 from headrace.models.versions import VersionFingerprint
 from headrace.storage.repositories import Fingerprint
 from headrace.telemetry.logs import VERBOSE_2
-from headrace.workers.threads import apart
 
 log = logging.getLogger(__name__)
 
@@ -246,11 +246,11 @@ async def _telling(work: Awaitable[None], draining: Draining, what: str) -> None
 
 def _busy(model: ServedModel) -> str:
     """Return which instances of ``model`` execute, and what can be done about it."""
-    busy = [worker for worker in model.workers if worker.executing or worker.held]
+    busy = [executor for executor in model.executors if executor.executing or executor.held]
     if not busy:
         return ""
-    names = ", ".join(f"'{worker.name}'" for worker in busy)
-    if all(worker.runs_on == "process" for worker in busy):
+    names = ", ".join(f"'{executor.name}'" for executor in busy)
+    if all(executor.runs_on == "process" for executor in busy):
         return f": {names} executes"
     return f": {names} executes on a thread of the server, which cannot be ended before its execution returns"
 

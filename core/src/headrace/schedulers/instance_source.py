@@ -9,13 +9,13 @@ from math import inf
 from typing import ClassVar, Protocol
 
 from headrace.errors import InternalError, summary
+from headrace.executors.executor import Executor
+from headrace.executors.threads import LoopWakeup, Wakeup
 from headrace.messages.ticket import Batch, Padding, ReasonedBatch, Ticket
 from headrace.schedulers.base import InstanceInfo, Timer, Wait
 from headrace.schedulers.dispatcher import Dispatcher
 from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.pacing import paced
-from headrace.workers.threads import LoopWakeup, Wakeup
-from headrace.workers.worker import Worker
 
 log = paced(__name__)
 
@@ -26,7 +26,7 @@ TURN_NS = 500_000
 
 
 class InstanceSource:
-    """A `headrace.workers.worker.BatchSource` for ``instance``, whose worker either takes or polls.
+    """A `headrace.executors.executor.BatchSource` for ``instance``, whose executor either takes or polls.
 
     While it is among the idle of ``kernel``, the event loop may offer it a batch. ``wake_at`` is how many rows must
     have arrived to make that worth while, ``wait`` what the scheduler said last. Once it is ``closed`` it gives out
@@ -34,9 +34,33 @@ class InstanceSource:
     """
 
     __slots__ = (
-        "_alarm", "_batch", "_has_returned", "_is_away", "_is_ended", "_is_parked", "_kept", "_kernel", "_name",
-        "_next", "_now_ns", "_on_loop", "_on_threads", "_queue", "_remember", "_remove", "_run", "_wakeup",
-        "calls_at_once", "closed", "deliver", "instance", "on_return", "progress", "wait", "wake_at", "worker",
+        "_alarm",
+        "_batch",
+        "_has_returned",
+        "_is_away",
+        "_is_ended",
+        "_is_parked",
+        "_kept",
+        "_kernel",
+        "_name",
+        "_next",
+        "_now_ns",
+        "_on_loop",
+        "_on_threads",
+        "_queue",
+        "_remember",
+        "_remove",
+        "_run",
+        "_wakeup",
+        "calls_at_once",
+        "closed",
+        "deliver",
+        "executor",
+        "instance",
+        "on_return",
+        "progress",
+        "wait",
+        "wake_at",
     )  # fmt: skip
     #: Whether it may be kept from running what waits for it, so that another has to be asked.
     is_limited: ClassVar[bool] = False
@@ -66,7 +90,7 @@ class InstanceSource:
         #: `Kernel.dismiss` sets it.
         self.on_return: Callable[[], None] | None = None
         #: What runs the batches, once it serves.
-        self.worker: Worker | None = None
+        self.executor: Executor | None = None
 
     # ------------------------------------------------------------------ the scheduler
 
@@ -205,7 +229,7 @@ class InstanceSource:
         return batch
 
     def leave(self, wakeup: LoopWakeup) -> None:
-        """The worker of ``wakeup`` cannot poll for now; what it was woken for is another's."""
+        """The executor of ``wakeup`` cannot poll for now; what it was woken for is another's."""
         with suppress(ValueError):
             self._kernel.idle.remove(self)
         self._silence()
@@ -255,13 +279,13 @@ class InstanceSource:
 
     @property
     def may_overlap(self) -> bool:
-        """Whether the worker may take, one call at a time, while it runs what it has taken before: not where its
+        """Whether the executor may take, one call at a time, while it runs what it has taken before: not where its
         scheduler tells instances apart, nor where what an execution uses is counted from one `take` to the next."""
         return self._kernel.scheduler.instances_alike and not self.is_limited
 
     @property
     def runs_on_loop(self) -> bool:
-        """Whether the event loop runs the batches of a worker that takes them on a thread."""
+        """Whether the event loop runs the batches of an executor that takes them on a thread."""
         return self._run is not None
 
     def has_run(self) -> None:
@@ -285,7 +309,7 @@ class InstanceSource:
         return batch
 
     def wake(self) -> None:
-        """Have the worker look by itself. Any thread."""
+        """Have the executor look by itself. Any thread."""
         assert self._wakeup is not None
         self._wakeup.wake()
 
@@ -322,7 +346,7 @@ class InstanceSource:
             self.end()
 
     def end(self) -> None:
-        """Have the worker, which stands by or is idle, look, and find that all is over. Once."""
+        """Have the executor, which stands by or is idle, look, and find that all is over. Once."""
         if not self._is_ended:
             self._is_ended = True
             self._silence()

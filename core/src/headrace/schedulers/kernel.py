@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from headrace.errors import Cancelled, Code, HeadraceError, InternalError, Unavailable, summary
+from headrace.executors.instance import ExecutionRecorder
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import Clock, FullScheduler, InstanceInfo, ScheduledModel, Scheduler, Timer
@@ -22,7 +23,6 @@ from headrace.schedulers.response_tracker import ResponseTracker
 from headrace.telemetry.executions import Duration
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.instance import ExecutionRecorder
 
 log = paced(__name__)
 

@@ -18,6 +18,9 @@ from itertools import count
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import RateLimitResource
+from headrace.executors.devices import Claim, Placement, Resource
+from headrace.executors.executor import Executor
+from headrace.executors.threads import LoopWakeup, Wakeup
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo
 from headrace.schedulers.dispatcher import Dispatcher
@@ -26,9 +29,6 @@ from headrace.schedulers.resource_limits import limits_for, shown
 from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.batch_history import IDLE_INSTANCE, RESOURCES, Closed
 from headrace.telemetry.pacing import paced
-from headrace.workers.devices import Claim, Placement, Resource
-from headrace.workers.threads import LoopWakeup, Wakeup
-from headrace.workers.worker import Worker
 
 log = paced(__name__)
 
@@ -242,18 +242,18 @@ class RateLimiter:
             log.debug("instance '%s' waits for %s", source.instance.name, source.claim)
         return False
 
-    def kept_waiting_by(self, worker: Worker) -> Sequence[Worker]:
-        """Those of which one must go on so that ``worker`` can run what it has: who holds what it needs, and who waits
-        for it, too, and comes first. None if it does not wait."""
-        waiting = next((source for source in self._staged if source.worker is worker), None)
+    def kept_waiting_by(self, executor: Executor) -> Sequence[Executor]:
+        """Return the executors that ``executor`` waits for: those that hold resources it needs, and those before it in
+        line. Empty if it does not wait."""
+        waiting = next((source for source in self._staged if source.executor is executor), None)
         if waiting is None or not waiting.has_waiting:
             return ()
         rank = self._rank(waiting)
         return [
-            other.worker
+            other.executor
             for other in self._sources.values()
             if other is not waiting
-            and other.worker is not None
+            and other.executor is not None
             and other.claim.overlaps(waiting.claim)
             and (other.holds or (other in self._staged and other.has_waiting and self._rank(other) < rank))
         ]

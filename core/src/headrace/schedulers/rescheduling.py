@@ -29,7 +29,7 @@ class ReschedulingKernel(Kernel):
     """A `Kernel` for a scheduler that `FullScheduler.reschedules`. Event loop only.
 
     A request that has given its caller `UNREAD` responses which he has not read is held until he has read half of
-    them: for its scheduler it goes on running. Within a run it is the worker that holds it.
+    them: for its scheduler it goes on running. Within a run it is the executor that holds it.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ReschedulingKernel(Kernel):
         return None
 
     def _again(self, source: InstanceSource, ticket: Ticket) -> HeadraceError | None:
-        # Its worker may be another, which knows nothing of what it was told of this run.
+        # Its executor may be another, which knows nothing of what it was told of this run.
         ticket.on_cancel, ticket.on_read, ticket.started_ns, ticket.deadline_ns = self._leave, None, 0, 0
         ticket.arrival_ns = ticket.queued_ns = self._now_ns()
         try:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.config.options import RateLimitResource
 from headrace.errors import Code, ConfigError
-from headrace.workers.devices import Claim, Resource
+from headrace.executors.devices import Claim, Resource
 
 
 def limits_for(claims: Iterable[Claim], given: Sequence[RateLimitResource]) -> dict[Resource, int]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from headrace.executors.devices import Resource
 from headrace.telemetry.published import PublishedMetric
-from headrace.workers.devices import Resource
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,238 @@
+"""What executors do with an instance, in a thread of the server or in a process of its own: load it, run batches on it,
+record what it has done, and close it.
+
+A backend is a stranger: what it raises, `SystemExit` and the like included, is an error of its model, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from time import monotonic_ns
+from typing import Any
+
+from headrace.backends.base import (
+    AnyInstance,
+    Backend,
+    DeferredInstance,
+    Instance,
+    Model,
+    RequestInstance,
+    StreamInstance,
+)
+from headrace.config.padding import PADDING, PaddingRules
+from headrace.errors import BackendError, Code, ConfigError, HeadraceError, LoadError, Rescheduled, summary
+from headrace.executors.output_schema import OutputSchema
+from headrace.executors.padded import PaddedRequests, PaddedRunner
+from headrace.executors.ragged import RaggedLayout, RaggedRunner
+from headrace.executors.runner import Given, RequestRunner, RowsRunner, Runner, gone
+from headrace.executors.stream_runners import DeferredRunner, StreamRunner
+from headrace.messages.response import Answer
+from headrace.messages.ticket import Batch, Padding, Ticket
+from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
+from headrace.telemetry.pacing import paced
+
+log = paced(__name__)
+
+
+def share(backend: Backend, model: Model, undo: ExitStack, logger: logging.Logger | None = None) -> Any:
+    """What ``backend`` lets the instances of ``model`` share; ``undo`` has it released. Raises as `failures_worded`."""
+    with failures_worded(backend, model.name, logger):
+        shared = backend.share(model)
+    undo.callback(_unshare, backend, model.name, shared)
+    return shared
+
+
+def load_instance(backend: Backend, model: Model) -> AnyInstance:
+    """An instance of ``model``, warmed up; it is closed if that fails. Raises what the backend raises."""
+    instance = backend.load(model)
+    try:
+        instance.warm_up()
+    except BaseException:
+        close_instance(instance, model.instance_name)
+        raise
+    return instance
+
+
+def close_instance(instance: AnyInstance, name: str) -> None:
+    """Close ``instance``; what it raises is logged, since nobody is left to be told."""
+    try:
+        instance.close()
+    except BaseException:
+        log.exception("model instance '%s' failed to close", name)
+
+
+@contextmanager
+def failures_worded(backend: Backend, model: str, logger: logging.Logger | None = None) -> Iterator[None]:
+    """Make a `LoadError` of what ``backend`` raises for ``model`` that is no error of ours.
+
+    ``logger`` is given the traceback; a child, which sends it to its server, has none.
+    """
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except BaseException as error:
+        if logger is not None:
+            logger.error("backend '%s' failed to load '%s'", backend.name, model, exc_info=error)
+        raise LoadError(f"backend '{backend.name}' failed to load '{model}': {summary(error)}") from error
+
+
+def _unshare(backend: Backend, model: str, shared: Any) -> None:
+    try:
+        backend.unshare(shared)
+    except BaseException:
+        log.exception("backend '%s' failed to release what the instances of '%s' shared", backend.name, model)
+
+
+def runner_for(
+    instance: AnyInstance, schema: OutputSchema, shaping: RaggedLayout | PaddingRules | None = None
+) -> Runner:
+    """The runner for the rung that ``instance`` stands on; asked once, at load.
+
+    ``shaping`` is what the config says of requests of different shapes: `shaping_of`. Raises `ConfigError` for batches
+    that are to be filled up, where the instance is given one request after the other.
+    """
+    if isinstance(instance, Instance):
+        if isinstance(shaping, PaddingRules):
+            return PaddedRunner(schema, instance, shaping)
+        return RowsRunner(schema, instance) if shaping is None else RaggedRunner(schema, instance, shaping)
+    runner = _requests_runner(instance, schema)
+    if not isinstance(shaping, PaddingRules):
+        return runner
+    if shaping.row_buckets and isinstance(instance, StreamInstance):
+        raise ConfigError(
+            f"model '{schema.name}': parameter '{PADDING}': pad_batch_to is for backends that are given batches, and "
+            "this one is given one request after the other",
+            field=f"parameters['{PADDING}']",
+        )
+    return PaddedRequests(runner, shaping)
+
+
+def _requests_runner(instance: AnyInstance, schema: OutputSchema) -> Runner:
+    if isinstance(instance, RequestInstance):
+        return RequestRunner(schema, instance)
+    if isinstance(instance, StreamInstance):
+        return StreamRunner(schema, instance)
+    if isinstance(instance, DeferredInstance):
+        return DeferredRunner(schema, instance)
+    raise BackendError(
+        f"model '{schema.name}': {type(instance).__name__} is no Instance, RequestInstance, StreamInstance or "
+        "DeferredInstance"
+    )
+
+
+def shaping_of(config: Mapping[str, Any]) -> RaggedLayout | PaddingRules | None:
+    """What a config in the form of the ``/config`` endpoint says of requests of different shapes; None if nothing.
+
+    Raises `ConfigError`.
+    """
+    return PaddingRules.from_json(config) or RaggedLayout.from_json(config)
+
+
+def run_batch(runner: Runner, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
+    """Run those of ``batch`` whose callers are still there; the others get `Cancelled`."""
+    if not any(ticket.cancelled for ticket in batch):
+        return runner.run(batch)
+    # Asked once: whoever leaves while the others run has an answer among theirs.
+    runs = [ticket.pinned or not ticket.cancelled for ticket in batch]
+    alive = [ticket for ticket, is_alive in zip(batch, runs, strict=True) if is_alive]
+    now = monotonic_ns()
+    answers, times = runner.run(alive) if alive else ((), BatchTimes(now, now, now, now))
+    answered = iter(answers)
+    given = [next(answered) if is_alive else gone(ticket) for ticket, is_alive in zip(batch, runs, strict=True)]
+    return given, times
+
+
+class ExecutionRecorder:
+    """Kept by the executor of instance ``name``: its statistics, and the observers of its model.
+
+    ``statistics`` makes an object for one thread to write:
+    batches are recorded by the thread that runs them, late answers on the event loop."""
+
+    def __init__(self, name: str, statistics: Callable[[], ExecutionCounter]) -> None:
+        self.observers: Sequence[Observer] = ()
+        self._name = name
+        self._batches, self._late = statistics(), statistics()
+
+    def batch(
+        self,
+        batch: Sequence[Ticket],
+        finished: Sequence[Ticket],
+        answers: Sequence[Answer],
+        times: BatchTimes,
+    ) -> None:
+        """``batch`` has run; ``finished`` are those of it that have their last answer.
+
+        `Padding` is nobody's request, and a row of the execution.
+        """
+        padding: Sequence[Ticket] = ()
+        if isinstance(batch, Batch):
+            padding = [ticket for ticket in batch if _is_padding(ticket)]
+            answers = [answer for ticket, answer in zip(finished, answers, strict=True) if not _is_padding(ticket)]
+            finished = [ticket for ticket in finished if not _is_padding(ticket)]
+            batch = [ticket for ticket in batch if not _is_padding(ticket)]
+        succeeded, failed, cancelled = _outcome(finished, answers)
+        if len(finished) == len(batch) and not padding:
+            self._batches.record(succeeded, failed, times)
+        else:
+            self._batches.record_requests(succeeded, failed, times)
+            ran = batch if len(finished) < len(batch) else succeeded
+            if ran:
+                self._batches.record_execution([*ran, *padding], times)
+        self._conclude(self._batches, succeeded, failed, cancelled, times)
+
+    def late(self, ticket: Ticket, answer: Answer, is_execution: bool = False) -> None:
+        """A last answer has come after its execution, or, where ``is_execution``, was all of it."""
+        start, now = ticket.started_ns, monotonic_ns()
+        if is_execution and not self.observers and not isinstance(answer, HeadraceError):
+            self._late.record_alone(ticket, start, now)
+            return
+        times = BatchTimes(start, start, now, now)
+        succeeded, failed, cancelled = _outcome([ticket], [answer])
+        self._late.record_requests(succeeded, failed, times)
+        if is_execution and succeeded:
+            self._late.record_execution(succeeded, times)
+        self._conclude(self._late, succeeded, failed, cancelled, times)
+
+    def _conclude(
+        self,
+        statistics: ExecutionCounter,
+        succeeded: Sequence[Ticket],
+        failed: Sequence[Ticket],
+        cancelled: Sequence[Ticket],
+        times: BatchTimes,
+    ) -> None:
+        """Count those who left, and tell the observers, to whom they have failed."""
+        if cancelled:
+            statistics.record_cancelled(cancelled, times)
+            failed = [*failed, *cancelled]
+        for observer in self.observers:
+            try:
+                observer.batch_finished(succeeded, failed, times)
+            except BaseException:  # a stranger's, on the thread that all later batches need
+                log.exception("observer %s of instance '%s' failed", type(observer).__name__, self._name)
+
+
+def _is_padding(ticket: Ticket) -> bool:
+    return isinstance(ticket, Padding)
+
+
+def _outcome(
+    tickets: Sequence[Ticket], answers: Sequence[Answer]
+) -> tuple[Sequence[Ticket], Sequence[Ticket], Sequence[Ticket]]:
+    """Those that succeeded, those that failed, and those whose caller had gone."""
+    if not any(isinstance(answer, HeadraceError) for answer in answers):
+        return tickets, (), ()
+    succeeded: list[Ticket] = []
+    failed: list[Ticket] = []
+    cancelled: list[Ticket] = []
+    for ticket, answer in zip(tickets, answers, strict=True):
+        if not isinstance(answer, HeadraceError) or isinstance(answer, Rescheduled):  # each run counts, as in Triton
+            succeeded.append(ticket)
+        elif ticket.cancelled and answer.code is Code.CANCELLED:
+            cancelled.append(ticket)
+        else:
+            failed.append(ticket)
+    return succeeded, failed, cancelled

@@ -1,0 +1,265 @@
+"""The executor that is a thread of the server, or several, or lends its instance to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from time import monotonic_ns
+
+from headrace.backends.base import AnyInstance, BaseInstance, Instance, RequestInstance
+from headrace.errors import InternalError, summary
+from headrace.executors.executor import BatchSource, Deliver, RunsOn
+from headrace.executors.instance import ExecutionRecorder, close_instance, run_batch
+from headrace.executors.loop_policy import LoopPolicy
+from headrace.executors.loop_sink import LoopSink
+from headrace.executors.runner import LATER, Given, Runner
+from headrace.executors.threads import Wakeup
+from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
+from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
+from headrace.telemetry.log_output import speak_for
+from headrace.telemetry.pacing import paced
+
+log = paced(__name__)
+
+#: How long after a failure of its scheduler an instance asks it again.
+_RETRY_S = 1.0
+
+
+class BatchThread:
+    """What one thread that runs batches of an instance executes, and has executed. There is one, unless the instance
+    takes several calls at once."""
+
+    __slots__ = ("executing", "recorder", "wakeup")
+
+    def __init__(self, recorder: ExecutionRecorder) -> None:
+        self.executing: Sequence[Ticket] = ()
+        self.recorder = recorder
+        self.wakeup = Wakeup()
+
+
+class InstanceThread:
+    """The thread of one instance: it loads, then pulls a batch, runs it and hands it back, until it closes.
+
+    All methods of the instance run on it, with two exceptions. With ``on_loop``, the event loop runs the batches, and
+    the thread sleeps meanwhile: it has the instance whenever it is awake, and the loop whenever it is not. That is from
+    load to close, or, where ``on_loop`` is a policy and the instance says `BaseInstance.any_thread`, whenever the
+    policy says so. And where the instance says `BaseInstance.concurrency`, other threads take turns with it in pulling
+    a batch, and each runs what it has pulled.
+
+    ``load`` returns the instance, warmed up, and its runner. A `Executor`: nothing that
+    an instance, an observer or a scheduler raises ends the thread, so it is alive from load to close.
+    """
+
+    reason = ""
+    restarts = 0
+    runs_on: RunsOn = "thread"
+
+    def __init__(
+        self,
+        name: str,
+        load: Callable[[], tuple[AnyInstance, Runner]],
+        statistics: Callable[[], ExecutionCounter],
+        on_loop: bool | LoopPolicy = False,
+    ) -> None:
+        self.name = name
+        self._on_loop = on_loop
+        if on_loop is True:
+            self.runs_on = "event_loop"
+        self.instance: AnyInstance | None = None
+        self.has_check = False
+        self._load = load
+        self._runner: Runner | None = None
+        self._statistics = statistics
+        #: The first is this thread, or the event loop in its stead.
+        self._threads = [BatchThread(ExecutionRecorder(name, statistics))]
+        self._source: Future[tuple[BatchSource, asyncio.AbstractEventLoop] | None] = Future()
+        self._loaded: Future[None] = Future()
+        self._is_leaving = threading.Event()
+        self._thread = threading.Thread(target=self._main, name=f"headrace-{name}", daemon=True)
+
+    def load(self) -> None:
+        """Start the thread and wait until the instance is loaded; raises what loading raised."""
+        self._thread.start()
+        self._loaded.result()
+
+    def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
+        """Begin to pull from ``source`` and to deliver on ``loop``; ``observers`` see each batch."""
+        source.calls_at_once = self._calls_at_once(source)
+        more = source.calls_at_once - 1
+        self._threads += [BatchThread(ExecutionRecorder(self.name, self._statistics)) for _ in range(more)]
+        for each in self._threads:
+            each.recorder.observers = observers
+        self._source.set_result((source, loop))
+
+    def join(self) -> None:
+        """Wait until the instance has closed. The source must have been closed before."""
+        self._is_leaving.set()
+        if not self._source.done():
+            self._source.set_result(None)
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self.instance is not None
+
+    @property
+    def executing(self) -> Sequence[Ticket]:
+        return [ticket for each in self._threads for ticket in each.executing]
+
+    @property
+    def held(self) -> Sequence[Ticket]:
+        return () if self._runner is None else self._runner.held
+
+    def check_ready(self) -> bool:
+        instance = self.instance
+        return instance is not None and instance.is_ready()
+
+    def _main(self) -> None:
+        try:
+            self.instance, runner = self._load()
+            self._runner = runner
+        except BaseException as error:  # reported to whoever waits in load()
+            self._loaded.set_exception(error)
+            return
+        self.has_check = type(self.instance).is_ready is not BaseInstance.is_ready
+        self._loaded.set_result(None)
+        try:
+            if (source := self._source.result()) is not None:
+                self._serve(runner, *source)
+        finally:
+            instance, self.instance = self.instance, None
+            runner.close()
+            close_instance(instance, self.name)
+
+    def _serve(self, runner: Runner, source: BatchSource, loop: asyncio.AbstractEventLoop) -> None:
+        own, *others = self._threads
+        sink = LoopSink(source, loop, own.recorder.late)
+        runner.connect(sink)
+        if others:
+            self._take_turns(runner, source, sink)
+            return
+        run_on_loop: Callable[[list[Ticket]], int] = partial(self._run_on_loop, runner, source, sink)
+        policy = None
+        if self._on_loop is True:
+            source.run_on_loop(run_on_loop)
+            self._note("event_loop")
+        elif self._on_loop and may_run_on_loop(self.instance):
+            policy = self._on_loop
+            run_on_loop = partial(self._run_while_short, runner, source, sink, policy)
+        while (batch := self._take(own, source)) is not None:
+            times = self._run(own, runner, batch, source, sink.deliver)
+            if policy is not None and policy.ran(times.start_ns, times.end_ns):
+                source.run_on_loop(run_on_loop)
+                self._note("event_loop")
+            del batch  # while this thread waits, its memory is not its to keep
+
+    def _take(self, thread: BatchThread, source: BatchSource) -> list[Ticket] | None:
+        """The next batch; None when it is time to close."""
+        while True:
+            try:
+                return source.take(thread.wakeup)
+            except BaseException:
+                log.exception("the scheduler of instance '%s' failed to give it a batch", self.name)
+                if self._is_leaving.wait(_RETRY_S):
+                    return None
+                thread.wakeup = Wakeup()  # nobody knows who has the other
+
+    # ------------------------------------------------------------------ several calls at once
+
+    def _calls_at_once(self, source: BatchSource) -> int:
+        """1 for an instance that the event loop runs, or that must not have a batch while it executes another."""
+        instance = self.instance
+        if self._on_loop is True or not (isinstance(instance, Instance | RequestInstance) and source.may_overlap):
+            return 1
+        return max(1, instance.concurrency)
+
+    def _take_turns(self, runner: Runner, source: BatchSource, sink: LoopSink) -> None:
+        """Pull and run batches on all threads; return when they have ended."""
+        turn = threading.Lock()  # to pull: who has a batch leaves it to the next
+        log.info("instance '%s' runs up to %d batches at once", self.name, len(self._threads))
+        others = [
+            threading.Thread(
+                target=self._run_in_turn,
+                args=(each, runner, source, sink, turn),
+                name=f"headrace-{self.name}-{number}",
+                daemon=True,
+            )
+            for number, each in enumerate(self._threads[1:], 1)
+        ]
+        for other in others:
+            other.start()
+        self._run_in_turn(self._threads[0], runner, source, sink, turn)
+        for other in others:
+            other.join()
+
+    def _run_in_turn(
+        self, thread: BatchThread, runner: Runner, source: BatchSource, sink: LoopSink, turn: threading.Lock
+    ) -> None:
+        speak_for(runner.schema.name)
+        while True:
+            with turn:
+                batch = self._take(thread, source)
+            if batch is None:
+                return
+            self._run(thread, runner, batch, source, sink.deliver)
+            del batch
+
+    # ------------------------------------------------------------------ the event loop
+
+    def _run_on_loop(self, runner: Runner, source: BatchSource, sink: LoopSink, batch: list[Ticket]) -> int:
+        """Run ``batch``; return when it was through. On the event loop, while the thread sleeps."""
+        speak_for(runner.schema.name)
+        return self._run(self._threads[0], runner, batch, source, sink.deliver_now).end_ns
+
+    def _run_while_short(
+        self, runner: Runner, source: BatchSource, sink: LoopSink, policy: LoopPolicy, batch: list[Ticket]
+    ) -> int:
+        """`_run_on_loop`, until ``policy`` has the thread run the next batch."""
+        speak_for(runner.schema.name)
+        times = self._run(self._threads[0], runner, batch, source, sink.deliver_now)
+        if not policy.ran(times.start_ns, times.end_ns):
+            source.run_on_loop(None)
+            self._note("thread")
+        return times.end_ns
+
+    def _note(self, runs_on: RunsOn) -> None:
+        self.runs_on = runs_on
+        log.info("instance '%s' runs on %s", self.name, "the event loop" if runs_on == "event_loop" else "its thread")
+
+    # ------------------------------------------------------------------ one batch
+
+    def _run(
+        self, thread: BatchThread, runner: Runner, batch: list[Ticket], source: BatchSource, deliver: Deliver
+    ) -> BatchTimes:
+        """Run ``batch`` and have the answers delivered; return when it was executed."""
+        try:
+            thread.executing = batch
+            given, times = run_batch(runner, batch)
+            thread.executing = ()
+            source.executed(times.end_ns - times.start_ns)
+            finished, answers = _finished(batch, given)
+            thread.recorder.batch(batch, finished, answers, times)
+            deliver(finished, answers)
+        except BaseException as error:  # not the instance's: that is an answer
+            log.exception("instance '%s' could not see a batch through", self.name)
+            thread.executing = ()
+            deliver(batch, [InternalError(summary(error))] * len(batch))
+            return BatchTimes(*[monotonic_ns()] * 4)
+        return times
+
+
+def _finished(batch: list[Ticket], given: Sequence[Given]) -> tuple[list[Ticket], Sequence[Answer]]:
+    """Those of ``batch`` that are answered, and their answers."""
+    if LATER not in given:
+        return batch, given  # type: ignore[return-value]  # looked at in one go: this is every batch's way
+    pairs = [(ticket, answer) for ticket, answer in zip(batch, given, strict=True) if answer is not LATER]
+    return [ticket for ticket, _ in pairs], [answer for _, answer in pairs]
+
+
+def may_run_on_loop(instance: AnyInstance | None) -> bool:
+    """Whether ``instance`` stands on a rung, and says of itself, that the event loop may run it."""
+    return isinstance(instance, Instance | RequestInstance) and instance.any_thread

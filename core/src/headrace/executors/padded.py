@@ -1,0 +1,207 @@
+"""Models whose inputs are filled up to one of a few sizes: what runs is padded, answers are not.
+
+An instance that takes rows gets the batch as tensors of those sizes; one that is given every request by itself gets
+each request so, and one more where rows are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.backends.base import Instance
+from headrace.config.padding import AxisPad, PaddingRules
+from headrace.errors import BackendError
+from headrace.executors.output_schema import OutputSchema
+from headrace.executors.runner import LATER, AnswerSink, Given, RowsRunner, Runner, part_of_rows, wanted_of
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
+from headrace.messages.ticket import Padding, Ticket
+from headrace.telemetry.executions import BatchTimes
+
+
+class PaddedRunner(RowsRunner):
+    """Rung 1: the inputs of a batch in tensors of the sizes of ``rules``, and outputs cut to what requests asked."""
+
+    def __init__(self, schema: OutputSchema, instance: Instance, rules: PaddingRules) -> None:
+        super().__init__(schema, instance)
+        self._rules = rules
+        self._stack = self._stack_padded
+
+    def _stack_padded(self, batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
+        return padded_inputs(self._rules, batch, self._rows(batch))
+
+    def _rows(self, batch: Sequence[Ticket]) -> int:
+        """Those of ``batch``, and those that fill it up."""
+        return self._rules.rows(sum([ticket.rows for ticket in batch]))
+
+    def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
+        rules = self._rules
+        outputs = self._checked(results, self._rows(batch), wanted_of(batch))
+        answers: list[Answer] = []
+        begin = 0
+        for ticket in batch:
+            request, end = ticket.request, begin + ticket.rows
+            parts = {name: outputs[name] for name in request.outputs or outputs}
+            if rules.batched:
+                parts = {name: part_of_rows(tensor, begin, end) for name, tensor in parts.items()}
+            answers.append(self.respond(request, cut_outputs(rules, self.schema.name, parts, request)))
+            begin = end
+        return answers
+
+
+class PaddedRequests(Runner):
+    """Rungs 2 to 4, driven by ``inner``: each request padded by itself, and all that is said to it cut.
+
+    Where the batch is to have more rows, its last request is `Padding`: nobody's. An `AnswerSink`, too: what ``inner``
+    says later passes it.
+    """
+
+    def __init__(self, inner: Runner, rules: PaddingRules) -> None:
+        super().__init__(inner.schema)
+        self._inner, self._rules = inner, rules
+        #: What was asked for, by those that have no last answer.
+        self._asked: dict[Ticket, InferRequest] = {}
+
+    def connect(self, sink: AnswerSink) -> None:
+        self.sink = sink
+        self._inner.connect(self)
+
+    @property
+    def held(self) -> Sequence[Ticket]:
+        return self._inner.held
+
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
+        for ticket in batch:
+            self._asked[ticket] = request = ticket.request
+            ticket.request = request.with_inputs(padded_inputs(self._rules, [ticket], ticket.rows))
+        given, times = self._inner.run([*batch, *self._missing(batch)])
+        answers = [
+            answer if answer is LATER else self._cut(ticket, answer, True)
+            for ticket, answer in zip(batch, given, strict=False)
+        ]
+        return answers, times
+
+    def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        if not isinstance(ticket, Padding):
+            self.sink.send(ticket, self._cut(ticket, answer, final), final)
+        elif not final:
+            ticket.read()  # else the model would wait for somebody to read it
+
+    def _missing(self, batch: Sequence[Ticket]) -> Iterator[Ticket]:
+        """The request that fills ``batch``, which is padded already, up to a bucket of rows; none if it is full."""
+        rows = sum(ticket.rows for ticket in batch)
+        missing, first = self._rules.rows(rows) - rows, batch[0].request
+        if missing:
+            inputs: dict[str, Tensor] = {}
+            for name, tensor in first.inputs.items():
+                empty = _empty(self._rules, name, tensor, (missing, *tensor.shape[1:]))  # type: ignore[arg-type]
+                inputs[name] = as_tensor(empty)
+            yield Padding(first.model_name, inputs, missing)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _cut(self, ticket: Ticket, answer: Answer, final: bool) -> Answer:
+        request = self._asked.pop(ticket, None) if final else self._asked.get(ticket)
+        if request is None or not isinstance(answer, InferResponse):
+            return answer
+        outputs = {name: as_tensor(value) for name, value in answer.outputs.items()}
+        try:
+            return replace(answer, outputs=cut_outputs(self._rules, self.schema.name, outputs, request))
+        except BackendError as error:
+            return error
+
+
+def padded_inputs(rules: PaddingRules, batch: Sequence[Ticket], rows: int) -> dict[str, Tensor]:
+    """The inputs of ``batch``, row under row, filled up to ``rows`` and to the sizes of ``rules``; and those that the
+    server makes. What has its size already is uncopied."""
+    first = batch[0].request.inputs
+    filled: dict[str, Tensor] = {}
+    for name in first:
+        tensors: list[Tensor] = [ticket.request.inputs[name] for ticket in batch]  # type: ignore[misc]
+        shape = rules.shape(name, tensors[0].shape)
+        filled[name] = _filled(rules, name, tensors, (rows, *shape[1:]) if rules.batched else shape)
+    for pad in rules.pads:
+        if pad.name in first and (pad.length or pad.mask):
+            filled.update(_made(rules, pad, batch, rows))
+    return filled
+
+
+def _made(rules: PaddingRules, pad: AxisPad, batch: Sequence[Ticket], rows: int) -> dict[str, Tensor]:
+    axis = pad.axis + rules.batched
+    sizes = [ticket.request.inputs[pad.name].shape[axis] for ticket in batch]
+    lengths = np.zeros(rows, np.int64)
+    lengths[: sum(ticket.rows for ticket in batch)] = np.repeat(sizes, [ticket.rows for ticket in batch])
+    made: dict[str, Tensor] = {}
+    if pad.length is not None:
+        made[pad.length.name] = lengths.astype(pad.length.datatype.numpy)
+    if pad.mask is not None:
+        there = np.arange(pad.bucket(sizes[0])) < lengths[:, None]
+        made[pad.mask.name] = there.astype(pad.mask.datatype.numpy)
+    return made
+
+
+def _filled(rules: PaddingRules, name: str, tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """``tensors`` of input ``name``, one under the other, in one of ``shape``."""
+    if len(tensors) == 1 and tensors[0].shape == shape:
+        return tensors[0]
+    if isinstance(tensors[0], BytesTensor) and name not in rules.by_input:
+        missing = (shape[0] - sum(tensor.shape[0] for tensor in tensors), *shape[1:])
+        return concatenate([*tensors, BytesTensor(bytes(4 * prod(missing)), missing)])
+    filled = _empty(rules, name, tensors[0], shape)
+    begin = 0
+    for tensor in tensors:
+        place = tuple(map(slice, tensor.shape))
+        if rules.batched:
+            end = begin + tensor.shape[0]
+            place = (slice(begin, end), *place[1:])
+            begin = end
+        filled[place] = tensor.to_objects() if isinstance(tensor, BytesTensor) else tensor
+    return BytesTensor.from_objects(filled) if isinstance(tensors[0], BytesTensor) else filled
+
+
+def _empty(rules: PaddingRules, name: str, like: Tensor, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """What fills up input ``name``, whose type is that of ``like``; strings as objects."""
+    pads = rules.by_input.get(name)
+    if isinstance(like, BytesTensor):
+        return np.full(shape, str(pads[0].value).encode() if pads else b"", object)
+    value = pads[0].value if pads else 0
+    return np.full(shape, value, like.dtype) if value else np.zeros(shape, like.dtype)
+
+
+def cut_outputs(
+    rules: PaddingRules, model: str, outputs: dict[str, Tensor], request: InferRequest
+) -> dict[str, Tensor]:
+    """``outputs`` of ``model`` without what follows from the padding of ``request``, which is as it was sent. Views,
+    but for strings. Raises `BackendError` for an output that was to follow and does not."""
+    return {
+        name: _cut(rules, model, name, tensor, request) if name in rules.cuts else tensor
+        for name, tensor in outputs.items()
+    }
+
+
+def _cut(rules: PaddingRules, model: str, name: str, tensor: Tensor, request: InferRequest) -> Tensor:
+    place = [slice(None)] * len(tensor.shape)
+    for cut in rules.cuts[name]:
+        source = request.inputs.get(cut.pad.name)
+        if source is None:  # an optional input that was left out
+            continue
+        axis, size = cut.axis + rules.batched, source.shape[cut.pad.axis + rules.batched]
+        bucket = cut.pad.bucket(size)
+        if axis < len(place) and tensor.shape[axis] == bucket:
+            place[axis] = slice(size)
+        elif cut.must:
+            raise BackendError(
+                f"model '{model}': output '{name}' has shape {list(tensor.shape)}, but its axis {cut.axis} is to "
+                f"follow input '{cut.pad.name}', which was padded to {bucket}"
+            )
+    if isinstance(tensor, BytesTensor):
+        return BytesTensor.from_objects(tensor.to_objects()[tuple(place)])
+    return tensor[tuple(place)]

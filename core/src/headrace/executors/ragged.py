@@ -1,0 +1,195 @@
+"""Batches that are not rows under rows: inputs whose shapes differ from request to request, one behind the other
+without their shapes, with what tells the model where each begins; and shape tensors, which a batch has once.
+
+Source: docs/spec/behaviours.md sections 3.3 and 4.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.backends.base import Instance
+from headrace.errors import BackendError, InvalidArgument
+from headrace.executors.output_schema import OutputSchema
+from headrace.executors.runner import RowsRunner, part_of_rows, wanted_of
+from headrace.messages.response import Answer
+from headrace.messages.tensor import Tensor, as_tensor, concatenate
+from headrace.messages.ticket import Ticket
+
+Shapes: TypeAlias = Sequence[tuple[int, ...]]
+
+
+def _element_counts(shapes: Shapes) -> list[int]:
+    return [prod(shape) for shape in shapes]
+
+
+def _ends(shapes: Shapes) -> list[int]:
+    return list(accumulate(_element_counts(shapes)))
+
+
+def _item_shapes(shapes: Shapes) -> npt.NDArray[np.int64]:
+    """The shape of each row, of which a request may have several."""
+    items = [shape[1:] for shape in shapes for _ in range(shape[0])]
+    return np.array(items, np.int64).reshape(len(items), len(shapes[0]) - 1)
+
+
+#: What a batch input holds, from the shapes of its source in all requests, their first axes included.
+_VALUES: Mapping[str, Callable[[Shapes], Any]] = {
+    "BATCH_ELEMENT_COUNT": _element_counts,
+    "BATCH_ACCUMULATED_ELEMENT_COUNT": _ends,
+    "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": lambda shapes: [0, *_ends(shapes)],
+    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": lambda shapes: np.zeros(max(_element_counts(shapes))),
+    "BATCH_ITEM_SHAPE": _item_shapes,
+    "BATCH_ITEM_SHAPE_FLATTEN": lambda shapes: _item_shapes(shapes).ravel(),
+}
+_TYPES = {"TYPE_INT32": np.dtype(np.int32), "TYPE_FP32": np.dtype(np.float32)}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInputRule:
+    """The inputs ``targets``, which the server makes of the shapes of the input ``source``."""
+
+    targets: tuple[str, ...]
+    source: str
+    values: Callable[[Shapes], Any]
+    numpy: np.dtype[Any]
+
+    def make(self, shapes: Shapes) -> npt.NDArray[Any]:
+        """The tensor for a batch in whose requests the source has ``shapes``."""
+        return np.asarray(self.values(shapes), self.numpy)
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedLayout:
+    """What a config says of ragged batches. ``scattered`` has, by output, the input that its shapes follow.
+    ``whole`` are inputs and outputs that are no rows, but the same for all requests of a batch."""
+
+    ragged: frozenset[str]
+    made: tuple[BatchInputRule, ...]
+    scattered: Mapping[str, str]
+    whole: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> RaggedLayout | None:
+        """Of a config in the form of the ``/config`` endpoint; None if it says nothing of ragged batches."""
+        ragged = frozenset(io["name"] for io in config.get("input", ()) if io.get("allow_ragged_batch"))
+        made = tuple(
+            BatchInputRule(
+                tuple(given["target_name"]),
+                given["source_input"][0],
+                _VALUES[given["kind"]],
+                _TYPES[given["data_type"]],
+            )
+            for given in config.get("batch_input", ())
+        )
+        scattered = {
+            target: given["source_input"][0]
+            for given in config.get("batch_output", ())
+            for target in given["target_name"]
+        }
+        is_batched = config.get("max_batch_size", 0) > 0
+        tensors = (*config.get("input", ()), *config.get("output", ()))
+        whole = frozenset(io["name"] for io in tensors if is_batched and io.get("is_shape_tensor"))
+        return cls(ragged, made, scattered, whole) if ragged or made or scattered or whole else None
+
+    def stack(self, batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
+        """The inputs of all requests: ragged ones as one row of elements, the others row under row, and those that
+        the server makes."""
+        stacked: dict[str, Tensor] = {}
+        for name in batch[0].request.inputs:
+            tensors: list[Tensor] = [ticket.request.inputs[name] for ticket in batch]  # type: ignore[misc]
+            if name in self.ragged:
+                tensors = [tensor.reshape((prod(tensor.shape),)) for tensor in tensors]
+            is_one = len(tensors) == 1 or name in self.whole
+            stacked[name] = tensors[0] if is_one else concatenate(tensors)
+        for rule in self.made:
+            tensor = rule.make(shapes_of(rule.source, batch))
+            stacked.update(dict.fromkeys(rule.targets, tensor))
+        return stacked
+
+
+class RaggedRunner(RowsRunner):
+    """Rung 1 of a model with ragged batches."""
+
+    def __init__(self, schema: OutputSchema, instance: Instance, layout: RaggedLayout) -> None:
+        super().__init__(schema, instance)
+        self._layout = layout
+        self._stack = layout.stack
+        apart = layout.scattered.keys() | layout.whole
+        self._in_rows = {name: spec for name, spec in schema.outputs.items() if name not in apart}
+        self._whole = layout.whole & schema.outputs.keys()
+
+    def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
+        wanted = wanted_of(batch)
+        in_rows = self._checked(results, sum(ticket.rows for ticket in batch), wanted)
+        pieces = {
+            name: self._scatter(name, source, batch, results)
+            for name, source in self._layout.scattered.items()
+            if name in results or wanted is None or name in wanted
+        }
+        for name in self._whole:
+            if name in results:
+                pieces[name] = [as_tensor(results[name])] * len(batch)  # type: ignore[arg-type]
+            elif wanted is None or name in wanted:
+                raise BackendError(f"model '{self.schema.name}': the backend gave no output '{name}'")
+        answers: list[Answer] = []
+        begin = 0
+        for number, ticket in enumerate(batch):
+            end = begin + ticket.rows
+            outputs = {
+                name: part_of_rows(in_rows[name], begin, end) if name in in_rows else pieces[name][number]
+                for name in ticket.request.outputs or self.schema.outputs
+                if name in in_rows or name in pieces
+            }
+            answers.append(self.respond(ticket.request, outputs))
+            begin = end
+        return answers
+
+    def _scatter(
+        self, name: str, source: str, batch: Sequence[Ticket], results: Mapping[str, object]
+    ) -> Sequence[Tensor]:
+        """The part of output ``name`` of each request: as many elements as its shape has, whose variable dims are
+        those that its input ``source`` has in the same places."""
+        if name not in results:
+            raise BackendError(
+                f"model '{self.schema.name}': the backend gave no output '{name}', only {sorted(results)}"
+            )
+        spec, given = self.schema.outputs[name], as_tensor(results[name])  # type: ignore[arg-type]
+        dims = (-1, *spec.backend_dims) if self.schema.batched else spec.backend_dims
+        shapes = [self._filled(name, dims, source, shape) for shape in shapes_of(source, batch)]
+        ends = [0, *_ends(shapes)]
+        flat = given.reshape((prod(given.shape),))
+        if flat.shape[0] < ends[-1]:
+            raise BackendError(
+                f"model '{self.schema.name}': output '{name}' has {flat.shape[0]} elements, but by input '{source}' "
+                f"the requests of the batch take {ends[-1]}"
+            )
+        return [
+            self.schema.accept(spec, part_of_rows(flat, begin, end).reshape(shape), ticket.rows)
+            for ticket, shape, begin, end in zip(batch, shapes, ends, ends[1:], strict=False)
+        ]
+
+    def _filled(self, name: str, dims: tuple[int, ...], source: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if any(dim == -1 and axis >= len(shape) for axis, dim in enumerate(dims)):
+            raise BackendError(
+                f"model '{self.schema.name}': output '{name}' of {len(dims)} dims is to follow input '{source}', "
+                f"which has {len(shape)}"
+            )
+        return tuple(shape[axis] if dim == -1 else dim for axis, dim in enumerate(dims))
+
+
+def shapes_of(source: str, batch: Sequence[Ticket]) -> Shapes:
+    """The shape that input ``source`` has in each request; `InvalidArgument` if one is without it."""
+    for ticket in batch:
+        if source not in ticket.request.inputs:
+            raise InvalidArgument(
+                f"{ticket.request.log_id}input '{source}' is missing, whose shape a batch input or output is made of"
+            )
+    return [ticket.request.inputs[source].shape for ticket in batch]

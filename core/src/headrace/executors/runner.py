@@ -1,0 +1,212 @@
+"""How one instance is driven: what the four rungs of `headrace.backends.base` have in common, and the first two.
+
+These are rows in and rows out, and request by request; `headrace.executors.stream_runners` has those with any number of
+responses. Everything here runs on the instance's thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from time import monotonic_ns
+from types import MappingProxyType
+from typing import Final, Protocol, TypeAlias
+
+from headrace.backends.base import Instance, RequestInstance
+from headrace.errors import BackendError, Cancelled, HeadraceError, summary
+from headrace.executors.output_schema import OutputSchema
+from headrace.messages.request import InferRequest, Parameter
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
+from headrace.messages.ticket import Batch, Padding, Ticket
+from headrace.telemetry.executions import BatchTimes
+from headrace.telemetry.pacing import paced
+
+log = paced(__name__)
+
+
+class Later(Enum):
+    """The type of `LATER`."""
+
+    LATER = "later"
+
+
+#: Stands for the last answer of a request that goes through the `AnswerSink`.
+LATER: Final = Later.LATER
+
+Given: TypeAlias = "Answer | Later"
+
+
+class AnswerSink(Protocol):
+    """Where answers go that `Runner.run` does not return."""
+
+    def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        """Pass on ``answer``; ``final`` exactly once per request, last. Never blocks, never raises.
+
+        Any thread. A finalizer may call it in the middle of another call of the same thread, so
+        that no plain lock may be held in it.
+        """
+
+
+class Runner(ABC):
+    """Drives one instance. ``schema`` is what its model promises to clients."""
+
+    def __init__(self, schema: OutputSchema) -> None:
+        self.schema = schema
+        self.parameters: Mapping[str, Parameter] = MappingProxyType({})
+        self.sink: AnswerSink
+
+    def connect(self, sink: AnswerSink) -> None:
+        """Everything that `run` does not return goes to ``sink``. Called before `run`."""
+        self.sink = sink
+
+    @property
+    def held(self) -> Sequence[Ticket]:
+        """Requests whose last answers are still to come. Any thread."""
+        return ()
+
+    @abstractmethod
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
+        """Per request, in order, its last answer or `LATER`. Never raises because of the instance."""
+
+    def close(self) -> None:
+        """End what is still open with `Unavailable`. Called before the instance is closed."""
+
+    def respond(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> InferResponse:
+        """An answer of this model to ``request``."""
+        return InferResponse(outputs, self.parameters, self.schema.name, self.schema.version, request.id)
+
+
+def as_error(error: BaseException, schema: OutputSchema) -> HeadraceError:
+    """``error`` as the caller will see it; an unexpected one is logged with its traceback.
+
+    Whatever an instance raises is an error of that execution: also `SystemExit`, a `KeyboardInterrupt` that
+    nobody has pressed a key for, and the `CancelledError` of a task that it has awaited. None may end the
+    thread that all later requests need.
+    """
+    if isinstance(error, HeadraceError):
+        return error
+    context = {"model": schema.name, "version": schema.version}
+    log.error("model '%s' version %s failed to execute", schema.name, schema.version, exc_info=error, extra=context)
+    failure = BackendError(f"model '{schema.name}' failed to execute: {summary(error)}")
+    failure.__cause__ = error
+    return failure
+
+
+def gone(ticket: Ticket) -> Cancelled:
+    """The answer to a request whose caller has left."""
+    return Cancelled(f"{ticket.request.log_id}request was cancelled")
+
+
+class RowsRunner(Runner):
+    """Rung 1: rows in, rows out."""
+
+    def __init__(self, schema: OutputSchema, instance: Instance) -> None:
+        super().__init__(schema)
+        self._execute = instance.execute
+        self.parameters = instance.response_parameters
+        self._stack: Callable[[Sequence[Ticket]], Mapping[str, Tensor]] = _stack
+        #: The outputs that are split row by row.
+        self._in_rows = schema.outputs
+
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Answer], BatchTimes]:
+        started = monotonic_ns()
+        stacked = inferred = started
+        try:
+            inputs = self._stack(batch)
+            stacked = monotonic_ns()
+            results = self._execute(inputs)
+            inferred = monotonic_ns()
+            answers: Sequence[Answer] = self._split(batch, results)
+        except BaseException as error:
+            if len(batch) > 1 and not all(ticket.pinned for ticket in batch):
+                # Rows are independent, so the others can be answered without the culprit. Padding is nobody's.
+                answers = [None if ticket.pinned else self._run_alone(ticket) for ticket in batch]
+            else:
+                answers = [as_error(error, self.schema)] * len(batch)
+            stacked, inferred = max(stacked, started), max(inferred, stacked)
+        return answers, BatchTimes(started, stacked, inferred, monotonic_ns())
+
+    def _run_alone(self, ticket: Ticket) -> Answer:
+        if ticket.cancelled:  # meanwhile
+            return gone(ticket)
+        return self.run([ticket])[0][0]
+
+    def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
+        outputs = self._checked(results, sum(ticket.rows for ticket in batch), wanted_of(batch))
+        if len(batch) == 1:
+            request = batch[0].request
+            names = request.outputs or outputs
+            return [self.respond(request, {name: outputs[name] for name in names})]
+        answers: list[Answer] = []
+        begin, may_be_padded = 0, isinstance(batch, Batch)
+        for ticket in batch:
+            request, end = ticket.request, begin + ticket.rows
+            if may_be_padded and isinstance(ticket, Padding):  # nobody's
+                answers.append(None)
+                begin = end
+                continue
+            names = request.outputs or outputs
+            answers.append(self.respond(request, {name: part_of_rows(outputs[name], begin, end) for name in names}))
+            begin = end
+        return answers
+
+    def _checked(self, results: Mapping[str, object], rows: int, wanted: set[str] | None) -> dict[str, Tensor]:
+        """The outputs in config order and client shape, or `BackendError` naming the one at fault."""
+        outputs: dict[str, Tensor] = {}
+        for name, spec in self._in_rows.items():
+            if name in results:
+                outputs[name] = self.schema.accept(spec, as_tensor(results[name]), rows)  # type: ignore[arg-type]
+            elif wanted is None or name in wanted:
+                raise BackendError(
+                    f"model '{self.schema.name}': the backend gave no output '{name}', only {sorted(results)}"
+                )
+        return outputs
+
+
+def _stack(batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
+    """The inputs of all requests, row under row; a single request's own inputs, uncopied."""
+    first = batch[0].request.inputs
+    if len(batch) == 1:
+        return first  # type: ignore[return-value]  # Signature.check has refused all Undecoded
+    return {name: concatenate([ticket.request.inputs[name] for ticket in batch]) for name in first}  # type: ignore[misc]
+
+
+def wanted_of(batch: Sequence[Ticket]) -> set[str] | None:
+    """The outputs that somebody asked for; None for all."""
+    if not all(ticket.request.outputs for ticket in batch):
+        return None
+    return {name for ticket in batch for name in ticket.request.outputs}
+
+
+def part_of_rows(tensor: Tensor, begin: int, end: int) -> Tensor:
+    """Rows ``begin:end`` of ``tensor``, uncopied."""
+    return tensor.rows(begin, end) if isinstance(tensor, BytesTensor) else tensor[begin:end]
+
+
+class RequestRunner(Runner):
+    """Rung 2: the instance answers request by request."""
+
+    def __init__(self, schema: OutputSchema, instance: RequestInstance) -> None:
+        super().__init__(schema)
+        self._execute = instance.execute_requests
+
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Answer], BatchTimes]:
+        started = monotonic_ns()
+        try:
+            requests = [ticket.begin() for ticket in batch]
+            given = self._execute(requests)
+            if len(given) != len(batch):
+                raise BackendError(
+                    f"model '{self.schema.name}': the backend gave {len(given)} answers for {len(batch)} requests"
+                )
+            inferred = monotonic_ns()
+            answers = [self.schema.signed(*pair) for pair in zip(requests, given, strict=True)]
+        except BaseException as error:
+            failure = as_error(error, self.schema)
+            inferred = monotonic_ns()
+            answers = [failure] * len(batch)
+        for ticket in batch:
+            ticket.end()
+        return answers, BatchTimes(started, started, inferred, monotonic_ns())

@@ -1,0 +1,285 @@
+"""Rungs 3 and 4: instances that give any number of responses, the fourth at any time and from any thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Sequence
+from time import monotonic_ns
+
+from headrace.backends.base import Call, DeferredInstance, StreamInstance
+from headrace.errors import BackendError, HeadraceError, Unavailable
+from headrace.executors.output_schema import OutputSchema
+from headrace.executors.runner import LATER, Given, Runner, as_error, gone
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import UNREAD, Ticket
+from headrace.telemetry.executions import BatchTimes
+
+
+class CreditWindow:
+    """How far the producer of responses may be ahead of the one who reads them: counts those of one request that are
+    sent and not yet read, and stops the producer at `UNREAD`.
+
+    A producer that has been stopped goes on once half of them are read: to wake it for each would
+    cost a thread switch per response.
+
+    A finalizer may call `open`, in the middle of any other call of its thread. So the gate is a bare
+    lock, held while the producer waits, and given back in one step, in the middle of which nothing comes.
+    """
+
+    __slots__ = ("_gate", "_is_open", "_read", "_sent", "_turn")
+
+    def __init__(self) -> None:
+        self._sent = 0  # written by the producer whose turn it is
+        self._read = 0  # written by the reader
+        self._is_open = False
+        self._turn = threading.Lock()
+        self._gate = threading.Lock()
+
+    @classmethod
+    def over(cls, ticket: Ticket) -> CreditWindow:
+        """A credit window that the caller of ``ticket`` moves by reading, and opens by leaving."""
+        window = cls()
+        ticket.on_read = lambda _: window.release()
+        ticket.on_cancel = lambda _: window.open() if ticket.abandoned else None
+        if ticket.abandoned:  # in the meantime, perhaps before `on_cancel` was there
+            window.open()
+        return window
+
+    def acquire(self) -> None:
+        """Wait until one more response may be sent. Any thread but the reader's."""
+        with self._turn:
+            if self._sent - self._read >= UNREAD:
+                self._wait()
+            self._sent += 1
+
+    def release(self) -> None:
+        """One response has been read. One thread; never blocks."""
+        self._read += 1
+        if self._gate.locked() and self._sent - self._read <= UNREAD // 2:
+            self._wake()
+
+    def open(self) -> None:
+        """Let everybody through from now on. Any thread."""
+        self._is_open = True
+        self._wake()
+
+    def _wait(self) -> None:
+        """Return when half of what was sent is read. What is read between two lines here is not missed."""
+        self._gate.acquire(blocking=False)
+        while not self._is_open and self._sent - self._read > UNREAD // 2:
+            self._gate.acquire()
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is free already
+            self._gate.release()
+
+
+class StreamRunner(Runner):
+    """Rung 3: one request after the other, each giving responses until its iterator ends."""
+
+    def __init__(self, schema: OutputSchema, instance: StreamInstance) -> None:
+        super().__init__(schema)
+        self._stream = instance.stream
+
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Answer], BatchTimes]:
+        started = monotonic_ns()
+        # Those at the end of the batch may leave while those before them are answered.
+        answers = [gone(ticket) if ticket.cancelled else self._exhaust(ticket) for ticket in batch]
+        ended = monotonic_ns()
+        return answers, BatchTimes(started, started, ended, ended)
+
+    def _exhaust(self, ticket: Ticket) -> HeadraceError | None:
+        window, request = CreditWindow.over(ticket), ticket.begin()
+        ticket.started_ns = monotonic_ns()
+        try:
+            with contextlib.closing(self._stream(request)) as responses:  # type: ignore[type-var]
+                for response in responses:
+                    window.acquire()
+                    if ticket.cancelled:
+                        return gone(ticket)
+                    self.sink.send(ticket, self.schema.sign(request, response), False)
+        except BaseException as error:
+            return as_error(error, self.schema)
+        finally:
+            ticket.end()
+        return None
+
+
+class DeferredRunner(Runner):
+    """Rung 4: last answers that come on the instance's thread before ``accept`` returns, or that it returns, are
+    returned together; everything else goes to the sink at once."""
+
+    def __init__(self, schema: OutputSchema, instance: DeferredInstance) -> None:
+        super().__init__(schema)
+        self._accept = instance.accept
+        self._thread = 0
+        self._batches = 0
+        #: The answers to the batch that is being accepted.
+        self._answers: list[Given] | None = None
+        #: Weak, because a call that nobody holds any more is to end itself. Whoever takes a ticket out of here, which
+        #: only one can, gives it its last answer.
+        self.open: dict[Ticket, weakref.ref[DeferredCall]] = {}
+
+    @property
+    def held(self) -> Sequence[Ticket]:
+        return tuple(self.open)
+
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
+        started = monotonic_ns()
+        self._thread = threading.get_ident()
+        self._batches += 1
+        answers: list[Given] = [LATER] * len(batch)
+        self._answers = answers
+        self._begin(batch, started, answers)
+        self._answers = None
+        ended = monotonic_ns()
+        return answers, BatchTimes(started, started, ended, ended)
+
+    def close(self) -> None:
+        for reference in tuple(self.open.values()):
+            if (call := reference()) is not None:
+                call.end(Unavailable(f"{call.request.log_id}model '{self.schema.name}' is being unloaded"))
+
+    def leave(self, ticket: Ticket) -> None:
+        """The caller of ``ticket`` has gone. Any thread.
+
+        The call ends at once, whoever still holds it: else a model that forgets one could not be unloaded.
+        """
+        if not ticket.abandoned:
+            return  # the model may look at ``cancelled``, and who asked waits for what it makes of it
+        reference = self.open.get(ticket)
+        call = None if reference is None else reference()
+        if call is not None:
+            call.end(gone(ticket))
+
+    def finish(self, ticket: Ticket, batch: int, place: int, answer: Answer) -> None:
+        """Take the last answer to ``ticket``, at ``place`` of the batch of that number. Any thread."""
+        ticket.end()
+        answers = self._answers
+        if answers is not None and batch == self._batches and threading.get_ident() == self._thread:
+            answers[place] = answer
+        else:
+            self.sink.send(ticket, answer, True)
+
+    def _begin(self, batch: Sequence[Ticket], started_ns: int, answers: list[Given]) -> None:
+        """Returns without holding any of the calls, so that those which the instance let go have ended."""
+        calls = [self._call(ticket, place, started_ns) for place, ticket in enumerate(batch)]
+        try:
+            returned = self._accept(calls)
+            if returned is not None:
+                self._answer(calls, returned, answers)
+        except BaseException as error:
+            failure = as_error(error, self.schema)
+            for call in calls:
+                call.end(failure)
+
+    def _answer(self, calls: Sequence[DeferredCall], returned: Sequence[Answer], answers: list[Given]) -> None:
+        """Take what ``accept`` returned. Raises `BackendError`."""
+        if len(returned) != len(calls):
+            raise BackendError(
+                f"model '{self.schema.name}': the backend gave {len(returned)} answers for {len(calls)} requests"
+            )
+        for place, (call, answer) in enumerate(zip(calls, returned, strict=True)):
+            if answer is not None and call.claim():
+                call.said_last, ticket = True, call.ticket
+                ticket.end()
+                answers[place] = gone(ticket) if ticket.abandoned else self.schema.signed(call.request, answer)
+
+    def _call(self, ticket: Ticket, place: int, started_ns: int) -> DeferredCall:
+        ticket.started_ns = started_ns
+        call = DeferredCall(self, ticket, self._batches, place)
+        self.open[ticket] = weakref.ref(call)
+        ticket.on_cancel = self.leave
+        if ticket.abandoned:  # in the meantime
+            self.leave(ticket)
+        return call
+
+
+class DeferredCall(Call):
+    """One request between `DeferredRunner.run` and its last answer."""
+
+    def __init__(self, runner: DeferredRunner, ticket: Ticket, batch: int, place: int) -> None:
+        self.request = ticket.begin()
+        self.ticket = ticket
+        self._runner = runner
+        self._batch = batch
+        self._place = place
+        self._window: OrderedWindow | None = None
+        #: Whether the author has sent the last answer.
+        self.said_last = False
+
+    def send(self, answer: InferResponse | HeadraceError | None, final: bool = True) -> None:
+        ticket, runner = self.ticket, self._runner
+        if self.said_last:
+            raise BackendError(f"model '{runner.schema.name}': an answer after the last one")
+        self.said_last = final
+        if not final:
+            self._progress(answer)
+        elif ticket.abandoned:
+            self.end(gone(ticket))
+        else:
+            self.end(runner.schema.signed(self.request, answer))
+
+    def end(self, answer: Answer) -> None:
+        """Make ``answer`` the last one; nothing if there is one. Any thread."""
+        if self.claim():
+            self._runner.finish(self.ticket, self._batch, self._place, answer)
+
+    def claim(self) -> bool:
+        """Whether the caller is the one who gives the last answer, which nothing passes from here on. Any thread."""
+        if self._runner.open.pop(self.ticket, None) is None:
+            return False
+        if self._window is not None:
+            self._window.end()
+        return True
+
+    def _progress(self, answer: InferResponse | HeadraceError | None) -> None:
+        ticket, runner = self.ticket, self._runner
+        if answer is None:
+            raise BackendError(f"model '{runner.schema.name}': an answer that is not the last must say something")
+        window = self._watched()
+        window.acquire()
+        answer = runner.schema.signed(self.request, answer)
+        with window.order:
+            if ticket in runner.open and not ticket.abandoned:
+                runner.sink.send(ticket, answer, False)
+
+    def _watched(self) -> OrderedWindow:
+        """The window of this call. Made late: most calls are answered once."""
+        if self._window is None:
+            with _MAKING_A_WINDOW:
+                if self._window is None:
+                    window = OrderedWindow()
+                    self.ticket.on_read = lambda _: window.release()
+                    self._window = window
+            if self.ticket not in self._runner.open:  # as it is when the caller has left: `DeferredRunner.leave`
+                self._window.open()
+        return self._window
+
+    def __del__(self) -> None:
+        if self.ticket in self._runner.open:
+            self.end(BackendError(f"model '{self._runner.schema.name}': the backend gave no last answer"))
+
+
+class OrderedWindow(CreditWindow):
+    """A credit window of a request that may be answered by several threads."""
+
+    __slots__ = ("order",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Held by who sends what is not the last answer.
+        self.order = threading.Lock()
+
+    def end(self) -> None:
+        """Let everybody through, and return once no answer is being sent: the last one follows."""
+        self.open()
+        with self.order:
+            pass
+
+
+#: Two threads that send the first responses of one request at once share its window. A finalizer may come in between.
+_MAKING_A_WINDOW = threading.RLock()

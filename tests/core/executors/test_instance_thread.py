@@ -1,0 +1,254 @@
+"""The thread of an instance outlives whatever its scheduler does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from headrace.backends.base import Device, Instance, Tensors
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import InternalError
+from headrace.executors import instance_thread
+from headrace.executors.instance import ExecutionRecorder, runner_for
+from headrace.executors.instance_thread import InstanceThread
+from headrace.executors.output_schema import OutputSchema
+from headrace.messages import dtypes
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.spec import Spec
+from headrace.messages.ticket import Ticket
+from headrace.schedulers.base import InstanceInfo, ScheduledModel, Wait
+from headrace.schedulers.dynamic import DirectScheduler
+from headrace.schedulers.kernel import Kernel
+from headrace.telemetry.statistics import ModelStatistics
+from tests.core.conftest import make_ticket
+
+
+class Echo(Instance):
+    def execute(self, inputs: Tensors) -> Tensors:
+        return {"x": inputs["x"]}
+
+
+class Failing(DirectScheduler):
+    """Raises whenever a batch is asked for, as long as there are ``failures`` left."""
+
+    failures = 0
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+        if self.failures:
+            self.failures -= 1
+            raise SystemExit("stray")
+        return super().next(instance, now_ns)
+
+
+def thread_of(statistics: ModelStatistics) -> InstanceThread:
+    schema = OutputSchema("m", "1", {"x": Spec("x", dtypes.FP32, (1,))}, False)
+    echo = Echo()
+    return InstanceThread("m_0", lambda: (echo, runner_for(echo, schema)), statistics.for_instance)
+
+
+def scheduler_of(statistics: ModelStatistics, failures: int = 0) -> Kernel:
+    model = ScheduledModel(ModelConfig(name="m"), [InstanceInfo("m_0", Device("cpu"))])
+    kernel = Kernel(Failing, model, statistics, asyncio.get_running_loop())
+    assert isinstance(kernel.scheduler, Failing)
+    kernel.scheduler.failures = failures
+    return kernel
+
+
+async def ask(scheduler: Kernel) -> Answer:
+    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    ticket = make_ticket("m", {"x": np.ones(1, np.float32)}, lambda given, final: answer.set_result(given))
+    scheduler.submit(ticket)
+    return await asyncio.wait_for(answer, 10)
+
+
+def test_an_instance_asks_a_scheduler_that_has_failed_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(instance_thread, "_RETRY_S", 0.01)
+
+    async def scenario() -> None:
+        statistics = ModelStatistics()
+        thread, scheduler = thread_of(statistics), scheduler_of(statistics, 3)
+        await asyncio.to_thread(thread.load)
+        thread.serve(scheduler.sources[0], asyncio.get_running_loop())
+        assert isinstance(await ask(scheduler), InferResponse)
+        scheduler.close()
+        await asyncio.to_thread(thread.join)
+
+    asyncio.run(scenario())
+    assert caplog.messages.count("the scheduler of instance 'm_0' failed to give it a batch") == 3
+
+
+def test_an_instance_whose_scheduler_fails_for_ever_can_be_closed() -> None:
+    async def scenario() -> None:
+        statistics = ModelStatistics()
+        thread, scheduler = thread_of(statistics), scheduler_of(statistics, 1 << 60)
+        await asyncio.to_thread(thread.load)
+        thread.serve(scheduler.sources[0], asyncio.get_running_loop())
+        scheduler.close()
+        await asyncio.wait_for(asyncio.to_thread(thread.join), 10)
+        assert not thread.alive
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_that_cannot_be_recorded_is_answered_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        statistics = ModelStatistics()
+        thread, scheduler = thread_of(statistics), scheduler_of(statistics)
+        await asyncio.to_thread(thread.load)
+
+        def fail(*arguments: Any) -> None:
+            monkeypatch.undo()
+            raise SystemExit("stray")
+
+        monkeypatch.setattr(ExecutionRecorder, "batch", fail)
+        thread.serve(scheduler.sources[0], asyncio.get_running_loop())
+        answers: Sequence[Answer] = [await ask(scheduler), await ask(scheduler)]
+        assert isinstance(answers[0], InternalError)
+        assert answers[0].message == "SystemExit: stray"
+        assert isinstance(answers[1], InferResponse)
+        scheduler.close()
+        await asyncio.to_thread(thread.join)
+
+    asyncio.run(scenario())
+    assert "instance 'm_0' could not see a batch through" in caplog.text
+
+
+class Together(Instance):
+    """Takes three calls at once, and waits in each until it may go on."""
+
+    concurrency = 3
+
+    def __init__(self) -> None:
+        self.inside = threading.Semaphore(0)
+        self.may_go_on = threading.Semaphore(0)
+        self.running = self.most = 0
+        self.is_closed = False
+        self._lock = threading.Lock()
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.inside.release()
+        assert self.may_go_on.acquire(timeout=10)
+        assert not self.is_closed
+        with self._lock:
+            self.running -= 1
+        return {"x": inputs["x"]}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Apart(DirectScheduler):
+    """To which instances are not alike."""
+
+    name = "apart"
+    instances_alike = False
+
+
+class TogetherScene(NamedTuple):
+    instance: Together
+    thread: InstanceThread
+    kernel: Kernel
+    statistics: ModelStatistics
+
+    async def entered(self, count: int) -> None:
+        """Return when so many more calls have begun."""
+        for _ in range(count):
+            assert await asyncio.to_thread(self.instance.inside.acquire, timeout=10)
+
+
+@contextlib.asynccontextmanager
+async def together(kind: type[DirectScheduler] = DirectScheduler) -> AsyncIterator[TogetherScene]:
+    statistics, instance = ModelStatistics(), Together()
+    schema = OutputSchema("m", "1", {"x": Spec("x", dtypes.FP32, (1,))}, False)
+    thread = InstanceThread("m_0", lambda: (instance, runner_for(instance, schema)), statistics.for_instance)
+    model = ScheduledModel(ModelConfig(name="m"), [InstanceInfo("m_0", Device("cpu"))])
+    kernel = Kernel(kind, model, statistics, asyncio.get_running_loop())
+    await asyncio.to_thread(thread.load)
+    thread.serve(kernel.sources[0], asyncio.get_running_loop())
+    try:
+        yield TogetherScene(instance, thread, kernel, statistics)
+    finally:
+        instance.may_go_on.release(100)
+        kernel.close()
+        await asyncio.wait_for(asyncio.to_thread(thread.join), 10)
+    assert instance.is_closed
+    assert not [each.name for each in threading.enumerate() if each.name.startswith("headrace-m_0")]
+
+
+def test_an_instance_is_called_as_often_at_once_as_it_takes_and_no_more() -> None:
+    async def scenario() -> None:
+        async with together() as scene:
+            answers = [asyncio.ensure_future(ask(scene.kernel)) for _ in range(5)]
+            await scene.entered(3)
+            assert len(scene.thread.executing) == 3
+            assert scene.kernel.pending == 2
+            scene.instance.may_go_on.release(5)
+            assert all(isinstance(each, InferResponse) for each in await asyncio.gather(*answers))
+            assert scene.instance.most == 3
+            executions = scene.statistics.snapshot().executions
+            assert (executions.execution_count, executions.success.count) == (5, 5)
+            assert scene.kernel.at_once == 3
+            assert scene.kernel.last_ns > 0
+            assert not scene.thread.executing
+
+    asyncio.run(scenario())
+
+
+def test_where_instances_are_not_alike_calls_come_one_at_a_time() -> None:
+    async def scenario() -> None:
+        async with together(Apart) as scene:
+            answers = [asyncio.ensure_future(ask(scene.kernel)) for _ in range(4)]
+            await scene.entered(1)
+            await asyncio.sleep(0.05)  # a second call would have come by now
+            scene.instance.may_go_on.release(4)
+            assert all(isinstance(each, InferResponse) for each in await asyncio.gather(*answers))
+            assert scene.instance.most == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_instance_closes_when_the_last_of_its_calls_has_returned() -> None:
+    async def scenario() -> None:
+        async with together() as scene:
+            answers = [asyncio.ensure_future(ask(scene.kernel)) for _ in range(2)]
+            await scene.entered(2)
+            scene.kernel.close()
+            joined = asyncio.ensure_future(asyncio.to_thread(scene.thread.join))
+            await asyncio.sleep(0.05)
+            assert not joined.done()
+            assert not scene.instance.is_closed
+            scene.instance.may_go_on.release(2)
+            assert all(isinstance(each, InferResponse) for each in await asyncio.gather(*answers))
+            await asyncio.wait_for(joined, 10)
+
+    asyncio.run(scenario())
+
+
+def test_an_instance_that_leaves_runs_all_that_it_was_given() -> None:
+    async def scenario() -> None:
+        async with together() as scene:
+            answers = [asyncio.ensure_future(ask(scene.kernel)) for _ in range(2)]
+            await scene.entered(2)
+            source = scene.kernel.sources[0]
+            scene.kernel.exchange([], [source])
+            dismissed = asyncio.ensure_future(scene.kernel.dismiss(source))
+            scene.instance.may_go_on.release(2)
+            assert all(isinstance(each, InferResponse) for each in await asyncio.gather(*answers))
+            await asyncio.wait_for(dismissed, 10)
+            source.end()
+            await asyncio.wait_for(asyncio.to_thread(scene.thread.join), 10)
+
+    asyncio.run(scenario())

@@ -1,0 +1,185 @@
+"""What threads send reaches the event loop in order, with one wake-up for many."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from headrace.errors import Code, HeadraceError
+from headrace.executors.loop_sink import LoopSink
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
+from tests.core.conftest import make_ticket
+
+
+class Told:
+    """A scheduler that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, Answer]] = []
+
+    def progress(self, ticket: Ticket, response: Answer) -> None:
+        self.all.append((f"{ticket.request.id} goes on", response))
+
+    def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
+        self.all.extend((f"{ticket.request.id} ends", answer) for ticket, answer in zip(tickets, answers, strict=True))
+
+    def late(self, ticket: Ticket, answer: Answer) -> None:
+        self.all.append((f"{ticket.request.id} was late", answer))
+
+
+def ticket(id: str) -> Ticket:
+    return make_ticket(id=id)
+
+
+def told(call: Callable[[LoopSink], object]) -> tuple[list[str], int]:
+    """What a scheduler is told when a thread does ``call`` before the loop looks, and the wake-ups."""
+
+    async def scenario() -> tuple[list[str], int]:
+        loop, source, wakes = asyncio.get_running_loop(), Told(), 0
+
+        class Counting:
+            def call_soon_threadsafe(self, *arguments: Any) -> None:
+                nonlocal wakes
+                wakes += 1
+                loop.call_soon_threadsafe(*arguments)
+
+            def is_closed(self) -> bool:
+                return loop.is_closed()
+
+        sink = LoopSink(source, Counting(), source.late)  # type: ignore[arg-type]
+        thread = threading.Thread(target=call, args=(sink,))
+        thread.start()
+        while thread.is_alive():  # without letting the loop run
+            thread.join(timeout=0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return [what for what, _ in source.all], wakes
+
+    return asyncio.run(scenario())
+
+
+def test_many_responses_wake_the_loop_once_and_keep_their_order() -> None:
+    tickets = [ticket(str(number)) for number in range(100)]
+
+    def send(sink: LoopSink) -> None:
+        for each in tickets:
+            sink.send(each, InferResponse({}), False)
+
+    assert told(send) == ([f"{number} goes on" for number in range(100)], 1)
+
+
+def test_a_batch_is_given_out_behind_what_was_sent_before_it() -> None:
+    one = ticket("a")
+
+    def send(sink: LoopSink) -> None:
+        sink.send(one, InferResponse({}), False)
+        sink.deliver([one], [None])
+
+    assert told(send)[0] == ["a goes on", "a ends"]
+
+
+def test_a_batch_does_not_pass_what_another_thread_has_yet_to_wake_the_loop_for() -> None:
+    async def scenario() -> list[str]:
+        loop, source = asyncio.get_running_loop(), Told()
+        is_waking, may_wake = threading.Event(), threading.Event()
+
+        class Slow:
+            def call_soon_threadsafe(self, *arguments: Any) -> None:
+                if threading.current_thread() is waking:
+                    is_waking.set()
+                    may_wake.wait(10)
+                loop.call_soon_threadsafe(*arguments)
+
+            def is_closed(self) -> bool:
+                return loop.is_closed()
+
+        sink = LoopSink(source, Slow(), source.late)  # type: ignore[arg-type]
+        waking = threading.Thread(target=sink.send, args=(ticket("a"), InferResponse({}), False))
+        waking.start()
+
+        def send() -> None:
+            assert is_waking.wait(10)
+            sink.send(one, InferResponse({}), False)
+            sink.deliver([one], [None])
+
+        one = ticket("b")
+        await asyncio.to_thread(send)
+        may_wake.set()
+        await asyncio.to_thread(waking.join, 10)
+        return [what for what, _ in source.all]
+
+    assert asyncio.run(scenario()) == ["a goes on", "b goes on", "b ends"]
+
+
+def test_a_last_answer_that_was_sent_is_recorded_before_it_is_given_out() -> None:
+    assert told(lambda sink: sink.send(ticket("a"), None, True))[0] == ["a was late", "a ends"]
+
+
+def test_what_is_sent_after_the_loop_has_closed_is_dropped() -> None:
+    loop, source = asyncio.new_event_loop(), Told()
+    loop.close()
+    LoopSink(source, loop, source.late).send(ticket("a"), None, True)  # type: ignore[arg-type]
+    assert source.all == []
+
+
+def test_a_response_is_given_at_once_to_who_waits_for_it_and_to_the_loop_as_ever() -> None:
+    order: list[str] = []
+    one, other = ticket("a"), ticket("b")
+    one.respond_at_once = lambda response: order.append(f"{response.id} at once")
+
+    def send(sink: LoopSink) -> None:
+        sink.deliver([other, one], [InferResponse({}, id="y"), InferResponse({}, id="x")])
+        order.append("the thread goes on")
+
+    assert told(send)[0] == ["b ends", "a ends"]
+    assert order == ["x at once", "the thread goes on"]
+
+
+@pytest.mark.parametrize("answer", [None, HeadraceError("no", Code.INTERNAL)])
+def test_what_is_no_response_waits_for_the_loop(answer: Answer) -> None:
+    one = ticket("a")
+    one.respond_at_once = lambda response: pytest.fail("this was no response")
+    assert told(lambda sink: sink.deliver([one], [answer]))[0] == ["a ends"]
+
+
+def test_a_last_response_does_not_pass_an_earlier_one() -> None:
+    one = ticket("a")
+    one.respond_at_once = lambda response: pytest.fail("the loop has yet to give out the first")
+
+    def send(sink: LoopSink) -> None:
+        sink.send(one, InferResponse({}), False)
+        sink.deliver([one], [InferResponse({})])
+
+    assert told(send)[0] == ["a goes on", "a ends"]
+
+
+def test_what_the_loop_has_run_is_given_out_at_once_behind_what_was_sent_before() -> None:
+    async def scenario() -> None:
+        source = Told()
+        sink = LoopSink(source, asyncio.get_running_loop(), source.late)  # type: ignore[arg-type]
+        sink.deliver([ticket("a")], [InferResponse({})])
+        sink.deliver_now([ticket("b"), ticket("c")], [InferResponse({})] * 2)
+        assert [what for what, _ in source.all] == ["a ends", "b ends", "c ends"]
+        await asyncio.sleep(0)
+        assert len(source.all) == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_of_the_loop_that_cannot_be_delivered_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Told):
+        def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
+            raise SystemExit("stray")
+
+    async def scenario() -> None:
+        source = Broken()
+        sink = LoopSink(source, asyncio.get_running_loop(), source.late)  # type: ignore[arg-type]
+        sink.deliver_now([ticket("a")], [InferResponse({})])
+
+    asyncio.run(scenario())
+    assert "a batch could not be delivered" in caplog.text

@@ -1,0 +1,441 @@
+"""Rung 4, driven directly: the test is the instance's thread, the event loop, or the model's own thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.backends.base import Call, DeferredInstance
+from headrace.errors import BackendError, Cancelled, Code, HeadraceError, InvalidArgument, Unavailable
+from headrace.executors.instance import run_batch, runner_for
+from headrace.executors.output_schema import OutputSchema
+from headrace.executors.runner import LATER, Runner
+from headrace.executors.warmup import complete
+from headrace.messages import dtypes
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.spec import Spec
+from headrace.messages.ticket import UNREAD, Ticket
+from tests.core.conftest import make_ticket
+
+SCHEMA = OutputSchema("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("z", dtypes.FP32, (1,))}, True)
+
+
+class Does(DeferredInstance):
+    """An instance that does with a batch what the test says."""
+
+    def __init__(self, what: Callable[[list[Call]], Any]) -> None:
+        self.what = what
+
+    def accept(self, calls: Sequence[Call]) -> Sequence[InferResponse | HeadraceError | None] | None:
+        returned: Sequence[InferResponse | HeadraceError | None] | None = self.what(list(calls))
+        return returned
+
+
+class Seen:
+    """An sink that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.all: SimpleQueue[tuple[Ticket, Answer, bool]] = SimpleQueue()
+
+    def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        self.all.put((ticket, answer, final))
+
+    def next(self) -> tuple[Ticket, Answer, bool]:
+        return self.all.get(timeout=10)
+
+
+def runner_of(what: Callable[[list[Call]], Any]) -> tuple[Runner, Seen]:
+    runner, seen = runner_for(Does(what), SCHEMA), Seen()
+    runner.connect(seen)
+    return runner, seen
+
+
+def ticket(id: str = "", outputs: tuple[str, ...] = ()) -> Ticket:
+    return make_ticket(outputs=outputs, id=id)
+
+
+def response(value: float, **more: Any) -> InferResponse:
+    return InferResponse({"y": np.full((1, 1), value, np.float32), **more})
+
+
+def value(answer: object) -> float:
+    assert isinstance(answer, InferResponse)
+    return float(np.asarray(answer.outputs["y"])[0, 0])
+
+
+def on_a_thread(call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_last_answers_sent_while_the_batch_is_accepted_are_returned_together() -> None:
+    runner, seen = runner_of(lambda calls: [call.send(response(n)) for n, call in reversed(list(enumerate(calls)))])
+    answers, times = run_batch(runner, [ticket(), ticket(), ticket()])
+    assert [value(answer) for answer in answers] == [0, 1, 2]
+    assert times.start_ns <= times.infer_end_ns <= times.end_ns
+    assert seen.all.empty()
+
+
+def test_what_accept_returns_is_each_calls_last_answer_but_for_those_answered_otherwise() -> None:
+    held: list[Call] = []
+
+    def accept(calls: list[Call]) -> list[Answer]:
+        held.extend(calls)
+        calls[1].send(response(1))
+        return [response(0, z=np.zeros((1, 1), np.float32)), response(9), None, HeadraceError("no")]
+
+    runner, seen = runner_of(accept)
+    tickets = [ticket("7", ("z",)), ticket(), ticket(), ticket()]
+    (first, sent, later, failed), _ = runner.run(tickets)
+    assert isinstance(first, InferResponse)
+    assert (first.model_name, first.id, list(first.outputs)) == ("m", "7", ["z"])  # signed, as what is sent
+    assert (value(sent), later, str(failed)) == (1, LATER, "no")
+    assert runner.held == (tickets[2],)
+    for call in (held[0], held[1], held[3]):
+        with pytest.raises(BackendError, match="an answer after the last one"):
+            call.send(response(5))
+    held[2].send(response(2))
+    assert [(request is tickets[2], value(answer)) for request, answer, _ in (seen.next(),)] == [(True, 2)]
+    assert seen.all.empty()
+
+
+def test_too_few_answers_fail_all_that_have_none() -> None:
+    def accept(calls: list[Call]) -> list[Answer]:
+        calls[0].send(response(0))
+        return [response(9)]
+
+    runner, _ = runner_of(accept)
+    (sent, failed), _ = runner.run([ticket(), ticket()])
+    assert value(sent) == 0
+    assert isinstance(failed, BackendError)
+    assert "the backend gave 1 answers for 2 requests" in failed.message
+
+
+def test_whoever_left_meanwhile_is_told_so_whatever_is_returned() -> None:
+    gone = ticket()
+
+    def accept(calls: list[Call]) -> list[Answer]:
+        gone.abandoned = True  # the thread that hears of it comes to `leave` a moment later
+        return [response(0), response(1)]
+
+    runner, seen = runner_of(accept)
+    (answer, other), _ = runner.run([gone, ticket()])
+    assert isinstance(answer, Cancelled)
+    assert value(other) == 1
+    if gone.on_cancel is not None:
+        gone.on_cancel(gone)
+    assert seen.all.empty()
+
+
+def test_a_response_that_is_being_sent_does_not_pass_the_last_answer_that_is_returned() -> None:
+    """One thread is in the middle of sending when ``accept`` returns: its response goes out first, or not at all."""
+    sending, go_on = threading.Event(), threading.Event()
+    runner, seen = runner_of(lambda calls: begin(calls[0]))
+    order: list[str] = []
+
+    def send(ticket: Ticket, answer: Answer, final: bool) -> None:
+        sending.set()
+        go_on.wait(10)
+        order.append("a response")
+
+    seen.send = send  # type: ignore[method-assign]
+
+    def begin(call: Call) -> list[Answer]:
+        threading.Thread(target=lambda: call.send(response(1), False), daemon=True).start()
+        sending.wait(10)
+        threading.Timer(0.05, go_on.set).start()
+        return [response(2)]
+
+    (answer,), _ = runner.run([ticket()])
+    order.append("the last")
+    assert (value(answer), order) == (2, ["a response", "the last"])
+
+
+def test_an_answer_carries_model_version_and_id_and_only_the_outputs_requested() -> None:
+    z = np.zeros((1, 1), np.float32)
+    runner, _ = runner_of(lambda calls: calls[0].send(response(1, z=z)))
+    (answer,), _ = runner.run([ticket("7", ("z",))])
+    assert isinstance(answer, InferResponse)
+    assert (answer.model_name, answer.model_version, answer.id, list(answer.outputs)) == ("m", "3", "7", ["z"])
+
+
+def test_an_answer_after_the_batch_goes_through_the_outlet() -> None:
+    held: list[Call] = []
+    runner, seen = runner_of(held.extend)
+    early, late = ticket(), ticket()
+    assert list(runner.run([early, late])[0]) == [LATER, LATER]
+    on_a_thread(lambda: held[1].send(response(1)))
+    held[0].send(response(2))
+    assert [(r is late, value(a), final) for r, a, final in (seen.next(), seen.next())] == [
+        (True, 1, True),
+        (False, 2, True),
+    ]
+
+
+def test_an_answer_to_an_earlier_batch_is_not_taken_for_one_of_this() -> None:
+    held: list[Call] = []
+
+    def answer_the_one_before(calls: list[Call]) -> None:
+        for call in held:
+            call.send(response(1))
+        held[:] = calls
+
+    runner, seen = runner_of(answer_the_one_before)
+    first, second = ticket(), ticket()
+    assert list(runner.run([first])[0]) == [LATER]
+    assert list(runner.run([second])[0]) == [LATER]
+    assert seen.next()[0] is first
+
+
+def test_an_answer_by_another_thread_while_the_batch_is_accepted_goes_through_the_outlet() -> None:
+    runner, seen = runner_of(lambda calls: on_a_thread(lambda: calls[0].send(response(1))))
+    assert list(runner.run([ticket()])[0]) == [LATER]
+    assert value(seen.next()[1]) == 1
+
+
+def test_responses_leave_at_once_and_in_order_before_the_end() -> None:
+    def tell(calls: list[Call]) -> None:
+        for number in range(3):
+            calls[0].send(response(number), final=False)
+        calls[0].send(None)
+
+    runner, seen = runner_of(tell)
+    assert list(runner.run([ticket()])[0]) == [None]
+    assert [(value(a), final) for _, a, final in (seen.next() for _ in range(3))] == [
+        (0, False),
+        (1, False),
+        (2, False),
+    ]
+
+
+def test_a_raise_ends_only_the_calls_that_have_no_last_answer() -> None:
+    def half(calls: list[Call]) -> None:
+        calls[0].send(response(5))
+        calls[1].send(response(6), final=False)
+        raise ValueError("unlucky")
+
+    runner, _ = runner_of(half)
+    answers, _ = runner.run([ticket(), ticket(), ticket()])
+    assert value(answers[0]) == 5
+    assert [str(answer) for answer in answers[1:]] == ["model 'm' failed to execute: ValueError: unlucky"] * 2
+
+
+def test_a_raise_of_an_error_with_a_code_keeps_the_code() -> None:
+    def refuse(calls: list[Call]) -> None:
+        raise InvalidArgument("no")
+
+    (answer,), _ = runner_of(refuse)[0].run([ticket()])
+    assert isinstance(answer, HeadraceError)
+    assert (answer.code, answer.message) == (Code.INVALID_ARGUMENT, "no")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "text"),
+    [
+        ({"q": np.zeros((1, 1), np.float32)}, "the backend gave output 'q', but the config has only ['y', 'z']"),
+        ({"y": np.zeros((1, 1))}, "output 'y' is FP64, but the config says FP32"),
+        ({"y": np.zeros((1, 1), complex)}, "dtype complex128 has no counterpart"),
+    ],
+)
+def test_an_output_that_breaks_the_contract_is_an_error_of_that_request_only(
+    outputs: Mapping[str, Any], text: str
+) -> None:
+    def answer(calls: list[Call]) -> None:
+        calls[0].send(InferResponse(outputs))
+        calls[1].send(response(1))
+
+    wrong, right = runner_of(answer)[0].run([ticket(), ticket()])[0]
+    assert isinstance(wrong, HeadraceError)
+    assert text in wrong.message
+    assert value(right) == 1
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_an_answer_after_the_last_is_refused_to_the_author_and_not_sent(final: bool) -> None:
+    held: list[Call] = []
+    runner, seen = runner_of(held.extend)
+    runner.run([ticket()])
+    held[0].send(response(1))
+    with pytest.raises(BackendError, match="model 'm': an answer after the last one"):
+        held[0].send(response(2), final)
+    assert value(seen.next()[1]) == 1
+    assert seen.all.empty()
+
+
+def test_nothing_is_refused_as_an_answer_that_is_not_the_last() -> None:
+    held: list[Call] = []
+    runner_of(held.extend)[0].run([ticket()])
+    with pytest.raises(BackendError, match="must say something"):
+        held[0].send(None, final=False)
+    held[0].send(None)
+
+
+def test_a_call_that_is_let_go_while_the_batch_is_accepted_is_answered_with_the_batch() -> None:
+    runner, seen = runner_of(lambda calls: calls[0].send(response(1)))
+    answers, _ = runner.run([ticket(), ticket()])
+    assert str(answers[1]) == "model 'm': the backend gave no last answer"
+    assert seen.all.empty()
+
+
+def test_a_call_that_is_let_go_later_is_answered_once() -> None:
+    held: list[Call] = []
+    runner, seen = runner_of(held.extend)
+    one = ticket()
+    runner.run([one])
+    assert seen.all.empty()
+    held.clear()
+    asked, answer, final = seen.next()
+    assert (asked is one, str(answer), final) == (True, "model 'm': the backend gave no last answer", True)
+    runner.close()
+    assert seen.all.empty()
+
+
+def test_after_the_caller_has_gone_responses_are_dropped_and_the_last_answer_says_so() -> None:
+    held: list[Call] = []
+    runner, seen = runner_of(held.extend)
+    one = ticket("a")
+    runner.run([one])
+    held[0].send(response(1), final=False)
+    one.cancel()
+    held[0].send(response(2), final=False)
+    held[0].send(response(3))
+    assert value(seen.next()[1]) == 1
+    _, answer, final = seen.next()
+    assert isinstance(answer, Cancelled)
+    assert final
+    assert seen.all.empty()
+
+
+def stopped(runner: Runner, held: list[Call], seen: Seen) -> threading.Thread:
+    """A thread that sends without end, stopped because nobody reads."""
+
+    def flood() -> None:
+        while True:
+            try:
+                held[0].send(response(0), final=False)
+            except BackendError:
+                return
+
+    thread = threading.Thread(target=flood, daemon=True)
+    thread.start()
+    for _ in range(UNREAD):
+        seen.next()
+    return thread
+
+
+@pytest.mark.parametrize("has_responded", [False, True])
+def test_a_call_that_the_model_keeps_ends_when_its_caller_leaves(has_responded: bool) -> None:
+    kept: list[Call] = []
+    runner, seen = runner_of(kept.extend)
+    asked = ticket("kept")
+    assert run_batch(runner, [asked])[0] == [LATER]
+    if has_responded:
+        kept[0].send(response(1), final=False)
+        assert seen.next()[2] is False
+    asked.cancel()
+    who, answer, final = seen.next()
+    assert (who, type(answer), final) == (asked, Cancelled, True)
+    kept[0].send(response(2), final=False)
+    kept[0].send(None)
+    assert seen.all.empty()
+
+
+def test_a_call_whose_caller_leaves_while_the_batch_is_accepted_is_answered_once() -> None:
+    asked = ticket("left")
+
+    def leave_and_answer(calls: list[Call]) -> None:
+        on_a_thread(asked.cancel)
+        calls[0].send(response(1))
+
+    runner, seen = runner_of(leave_and_answer)
+    assert run_batch(runner, [asked])[0] == [LATER]
+    assert type(seen.next()[1]) is Cancelled
+    assert seen.all.empty()
+
+
+def test_a_producer_that_nobody_reads_stops_and_goes_on_as_it_is_read() -> None:
+    held: list[Call] = []
+    runner, seen = runner_of(held.extend)
+    one = ticket()
+    runner.run([one])
+    thread = stopped(runner, held, seen)
+    thread.join(0.1)
+    assert seen.all.empty()
+    for _ in range(10 * UNREAD):
+        one.read()
+    for _ in range(10 * UNREAD):
+        seen.next()
+    held[0].send(None)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_closing_ends_what_is_open_and_lets_a_stopped_producer_go() -> None:
+    held: list[Call] = []
+    runner, seen = runner_of(held.extend)
+    one, answered = ticket("a"), ticket()
+    runner.run([one, answered])
+    held[1].send(response(1))
+    seen.next()
+
+    def produce() -> None:
+        for _ in range(UNREAD + 5):
+            held[0].send(response(0), final=False)
+
+    thread = threading.Thread(target=produce, daemon=True)
+    thread.start()
+    for _ in range(UNREAD):
+        seen.next()
+    runner.close()
+    asked, answer, final = seen.next()
+    assert asked is one
+    assert final
+    assert isinstance(answer, Unavailable)
+    assert answer.message == "[request id: a] model 'm' is being unloaded"
+    thread.join(10)
+    assert not thread.is_alive()
+    assert seen.all.empty()
+
+
+def test_of_many_threads_that_end_a_call_one_is_heard() -> None:
+    for _ in range(50):
+        held: list[Call] = []
+        runner, seen = runner_of(held.extend)
+        runner.run([ticket()])
+        barrier = threading.Barrier(4)
+
+        def race(held: list[Call] = held, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait(10)
+            try:
+                held[0].send(response(1))
+            except BackendError:
+                return
+
+        threads = [threading.Thread(target=race) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert seen.next()[2]
+        assert seen.all.empty()
+
+
+def test_completing_waits_for_late_answers_and_reads_what_comes_before() -> None:
+    def later(calls: list[Call]) -> None:
+        def produce() -> None:
+            for number in range(3 * UNREAD):
+                calls[0].send(response(number), final=False)
+            calls[0].send(None)
+            calls[1].send(response(-1))
+
+        threading.Thread(target=produce, daemon=True).start()
+
+    answers = complete(runner_for(Does(later), SCHEMA), [ticket(), ticket()])
+    assert [value(answer) for answer in answers] == [3 * UNREAD - 1, -1]
