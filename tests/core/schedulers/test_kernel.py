@@ -544,7 +544,7 @@ async def test_a_scheduler_that_gives_out_what_does_not_wait_is_stopped() -> Non
     stage = Stage(Twice, 2)
     stage.send("a")
     stage.serve(0)
-    with pytest.raises(InternalError, match="scheduler 'first' gives out requests that do not wait"):
+    with pytest.raises(InternalError, match="scheduler 'first' returned requests that do not wait"):
         stage.serve(1)
 
 

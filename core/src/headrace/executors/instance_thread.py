@@ -163,7 +163,7 @@ class InstanceThread:
             try:
                 return source.take(thread.wakeup)
             except BaseException:
-                log.exception("the scheduler of instance '%s' failed to give it a batch", self.name)
+                log.exception("the scheduler of instance '%s' raised an exception in next()", self.name)
                 if self._is_leaving.wait(_RETRY_S):
                     return None
                 thread.wakeup = Wakeup()  # nobody knows who has the other

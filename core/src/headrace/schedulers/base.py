@@ -1,4 +1,7 @@
-"""What a scheduler implements, and what it is given: the policy; `headrace.schedulers.kernel` does the rest."""
+"""The interface of a scheduler: `Scheduler`, `FullScheduler`, and the `SchedulerContext` that each object gets.
+
+A scheduler is the policy only. `headrace.schedulers.kernel` does everything else.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,18 @@ from headrace.telemetry.published import PublishedMetric
 
 
 class Timer(Protocol):
-    """A call that is still to come."""
+    """A call that is scheduled and can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """Time as schedulers see it. The server's is the monotonic clock; a test turns its own."""
+    """The time for schedulers. The server uses the monotonic clock; a test uses a clock that it moves itself."""
 
     def now_ns(self) -> int: ...
 
     def call_later(self, delay_ns: int, call: Callable[..., object], *arguments: object) -> Timer:
-        """Call on the event loop in ``delay_ns``. Event loop only."""
+        """Call ``call(*arguments)`` on the event loop after ``delay_ns``. Event loop only."""
 
 
 class LoopClock:
@@ -52,7 +55,7 @@ class LoopClock:
 class Waiting(Protocol):
     """The requests that wait for an instance: lower levels first, each level in order of arrival.
 
-    Reading is safe on any thread. The kernel alone adds and removes.
+    Any thread may read it. Only the kernel adds and removes requests.
     """
 
     def __len__(self) -> int: ...
@@ -62,32 +65,34 @@ class Waiting(Protocol):
     def __iter__(self) -> Iterator[Ticket]: ...
 
     def head(self, count: int) -> tuple[Ticket, ...]:
-        """The first ``count`` of them."""
+        """Return the first ``count`` requests."""
 
     def size(self, level: int) -> int:
-        """How many wait at ``level``."""
+        """Return the number of requests that wait at ``level``."""
 
 
 class Occupancy(Protocol):
-    """How busy the instances of a version are. Any thread."""
+    """How busy the instances of a version are. Any thread may read it."""
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait or are executed, and those whose answers are on their way."""
+        """Requests that wait, that are executed, or whose responses are not delivered yet."""
 
     @property
     def at_once(self) -> int:
-        """Executions that the instances can run side by side."""
+        """Executions that the instances can run at the same time."""
 
     @property
     def last_ns(self) -> int:
-        """How long the last execution took, of whichever instance; 0 before the first."""
+        """Duration of the last execution, on any instance; 0 before the first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InstanceInfo:
-    """An instance that runs batches. ``slots`` is how many rows it takes in one execution, 1 for a model without
-    a batch axis. Compared and hashed by identity."""
+    """An instance that runs batches. Compared and hashed by identity.
+
+    ``slots`` is the number of rows that it takes in one execution: 1 for a model without a batch axis.
+    """
 
     name: str
     device: Device
@@ -96,31 +101,34 @@ class InstanceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to run yet: ask again in ``delay_ns``, or when ``rows`` more have arrived, or something else changed."""
+    """Run nothing yet. `Scheduler.next` is called again after ``delay_ns``, or when ``rows`` more have arrived, or when
+    something else has changed."""
 
     delay_ns: int
     rows: int = 1
 
 
 class Dependency(NamedTuple):
-    """Another model that a version needs to answer: by name, and by version, -1 for the latest that is served."""
+    """Another model that a version needs. ``version`` is -1 for the latest version that is served."""
 
     model: str
     version: int = -1
 
 
 def _nobody_to_ask(ticket: Ticket) -> None:
-    """The ``ask`` of a model that is known by its config only."""
+    """Refuse the request: the default ``ask`` of a model of which only the config is known."""
     raise InternalError(f"model '{ticket.request.model_name}' is not loaded")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OtherModel:
-    """A version of another model, for those who depend on it: it serves until they have answered their last request.
+    """A version of another model, for a model that depends on it.
 
-    ``config`` is complete. ``labels`` maps an output to the lines of its label file. ``ask`` has the version answer a
-    request by its ticket's ``respond``, and raises the `HeadraceError` that refuses it; then it is not answered. It is
-    for the event loop.
+    It serves until the dependent model has answered its last request. ``config`` is complete. ``labels`` maps an output
+    to the lines of its label file.
+
+    ``ask`` runs a request and answers it by its ticket's ``respond``. It raises a `HeadraceError` to refuse the
+    request, which then gets no response. Event loop only.
     """
 
     config: ModelConfig
@@ -133,10 +141,11 @@ class OtherModel:
 
 @dataclass(frozen=True, slots=True)
 class HeldUntil:
-    """For tests of a server: until when nothing is run, so that a test knows what runs together. 0 holds nothing.
+    """Hold all executions until enough requests wait. For tests of a server, which then know what runs together.
 
-    ``requests``: so many must wait for an instance at once. ``backlog``: so many must wait behind those, where a
-    scheduler lets only some requests come up to the instances. Once that has been so, nothing is held any more.
+    ``requests`` is how many must wait for an instance at the same time. ``backlog`` is how many must wait behind those,
+    for a scheduler that admits only some requests to the instances. 0 holds nothing. When both numbers have been
+    reached once, nothing is held any more.
     """
 
     requests: int = 0
@@ -144,8 +153,10 @@ class HeldUntil:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> HeldUntil:
-        """What ``TRITONSERVER_DELAY_SCHEDULER`` and ``TRITONSERVER_BACKLOG_DELAY_SCHEDULER`` say
-        (docs/spec/behaviours.md section 14.1). Raises `ConfigError`."""
+        """Read ``TRITONSERVER_DELAY_SCHEDULER`` and ``TRITONSERVER_BACKLOG_DELAY_SCHEDULER``.
+
+        Raises `ConfigError`. Source: docs/spec/behaviours.md section 14.1.
+        """
         return cls(*(_count(environ, f"TRITONSERVER_{name}DELAY_SCHEDULER") for name in ("", "BACKLOG_")))
 
 
@@ -158,10 +169,10 @@ def _count(environ: Mapping[str, str], name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerContext:
-    """What a scheduler works with: one version of a model. The calls are for the event loop.
+    """Everything that a scheduler works with, for one version of a model. Call its functions on the event loop only.
 
-    ``instances`` is empty for a model that has none, and always those of now: see `Scheduler.instances_changed`.
-    ``parameters`` is the scheduler's own ``Parameters``.
+    ``instances`` always has the current instances, and is empty for a model without any: see
+    `Scheduler.instances_changed`. ``parameters`` is an object of the scheduler's own ``Parameters``.
     """
 
     config: ModelConfig
@@ -172,168 +183,192 @@ class SchedulerContext:
     clock: Clock
     waiting: Waiting
     occupancy: Occupancy
-    #: Have another model answer a request, by its ticket's ``respond``; a refusal is an answer.
+    #: Send a request to another model, which answers by the ticket's ``respond``. A refusal is a response, too.
     call: Callable[[Ticket], None]
-    #: Give a request that no instance has an answer: ``answer(request, answer, final)``. Of one that waited,
-    #: `Unavailable` counts as rejected, and `Cancelled` as cancelled. Its time counts as waiting until
-    #: ``ticket.started_ns``, if that is set, or until now, and from there on as computing.
+    #: Answer a request that no instance runs: ``answer(request, answer, final)``.
+    #:
+    #: If the request waited, `Unavailable` counts as rejected and `Cancelled` as cancelled. Its time counts as waiting
+    #: until ``ticket.started_ns`` (until now, if that is not set), and as computing after that.
     answer: Callable[[Ticket, Answer, bool], None]
-    #: Something changed that nobody else has noticed: have `Scheduler.next` asked for all who are idle, soon.
+    #: Call `Scheduler.next` soon for all idle instances. For changes that only the scheduler knows of.
     ask_again: Callable[[], None]
-    #: For tests of a server; a scheduler that batches follows it.
+    #: For tests of a server. A scheduler that batches obeys it.
     held_until: HeldUntil = HeldUntil()
-    #: What `Scheduler.depends_on` has named, loaded.
+    #: The loaded models that `Scheduler.depends_on` has named.
     others: Mapping[Dependency, OtherModel] = field(default_factory=dict)
-    #: Where the model lies in its repository, with its config and its versions; None for one that lies nowhere.
+    #: The model's directory in its repository, with its config and versions. None if it has none.
     directory: Path | None = None
 
 
-#: What `FullScheduler` adds to `Scheduler`.
+#: The names that `FullScheduler` adds to `Scheduler`.
 _ONLY_FULL: set[str] = set()
 
 
 class Scheduler(ABC):
     """Decides which requests run together, where and when. One object per version of a model.
 
-    This is all that a policy needs: it takes a request in (`submit`), says what an instance runs (`next`), and is told
-    the results (`finished`). `FullScheduler` has more. ``name`` selects the scheduler: the field of the config's
-    ``scheduling_choice``, or the model's parameter ``scheduler``; ``direct`` if neither is there. Every method runs on
-    the event loop, with one exception (``on_threads``), and must not block. The kernel does the rest for all
-    schedulers: it keeps the requests that wait, sleeps, wakes, answers, and removes requests that are cancelled.
+    A policy needs three methods: `submit` takes in a request, `next` returns what an instance runs, and `finished` gets
+    the results. `FullScheduler` has more. The kernel does everything else: it keeps the waiting requests, sets timers,
+    wakes instances, delivers responses, and removes cancelled requests.
+
+    ``name`` selects the scheduler: by the field of the config's ``scheduling_choice``, else by the model's parameter
+    ``scheduler``, else ``direct``. Every method runs on the event loop and must not block. Exception: ``on_threads``.
     """
 
     name: ClassVar[str]
-    #: A dataclass: what the model's parameters ``scheduler.FIELD`` may say.
+    #: A dataclass with a field for each parameter ``scheduler.FIELD`` of the model.
     Parameters: ClassVar[type] = NoParameters
-    #: True if the threads of instances may call `next`, too, at the same time. It then takes what it chooses from
-    #: ``waiting`` only, and a busy instance need not wait for the event loop.
+    #: True if the threads of instances may call `next` too, at the same time. `next` must then choose from ``waiting``
+    #: only. In return, a busy instance need not wait for the event loop.
     on_threads: ClassVar[bool] = False
-    #: True if every instance gets what any other would get. Then the kernel asks for one where it would ask for all.
+    #: True if `next` returns the same for every instance. The kernel then asks for one instance instead of for all.
     instances_alike: ClassVar[bool] = False
-    #: True if the result of a request may depend on earlier requests of its caller, as in a sequence. Then one server
-    #: must have them all: the models are refused where several servers share a port (``--workers``).
+    #: True if a result may depend on earlier requests of the same caller, as in a sequence. One server must then get
+    #: all of them: such a model is refused where several servers share a port (``--workers``).
     is_stateful: ClassVar[bool] = False
 
     def __init__(self, context: SchedulerContext) -> None:
         self.context = context
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """Refuse a class that defines what only a `FullScheduler` is asked for."""
+        """Refuse a class that defines what only a `FullScheduler` may have."""
         super().__init_subclass__(**given)
         if _ONLY_FULL and not issubclass(cls, FullScheduler):
             _refuse_ignored(cls, dir(cls))
 
     def submit(self, ticket: Ticket) -> int | None:
-        """Take in the request of ``ticket``, or raise `Unavailable` to refuse it. A refused request is over.
+        """Accept the request of ``ticket``, or raise `Unavailable` to refuse it.
 
-        Return the level at which it waits: 1 (None is the same) before 2 and so on. 0 keeps it from
-        instances: then the scheduler calls ``context.answer``, here or later. ``ticket.deadline_ns``, if set
-        here, is when its time to wait is over. ``ticket.queued_ns`` is now.
+        Return the level at which it waits: 1 (or None) is served before 2, and so on. If the level is 0, no instance
+        gets the request, and the scheduler answers it by ``context.answer``, now or later. To limit the waiting time,
+        set ``ticket.deadline_ns``. ``ticket.queued_ns`` is the present time.
         """
         return None
 
     @abstractmethod
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-        """Return what ``instance``, which is idle, runs now: some of ``context.waiting``, at most its slots in rows.
+        """Return what ``instance``, which is idle, runs now: requests from ``context.waiting``, at most its slots in
+        rows.
 
-        Return nothing if there is nothing for it: it is asked again after the next change. A `headrace.Batch` says more
-        than a list does. `Wait` is for a batch that is not full enough.
+        Return an empty list if there is nothing to run: `next` is called again after the next change. Return `Wait` if
+        the batch is to become fuller. Return a `headrace.Batch` to say more than a list can.
         """
 
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
-        """Called with the last answers of ``tickets``, before their callers get them. ``instance`` ran them. It is None
-        for requests that were cancelled, rejected or expired while they waited. The answers have the outputs that are
-        ``kept``, which are removed when this returns."""
+        """Called with the last answers of ``tickets``, before they are delivered.
+
+        ``instance`` ran the requests. It is None for requests that were cancelled, rejected or expired while they
+        waited. The answers still have the outputs that are ``kept``; they are removed when this returns.
+        """
 
 
 class FullScheduler(Scheduler):
-    """A `Scheduler` with all that the kernel may ask of one. Everything has a default: override what you need."""
+    """A `Scheduler` with everything that the kernel can ask of one. Everything has a default: override what you
+    need."""
 
-    #: False if its models run without instances. They may have no backend, and `next` is never called.
+    #: False if its models run without instances. They may then have no backend, and `next` is never called.
     needs_instances: ClassVar[bool] = True
-    #: What it publishes on the metrics page for each version that it serves: `measure`.
+    #: The metrics of each version that it serves. `measure` returns their values.
     metrics: ClassVar[Sequence[PublishedMetric]] = ()
-    #: True if answers are given in the order in which the requests came. Set before the first request.
+    #: True if responses are delivered in the order of the requests. Set it before the first request.
     keeps_order: bool = False
-    #: Outputs that the model gives for `finished` and not for the callers, by name. Set before the first request. A
-    #: kept output of the config also goes to the callers that ask for it or for all.
+    #: Outputs that the model computes for `finished` and that callers do not get, by name. Set it before the first
+    #: request. A kept output that the config declares also goes to each caller that asks for it, or that asks for all
+    #: outputs.
     kept: Mapping[str, Spec] = MappingProxyType({})
-    #: The lines of a label file, for outputs without one in the model's config. Set before the first request.
+    #: Labels of outputs that have no label file in the model's config. Set it before the first request.
     labels: Mapping[str, Sequence[str]] = MappingProxyType({})
 
     # ------------------------------------------------------------------ the config, once per load
 
     @classmethod
     def depends_on(cls, config: ModelConfig) -> Collection[Dependency]:
-        """Return the models without which one of ``config`` cannot answer. They are loaded before it, and serve until
-        it has answered its last request. When they are loaded again, so is it. On a thread that may block."""
+        """Return the models that a model with ``config`` needs. Runs on a thread that may block.
+
+        They are loaded before it, and serve until it has answered its last request. When they are loaded again, it is
+        too.
+        """
         return ()
 
     @classmethod
     def complete_config(cls, config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> None:
-        """Check ``config`` against the models that it depends on, and write into it what follows from them.
+        """Check ``config`` against the models that it depends on, and complete it from theirs.
 
-        Raises `ConfigError` if they do not fit. ``headrace check`` calls this without loading: then ``others`` lacks
-        the models whose configs are incomplete. On a thread that may block, once per version and load.
+        Raises `ConfigError` if they do not fit together. ``headrace check`` calls this without loading: ``others`` then
+        lacks the models with incomplete configs. Runs on a thread that may block, once per version and load.
         """
 
     @classmethod
     def reschedules(cls, config: ModelConfig) -> bool:
-        """Return True if a model of ``config`` may have its requests run more than once. It returns
-        `headrace.Rescheduled` in the place of the last answer, and the request comes back by `rescheduled`. Otherwise
-        that is an error of the model."""
+        """Return True if a model with ``config`` may run a request more than once.
+
+        It then returns `headrace.Rescheduled` instead of the last response, and the kernel calls `rescheduled`.
+        Otherwise `headrace.Rescheduled` is an error of the model.
+        """
         return False
 
     # ------------------------------------------------------------------ requests
 
     def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
-        """Take back ``ticket``, which ``instance`` has run and whose model wants it to be run once more.
+        """Take back ``ticket``, which ``instance`` has run and which its model wants to run again.
 
-        Return as in `submit` at which level it waits, or raise what its caller gets; then it is `finished`.
-        ``outputs`` has the outputs that are ``kept``. ``ticket.request`` may be replaced by what the
-        model is asked next, and ``ticket.deadline_ns`` may be set again. All requests of a batch come back before the
-        instance is asked for again.
+        Return the level at which it waits, as `submit` does. Or raise the error that its caller gets; `finished`
+        follows. ``outputs`` has the outputs that are ``kept``. ``ticket.request`` may be replaced by the model's next
+        request, and ``ticket.deadline_ns`` may be set again. All requests of a batch come back before `next` is called
+        for the instance.
         """
         raise Rescheduled
 
     def continues(self, ticket: Ticket) -> bool:
-        """Return True if the request of ``ticket`` belongs to something that has begun. Called while the server stops:
-        it is then submitted, and any other request is refused."""
+        """Return True if the request of ``ticket`` continues work that has begun, such as a sequence.
+
+        Called while the server stops: such a request is still submitted, every other one is refused.
+        """
         return False
 
     def expired(self, ticket: Ticket) -> int | None:
-        """Return None to reject ``ticket``, whose time to wait is over, or the level at which it waits on, without
-        a deadline and behind all others there."""
+        """Decide about ``ticket``, whose deadline has passed while it waited.
+
+        Return None to reject it. Or return the level at which it goes on waiting: without a deadline, behind all others
+        there.
+        """
         return None
 
     # ------------------------------------------------------------------ instances
 
     def instances_changed(self) -> None:
-        """``context.instances`` has changed: some were added, others are leaving. A scheduler that overrides this, or
-        whose ``instances_alike``, stays while its model gets other instances. Any other is made anew with them."""
+        """Called when ``context.instances`` has changed: some were added, others are being removed.
+
+        A scheduler that overrides this, or that is ``instances_alike``, is kept when its model gets other instances.
+        Any other scheduler is created anew with them.
+        """
 
     def lets_go(self, instance: InstanceInfo) -> bool:
-        """Return True if ``instance``, which is leaving, may go now: no request is bound to it.
+        """Return True if ``instance``, which is being removed, may close now because no request is bound to it.
 
-        Called before `next`, until it is True. `next` is asked meanwhile what the instance runs."""
+        Called before each `next` until it returns True. Until then, `next` returns what the instance runs.
+        """
         return True
 
     # ------------------------------------------------------------------ metrics, and the end
 
     def measure(self) -> Mapping[str, float]:
-        """Return the value of each of ``metrics`` by its name. Called when the metrics page is read, and never for a
-        request. If it raises, the page has no metrics of this scheduler."""
+        """Return the value of each of ``metrics`` by name.
+
+        Called when the metrics page is read, and never for a request. If it raises, the page has no metrics of this
+        scheduler.
+        """
         return {}
 
     def close(self) -> None:
-        """Cancel what was asked of the clock: no more requests come. Running requests may still be `finished`."""
+        """Cancel all timers: no more requests arrive. `finished` may still be called for running requests."""
 
 
 _ONLY_FULL.update(name for name in vars(FullScheduler) if not name.startswith("_"))
 
 
 class _Defaults(FullScheduler):
-    """Stands beside a `Scheduler` that is no `FullScheduler`."""
+    """The defaults for a `Scheduler` that is not a `FullScheduler`."""
 
     name = "defaults"
 
@@ -342,9 +377,9 @@ class _Defaults(FullScheduler):
 
 
 def full(scheduler: Scheduler) -> FullScheduler:
-    """Return ``scheduler`` if it is a `FullScheduler`, else one with the defaults.
+    """Return ``scheduler`` if it is a `FullScheduler`, else a `FullScheduler` with the defaults.
 
-    Raises `TypeError` if ``scheduler`` has set what only a `FullScheduler` may have.
+    Raises `TypeError` if ``scheduler`` has set an attribute that only a `FullScheduler` may have.
     """
     if isinstance(scheduler, FullScheduler):
         return scheduler
@@ -358,18 +393,19 @@ def _refuse_ignored(kind: type[Scheduler], names: Iterable[str]) -> None:
 
 
 def full_class(kind: type[Scheduler]) -> type[FullScheduler]:
-    """Return what declares everything for ``kind``: itself, or `FullScheduler` with its defaults."""
+    """Return the class that has every declaration for ``kind``: itself, or `FullScheduler` with its defaults."""
     return kind if issubclass(kind, FullScheduler) else FullScheduler
 
 
 def nobody_to_call(ticket: Ticket) -> None:
-    """The ``call`` of a context that has no server."""
+    """Raise `InternalError`: the ``call`` of a context without a server."""
     raise InternalError("this scheduler runs without a server: there are no other models")
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledModel:
-    """What the kernel is told of the version that it serves. ``parameters`` is the scheduler's ``Parameters``."""
+    """What the kernel needs to know about its version. ``parameters`` is an object of the scheduler's
+    ``Parameters``."""
 
     config: ModelConfig
     instances: Sequence[InstanceInfo] = ()

@@ -1,7 +1,11 @@
-"""The stage of the response cache: requests that are answered in a model's stead, before its scheduler hears of them.
+"""The response cache: answer requests before they reach the scheduler of their model.
 
-A request is answered from the cache; or it follows one that asks the same, and is executed already; or it leads: it is
-executed, and its answer is kept. If a leader fails or leaves, the first of those that follow leads.
+A request takes one of three ways:
+
+- The cache has its response: it is answered at once.
+- A request with the same content (the leader) is being executed: this one follows, and gets the leader's response.
+- Otherwise it is the leader: it is executed, and its response is stored. If it fails or is cancelled, the first
+  follower becomes the leader.
 """
 
 from __future__ import annotations
@@ -23,14 +27,14 @@ from headrace.schedulers.instance_source import Limiter
 from headrace.schedulers.kernel import STOPPING, Kernel
 from headrace.telemetry.statistics import ModelStatistics
 
-#: After so many executions that failed those who still wait are executed each for itself, and not one after another.
+#: After this many failed executions, each follower is executed by itself instead of one after the other.
 _ATTEMPTS = 2
 
 
 class Flight:
-    """One key whose answer is on its way, from an execution (``leader``) or from a remote cache (None).
+    """A key whose response is pending, from an execution (``leader``) or from a remote cache (``leader`` is None).
 
-    ``followers`` wait for it, in order of arrival, each with the time at which it asked.
+    ``followers`` wait for it in order of arrival. Each has the time at which it asked.
     """
 
     __slots__ = (
@@ -55,7 +59,7 @@ class Flight:
 
 
 class CachingKernel(Kernel):
-    """The kernel of a version whose answers are kept in ``cache``. Event loop only, as `Kernel`."""
+    """The kernel of a version whose responses are stored in ``cache``. Event loop only, like `Kernel`."""
 
     def __init__(
         self,
@@ -71,13 +75,13 @@ class CachingKernel(Kernel):
         self._cache = cache
         statistics.has_cache, cache.failed = True, self._count_failure
         self._flights: dict[bytes, Flight] = {}
-        #: Those that have entered and wait for an answer, or for their own key (None), outside the scheduler.
+        #: Requests that have entered and wait outside the scheduler: for a `Flight`, or (None) for their own key.
         self._followed: dict[Ticket, Flight | None] = {}
 
     # ------------------------------------------------------------------ in
 
     def submit(self, ticket: Ticket, has_entered: bool = False) -> None:
-        """As `Kernel.submit`. Raises `InvalidArgument`, too, if the parameter `BYPASS` is neither true nor false."""
+        """Do as `Kernel.submit`. Also raises `InvalidArgument` if the parameter `BYPASS` is neither true nor false."""
         request = ticket.request
         if bypasses(request):
             super().submit(ticket)
@@ -93,9 +97,9 @@ class CachingKernel(Kernel):
             super().submit(ticket)
 
     def _digested(self, ticket: Ticket, asked_ns: int, key: bytes | Exception) -> None:
-        """The key of a request that waited for it is there."""
+        """Go on with a request whose key has been computed."""
         if self._followed.pop(ticket, self) is self:
-            return  # it has left
+            return  # cancelled meanwhile
         if isinstance(key, Exception):
             self._count_failure(key)
             self._resume(ticket)
@@ -103,10 +107,11 @@ class CachingKernel(Kernel):
             self._look_up(ticket, key, asked_ns, self._resume)
 
     def _look_up(self, ticket: Ticket, key: bytes, asked_ns: int, execute: Callable[[Ticket], None]) -> None:
-        """Have ``ticket`` answered by whoever can, or ``execute`` it."""
+        """Answer ``ticket`` from the cache, let it follow a leader, or ``execute`` it."""
         request, flight = ticket.request, self._flights.get(key)
         if flight is not None:
-            # An instance that waits for its call may be what the leader waits for; and who is urgent waits for nobody.
+            # A call of an instance that waits must not wait for a leader: the leader may need that instance. And a
+            # request does not wait for one of another priority.
             if request.callers or request.priority != flight.priority:
                 self._miss(asked_ns)
                 execute(ticket)
@@ -135,7 +140,7 @@ class CachingKernel(Kernel):
             flight.followers[ticket] = asked_ns
 
     def _lead(self, flight: Flight, ticket: Ticket, asked_ns: int, execute: Callable[[Ticket], None]) -> None:
-        """Execute ``ticket`` for all who wait for ``flight``."""
+        """Execute ``ticket`` for all requests that wait for ``flight``."""
         flight.leader, flight.spent_ns = ticket, self._now_ns() - asked_ns
         watcher = partial(self._answered, flight)
         ticket.watch(watcher)
@@ -148,7 +153,7 @@ class CachingKernel(Kernel):
             raise
 
     def _resume(self, ticket: Ticket) -> None:
-        """Execute ``ticket``, which has entered long ago: a refusal is its answer."""
+        """Execute ``ticket``, which entered earlier: a refusal is its response."""
         try:
             super().submit(ticket, has_entered=True)
         except BaseException as error:
@@ -161,7 +166,7 @@ class CachingKernel(Kernel):
     # ------------------------------------------------------------------ out
 
     def _answered(self, flight: Flight, leader: Ticket, answer: Answer, final: bool) -> Answer:
-        """Note an answer to the leader of ``flight``. If it is the last, answer the followers."""
+        """Record an answer to the leader of ``flight``. If it is the last one, answer the followers."""
         if isinstance(answer, InferResponse):
             flight.responses += 1
         if answer is not None and not isinstance(flight.answer, HeadraceError):
@@ -184,22 +189,23 @@ class CachingKernel(Kernel):
         self._pass_on(flight)
 
     def _found(self, flight: Flight, found: CachedResponse | Exception | None) -> None:
-        """The remote cache has answered, or failed."""
+        """Use the response of the remote cache; without one, execute the first follower."""
         if isinstance(found, CachedResponse):
             self._give(flight, found)
         else:
             self._pass_on(flight)
 
     def _give(self, flight: Flight, kept: CachedResponse) -> None:
-        """Answer all who wait for ``flight``."""
+        """Answer all requests that wait for ``flight``."""
         self._flights.pop(flight.key, None)
         for ticket, asked_ns in tuple(flight.followers.items()):
             if self._followed.pop(ticket, self) is not self:
                 self._hit(ticket, kept, asked_ns)
 
     def _pass_on(self, flight: Flight) -> None:
-        """Nobody is executed for ``flight``: the first who waits is, or, after too many failures, each who does."""
-        if flight.is_passed_on:  # it is refused at once; whoever passes on looks for another
+        """Execute the first follower of ``flight``, which has no leader now. After `_ATTEMPTS` failures, execute them
+        all."""
+        if flight.is_passed_on:  # already in the loop below, which takes the next follower
             return
         flight.is_passed_on = True
         while flight.followers and flight.leader is None:
@@ -231,7 +237,7 @@ class CachingKernel(Kernel):
     # ------------------------------------------------------------------ those who leave, and the end
 
     def _depart(self, ticket: Ticket) -> None:
-        """The caller of one who waits has gone."""
+        """Answer a waiting request whose caller has cancelled it."""
         self._dismiss(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"))
 
     def _dismiss(self, ticket: Ticket, error: HeadraceError) -> None:

@@ -1,4 +1,4 @@
-"""Which instances of a version are idle, and how the event loop wakes them."""
+"""The idle instances of a version, and how the event loop wakes them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headrace.schedulers.base import Clock, LoopClock, ScheduledModel, Scheduler
 from headrace.schedulers.in_flight import RequestQueue
 from headrace.telemetry.batch_history import BatchHistory
 
-#: What counts as so many rows arrived: news that every instance has to look at, however many it is missing.
+#: A number of arrived rows that wakes every instance, even one that waits for a full batch.
 NEWS = 1 << 32
 
 
 class InstanceToWake(Protocol):
-    """As much of a `headrace.schedulers.instance_source.InstanceSource` as it takes to wake its instance."""
+    """The part of `headrace.schedulers.instance_source.InstanceSource` that wakes its instance."""
 
     wake_at: float
     calls_at_once: int
@@ -37,11 +37,10 @@ class InstanceToWake(Protocol):
 
 
 class Dispatcher(ABC):
-    """Which instances are idle, and how they are woken: as much of the kernel as their sources see.
+    """Keeps the idle instances and wakes them: the part of the kernel that instance sources use.
 
-    ``sources`` are where the instances get their batches, in the order of ``instances``. ``last_ns`` is how long the
-    last execution took. Event loop only, except `hand_on`, `choose_who_takes`, and what makes an
-    `headrace.schedulers.base.Occupancy` of it.
+    ``sources`` give the instances their batches, in the order of ``instances``. ``last_ns`` is the duration of the last
+    execution. Event loop only, except `hand_on`, `choose_who_takes` and the `headrace.schedulers.base.Occupancy` part.
     """
 
     sources: Sequence[InstanceToWake] = ()
@@ -55,12 +54,12 @@ class Dispatcher(ABC):
     ) -> None:
         self.clock = LoopClock(loop) if clock is None else clock
         self.closed = False
-        self.arrived = 0  # rows; and `NEWS`
+        self.arrived = 0  # rows, plus `NEWS` for each other change
         self.last_ns = 0
         self.idle: deque[InstanceToWake] = deque()
         self.queue = RequestQueue()
         self.history = BatchHistory()
-        #: A list of its own, which schedulers see change.
+        #: A list of its own: schedulers see its changes.
         self.instances = list(model.instances)
         self.call_soon, self.call_soon_threadsafe = loop.call_soon, loop.call_soon_threadsafe
         self._is_waking = False
@@ -81,17 +80,17 @@ class Dispatcher(ABC):
             model.directory,
         )
         self.scheduler = scheduler = kind(context)
-        #: The same, or the defaults of what it does not have.
+        #: The same object, or an object with the defaults.
         self.full = full(scheduler)
-        #: Outputs that the model gives and callers do not get.
+        #: Outputs that the model computes and callers do not get.
         self.kept = frozenset(self.full.kept)
-        #: Those of them that are none of the model's own outputs; and what else is kept from callers who asked for some
-        #: outputs, and not for it.
+        #: ``hidden``: kept outputs that the model's config does not declare. ``unasked``: more outputs to remove, for a
+        #: request that asked for some outputs only.
         self.hidden = self.kept.difference(model.outputs)
         self.unasked: dict[Ticket, frozenset[str]] = {}
         reschedules = full_class(kind).reschedules(model.config)
         self.hears = bool(self.kept) or kind.finished is not Scheduler.finished or reschedules
-        #: Whether the scheduler has ever had an instance wait for a fuller batch.
+        #: True once the scheduler has let an instance wait for a fuller batch.
         self.forms_batches = False
 
     @property
@@ -101,7 +100,7 @@ class Dispatcher(ABC):
 
     @property
     def at_once(self) -> int:
-        """Executions that the instances can run side by side."""
+        """Executions that the instances can run at the same time."""
         return sum([source.calls_at_once for source in self.sources])
 
     @abstractmethod
@@ -117,15 +116,16 @@ class Dispatcher(ABC):
     def deliver_heard(self, source: Any, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None: ...
 
     def count_on(self, sources: Sequence[InstanceToWake]) -> None:
-        """From now on ``sources`` are those of the instances."""
+        """Use ``sources`` for the instances from now on."""
         self.sources = sources
         self._alike = self.scheduler.instances_alike and not any(source.is_limited for source in sources)
         self.choose_who_takes()
 
     def choose_who_takes(self) -> None:
-        """Whether the event loop runs the batches of an instance has changed. Any thread."""
-        #: Whether threads are only rung for, and take what is there once they are awake: one is as good as another,
-        #: none of them leaves it to the event loop, and there is no batch to form, which the loop would do.
+        """Update ``threads_take``. Called when the event loop starts or stops running an instance's batches. Any
+        thread."""
+        #: True if the loop only wakes threads, and each takes its batch itself. For that, all instances must be alike,
+        #: none may run on the event loop, and no batch may be forming, because the loop forms batches.
         self.threads_take = (
             self.scheduler.on_threads
             and self._alike
@@ -134,7 +134,7 @@ class Dispatcher(ABC):
         )
 
     def ask_again(self) -> None:
-        """Ask for all who are idle, soon."""
+        """Call `Scheduler.next` soon for all idle instances."""
         self.arrived += NEWS
         self.wake_soon()
 
@@ -144,13 +144,13 @@ class Dispatcher(ABC):
             self.call_soon(self._wake)
 
     def hand_on(self) -> None:
-        """Have another idle thread look at what one has left. Any thread."""
+        """Wake another idle thread for the requests that this one did not take. Any thread."""
         if self.threads_take and len(self.queue):
-            with suppress(IndexError):  # woken by somebody else in the meantime
+            with suppress(IndexError):  # another thread has woken it meanwhile
                 self.idle.popleft().wake()
 
     def _wake(self) -> None:
-        """Offer what waits to the instances that are idle, those that form a batch first."""
+        """Give the waiting requests to the idle instances, those that form a batch first."""
         self._is_waking = False
         idle = self.idle
         for source in tuple(idle):
@@ -160,7 +160,7 @@ class Dispatcher(ABC):
                 continue
             try:
                 idle.remove(source)
-            except ValueError:  # its thread has looked by itself
+            except ValueError:  # its thread has taken a batch itself
                 continue
             if not source.offer() and self._alike:
                 return

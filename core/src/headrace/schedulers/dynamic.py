@@ -1,8 +1,9 @@
-"""The built-in schedulers: the dynamic batcher, and `DirectScheduler`, which is the same with batches of one request.
+"""The built-in schedulers: the dynamic batcher, and `DirectScheduler`, which runs batches of one request.
 
-An idle instance pulls a batch. When it fires is `decide`'s to say, by arithmetic on the requests that wait and nothing
-else; how long a request may wait, and how many with it, is said by its `QueuePolicy`. Source:
-docs/spec/behaviours.md sections 6.1 to 6.3.
+An idle instance pulls a batch. `decide` says when a batch is sent, by arithmetic on the waiting requests only.
+`QueuePolicy` says how long a request may wait, and how many may wait with it.
+
+Source: docs/spec/behaviours.md sections 6.1 to 6.3.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from headrace.telemetry.batch_history import (
     SHAPE_BREAK,
 )
 
-#: Executions that take less are not worth dividing: what each of them costs besides, in threads that wake and in
-#: bytecode, is a good part of that.
+#: Executions shorter than 1 ms are not divided: waking threads and running bytecode would cost a good part of the gain.
 WORTH_DIVIDING_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """``default_timeout_ns`` and ``max_size`` are 0 for none. ``postpones``: an expired request
-    moves behind the others instead of being rejected."""
+    """The limits of one level. ``default_timeout_ns`` and ``max_size`` are 0 for no limit.
+
+    If ``postpones``, an expired request moves behind the others instead of being rejected.
+    """
 
     default_timeout_ns: int = 0
     allows_override: bool = False
@@ -51,7 +53,8 @@ class QueuePolicy:
         )
 
     def timeout_ns(self, requested_us: int) -> int:
-        """The timeout of a request; its own counts only if allowed, set and smaller."""
+        """Return the timeout of a request. Its own counts only if that is allowed, above 0 and smaller than the
+        default."""
         requested_ns = requested_us * 1000
         if self.allows_override and 0 < requested_ns < self.default_timeout_ns:
             return requested_ns
@@ -60,7 +63,8 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Priorities:
-    """The levels of a model's queue, 1 first, up to 2^64 - 1 of them; ``own`` are the policies beside the default."""
+    """The levels of a model's queue: 1 is first, at most 2^64 - 1. ``own`` has the policies that are not the
+    default."""
 
     levels: int = 1
     default_level: int = 1
@@ -78,7 +82,7 @@ class Priorities:
         return cls(levels, batching.default_priority_level, default, own)
 
     def level(self, requested: int) -> int:
-        """The level of a request; 0 and levels that do not exist mean the default."""
+        """Return the level of a request; for 0 and for unknown levels, the default level."""
         return requested if 1 <= requested <= self.levels else self.default_level
 
     def policy(self, level: int) -> QueuePolicy:
@@ -87,7 +91,7 @@ class Priorities:
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
-    """How requests join. ``max_requests`` bounds a batch as ``max_rows`` does."""
+    """How requests join a batch. Both ``max_rows`` and ``max_requests`` bound it."""
 
     max_rows: int = 1
     max_requests: int = 1
@@ -100,7 +104,7 @@ class BatchRule:
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> BatchRule:
-        """The rule that ``dynamic_batching`` states; a model without batch axis runs one by one."""
+        """Return the rule of ``dynamic_batching``. A model without a batch axis runs one request at a time."""
         batching, rows = config.dynamic_batching, config.max_batch_size
         if rows < 1:
             return cls()
@@ -109,8 +113,10 @@ class BatchRule:
 
 
 class Decision(NamedTuple):
-    """Send the first ``requests`` now, which are ``rows``, for ``reason``; if that is 0, look again after
-    ``wait_ns``, or as soon as ``missing_rows`` more have arrived."""
+    """Send the first ``requests`` now, which have ``rows`` rows, for ``reason``.
+
+    If ``requests`` is 0, decide again after ``wait_ns``, or when ``missing_rows`` more have arrived.
+    """
 
     requests: int
     wait_ns: int = 0
@@ -120,8 +126,8 @@ class Decision(NamedTuple):
 
 
 def decide(waiting: Sequence[Ticket], rule: BatchRule, now_ns: int) -> Decision:
-    """What to do about ``waiting``: at least one request, in the order they would be served."""
-    if len(waiting) == 1 and not rule.max_delay_ns:  # nobody to join, and nothing to wait for
+    """Decide about ``waiting``: at least one request, in the order of service."""
+    if len(waiting) == 1 and not rule.max_delay_ns:  # one request, and no reason to wait for more
         rows = waiting[0].rows
         alone = PREFERRED_SIZE if rows in rule.preferred_rows else IDLE_INSTANCE
         return Decision(1, 0, 0, rows, FULL if rows >= rule.max_rows or rule.max_requests == 1 else alone)
@@ -158,8 +164,10 @@ def decide(waiting: Sequence[Ticket], rule: BatchRule, now_ns: int) -> Decision:
 
 
 def _below(waiting: Sequence[Ticket], largest: int) -> Decision:
-    """As many of ``waiting`` as stay within ``largest`` rows, but the first in any case: what would lift the
-    batch above the largest preferred size is left for the next one."""
+    """Return a decision for as many of ``waiting`` as fit into ``largest`` rows, and for at least one.
+
+    The rows above the largest preferred size stay for the next batch.
+    """
     rows = count = 0
     for ticket in waiting:
         if count and rows + ticket.rows > largest:
@@ -170,23 +178,24 @@ def _below(waiting: Sequence[Ticket], largest: int) -> Decision:
 
 
 class DynamicScheduler(FullScheduler):
-    """Batches requests that wait together, under the config's ``dynamic_batching``.
+    """Batches requests that wait together, by the config's ``dynamic_batching``.
 
-    Where that says neither preferred sizes nor a delay, instances on the CPU divide among them what is in flight, if
-    executions are long: else the first that is idle would run it all while cores have nothing to do.
+    If the config has neither preferred sizes nor a delay, and executions are long, instances on the CPU share the
+    requests in flight evenly. Otherwise the first idle instance would run them all, and the other cores would be idle.
     """
 
     name: ClassVar[str] = "dynamic_batching"
     on_threads = True
     instances_alike = True
-    #: Whether a test of the server may hold it (`headrace.HeldUntil`).
+    #: True if a test of the server may hold this scheduler (`headrace.HeldUntil`).
     _may_be_held: ClassVar[bool] = True
 
     def __init__(self, context: SchedulerContext) -> None:
         super().__init__(context)
         self.keeps_order = context.config.dynamic_batching.preserve_ordering
         self._rule = rule = self.rule(context)
-        is_told = rule.max_delay_ns or rule.preferred_rows - {rule.max_rows}  # the size of all is put into each config
+        # every completed config prefers the maximum
+        is_told = rule.max_delay_ns or rule.preferred_rows - {rule.max_rows}
         self._divides = rule.max_requests > 1 and not is_told
         self._cores = available_cores()
         self._waiting = context.waiting
@@ -194,27 +203,27 @@ class DynamicScheduler(FullScheduler):
         policy = self._priorities.policy(1)
         has_levels = self._priorities.levels > 1
         self._has_limits = bool(has_levels or policy.max_size or policy.default_timeout_ns)
-        #: Whether there is more to say of a request than that it waits behind those before it.
+        #: True if `submit` has more to do than to queue the request.
         self._has_say = self._has_limits or bool(self._rule.max_delay_ns)
-        #: What joins the batch that is being formed arrives behind it, unless levels or postponed requests
-        #: give it another place.
+        #: True if each new request is placed behind the forming batch. Levels and postponed requests break this.
         self._joins_behind = not (has_levels or policy.postpones)
         self._forming_key: object = None
-        #: Whether a batch is being formed, and the time of a request is over since: who stays may be a batch for that.
+        #: ``_is_forming``: a batch is forming. ``_has_expired``: a request of it has expired since, so that the rest
+        #: may now be complete as a batch.
         self._is_forming = self._has_expired = False
         if context.held_until.requests and self._may_be_held:
             self._held = True
             self.next = self._next_if_free  # type: ignore[method-assign]  # a server that is not tested has no such step
 
     def rule(self, context: SchedulerContext) -> BatchRule:
-        """How requests join; other queue-based schedulers override this."""
+        """Return how requests join. Other schedulers with a queue override this."""
         return BatchRule.from_config(context.config)
 
     def submit(self, ticket: Ticket) -> int | None:
         if not self._has_say:
             return None
         if self._rule.max_delay_ns and (ticket.batch_key != self._forming_key or not self._joins_behind):
-            self.context.ask_again()  # it may complete the batch that is being formed, by not joining it
+            self.context.ask_again()  # the request may complete the forming batch by not fitting into it
         if not self._has_limits:
             return None
         level = self._priorities.level(ticket.request.priority)
@@ -227,11 +236,11 @@ class DynamicScheduler(FullScheduler):
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         rule, queue = self._rule, self._waiting
-        # A request past its deadline is left to its timer, which is about to answer it.
+        # A request past its deadline is skipped: its timer is about to answer it.
         most = min(rule.max_requests, self._share(instance)) if self._divides else rule.max_requests
         head = queue.head(most)
         waiting = [ticket for ticket in head if not 0 < ticket.deadline_ns <= now_ns]
-        if len(waiting) < len(head):  # their places are for those behind them
+        if len(waiting) < len(head):  # their places go to the requests behind them
             waiting = [ticket for ticket in queue if not 0 < ticket.deadline_ns <= now_ns][:most]
         if not waiting or rule.max_requests == 1:
             return waiting
@@ -249,16 +258,16 @@ class DynamicScheduler(FullScheduler):
         return Wait(wait_ns, missing_rows)
 
     def _share(self, instance: InstanceInfo) -> int:
-        """The requests in flight that ``instance`` may run at once, so that as many others as there are cores for have
-        as much to run. Any thread."""
+        """Return how many requests ``instance`` may take now, so that every idle core gets an equal share. Any
+        thread."""
         occupancy = self.context.occupancy
         if occupancy.last_ns < WORTH_DIVIDING_NS or instance.device.kind != "cpu":
             return self._rule.max_requests
-        parts = max(1, min(occupancy.at_once, self._cores))  # none are counted while the last instance leaves
+        parts = max(1, min(occupancy.at_once, self._cores))  # ``at_once`` is 0 while the last instance is removed
         return max(1, -(-occupancy.in_flight // parts))
 
     def _next_if_free(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-        """`next`, once as many requests have waited at once as the server is held until."""
+        """Return nothing until enough requests wait (`headrace.HeldUntil`), then do as `next`."""
         self._held = self._held and len(self._waiting) < self.context.held_until.requests
         return () if self._held else DynamicScheduler.next(self, instance, now_ns)
 
@@ -269,11 +278,11 @@ class DynamicScheduler(FullScheduler):
 
 
 class DirectScheduler(DynamicScheduler):
-    """The default: first come, first served by any free instance; requests never share an execution."""
+    """The default: an idle instance runs the oldest request. Requests never share an execution."""
 
     name: ClassVar[str] = "direct"
-    _may_be_held = False  # in Triton such a model has no batcher to hold
+    _may_be_held = False  # in Triton, such a model has no batcher that could be held
 
     def rule(self, context: SchedulerContext) -> BatchRule:
-        # A request may carry many rows of its own; only the number of requests is limited.
+        # A request may have many rows; only the number of requests is limited.
         return BatchRule(max_rows=max(1, context.config.max_batch_size), max_requests=1)

@@ -20,18 +20,19 @@ Lane: TypeAlias = "OrderedDict[Ticket, None]"
 
 
 class RequestQueue:
-    """Those that wait: first in, first out within a level; lower levels first; postponed requests after the others of
-    their level. `add`, `postpone` on the event loop; everything else on any thread.
+    """The waiting requests. Lower levels are first; within a level first in, first out; postponed requests are last.
 
-    Whoever removes a request from the queue owns it. Removal is one C call on an ``OrderedDict``, atomic under the
-    interpreter's lock, so that the event loop (which adds, cancels and expires) and the instance threads (which take)
+    `add` and `postpone` run on the event loop, everything else on any thread.
+
+    The thread that removes a request from the queue owns it. Removal is one C call on an ``OrderedDict``, which is
+    atomic under the interpreter's lock. So the event loop (adds, cancels, expires) and the threads of instances (take)
     need no lock of their own.
     """
 
     def __init__(self) -> None:
-        #: Of each level that was asked for: those that wait, and those that were postponed. A model may have 2^64 - 1.
+        #: Per level in use: the waiting requests, and the postponed ones. A model may have 2^64 - 1 levels.
         self._levels: dict[int, tuple[Lane, Lane]] = {}
-        #: All of them, in the order in which they are served. Replaced, never changed.
+        #: All lanes in order of service. Replaced, never changed.
         self.lanes: tuple[Lane, ...] = ()
 
     def __len__(self) -> int:
@@ -44,7 +45,7 @@ class RequestQueue:
         return iter(self.head(len(self)))
 
     def size(self, level: int) -> int:
-        """Requests waiting at ``level``, counted from 1."""
+        """Return how many requests wait at ``level``, counted from 1."""
         return sum(map(len, self._levels.get(level, ())))
 
     def add(self, ticket: Ticket, level: int = 1) -> None:
@@ -52,24 +53,24 @@ class RequestQueue:
         lanes[0][ticket] = None
 
     def postpone(self, ticket: Ticket, level: int) -> bool:
-        """Move behind the unexpired requests of ``level``; False if it is no longer waiting."""
+        """Move ``ticket`` behind the unexpired requests of ``level``. Return False if it no longer waits."""
         if not self.remove(ticket):
             return False
-        lanes = self._levels.get(level) or self._open(level)  # none, if the level was forgotten
+        lanes = self._levels.get(level) or self._open(level)  # ``_open`` if the level was removed meanwhile
         lanes[1][ticket] = None
         return True
 
     def remove(self, ticket: Ticket) -> bool:
-        """Take ``ticket`` out; True makes the caller its owner."""
+        """Remove ``ticket``. Return True if it waited: the calling thread now owns it."""
         for lane in self.lanes:  # noqa: SIM110 (a generator would double the cost of a request)
             if lane.pop(ticket, self) is None:
                 return True
         return False
 
     def _open(self, level: int) -> tuple[Lane, Lane]:
-        """Make the lanes of ``level``, and forget the levels where nothing waits: callers choose levels.
+        """Create the lanes of ``level``, and remove the levels where nothing waits, because callers choose the levels.
 
-        Only `add` and `postpone`, on the same thread, put anything into a lane, so that an empty one stays so.
+        Only `add` and `postpone` put requests into a lane, and they run on this thread. So an empty lane stays empty.
         """
         kept = {known: lanes for known, lanes in self._levels.items() if lanes[0] or lanes[1]}
         kept[level] = (OrderedDict(), OrderedDict())
@@ -78,75 +79,74 @@ class RequestQueue:
         return kept[level]
 
     def head(self, count: int) -> tuple[Ticket, ...]:
-        """The next ``count`` requests, still waiting and still nobody's."""
+        """Return the next ``count`` requests. They still wait, and any thread may take them."""
         lanes = self.lanes
-        is_one = len(lanes) == 2 and not lanes[1]  # hardly a model has levels, or postponed requests
+        is_one = len(lanes) == 2 and not lanes[1]  # few models have levels or postponed requests
         while True:
             try:
-                # tuple() over C iterators: no bytecode runs in between, so hardly ever another thread.
+                # tuple() over C iterators runs no bytecode, so another thread hardly ever runs in between.
                 return tuple(islice(lanes[0] if is_one else chain.from_iterable(lanes), count))
-            except RuntimeError:  # a lane changed meanwhile, after all
+            except RuntimeError:  # another thread changed a lane all the same
                 continue
 
 
 class _Awaited(Enum):
-    """Stands for an answer that has not come."""
+    """The placeholder of an answer that has not arrived."""
 
     AWAITED = "awaited"
 
 
-#: Looked up once: that of a member takes longer than all the rest of entering.
+#: A constant, because reading the enum's member takes longer than the rest of entering.
 AWAITED: Final = _Awaited.AWAITED
 
 
 class InFlightTracker:
-    """Knows what is in flight, answers it, and says when nothing is left. Event loop only.
+    """Keeps the requests in flight and delivers their answers. `close` waits for the last one. Event loop only.
 
-    ``ordered`` holds answers back until all earlier requests are answered
-    (``preserve_ordering``, docs/spec/behaviours.md section 6.2). ``counted`` callers take any number of
-    responses and say which they have read; those of a model that is not decoupled take one.
-    What is said to a request that has been answered already, as `abandon` does, is dropped.
+    ``ordered`` holds an answer back until all earlier requests are answered (``preserve_ordering``,
+    docs/spec/behaviours.md section 6.2). If ``counted``, a request may have any number of responses, and its caller
+    reports which it has read; otherwise it has one. Answers to a request that is already answered are dropped.
     """
 
     def __init__(self, ordered: bool = False, counted: bool = False) -> None:
         self.is_closing = False
-        #: Gives a request its final answer, now or when its turn comes.
+        #: Delivers a final answer, now or in turn.
         self.answer: Callable[[Ticket, Answer], None] = self._answer_in_turn if ordered else self._finish
         self._counted, self._is_giving = counted, False
         self._emptied = asyncio.Event()
-        #: Those that have entered (whoever owns them sets them to `AWAITED`), in order of entry if that counts, with
-        #: the answers that are held back.
+        #: The requests that have entered, with `AWAITED` or the answer that is held back. In order of entry if
+        #: ``ordered``.
         self.open: dict[Ticket, Answer | _Awaited] = OrderedDict() if ordered else {}
 
     @property
     def count(self) -> int:
-        """Requests that have entered and not been answered."""
+        """Requests that have entered and are not answered."""
         return len(self.open)
 
     def forget(self, ticket: Ticket) -> None:
-        """``ticket`` has not entered after all."""
+        """Remove ``ticket``, which was refused."""
         del self.open[ticket]
 
     def __contains__(self, ticket: Ticket) -> bool:
-        """Whether ``ticket`` has entered and has no last answer."""
+        """True if ``ticket`` has entered and has no final answer."""
         return self.open.get(ticket) is AWAITED
 
     def progress(self, ticket: Ticket, response: Answer) -> None:
-        """Give ``ticket`` a response that is not its last; decoupled models keep no order."""
+        """Deliver a response to ``ticket`` that is not its last. Decoupled models keep no order."""
         if ticket in self.open:
             write(ticket, response, False)
         if not self._counted:
             ticket.read()
 
     async def close(self) -> None:
-        """Wait until every request that entered is answered; the caller refuses new ones."""
+        """Wait until every request is answered. The caller refuses new ones."""
         self.is_closing = True
         if self.open:
             await self._emptied.wait()
 
     def abandon(self, reason: str) -> None:
-        """Answer every request, now: with `Unavailable` for ``reason``, unless its answer was held back.
-        Have what is executed for it end."""
+        """Answer and cancel every request now. Each gets the answer that was held back, else `Unavailable` with
+        ``reason``."""
         self.is_closing = True
         for ticket, held in tuple(self.open.items()):
             ticket.respond_at_once = None
@@ -156,10 +156,10 @@ class InFlightTracker:
         self._emptied.set()
 
     def _answer_in_turn(self, ticket: Ticket, answer: Answer) -> None:
-        """Hold ``answer`` back until all earlier requests have theirs; then give out what is next in turn."""
+        """Hold ``answer`` back until all earlier requests have theirs. Then deliver each answer whose turn it is."""
         if ticket in self.open:
             self.open[ticket] = answer
-        if self._is_giving:  # called by a watcher of the request whose turn it is
+        if self._is_giving:  # a watcher of the request that is being answered called this
             return
         self._is_giving = True
         try:
@@ -173,8 +173,8 @@ class InFlightTracker:
 
     def _finish(self, ticket: Ticket, answer: Answer) -> None:
         if self.open.pop(ticket, self) is self:
-            return  # answered before
-        try:  # as `write` does, without a call
+            return  # already answered
+        try:  # inlined from `write`
             if ticket.watchers is not None:
                 answer = show(ticket, answer, True)
             ticket.respond(answer, True)
@@ -187,21 +187,21 @@ class InFlightTracker:
 
 
 def write(ticket: Ticket, answer: Answer, final: bool) -> None:
-    """Give ``answer`` to the watchers of ``ticket`` and to its caller. Log what one of them raises."""
+    """Give ``answer`` to the watchers of ``ticket`` and then to its caller. Log exceptions."""
     try:
         if ticket.watchers is not None:
             answer = show(ticket, answer, final)
         ticket.respond(answer, final)
-    except KeyboardInterrupt:  # on the event loop, the operator pressed it
+    except KeyboardInterrupt:  # on the event loop, it comes from the operator
         raise
     except BaseException:
         _log_unwritten(ticket)
 
 
 def show(ticket: Ticket, answer: Answer, final: bool, since: int = 0) -> Answer:
-    """Return ``answer`` as the watchers of ``ticket`` leave it, the last one added first, without the first ``since``.
+    """Return ``answer`` after the watchers of ``ticket`` have changed it, the newest watcher first.
 
-    These watchers are removed with the final answer.
+    The first ``since`` watchers are skipped. The called ones are removed with the final answer.
     """
     watchers = (ticket.watchers or [])[since:]
     if final and ticket.watchers:

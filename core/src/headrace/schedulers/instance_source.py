@@ -1,4 +1,4 @@
-"""Where one instance gets its batches from, on a thread or on the event loop."""
+"""The source of one instance's batches, on a thread or on the event loop."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from headrace.telemetry.pacing import paced
 
 log = paced(__name__)
 
-#: How long after a failure of its scheduler an instance is asked for again.
+#: If its scheduler fails, an instance is asked for again after 1 s.
 RETRY_NS = 1_000_000_000
-#: How long after its first batch an instance on the event loop goes on, before the loop looks at its sockets.
+#: On the event loop, an instance starts batches for at most 0.5 ms after its first one ended. Then sockets are polled.
 TURN_NS = 500_000
 
 
 class InstanceSource:
-    """A `headrace.executors.executor.BatchSource` for ``instance``, whose executor either takes or polls.
+    """The `headrace.executors.executor.BatchSource` of ``instance``, whose executor either takes or polls.
 
-    While it is among the idle of ``kernel``, the event loop may offer it a batch. ``wake_at`` is how many rows must
-    have arrived to make that worth while, ``wait`` what the scheduler said last. Once it is ``closed`` it gives out
-    nothing any more, and ``on_return``, if it is set, is called when the instance has returned from what it had.
+    While the source is among the kernel's idle ones, the event loop may offer it a batch. ``wake_at`` is the number of
+    arrived rows at which it does. ``wait`` is the scheduler's last `Wait`. A ``closed`` source gives out nothing.
+    ``on_return``, if set, is called when the instance has returned from its last batch.
     """
 
     __slots__ = (
@@ -62,7 +62,7 @@ class InstanceSource:
         "wait",
         "wake_at",
     )  # fmt: skip
-    #: Whether it may be kept from running what waits for it, so that another has to be asked.
+    #: True if requests may wait although this instance is idle, so that another instance must be asked.
     is_limited: ClassVar[bool] = False
 
     def __init__(self, kernel: Dispatcher, instance: InstanceInfo) -> None:
@@ -71,7 +71,7 @@ class InstanceSource:
         self.wake_at: float = 0
         self.calls_at_once = 1
         self.progress = kernel.progress
-        #: `Dispatcher.deliver`; or `Dispatcher.deliver_heard` if the scheduler has a `Scheduler.finished`.
+        #: `Dispatcher.deliver`, or `Dispatcher.deliver_heard` if the scheduler has a `Scheduler.finished`.
         self.deliver = partial(kernel.deliver_heard, self) if kernel.hears else kernel.deliver
         self._kernel = kernel
         # Bound once, because every batch needs them: `Scheduler.next`, `Clock.now_ns`, `RequestQueue.remove`,
@@ -80,7 +80,7 @@ class InstanceSource:
         self._kept, self._queue, self._remember = kernel.kept, kernel.queue, kernel.history.add
         self._on_threads = kernel.scheduler.on_threads
         self._on_loop = False
-        #: What `run_on_loop` was given: runs a batch on the event loop. None if the instance's thread runs them.
+        #: The argument of `run_on_loop`: runs a batch on the event loop. None if the instance's thread runs them.
         self._run: Callable[[list[Ticket]], int] | None = None
         self._wakeup: Wakeup | LoopWakeup | None = None
         self._batch: list[Ticket] | None = None
@@ -89,16 +89,16 @@ class InstanceSource:
         self.closed = kernel.closed
         #: `Kernel.dismiss` sets it.
         self.on_return: Callable[[], None] | None = None
-        #: What runs the batches, once it serves.
+        #: The executor that runs the batches, once the instance serves.
         self.executor: Executor | None = None
 
     # ------------------------------------------------------------------ the scheduler
 
     def _ask(self) -> list[Ticket]:
-        """The batch that the instance runs now, which is its from here on; empty if it has to wait.
+        """Return the batch that the instance runs now, or an empty list if it must wait. The instance owns the batch.
 
-        On any thread if the scheduler says so. The one way out of the queue: a `Limiter` stands here, before the
-        scheduler is asked.
+        Runs on any thread if the scheduler allows that. All requests leave the queue here: a `Limiter` overrides this
+        and decides before the scheduler is asked.
         """
         now_ns = self._now_ns()
         chosen = self._next(self.instance, now_ns)
@@ -109,7 +109,7 @@ class InstanceSource:
         return self._claim(chosen, now_ns) or self._ask_after_losing() if chosen else []
 
     def _claim(self, chosen: Sequence[Ticket], now_ns: int) -> list[Ticket]:
-        """Those of ``chosen`` that still waited, and wait no more; they are remembered as a batch."""
+        """Remove ``chosen`` from the queue and record the batch. Return the requests that were still waiting."""
         remove = self._remove
         if self._kept:
             self._ask_for_kept(chosen)
@@ -124,7 +124,7 @@ class InstanceSource:
                         ticket.request = request.with_inputs({**request.inputs, **added})
         claimed = requests = [ticket for ticket in chosen if remove(ticket)]
         count = len(claimed)
-        if count < len(chosen):  # some have left, or are nobody's
+        if count < len(chosen):  # some were cancelled or taken meanwhile, or are padding
             if not count:
                 return claimed
             taken, rows = set(claimed), 0
@@ -138,7 +138,7 @@ class InstanceSource:
         else:
             rows, last_ns = rows or sum([ticket.rows for ticket in requests]), requests[-1].queued_ns
         lanes = self._queue.lanes
-        waiting = len(lanes[0]) + len(lanes[1]) if len(lanes) == 2 else len(self._queue)  # hardly a model has levels
+        waiting = len(lanes[0]) + len(lanes[1]) if len(lanes) == 2 else len(self._queue)  # few models have levels
         self._remember((now_ns, self._name, reason, count, rows, first_ns, last_ns, waiting))
         return claimed
 
@@ -151,7 +151,10 @@ class InstanceSource:
                 ticket.request = ticket.request.with_outputs(tuple(dict.fromkeys((*outputs, *self._kept))))
 
     def _ask_after_losing(self) -> list[Ticket]:
-        """Others were faster; there may be more. A scheduler that gives what does not wait would be asked for ever."""
+        """Ask again after other threads took every chosen request.
+
+        At most 100 times: a scheduler that returns requests which do not wait would be asked forever.
+        """
         for _ in range(100):
             now_ns = self._now_ns()
             chosen = self._next(self.instance, now_ns)
@@ -160,12 +163,13 @@ class InstanceSource:
                 return []
             if batch := self._claim(chosen, now_ns):
                 return batch
-        raise InternalError(f"scheduler '{self._kernel.scheduler.name}' gives out requests that do not wait")
+        raise InternalError(f"scheduler '{self._kernel.scheduler.name}' returned requests that do not wait")
 
     # ------------------------------------------------------------------ the instance's thread
 
     def take(self, wakeup: Wakeup) -> list[Ticket] | None:
-        """The next batch, owned by the caller; blocks on ``wakeup``. None when closed."""
+        """Return the next batch, owned by the caller. Block on ``wakeup`` until there is one. Return None when
+        closed."""
         kernel, idle = self._kernel, self._kernel.idle
         self._wakeup = wakeup
         while not self.closed:
@@ -180,8 +184,8 @@ class InstanceSource:
                 with suppress(ValueError):
                     idle.remove(self)
                     continue
-            elif self.wait is not None or not asks:  # the event loop has the timers, and may ask
-                with suppress(RuntimeError):  # it has ended, and the server with it
+            elif self.wait is not None or not asks:  # the event loop keeps the timers, and may have to ask itself
+                with suppress(RuntimeError):  # the loop has ended, and so has the server
                     kernel.call_soon_threadsafe(kernel.wake_soon)
             wakeup.wait()
             given, self._batch = self._batch, None
@@ -191,18 +195,17 @@ class InstanceSource:
         return None
 
     def run_on_loop(self, run: Callable[[list[Ticket]], int] | None) -> None:
-        """From now on have ``run`` run the batches on the event loop, while the thread sleeps that takes from here;
-        None ends that.
+        """Run the batches by ``run`` on the event loop from now on, while the instance's thread sleeps. None ends that.
 
-        ``run`` returns when the batch was through, by the monotonic clock, and raises nothing. By the instance's
-        thread between two batches, or by ``run``.
+        ``run`` returns the monotonic time at which the batch ended, and raises nothing. Called by the instance's thread
+        between two batches, or by ``run``.
         """
         self._run = run
         self._kernel.choose_who_takes()
 
     def _stand_by(self, wakeup: Wakeup) -> None:
-        """All is over for this instance. It has to go on living, if it may still be asked for what it was given."""
-        with suppress(RuntimeError):  # the loop has ended, and the server with it
+        """Report the return of the instance, and keep its thread alive while its earlier requests may still need it."""
+        with suppress(RuntimeError):  # the loop has ended, and so has the server
             self._kernel.call_soon_threadsafe(self._return)
             if not (self._kernel.closed or self._is_ended):
                 wakeup.wait()
@@ -210,9 +213,9 @@ class InstanceSource:
     # ------------------------------------------------------------------ event loop
 
     def poll(self, wakeup: LoopWakeup) -> list[Ticket] | None:
-        """`take` for the event loop: the next batch, owned by the caller, or an empty list now.
+        """Return the next batch, owned by the caller, or an empty list. `take` for the event loop.
 
-        Then ``wakeup`` is woken, once, when it is worth asking again. None when closed.
+        After an empty list, ``wakeup`` is woken once, when a new `poll` may find a batch. Return None when closed.
         """
         self._wakeup, self._on_loop, self._is_away = wakeup, True, False
         if self.closed:
@@ -229,7 +232,7 @@ class InstanceSource:
         return batch
 
     def leave(self, wakeup: LoopWakeup) -> None:
-        """The executor of ``wakeup`` cannot poll for now; what it was woken for is another's."""
+        """Stop polling for now. Another instance gets what ``wakeup`` was woken for."""
         with suppress(ValueError):
             self._kernel.idle.remove(self)
         self._silence()
@@ -239,7 +242,8 @@ class InstanceSource:
         self._kernel.ask_again()
 
     def offer(self) -> bool:
-        """Ask for this instance, which is idle no more; whether it need not be asked for again. Event loop only."""
+        """Ask for this instance, which is no longer idle. Return True if the kernel need not ask for another. Event
+        loop only."""
         self._silence()
         self._is_parked = False
         wakeup, kernel, run = self._wakeup, self._kernel, self._run
@@ -247,7 +251,7 @@ class InstanceSource:
         if run is not None:
             return self._run_what_waits(run)
         if self._on_loop or kernel.threads_take:
-            wakeup.wake()  # a thread takes what is there when it is awake, which is more; and hands on what it leaves
+            wakeup.wake()  # the thread takes all that waits when it wakes, and wakes another thread for the rest
             return self._on_loop and not self._is_parked
         batch = self._ask_on_loop()
         if not batch:
@@ -257,12 +261,13 @@ class InstanceSource:
         return True
 
     def _run_what_waits(self, run: Callable[[list[Ticket]], int]) -> bool:
-        """Run one batch after the other, until nothing waits or the loop has to look at its sockets."""
+        """Run batches until none waits or `TURN_NS` is over. Return True if the kernel need not ask for another
+        instance."""
         until_ns = 0
         while batch := self._ask_on_loop():
             ended_ns = run(batch)
             self.has_run()
-            if self.closed:  # meanwhile, when it was not idle
+            if self.closed:  # closed during the batch, when it was not idle
                 self._return()
                 return True
             until_ns = until_ns or ended_ns + TURN_NS
@@ -274,30 +279,36 @@ class InstanceSource:
         return batch is None
 
     def executed(self, took_ns: int) -> None:
-        """An execution has taken so long. Any thread."""
+        """Record the duration of an execution. Any thread."""
         self._kernel.last_ns = took_ns
 
     @property
     def may_overlap(self) -> bool:
-        """Whether the executor may take, one call at a time, while it runs what it has taken before: not where its
-        scheduler tells instances apart, nor where what an execution uses is counted from one `take` to the next."""
+        """True if the executor may take another batch while it runs one.
+
+        False if the scheduler treats instances differently, or if the resources of an execution are counted from one
+        `take` to the next.
+        """
         return self._kernel.scheduler.instances_alike and not self.is_limited
 
     @property
     def runs_on_loop(self) -> bool:
-        """Whether the event loop runs the batches of an executor that takes them on a thread."""
+        """True if the event loop runs the batches of an executor that otherwise takes them on a thread."""
         return self._run is not None
 
     def has_run(self) -> None:
-        """An execution on the event loop has returned."""
+        """Called when an execution on the event loop has returned."""
 
     def _ask_on_loop(self) -> list[Ticket] | None:
-        """`_ask`; who gets nothing is parked, and so is, for a while, who gets None, because the scheduler failed."""
+        """Do as `_ask`, and park the instance if it gets nothing.
+
+        Return None if the scheduler failed: the instance is then parked for `RETRY_NS`.
+        """
         kernel = self._kernel
         try:
             batch = self._ask()
         except BaseException as error:
-            log.exception("the scheduler of instance '%s' failed to give it a batch", self.instance.name)
+            log.exception("the scheduler of instance '%s' raised an exception in next()", self.instance.name)
             self.wake_at = inf
             self._alarm = kernel.clock.call_later(RETRY_NS, self.look)
             kernel.idle.append(self)
@@ -309,23 +320,23 @@ class InstanceSource:
         return batch
 
     def wake(self) -> None:
-        """Have the executor look by itself. Any thread."""
+        """Wake the executor, which then asks for itself. Any thread."""
         assert self._wakeup is not None
         self._wakeup.wake()
 
     def close(self) -> None:
-        """Give out nothing any more; `on_return` follows, now or when the instance has returned. Event loop only."""
+        """Give out nothing more. `on_return` is called now, or when the instance has returned. Event loop only."""
         self.closed = True
         try:
             self._kernel.idle.remove(self)
-        except ValueError:  # it has something to run, or is about to look
+        except ValueError:  # it runs a batch, or is about to ask
             if not (self._is_away or self._has_returned):
                 return
         self._silence()
         self._return()
 
     def close_when(self, lets_go: Callable[[InstanceInfo], bool]) -> None:
-        """`close` as soon as the scheduler lets the instance go, which it is asked before it says what runs next."""
+        """`close` as soon as ``lets_go`` returns True. It is called before each `Scheduler.next`."""
         choose = self._next
 
         def ask(instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
@@ -337,7 +348,7 @@ class InstanceSource:
         self._next = ask
 
     def _return(self) -> None:
-        """The instance has returned, and nobody asks for it any more."""
+        """Report that the instance has returned for good."""
         self._has_returned = True
         told, self.on_return = self.on_return, None
         if told is not None:
@@ -346,7 +357,7 @@ class InstanceSource:
             self.end()
 
     def end(self) -> None:
-        """Have the executor, which stands by or is idle, look, and find that all is over. Once."""
+        """Wake the executor, which is idle or stands by, so that it finds the source closed. Works once."""
         if not self._is_ended:
             self._is_ended = True
             self._silence()
@@ -358,20 +369,20 @@ class InstanceSource:
         self._is_parked = True
         if wait is None:
             self.wake_at = 0
-            # Whom the loop runs need not be woken: it comes before threads, but never before a batch that is formed.
+            # An instance on the event loop needs no waking, so it is first. But a batch that is forming goes before it.
             is_first = self._run is not None and not kernel.forms_batches
             (kernel.idle.appendleft if is_first else kernel.idle.append)(self)
         else:
             self.wake_at = kernel.arrived + wait.rows
             self._alarm = kernel.clock.call_later(wait.delay_ns, self.look)
-            kernel.idle.appendleft(self)  # it is forming a batch: arrivals are its business first
+            kernel.idle.appendleft(self)  # it is forming a batch: arrivals are offered to it first
 
     def look(self) -> bool:
-        """It is time to ask again; whether it was idle. Event loop only."""
+        """Ask again now. Return True if the instance was idle. Event loop only."""
         self._alarm = None
         try:
             self._kernel.idle.remove(self)
-        except ValueError:  # another thread has had it look already
+        except ValueError:  # another thread has taken it from the idle ones
             return False
         self.offer()
         return True
@@ -383,11 +394,11 @@ class InstanceSource:
 
 
 class Limiter(Protocol):
-    """Has instances of several models share what there is not enough of: a
+    """Shares scarce resources among the instances of several models: a
     `headrace.schedulers.rate_limiter.RateLimiter`."""
 
     def source(self, kernel: Dispatcher, instance: InstanceInfo) -> InstanceSource:
-        """Where ``instance`` gets its batches from."""
+        """Return the source of batches of ``instance``."""
 
     def uses(self, instances: Sequence[InstanceInfo]) -> Sequence[ResourceUse]:
-        """Who has what of the resources that ``instances`` need. Any thread."""
+        """Return the use of each resource that ``instances`` need. Any thread."""

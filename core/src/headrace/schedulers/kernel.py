@@ -1,8 +1,8 @@
-"""What all schedulers have in common: requests wait, instances sleep and are woken, and everybody is answered once.
+"""What all schedulers have in common: requests wait, instances sleep and are woken, every request is answered once.
 
-A `Scheduler` says which requests run next, and the kernel does the rest. An idle instance is asked for on the event
-loop, once per turn in which something has changed, and is woken with its batch; one that comes back from a batch
-asks on its own thread, where its scheduler allows that.
+A `Scheduler` says which requests run next, and the kernel does the rest. For an idle instance, `Scheduler.next` is
+called on the event loop, at most once per turn of the loop, and only after a change. The instance is then woken with
+its batch. An instance that returns from a batch calls `next` on its own thread, if its scheduler allows that.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ STOPPING = "Server is stopping"
 
 
 class Kernel(Dispatcher):
-    """Runs a scheduler of ``kind`` for one version of a model. Event loop only, except `InstanceSource.take`.
+    """Runs a scheduler of class ``kind`` for one version of a model. Event loop only, except `InstanceSource.take`.
 
-    ``limiter`` makes the sources of its instances, if there is one.
+    ``limiter``, if there is one, creates the sources of the instances.
     """
 
     sources: list[InstanceSource]
@@ -56,10 +56,10 @@ class Kernel(Dispatcher):
             self._tracker = ResponseTracker(self.full.keeps_order, statistics.responses)
         self._recorder: ExecutionRecorder | None = None
         self._timers: dict[Ticket, Timer] = {}
-        #: Sources of instances that are leaving.
+        #: Sources of instances that are being removed.
         self._dismissed: list[InstanceSource] = []
         # Bound once, because every request needs them: `Clock.now_ns`, `Scheduler.submit`, `RequestQueue.add`,
-        # `InFlightTracker.open`; and `_cancel`, which a ticket calls when its caller leaves.
+        # `InFlightTracker.open`, and `_cancel`, which a ticket calls when it is cancelled.
         self._now_ns, self._submit, self._add = self.clock.now_ns, self.scheduler.submit, self.queue.add
         self._leave = self._cancel
         self._open = self._tracker.open
@@ -68,11 +68,12 @@ class Kernel(Dispatcher):
     # ------------------------------------------------------------------ in
 
     def submit(self, ticket: Ticket, has_entered: bool = False) -> None:
-        """Own ``ticket`` from now on, and answer it exactly once with final set.
+        """Own ``ticket`` from now on, and answer it exactly once with ``final`` set.
 
-        Raises `Unavailable`, and what the scheduler raises, without owning it, when full or stopping. The one way in:
-        `CachingKernel` answers here in a model's stead, and has those that it kept waiting submitted late: they
-        ``has_entered``, so that they are not refused when stopping, and stay owned if the scheduler raises.
+        Raises `Unavailable`, and what the scheduler raises, if the request is refused; ``ticket`` is then not owned.
+
+        All requests enter here. `CachingKernel` answers some before this, and submits others late. Those have already
+        entered (``has_entered``): they are not refused while the server stops, and stay owned if the scheduler raises.
         """
         if self._tracker.is_closing and not (has_entered or self.full.continues(ticket)):
             raise self._closing(ticket)
@@ -80,7 +81,7 @@ class Kernel(Dispatcher):
         ticket.on_cancel = self._leave
         self._open[ticket] = AWAITED
         if self._holds_back:
-            ticket.respond_at_once = None  # its turn may not have come, or it would be told what is not for it
+            ticket.respond_at_once = None  # an answer may have to wait for its turn, or may have outputs to remove
         try:
             level = self._submit(ticket)
         except BaseException as error:
@@ -98,8 +99,8 @@ class Kernel(Dispatcher):
             self._timers[ticket] = self.clock.call_later(delay_ns, self._expire, ticket)
         self.arrived += ticket.rows or 1
         if self.idle and not self._is_waking:
-            # Soon: once the loop has decoded what else has arrived by now. To wake an instance at once would cost a
-            # thread switch per request, and batches of one.
+            # Soon: the loop first decodes the other requests that have arrived. Waking an instance at once would cost
+            # one thread switch per request, and give batches of one.
             self._is_waking = True
             self.call_soon(self._wake)
 
@@ -115,17 +116,17 @@ class Kernel(Dispatcher):
         ticket.on_cancel = None
         if isinstance(error, Unavailable):
             self.statistics.rejected.count += 1
-        elif not isinstance(error, Exception | KeyboardInterrupt):  # a stranger's: it must not end the loop
+        elif not isinstance(error, Exception | KeyboardInterrupt):  # from a plugin, which must not end the loop
             raise InternalError(summary(error)) from error
 
     # ------------------------------------------------------------------ out
 
     def progress(self, ticket: Ticket, response: Answer) -> None:
-        """Pass on a response that is not the last of ``ticket``."""
+        """Deliver a response that is not the last of ``ticket``."""
         self._tracker.progress(ticket, self._stripped(response, self.unasked.get(ticket)) if self.kept else response)
 
     def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
-        """Give each of ``tickets`` its last answer."""
+        """Deliver the last answer of each of ``tickets``."""
         if self._timers:
             for ticket in tickets:
                 if (timer := self._timers.pop(ticket, None)) is not None:
@@ -137,13 +138,13 @@ class Kernel(Dispatcher):
     def deliver_heard(
         self, source: InstanceSource | None, tickets: Sequence[Ticket], answers: Sequence[Answer]
     ) -> None:
-        """`deliver`, for a scheduler that hears what became of its requests."""
+        """Do as `deliver`, for a scheduler that has a `Scheduler.finished` or kept outputs."""
         try:
             self.scheduler.finished(tickets, answers, None if source is None else source.instance)
         except KeyboardInterrupt:
             raise
         except BaseException:
-            log.exception("scheduler '%s' failed to hear what became of requests", self.scheduler.name)
+            log.exception("scheduler '%s' raised an exception in finished()", self.scheduler.name)
         if self.kept:
             left_out = self.unasked.pop
             answers = [
@@ -153,7 +154,7 @@ class Kernel(Dispatcher):
         self.ask_again()
 
     def answer(self, ticket: Ticket, answer: Answer, final: bool = True) -> None:
-        """The scheduler answers ``ticket`` itself; nothing if it has its last answer."""
+        """Answer ``ticket`` for the scheduler. Do nothing if it already has its last answer."""
         if ticket not in self._tracker:
             return
         if isinstance(answer, InferResponse) and not answer.model_name:
@@ -179,7 +180,7 @@ class Kernel(Dispatcher):
         self.deliver((ticket,), (answer,))
 
     def _stripped(self, answer: Answer, unasked: frozenset[str] | None) -> Answer:
-        """``answer``, which is its caller's alone, without what is kept from all, and from him who asked for less."""
+        """Remove from ``answer`` the kept outputs, and the outputs that its caller did not ask for (``unasked``)."""
         if not isinstance(answer, InferResponse):
             return answer
         hidden = unasked or self.hidden
@@ -187,7 +188,7 @@ class Kernel(Dispatcher):
         return answer
 
     def _expire(self, ticket: Ticket) -> None:
-        """The request's time in the queue is over, whether or not an instance is free."""
+        """Reject or postpone ``ticket``, whose deadline has passed. Does not depend on a free instance."""
         if ticket not in self.queue:
             return
         try:
@@ -195,7 +196,7 @@ class Kernel(Dispatcher):
         except KeyboardInterrupt:
             raise
         except BaseException:
-            log.exception("scheduler '%s' failed to say what becomes of an expired request", self.scheduler.name)
+            log.exception("scheduler '%s' raised an exception in expired()", self.scheduler.name)
             level = None
         if level is None:
             self._give_up(ticket, Unavailable("Request timeout expired"), self.statistics.rejected)
@@ -207,12 +208,12 @@ class Kernel(Dispatcher):
         self._give_up(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"), self.statistics.cancelled)
 
     def _cancel_own(self, ticket: Ticket) -> None:
-        """`_cancel`, for a request that the scheduler answers itself."""
+        """Cancel a request that the scheduler answers itself."""
         if ticket in self._tracker:
             self._drop(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"), self.statistics.cancelled)
 
     def _give_up(self, ticket: Ticket, error: HeadraceError, reason: Duration) -> None:
-        """Answer a request that no instance will run; nothing if an instance has it already."""
+        """Answer a request that no instance will run. Do nothing if an instance already has it."""
         if self.queue.remove(ticket):
             self._drop(ticket, error, reason)
             self.ask_again()
@@ -232,13 +233,15 @@ class Kernel(Dispatcher):
 
     @property
     def can_exchange(self) -> bool:
-        """True if the scheduler stays while its model gets other instances."""
+        """True if the scheduler is kept when its model gets other instances."""
         hears_of_it = type(self.full).instances_changed is not FullScheduler.instances_changed
         return self.scheduler.instances_alike or hears_of_it
 
     def exchange(self, come: Sequence[InstanceInfo], leave: Sequence[InstanceSource]) -> list[InstanceSource]:
-        """Give batches to the instances that ``come``, from the sources returned, and count on those that ``leave`` no
-        more; `dismiss` them."""
+        """Add the instances ``come`` and stop counting the sources ``leave``. Return the sources of the new instances.
+
+        The caller then calls `dismiss` for each source that leaves.
+        """
         new = [self._source(self, instance) for instance in come]
         sources = [source for source in self.sources if source not in leave] + new
         self.instances[:] = [source.instance for source in sources]
@@ -248,11 +251,11 @@ class Kernel(Dispatcher):
         except KeyboardInterrupt:
             raise
         except BaseException:
-            log.exception("scheduler '%s' failed to hear that its instances have changed", self.scheduler.name)
+            log.exception("scheduler '%s' raised an exception in instances_changed()", self.scheduler.name)
         return new
 
     async def dismiss(self, source: InstanceSource) -> None:
-        """Give an instance no more than its scheduler has bound to it; return when it has run all that it was given."""
+        """Give the instance only what its scheduler has bound to it. Return when it has run all that it was given."""
         returned = asyncio.get_running_loop().create_future()
         source.on_return = partial(returned.set_result, None)
         self._dismissed.append(source)
@@ -292,19 +295,19 @@ class Kernel(Dispatcher):
 
     @property
     def pending(self) -> int:
-        """Requests waiting for an instance."""
+        """Requests that wait for an instance."""
         return len(self.queue)
 
     def has_waiting(self, ticket: Ticket) -> bool:
-        """Whether ``ticket`` waits for an instance."""
+        """True if ``ticket`` waits for an instance."""
         return ticket in self.queue
 
     async def drain(self) -> None:
-        """Refuse new requests; return when every submitted one is answered."""
+        """Refuse new requests. Return when every submitted one is answered."""
         await self._tracker.close()
 
     def close(self) -> None:
-        """End every `take`. Requests still waiting are answered with `Unavailable`."""
+        """End every `take`. Answer the waiting requests with `Unavailable`."""
         self.closed = True
         for source in (*self.sources, *self._dismissed):
             source.close()
@@ -316,8 +319,10 @@ class Kernel(Dispatcher):
             log.exception("scheduler '%s' failed to close", self.scheduler.name)
 
     def abandon(self) -> None:
-        """`close`, when the server waits no longer: also those requests that instances have are answered,
-        with `Unavailable`, and cancelled; what is said of them later is dropped."""
+        """`close`, and answer with `Unavailable` and cancel the requests that instances run, without waiting for them.
+
+        Later answers to them are dropped.
+        """
         self.close()
         for timer in self._timers.values():
             timer.cancel()

@@ -1,7 +1,7 @@
-"""The kernel of models that have their requests run more than once, until they are done with them.
+"""The kernel of models that may run a request more than once.
 
-What a model gives back waits again before its instance is asked for: so it joins whatever has arrived meanwhile. Each
-run is an execution of its own, in the statistics and for the rate limiter.
+A request that its model gives back waits again before `Scheduler.next` is called for the instance. So it can join the
+requests that have arrived meanwhile. Each run is an execution of its own, in the statistics and for the rate limiter.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _NOTHING: Mapping[str, Tensor] = {}
 class ReschedulingKernel(Kernel):
     """A `Kernel` for a scheduler that `FullScheduler.reschedules`. Event loop only.
 
-    A request that has given its caller `UNREAD` responses which he has not read is held until he has read half of
-    them: for its scheduler it goes on running. Within a run it is the executor that holds it.
+    If a caller has `UNREAD` unread responses, the request is held between two runs until half of them are read. For its
+    scheduler, it is still running. Within a run, the executor holds it.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class ReschedulingKernel(Kernel):
         limiter: Limiter | None = None,
     ) -> None:
         super().__init__(kind, model, statistics, loop, clock, limiter)
-        #: What the model has said last of the outputs that are kept, of requests that run.
+        #: The kept outputs of the last response of each running request.
         self._said: dict[Ticket, Mapping[str, Tensor]] = {}
-        #: Those that are held, and where they ran.
+        #: The requests that are held, and the source of the instance that ran each.
         self._held: dict[Ticket, InstanceSource] = {}
 
     def progress(self, ticket: Ticket, response: Answer) -> None:
@@ -56,7 +56,7 @@ class ReschedulingKernel(Kernel):
     def deliver_heard(
         self, source: InstanceSource | None, tickets: Sequence[Ticket], answers: Sequence[Answer]
     ) -> None:
-        """Have those wait again that are rescheduled, and give the others their last answers."""
+        """Requeue the requests that are rescheduled, and deliver the last answers of the others."""
         if source is not None and any(isinstance(answer, Rescheduled) for answer in answers):
             told: list[tuple[Ticket, Answer]] = []
             for ticket, answer in zip(tickets, answers, strict=True):
@@ -73,7 +73,7 @@ class ReschedulingKernel(Kernel):
         super().deliver_heard(source, tickets, answers)
 
     def _take_back(self, source: InstanceSource, ticket: Ticket) -> HeadraceError | None:
-        """Have ``ticket`` run again, now or when its caller has read; or what it is told instead."""
+        """Requeue ``ticket`` now, or when its caller has read enough. Or return the error that it gets."""
         if self.closed:
             return Unavailable(f"{ticket.request.log_id}{STOPPING}")
         if ticket.cancelled:
@@ -85,7 +85,7 @@ class ReschedulingKernel(Kernel):
         return None
 
     def _again(self, source: InstanceSource, ticket: Ticket) -> HeadraceError | None:
-        # Its executor may be another, which knows nothing of what it was told of this run.
+        # The next run may be on another executor, so the callbacks and times of this run are reset.
         ticket.on_cancel, ticket.on_read, ticket.started_ns, ticket.deadline_ns = self._leave, None, 0, 0
         ticket.arrival_ns = ticket.queued_ns = self._now_ns()
         try:
@@ -95,7 +95,7 @@ class ReschedulingKernel(Kernel):
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            log.exception("scheduler '%s' failed to take a request back", self.scheduler.name)
+            log.exception("scheduler '%s' raised an exception in rescheduled()", self.scheduler.name)
             return InternalError(summary(error))
         if (timer := self._timers.pop(ticket, None)) is not None:
             timer.cancel()
@@ -131,5 +131,5 @@ class ReschedulingKernel(Kernel):
 
 
 def kernel_of(kind: type[Scheduler], config: ModelConfig) -> type[Kernel]:
-    """What runs a scheduler of ``kind`` for a model of ``config``."""
+    """Return the class of kernel that runs a scheduler of class ``kind`` for a model with ``config``."""
     return ReschedulingKernel if full_class(kind).reschedules(config) else Kernel

@@ -1,4 +1,4 @@
-"""How much there is of each resource of the rate limiter: what the operator says, or what the neediest instance needs.
+"""The units of each resource of the rate limiter: as the operator says, or as the neediest instance needs.
 
 Source: docs/spec/behaviours.md section 6.7.
 """
@@ -13,7 +13,7 @@ from headrace.executors.devices import Claim, Resource
 
 
 def limits_for(claims: Iterable[Claim], given: Sequence[RateLimitResource]) -> dict[Resource, int]:
-    """What there is of each resource that ``claims`` name. Raises `ConfigError`, in Triton's words."""
+    """Return the units of each resource that ``claims`` name. Raises `ConfigError`, in Triton's words."""
     limits: dict[Resource, int] = {}
     for claim in claims:
         for resource, units in claim.units.items():
@@ -53,8 +53,11 @@ def shown(limits: Mapping[Resource, int]) -> str:
 
 
 def _said(resource: Resource, given: Sequence[RateLimitResource]) -> int:
-    """How much of ``resource`` the operator says that there is: 0 of what is not named. As with Triton, what is said
-    first of a device or of all is what is said of it, and what is said of all counts where more is said of all."""
+    """Return the units of ``resource`` that the operator has set; 0 if it is not named.
+
+    As in Triton: the first value for a device counts, and so does the first value for all devices. Of the two, the
+    larger one is returned.
+    """
     named: dict[int | None, int] = {}
     for each in given:
         if each.name == resource.name:

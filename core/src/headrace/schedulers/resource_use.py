@@ -1,4 +1,4 @@
-"""Who has what of a resource of the rate limiter, and who waits for it: for ``explain`` and the metrics page."""
+"""The use of a resource of the rate limiter: for ``explain`` and the metrics page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from headrace.telemetry.published import PublishedMetric
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """``resource`` at one moment. ``units`` is how much there is; ``held`` and ``wanted`` have the instances, by name,
-    that execute with some of it, and that have something to execute and wait for it."""
+    """The use of ``resource`` at one moment. ``units`` is how many units exist.
+
+    ``held`` maps each executing instance to its units. ``wanted`` maps each waiting instance to the units that it
+    needs.
+    """
 
     resource: Resource
     units: int
@@ -29,7 +32,7 @@ class ResourceUse:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Those of its series: what the whole server shares has no device."""
+        """The labels of its series. A resource of the whole server has no device."""
         name, device = self.resource.name, self.resource.device
         return {"resource": name} if device is None else {"device": str(device), "resource": name}
 
@@ -38,7 +41,7 @@ class ResourceUse:
         return {units: self.units, in_use: sum(self.held.values()), waiting: len(self.wanted)}
 
     def document(self) -> dict[str, Any]:
-        """What ``GET .../explain`` says of it."""
+        """Return its entry in the response of ``GET .../explain``."""
         return {
             "resource": self.resource.name,
             "device": self.resource.device,

@@ -12,12 +12,12 @@ from headrace.telemetry.response_statistics import MOST_COUNTED, ResponseStatist
 
 
 class ResponseTracker(InFlightTracker):
-    """An `InFlightTracker` that notes every response in ``statistics``. Event loop only."""
+    """An `InFlightTracker` that records every response in ``statistics``. Event loop only."""
 
     def __init__(self, ordered: bool, statistics: ResponseStatistics) -> None:
         super().__init__(ordered, counted=True)
         self._record = statistics.record
-        #: Of requests that have a response: how many, and when the last one was passed on.
+        #: Per request with a response: the number of responses, and the time at which the last one was passed on.
         self._given: dict[Ticket, tuple[int, int]] = {}
 
     def progress(self, ticket: Ticket, response: Answer) -> None:

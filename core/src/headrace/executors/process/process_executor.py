@@ -189,7 +189,7 @@ class ProcessExecutor:
         try:
             return source.poll(self._wakeup)
         except Exception:
-            log.exception("the scheduler of instance '%s' failed to give it a batch", self.name)
+            log.exception("the scheduler of instance '%s' raised an exception in next()", self.name)
             self._loop.call_later(_RETRY_S, self._pull)
             return None
 
