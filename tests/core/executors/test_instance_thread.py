@@ -82,7 +82,7 @@ def test_an_instance_asks_a_scheduler_that_has_failed_again(
         await asyncio.to_thread(thread.join)
 
     asyncio.run(scenario())
-    assert caplog.messages.count("the scheduler of instance 'm_0' failed to give it a batch") == 3
+    assert caplog.messages.count("the scheduler of instance 'm_0' raised an exception in next()") == 3
 
 
 def test_an_instance_whose_scheduler_fails_for_ever_can_be_closed() -> None:

@@ -497,7 +497,7 @@ def test_a_scheduler_that_raises_on_the_loop_is_asked_again_a_second_later(caplo
         while not stage.kernel.idle:
             await asyncio.sleep(0)
         stage.send("a")
-        while "failed to give it a batch" not in caplog.text:
+        while "raised an exception in next()" not in caplog.text:
             await asyncio.sleep(0)
         assert "a" not in stage.answers
         stage.clock.turn(1000 * MS)
