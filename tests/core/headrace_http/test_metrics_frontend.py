@@ -231,7 +231,7 @@ def test_the_page_has_the_metrics_of_models_and_the_restarts_of_instances(reposi
     async def test() -> None:
         async with started(repository) as (server, _, client):
             metrics = server.custom_metrics
-            metrics.series(metrics.family("words_total", "read", "counter"), {"lang": "en"}, None).update(
+            metrics.metric(metrics.family("words_total", "read", "counter"), {"lang": "en"}, None).update(
                 "increment", 3
             )
             server.resolve("plain").executors[0].restarts = 2  # type: ignore[misc]  # as a process that died twice says

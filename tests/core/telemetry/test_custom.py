@@ -64,6 +64,31 @@ def test_a_histogram_may_have_no_buckets_of_its_own(metrics: CustomMetrics) -> N
     assert 'h_bucket{le="+Inf"} 1\n' in page(metrics)
 
 
+def test_a_histogram_with_negative_bounds_has_a_sum(metrics: CustomMetrics) -> None:
+    held = InstanceMetrics(metrics)
+    histogram = held.metric(held.family("h", "", "histogram"), {}, [-1, 10_000_000])
+    for value in (-2, 0.5):
+        held.update(histogram, "observe", value)
+    assert page(metrics).splitlines()[2:] == [
+        "h_count 2",
+        "h_sum -1.5",
+        'h_bucket{le="-1"} 1',
+        'h_bucket{le="10000000"} 2',
+        'h_bucket{le="+Inf"} 2',
+    ]
+
+
+def test_the_time_of_creation_is_not_on_the_page_unless_a_model_has_a_metric_of_that_name(
+    metrics: CustomMetrics,
+) -> None:
+    held = InstanceMetrics(metrics)
+    held.metric(held.family("c", "", "counter"), {}, None)
+    held.metric(held.family("h", "", "histogram"), {}, [1.0])
+    assert "_created" not in page(metrics)
+    held.update(held.metric(held.family("files_created", "", "gauge"), {}, None), "set", 7)
+    assert page(metrics).endswith("files_created 7\n")
+
+
 def test_equal_names_and_labels_are_one_metric_until_the_last_instance_gives_it_up(metrics: CustomMetrics) -> None:
     one, other = InstanceMetrics(metrics), InstanceMetrics(metrics)
     mine = one.metric(one.family("c", "first", "counter"), {"a": "1", "b": "2"}, None)
@@ -133,13 +158,13 @@ def test_the_servers_own_names_are_refused_and_others_of_their_kind_are_not(metr
 @pytest.mark.parametrize("labels", [{"a-b": "1"}, {"": "1"}, {"__a": "1"}, {"1a": "1"}, {"a\n": "1"}, {"a": 1}])
 def test_a_label_that_would_spoil_the_page_is_refused(metrics: CustomMetrics, labels: dict[str, str]) -> None:
     with pytest.raises(InvalidArgument, match="metric family 'c': label "):
-        metrics.series(metrics.family("c", "", "counter"), labels, None)
+        metrics.metric(metrics.family("c", "", "counter"), labels, None)
 
 
 def test_a_histogram_has_its_le_itself(metrics: CustomMetrics) -> None:
     with pytest.raises(InvalidArgument, match="'le' is reserved in histograms"):
-        metrics.series(metrics.family("h", "", "histogram"), {"le": "1"}, [1.0])
-    metrics.series(metrics.family("c", "", "counter"), {"le": "1"}, None)
+        metrics.metric(metrics.family("h", "", "histogram"), {"le": "1"}, [1.0])
+    metrics.metric(metrics.family("c", "", "counter"), {"le": "1"}, None)
 
 
 def test_families_whose_samples_would_share_a_name_are_refused(metrics: CustomMetrics) -> None:
@@ -168,7 +193,7 @@ def test_buckets_belong_to_histograms_and_ascend(
     metrics: CustomMetrics, kind: MetricKind, buckets: list[float] | None, message: str
 ) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        metrics.series(metrics.family("m", "", kind), {}, buckets)
+        metrics.metric(metrics.family("m", "", kind), {}, buckets)
     assert caught.value.message.startswith(message)
 
 
@@ -188,7 +213,7 @@ COUNTER, GAUGE, HISTOGRAM = (f"TRITONSERVER_METRIC_KIND_{kind}" for kind in ("CO
 def test_an_operation_of_another_kind_is_unsupported(
     metrics: CustomMetrics, kind: MetricKind, operation: MetricOperation, message: str
 ) -> None:
-    series = metrics.series(metrics.family("m", "", kind), {}, [1.0] if kind == "histogram" else None)
+    series = metrics.metric(metrics.family("m", "", kind), {}, [1.0] if kind == "histogram" else None)
     with pytest.raises(Unsupported) as caught:
         series.update(operation, 1)
     assert caught.value.message == message
@@ -196,12 +221,12 @@ def test_an_operation_of_another_kind_is_unsupported(
 
 def test_a_histogram_has_no_one_value(metrics: CustomMetrics) -> None:
     with pytest.raises(Unsupported, match=f"^{HISTOGRAM} does not support Value$"):
-        metrics.series(metrics.family("h", "", "histogram"), {}, [1.0]).value()
+        metrics.metric(metrics.family("h", "", "histogram"), {}, [1.0]).value()
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("-inf")])
 def test_a_counter_never_goes_back(metrics: CustomMetrics, value: float) -> None:
-    counter = metrics.series(metrics.family("c", "", "counter"), {}, None)
+    counter = metrics.metric(metrics.family("c", "", "counter"), {}, None)
     counter.update("increment", 2)
     with pytest.raises(InvalidArgument) as caught:
         counter.update("increment", value)

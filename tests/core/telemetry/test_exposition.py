@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Metric
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -21,15 +21,6 @@ def test_tritons_own_page_is_written_byte_for_byte() -> None:
 
 def test_family_without_series_is_not_written() -> None:
     assert exposition.text([Metric("nv_nothing", "No series", "gauge")]) == ""
-
-
-def test_counter_of_prometheus_client_keeps_the_name_of_its_samples() -> None:
-    registry = CollectorRegistry()
-    Counter("things", "Things", registry=registry).inc(2)
-    assert (
-        exposition.text(registry.collect())
-        == "# HELP things_total Things\n# TYPE things_total counter\nthings_total 2\n"
-    )
 
 
 def test_label_values_and_help_texts_are_escaped_so_that_a_parser_reads_them_back() -> None:

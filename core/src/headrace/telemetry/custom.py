@@ -12,15 +12,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from math import isfinite
 
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from headrace.errors import AlreadyExists, InternalError, InvalidArgument
-from headrace.telemetry.series import BucketCounts, Counter, Gauge, MetricKind, MetricOperation, Series
+from headrace.telemetry.exposition import number
+from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
 
 #: Prefixes of the names of the server's own families.
 OWN = (
@@ -37,20 +38,75 @@ _FAMILY_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
+class CustomMetric:
+    """A counter, gauge or histogram of prometheus-client, with ``labels`` sorted by name. Any thread.
+
+    ``holders`` is the number of its uses by instances.
+    """
+
+    __slots__ = ("_kind", "_metric", "_sum", "holders", "labels")
+
+    def __init__(self, family: CustomFamily, labels: Mapping[str, str], bounds: Sequence[float]) -> None:
+        """``bounds`` are the upper bounds of a histogram. The library needs one besides +Inf: without any, it is 0."""
+        self._kind, self.labels, self.holders = family.kind, dict(sorted(labels.items())), 0
+        about = family.name, family.description, tuple(self.labels)
+        made: Counter | Gauge | Histogram
+        if self._kind == "histogram":
+            made = Histogram(*about, registry=None, buckets=bounds or (0.0,))
+            # The library has no sum if a bound is negative. Triton has.
+            self._sum = Gauge("sum", "", registry=None)
+        else:
+            made = (Counter if self._kind == "counter" else Gauge)(*about, registry=None)
+        self._metric = made.labels(*self.labels.values()) if labels else made
+
+    def update(self, operation: MetricOperation, value: float) -> None:
+        """Apply ``operation`` with ``value``. Raises as `check_metric_update` does, and then changes nothing."""
+        check_metric_update(self._kind, operation, value)
+        getattr(self._metric, "inc" if operation == "increment" else operation)(value)
+        if operation == "observe":
+            self._sum.inc(value)
+
+    def value(self) -> float:
+        """Return the value. Raises `Unsupported` for a histogram."""
+        if self._kind == "histogram":
+            raise metric_without_value(self._kind)
+        return _samples(self._metric)[0].value
+
+    def samples(self, family: str) -> Iterator[Sample]:
+        """Yield the lines of the page as Triton has them: no ``_total`` behind a counter, no ``.0`` in a bound."""
+        if self._kind != "histogram":
+            yield Sample(family, self.labels, self.value())
+            return
+        buckets = [sample for sample in _samples(self._metric) if sample.name == f"{family}_bucket"]
+        yield Sample(f"{family}_count", self.labels, buckets[-1].value)
+        yield Sample(f"{family}_sum", self.labels, _samples(self._sum)[0].value)
+        for bucket in buckets:
+            yield Sample(bucket.name, {**self.labels, "le": number(float(bucket.labels["le"]))}, bucket.value)
+
+
+def _samples(metric: Collector) -> list[Sample]:
+    return [sample for family in metric.collect() for sample in family.samples]
+
+
 @dataclass(slots=True, eq=False)
-class CustomFamily:
-    """A metric family made by models. ``holders`` is the number of uses: by instances, and by its series."""
+class CustomFamily(Collector):
+    """A metric family made by models. ``holders`` is the number of uses: by instances, and by its metrics."""
 
     name: str
     description: str
     kind: MetricKind
     holders: int = 0
-    series: dict[tuple[tuple[str, str], ...], Series] = field(default_factory=dict)
+    metrics: dict[tuple[tuple[str, str], ...], CustomMetric] = field(default_factory=dict)
 
-    @property
-    def sample_names(self) -> set[str]:
-        ends = ("", "_bucket", "_count", "_sum") if self.kind == "histogram" else ("",)
-        return {self.name + end for end in ends}
+    def describe(self) -> list[Metric]:
+        """Return a family with the sample names of this one, for the registry. A counter has no ``_total`` here."""
+        return [Metric(self.name, self.description, "gauge" if self.kind == "counter" else self.kind)]
+
+    def collect(self) -> list[Metric]:
+        family = Metric(self.name, self.description, self.kind)
+        for metric in self.metrics.values():
+            family.samples += metric.samples(self.name)
+        return [family]
 
 
 class CustomMetrics(Collector):
@@ -61,47 +117,48 @@ class CustomMetrics(Collector):
     """
 
     def __init__(self) -> None:
+        self._registry = CollectorRegistry()
         self._families: dict[str, CustomFamily] = {}
-        self._released: deque[tuple[CustomFamily, Series | None]] = deque()
+        self._released: deque[tuple[CustomFamily, CustomMetric | None]] = deque()
         self._lock = threading.Lock()
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> list[Metric]:
         with self._taken():
-            found = [(family, list(family.series.values())) for _, family in sorted(self._families.items())]
-        for family, series in found:
-            metric = Metric(family.name, family.description, family.kind)
-            for one in series:
-                metric.samples += (Sample(*line) for line in one.lines(family.name))
-            yield metric
+            return list(self._registry.collect())
 
     def family(self, name: str, description: str, kind: MetricKind) -> CustomFamily:
         """Return the family ``name``, with one more holder. Its first maker sets the description.
 
-        Raises `InvalidArgument` for a name that Prometheus or the server does not allow, `AlreadyExists`
-        if a family of another kind has the name.
+        Raises `InvalidArgument` for a name that Prometheus or the server does not allow, `AlreadyExists` if a
+        family of another kind has the name, or another family has samples of the same name.
         """
         _check_name(name)
         with self._taken():
             family = self._families.get(name)
             if family is None:
-                family = self._add(CustomFamily(name, description, kind))
+                family = CustomFamily(name, description, kind)
+                try:
+                    self._registry.register(family)
+                except ValueError as error:
+                    raise AlreadyExists(f"metric family '{name}' ({kind}) would clash with another: {error}") from None
+                self._families[name] = family
             elif family.kind != kind:
                 raise AlreadyExists(f"Family name already exists with different type: '{name}' is a {family.kind}")
             family.holders += 1
         return family
 
-    def series(self, family: CustomFamily, labels: Mapping[str, str], buckets: Sequence[float] | None) -> Series:
+    def metric(self, family: CustomFamily, labels: Mapping[str, str], buckets: Sequence[float] | None) -> CustomMetric:
         """Return the metric of ``family`` with ``labels``, with one more holder. Raises `InvalidArgument`."""
         made = _make(family, labels, buckets)
         with self._taken():
-            series = family.series.setdefault(tuple(made.labels.items()), made)
-            series.holders += 1
+            metric = family.metrics.setdefault(tuple(made.labels.items()), made)
+            metric.holders += 1
             family.holders += 1
-        return series
+        return metric
 
-    def release(self, family: CustomFamily, series: Series | None = None) -> None:
-        """Release one use of ``series``, or of the family itself. Never blocks."""
-        self._released.append((family, series))
+    def release(self, family: CustomFamily, metric: CustomMetric | None = None) -> None:
+        """Release one use of ``metric``, or of the family itself. Never blocks."""
+        self._released.append((family, metric))
         self._sweep()
 
     @contextmanager
@@ -120,23 +177,15 @@ class CustomMetrics(Collector):
             finally:
                 self._lock.release()
 
-    def _drop(self, family: CustomFamily, series: Series | None) -> None:
+    def _drop(self, family: CustomFamily, metric: CustomMetric | None) -> None:
         family.holders -= 1
-        if series is not None:
-            series.holders -= 1
-            if not series.holders:
-                del family.series[tuple(series.labels.items())]
+        if metric is not None:
+            metric.holders -= 1
+            if not metric.holders:
+                del family.metrics[tuple(metric.labels.items())]
         if not family.holders:
+            self._registry.unregister(family)
             del self._families[family.name]
-
-    def _add(self, made: CustomFamily) -> CustomFamily:
-        for family in self._families.values():
-            if family.sample_names & made.sample_names:
-                raise AlreadyExists(
-                    f"metric family '{made.name}' ({made.kind}) would clash with '{family.name}' ({family.kind})"
-                )
-        self._families[made.name] = made
-        return made
 
 
 class InstanceMetrics:
@@ -144,68 +193,57 @@ class InstanceMetrics:
 
     def __init__(self, metrics: CustomMetrics) -> None:
         self._metrics = metrics
-        self._families: dict[int, CustomFamily] = {}
-        self._series: dict[int, tuple[CustomFamily, Series]] = {}
-        self._last = 0
-        self._lock = threading.Lock()
+        #: For a handle of a family: the family and None. For that of a metric: its family and the metric.
+        self._held: dict[int, tuple[CustomFamily, CustomMetric | None]] = {}
+        self._handles = count(1)
 
     def family(self, name: str, description: str, kind: MetricKind) -> int:
-        family = self._metrics.family(name, description, kind)
-        handle = self._next()
-        self._families[handle] = family
-        return handle
+        return self._hold(self._metrics.family(name, description, kind), None)
 
     def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
-        held = self._families.get(family)
+        held, _ = self._held.get(family, (None, None))
         if held is None:
             raise InternalError("the metric family has been released")
-        series = self._metrics.series(held, labels, buckets)
-        handle = self._next()
-        self._series[handle] = held, series
-        return handle
+        return self._hold(held, self._metrics.metric(held, labels, buckets))
 
     def update(self, metric: int, operation: MetricOperation, value: float) -> None:
-        self._held(metric).update(operation, value)
+        self._metric(metric).update(operation, value)
 
     def value(self, metric: int) -> float:
-        return self._held(metric).value()
+        return self._metric(metric).value()
 
     def release(self, handle: int) -> None:
         """Release a metric or a family. Does nothing if it was released before."""
-        if (family := self._families.pop(handle, None)) is not None:
-            self._metrics.release(family)
-        elif (held := self._series.pop(handle, None)) is not None:
+        if (held := self._held.pop(handle, None)) is not None:
             self._metrics.release(*held)
 
     def close(self) -> None:
         """Release all metrics and families."""
-        for handle in (*self._series, *self._families):
+        for handle in tuple(self._held):
             self.release(handle)
 
-    def _held(self, metric: int) -> Series:
-        held = self._series.get(metric)
-        if held is None:
+    def _hold(self, family: CustomFamily, metric: CustomMetric | None) -> int:
+        handle = next(self._handles)
+        self._held[handle] = family, metric
+        return handle
+
+    def _metric(self, handle: int) -> CustomMetric:
+        _, metric = self._held.get(handle, (None, None))
+        if metric is None:
             raise InternalError("the metric has been released")
-        return held[1]
-
-    def _next(self) -> int:
-        with self._lock:
-            self._last += 1
-            return self._last
+        return metric
 
 
-def _make(family: CustomFamily, labels: Mapping[str, str], buckets: Sequence[float] | None) -> Series:
+def _make(family: CustomFamily, labels: Mapping[str, str], buckets: Sequence[float] | None) -> CustomMetric:
     _check_labels(family, labels)
-    ordered = dict(sorted(labels.items()))
     if family.kind != "histogram":
         if buckets is not None:
             raise InvalidArgument(f"Unexpected args found in {family.kind} Metric constructor.")
-        return Counter(ordered) if family.kind == "counter" else Gauge(ordered)
-    if buckets is None:
+    elif buckets is None:
         raise InvalidArgument("Bucket boundaries not found in Metric args.")
-    if not all(map(isfinite, buckets)) or not all(low < high for low, high in pairwise(buckets)):
+    elif not all(map(isfinite, buckets)) or not all(low < high for low, high in pairwise(buckets)):
         raise InvalidArgument(f"Bucket Boundaries must be strictly sorted, finite numbers; they are {list(buckets)}")
-    return BucketCounts(ordered, buckets)
+    return CustomMetric(family, labels, buckets or ())
 
 
 def _check_name(name: str) -> None:

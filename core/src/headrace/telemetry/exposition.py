@@ -2,10 +2,10 @@
 
 Source: docs/spec/behaviours.md sections 7.5 and 7.8.
 
-prometheus-client collects the families, but does not write them: its writer appends ``_total`` to the name of every
-counter, prints ``3.0`` for 3, and sorts ``le`` and ``quantile`` among the other labels. Dashboards and scripts expect
-Triton's format: unchanged names, integers without a point, ``le`` and ``quantile`` last, and ``_count`` and ``_sum``
-before the buckets.
+prometheus-client collects the families, but does not write them: its ``generate_latest`` appends ``_total`` to the name
+of every counter in ``# HELP`` and ``# TYPE``, so that Prometheus finds no type for Triton's names. It also prints
+``3.0`` for 3 and sorts ``le`` and ``quantile`` among the other labels, and it takes 0.65 s for the 61,000 lines of 500
+models, on which `text` spends 0.24 s.
 """
 
 from __future__ import annotations
@@ -26,13 +26,10 @@ def text(families: Iterable[Metric]) -> str:
 
 
 def _lines(family: Metric) -> Iterator[str]:
-    samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-    # In prometheus-client the name of a counter has no `_total`, but its samples do.
-    name = samples[0].name if family.type == "counter" else family.name
     kind = "untyped" if family.type == "unknown" else family.type
-    yield f"# HELP {name} {_escape(family.documentation)}\n"
-    yield f"# TYPE {name} {kind}\n"
-    for sample in samples:
+    yield f"# HELP {family.name} {_escape(family.documentation)}\n"
+    yield f"# TYPE {family.name} {kind}\n"
+    for sample in family.samples:
         yield f"{sample.name}{_labels(sample.labels)} {number(sample.value)}\n"
 
 
