@@ -357,13 +357,14 @@ def vectors() -> Any:
         ("SelfAdjointEigV2", vectors),
     ],
 )
+@pytest.mark.usefixtures("unwritten_byte")
 def test_memory_that_an_operator_has_not_written_is_not_served(models: Any, operator: str, make: Any) -> None:
     def has_memory_of_others() -> bool:
         with tf.Graph().as_default() as graph:
             other = tf.compat.v1.placeholder(tf.float32, [16384])
             with tf.control_dependencies([tf.reduce_sum(other + other)]):
                 run = tf.compat.v1.Session(graph=graph).make_callable(make(), [other])
-        return any(run(np.full(16384, 7.25, np.float32)).any() for _ in range(50))
+        return bool(run(np.full(16384, 7.25, np.float32)).any())
 
     assert has_memory_of_others(), "the operator writes, and this test shows nothing"
     models.frozen(lambda: tf.add(placeholder(), tf.reshape(make(), [-1, 1])[:1], name="y"))
