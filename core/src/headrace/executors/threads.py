@@ -113,11 +113,11 @@ def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
         end.result()
 
 
-async def apart(work: Callable[[], T], name: str) -> T:
-    """What ``work`` returns or raises, from a thread ``name`` that it shares with nobody.
+def apart(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Start ``work`` on a new thread ``name``; return the future of its result. Event loop only.
 
-    For what may take for ever: it keeps no thread from others, and neither the loop nor the
-    interpreter waits for it at its end.
+    For work that may never end: it takes no thread from other work, and neither the loop nor the interpreter waits for
+    it when it exits.
     """
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # nobody can take it back
@@ -129,7 +129,7 @@ async def apart(work: Callable[[], T], name: str) -> T:
             result.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    return await asyncio.wrap_future(result)
+    return asyncio.wrap_future(result)
 
 
 def contained(work: Callable[[], T]) -> T:

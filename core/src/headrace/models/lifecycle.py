@@ -70,7 +70,7 @@ class Lifecycle:
         self._is_stopping = False
         #: Those that take no requests any more and still have some.
         self._draining: set[ServedModel] = set()
-        self._drains: set[asyncio.Task[None]] = set()
+        self._drains: set[asyncio.Future[None]] = set()
         self._loader = loader
         self._table = table
         self._retries = retries
@@ -86,8 +86,9 @@ class Lifecycle:
         entries = list(entries)
         self._by_name.update(entry.name for entry in entries)
         with Progress(entry.name for entry in entries) as progress:
-            progress.attempts |= {e.name: asyncio.ensure_future(self._attempt(e, progress)) for e in entries}
-            results = await asyncio.gather(*progress.attempts.values())
+            attempts = {e.name: self.background.start(self._attempt(e, progress)) for e in entries}
+            progress.attempts |= attempts
+            results = await asyncio.gather(*map(asyncio.shield, attempts.values()))
         return [error for error in results if error is not None]
 
     async def load(self, entry: Entry) -> None:
@@ -203,7 +204,7 @@ class Lifecycle:
 
     async def _attempt(self, entry: Entry, progress: Progress) -> HeadraceError | None:
         try:
-            await asyncio.shield(self.background.start(self._load(entry, progress)))
+            await self._load(entry, progress)
         except HeadraceError as error:
             progress.failed(entry.name)
             record = self.records.setdefault(entry.name, ModelRecord(entry.name))
@@ -247,7 +248,7 @@ class Lifecycle:
             if attempt is None:
                 if entry is None:
                     return
-                attempt = asyncio.ensure_future(self._attempt(entry, progress))
+                attempt = self.background.start(self._attempt(entry, progress))
                 progress.join(name, attempt)
         await asyncio.shield(attempt)
 

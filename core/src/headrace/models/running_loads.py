@@ -49,7 +49,7 @@ class LoadSlots:
         try:
             if self._is_closed:
                 raise Unavailable("the server is stopping")
-            running = asyncio.ensure_future(apart(partial(function, *arguments), "headrace-load"))
+            running = apart(partial(function, *arguments), "headrace-load")
             return await (running if wait is None else wait(running))
         finally:
             self._give()
@@ -142,14 +142,14 @@ class Background:
     """
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
 
     @property
     def is_busy(self) -> bool:
         return bool(self._tasks)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin ``work``. Whoever awaits the task must shield it."""
+    def start(self, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> asyncio.Future[T]:
+        """Begin ``work``. A caller that awaits the future must shield it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -160,7 +160,7 @@ class Background:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _forget(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, HeadraceError):
@@ -175,7 +175,7 @@ class Progress:
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.attempts: dict[str, asyncio.Task[HeadraceError | None]] = {}
+        self.attempts: dict[str, asyncio.Future[HeadraceError | None]] = {}
         self._count = len(list(names))
         self._start = monotonic()
         self._began: dict[str, float] = {}
@@ -183,7 +183,7 @@ class Progress:
         self._failed = 0
         self._next: asyncio.TimerHandle | None = None
 
-    def join(self, name: str, attempt: asyncio.Task[HeadraceError | None]) -> None:
+    def join(self, name: str, attempt: asyncio.Future[HeadraceError | None]) -> None:
         """``attempt`` loads ``name``, which one of the others needs."""
         self.attempts[name] = attempt
         self._count += 1

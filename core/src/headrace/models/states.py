@@ -236,12 +236,16 @@ async def _drain_one(draining: Draining, unloaded: Callable[[ServedModel], None]
 async def _telling(work: Awaitable[None], draining: Draining, what: str) -> None:
     """Await ``work``; if it takes longer than `TELL_S`, say in the log and in the index what it waits for."""
     record, model = draining
-    task = asyncio.ensure_future(work)
-    await asyncio.wait((task,), timeout=TELL_S)
-    if not task.done():
+
+    def tell() -> None:
         record.reason = f"{what} since {TELL_S:g} s{_busy(model)}"
         log.warning("'%s' version %d %s", model.name, model.version, record.reason)
-    await task
+
+    telling = asyncio.get_running_loop().call_later(TELL_S, tell)
+    try:
+        await work
+    finally:
+        telling.cancel()
 
 
 def _busy(model: ServedModel) -> str:
