@@ -297,7 +297,7 @@ def test_an_output_of_another_dtype_is_an_error_of_that_response_only(zoo: Pytho
 def test_a_misnamed_output_is_an_error_that_lists_the_known(zoo: PythonModel) -> None:
     error = ask(zoo, "wrong_name")[0].error
     assert error
-    assert error.message() == "model 'zoo': the backend gave output 'NOPE', but the config has only ['OUT']"
+    assert error.message() == "model 'zoo': the backend returned output 'NOPE', but the config has only ['OUT']"
 
 
 def test_an_output_that_the_config_lacks_is_dropped_beside_one_that_it_has(zoo: PythonModel) -> None:

@@ -39,7 +39,7 @@ def test_what_cannot_be_told_refuses_too() -> None:
     def broken(gpu: int) -> float:
         raise OSError("libnvidia-ml.so.1: cannot open shared object file")
 
-    with pytest.raises(Unavailable, match="set for GPU 0, and it cannot be told how full that is: libn"):
+    with pytest.raises(Unavailable, match="set for GPU 0, but its used memory is unknown: libn"):
         refuse_beyond({0: 0.5}, PLACEMENTS, broken)
 
 

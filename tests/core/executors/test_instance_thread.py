@@ -120,7 +120,7 @@ def test_a_batch_that_cannot_be_recorded_is_answered_and_the_next_one_runs(
         await asyncio.to_thread(thread.join)
 
     asyncio.run(scenario())
-    assert "instance 'm_0' could not see a batch through" in caplog.text
+    assert "instance 'm_0' failed to deliver a batch" in caplog.text
 
 
 class Together(Instance):

@@ -85,7 +85,7 @@ def test_rows_of_other_dims_than_the_configs_are_an_error_with_both(
 def test_an_output_taken_as_given_that_the_config_lacks_is_dropped_beside_one_that_it_has() -> None:
     taken = OutputSchema("m", "1", {"y": Spec("y", dtypes.FP32, (1,))}, True, True)
     assert list(taken.sign(request(), InferResponse({"debug": ONE, "y": ONE})).outputs) == ["y"]
-    with pytest.raises(BackendError, match="gave output 'debug', but the config has only"):
+    with pytest.raises(BackendError, match="returned output 'debug', but the config has only"):
         taken.sign(request(), InferResponse({"debug": ONE}))
 
 

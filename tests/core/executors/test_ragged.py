@@ -254,7 +254,7 @@ def test_a_shape_tensor_that_the_backend_does_not_give_is_an_error() -> None:
     batch = sent(model, {"x": np.zeros((1, 2), np.float32), "w": np.zeros(3, np.int32)})
     (answer,), _ = runner(model, Forgets()).run(batch)
     assert isinstance(answer, BackendError)
-    assert answer.message == "model 'm': the backend gave no output 'z'"
+    assert answer.message == "model 'm': the backend returned no output 'z'"
 
 
 def test_without_a_batch_a_shape_tensor_is_like_any_other() -> None:

@@ -110,7 +110,7 @@ class Returns(Instance):
 @pytest.mark.parametrize(
     ("result", "text"),
     [
-        ({"y": np.zeros((1, 2), np.float32)}, "the backend gave no output 'z', only ['y']"),
+        ({"y": np.zeros((1, 2), np.float32)}, "the backend returned no output 'z', only ['y']"),
         (
             {"y": np.zeros((1, 2)), "z": np.zeros((1, 1), np.float32)},
             "output 'y' is FP64, but the config says FP32",
@@ -221,7 +221,7 @@ def test_a_cancelled_stream_is_closed_between_two_responses() -> None:
     [
         (
             {"q": np.zeros((1, 1), np.float32)},
-            "model 'm': the backend gave output 'q', but the config has only ['y', 'z']",
+            "model 'm': the backend returned output 'q', but the config has only ['y', 'z']",
         ),
         ({"y": np.zeros((1, 1))}, "model 'm': output 'y' is FP64, but the config says FP32"),
     ],

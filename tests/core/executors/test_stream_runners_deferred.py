@@ -239,7 +239,7 @@ def test_a_raise_of_an_error_with_a_code_keeps_the_code() -> None:
 @pytest.mark.parametrize(
     ("outputs", "text"),
     [
-        ({"q": np.zeros((1, 1), np.float32)}, "the backend gave output 'q', but the config has only ['y', 'z']"),
+        ({"q": np.zeros((1, 1), np.float32)}, "the backend returned output 'q', but the config has only ['y', 'z']"),
         ({"y": np.zeros((1, 1))}, "output 'y' is FP64, but the config says FP32"),
         ({"y": np.zeros((1, 1), complex)}, "dtype complex128 has no counterpart"),
     ],
@@ -272,7 +272,7 @@ def test_an_answer_after_the_last_is_refused_to_the_author_and_not_sent(final: b
 def test_nothing_is_refused_as_an_answer_that_is_not_the_last() -> None:
     held: list[Call] = []
     runner_of(held.extend)[0].run([ticket()])
-    with pytest.raises(BackendError, match="must say something"):
+    with pytest.raises(BackendError, match="must not be None"):
         held[0].send(None, final=False)
     held[0].send(None)
 

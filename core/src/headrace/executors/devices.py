@@ -1,4 +1,4 @@
-"""Which instances a model gets, and on which device each runs (docs/spec/behaviours.md section 4.5)."""
+"""The instances of a model, and the device of each (docs/spec/behaviours.md section 4.5)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,26 @@ _KINDS: Mapping[int, DeviceKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What the rate limiter deals out: ``name`` on ``device``, or in the whole server if that is None. What is not on
-    a GPU is on device 0, as Triton counts."""
+    """A resource of the rate limiter: ``name`` on ``device``, or in the whole server if ``device`` is None.
+
+    As in Triton, everything that is not on a GPU counts as device 0.
+    """
 
     name: str
     device: int | None = None
 
     @property
     def order(self) -> tuple[int, str]:
-        """Those of the whole server come first."""
+        """The sort key: resources of the whole server are first."""
         return -1 if self.device is None else self.device, self.name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claim:
-    """What one instance takes while it executes: ``units`` of each resource. The higher its ``priority``, from 1 on,
-    the less often it runs. Compared and hashed by identity."""
+    """The ``units`` of each resource that one instance needs while it executes. Compared and hashed by identity.
+
+    The higher its ``priority``, from 1 on, the less often it runs.
+    """
 
     units: Mapping[Resource, int] = field(default_factory=dict)
     priority: int = 1
@@ -50,7 +54,7 @@ class Claim:
         return cls(units, max(limiter.priority, 1))
 
     def overlaps(self, other: Claim) -> bool:
-        """Whether both take some of the same."""
+        """True if both need the same resource."""
         return not self.units.keys().isdisjoint(other.units)
 
     def __str__(self) -> str:
@@ -62,9 +66,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One instance to be: its name, its device, and what it takes of the rate limiter's resources.
+    """One planned instance: its name, its device, and the resources of the rate limiter that it needs.
 
-    ``signature`` tells whether two are alike: all that their groups say, but for name and count, and the device.
+    ``signature`` is equal for two instances that are alike: same device, same group settings except name and count.
     """
 
     name: str
@@ -75,7 +79,7 @@ class Placement:
 
 @functools.cache
 def available_gpus() -> tuple[int, ...]:
-    """GPUs that CUDA programs of this process would see, without loading CUDA."""
+    """Return the GPUs that CUDA programs of this process would find, without loading CUDA."""
     if os.environ.get("TRITON_SERVER_CPU_ONLY"):
         return ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -83,8 +87,10 @@ def available_gpus() -> tuple[int, ...]:
 
 
 def _count_visible(visible: str, known: int) -> int:
-    """How many of the ``known`` GPUs a ``CUDA_VISIBLE_DEVICES`` leaves: those before the first entry that is none, and
-    none at all if one is named twice."""
+    """Return how many of the ``known`` GPUs ``CUDA_VISIBLE_DEVICES`` (``visible``) allows.
+
+    The first invalid entry ends the list. If an entry is there twice, no GPU is allowed.
+    """
     entries: list[str] = []
     for entry in map(str.strip, visible.split(",")):
         is_index = entry.isdecimal() and int(entry) < known
@@ -97,9 +103,9 @@ def _count_visible(visible: str, known: int) -> int:
 
 
 def fill_groups(config: ModelConfig, backend: Backend, gpus: Sequence[int]) -> None:
-    """Give every instance group of ``config`` its name, kind, count and GPUs, in place.
+    """Complete the name, kind, count and GPUs of every instance group of ``config``, in place.
 
-    A config without groups gets one. Raises `ConfigError` for a device that the backend lacks.
+    A config without groups gets one. Raises `ConfigError` for a device that the backend does not support.
     """
     if not config.instance_group:
         config.instance_group.add(name=config.name)
@@ -128,7 +134,7 @@ def fill_groups(config: ModelConfig, backend: Backend, gpus: Sequence[int]) -> N
 
 
 def plan_instances(config: ModelConfig) -> list[Placement]:
-    """The instances of all groups, in order; `fill_groups` has been called.
+    """Return the instances of all groups, in order. Call `fill_groups` first.
 
     Passive groups are left out: they are never scheduled.
     """
@@ -141,7 +147,7 @@ def plan_instances(config: ModelConfig) -> list[Placement]:
 
 
 def _said_of_each(group: ModelInstanceGroup) -> bytes:
-    """What ``group`` says of every one of its instances."""
+    """Return the settings of ``group`` that hold for each of its instances."""
     each = ModelInstanceGroup.FromString(group.SerializeToString())
     for field_name in ("name", "count", "gpus"):
         each.ClearField(field_name)
@@ -149,14 +155,14 @@ def _said_of_each(group: ModelInstanceGroup) -> bytes:
 
 
 def _devices(group: ModelInstanceGroup) -> list[Device]:
-    """One device per instance: ``count`` on each GPU, or ``count`` in all."""
+    """Return one device per instance: ``count`` on each GPU, or ``count`` in all."""
     if group.kind == ModelInstanceGroup.KIND_GPU:
         return [Device("gpu", gpu) for gpu in group.gpus for _ in range(group.count)]
     return [Device(_KINDS[group.kind])] * group.count
 
 
 def _driver_gpus() -> int:
-    """GPUs that the NVIDIA driver knows; 0 without one."""
+    """Return the number of GPUs of the NVIDIA driver; 0 without a driver."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""What runs an instance, and where its batches come from.
+"""The executor of an instance, and the source of its batches.
 
 In `headrace.executors.instance_thread` the executor is a thread of the server. In `headrace.executors.process` the
 instance has a process of its own.
@@ -15,30 +15,30 @@ from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.executions import Observer
 
-#: Gives out last answers.
+#: Delivers last answers.
 Deliver: TypeAlias = Callable[[Sequence[Ticket], Sequence[Answer]], None]
-#: What runs the batches of an instance.
+#: Where the batches of an instance run.
 RunsOn: TypeAlias = Literal["event_loop", "thread", "process"]
 
 
 class BatchSource(Protocol):
-    """Where batches come from and go back to: a `headrace.schedulers.instance_source.InstanceSource`.
+    """Gives out batches and takes back answers: a `headrace.schedulers.instance_source.InstanceSource`.
 
-    An executor on a thread of its own takes batches, one that lives on the event loop polls for them; a
-    wakeup tells either when to look again. An executor with a thread may have the event loop run its batches.
+    An executor with a thread takes batches. An executor on the event loop polls for them. A wakeup says when to ask
+    again. An executor with a thread may let the event loop run its batches.
     """
 
-    #: How many batches the executor runs side by side; set when it begins to serve.
+    #: The number of batches that the executor runs at the same time. Set when it begins to serve.
     calls_at_once: int
 
     @property
     def may_overlap(self) -> bool:
-        """Whether the executor may take, one call at a time, while it runs what it has taken before."""
+        """True if the executor may take another batch, one call at a time, while it runs one."""
 
     def take(self, wakeup: Wakeup) -> list[Ticket] | None: ...
 
     def executed(self, took_ns: int) -> None:
-        """An execution has taken so long. Any thread."""
+        """Record the duration of an execution. Any thread."""
 
     def run_on_loop(self, run: Callable[[list[Ticket]], int] | None) -> None: ...
 
@@ -47,18 +47,18 @@ class BatchSource(Protocol):
     def leave(self, wakeup: LoopWakeup) -> None: ...
 
     def progress(self, ticket: Ticket, response: Answer) -> None:
-        """An answer that is not the last. Event loop only."""
+        """Deliver an answer that is not the last. Event loop only."""
 
     def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
-        """Last answers. Event loop only."""
+        """Deliver last answers. Event loop only."""
 
 
 class Executor(Protocol):
-    """One instance, from load to close. The loading thread calls `load`, `serve` and `join`."""
+    """Runs one instance, from load to close. The loading thread calls `load`, `serve` and `join`."""
 
     @property
     def name(self) -> str:
-        """The instance's."""
+        """The name of the instance."""
 
     @property
     def runs_on(self) -> RunsOn:
@@ -66,40 +66,44 @@ class Executor(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the instance can execute. False before `load`, and between a crash and the restart."""
+        """True if the instance can execute. False before `load`, and between a crash and the restart."""
 
     @property
     def reason(self) -> str:
-        """Why it is not alive, or last was not: one line, then the last traceback. Empty if it always was."""
+        """The reason of the last death: one line, then the last traceback. Empty if it never died."""
 
     @property
     def restarts(self) -> int:
-        """How often the instance has been loaded again after it had died."""
+        """The number of times that the instance was loaded again after it had died."""
 
     @property
     def executing(self) -> Sequence[Ticket]:
-        """What the instance executes. It keeps it from taking a batch, unless it takes several; empty while free."""
+        """The requests that the instance executes; empty while it is idle.
+
+        While there are any, it takes no other batch, unless it runs several at once.
+        """
 
     @property
     def held(self) -> Sequence[Ticket]:
-        """Requests that the instance has, and whose last answers are to come after their execution has returned."""
+        """Requests that the instance still has after their execution has returned, because their last answers
+        follow."""
 
     @property
     def has_check(self) -> bool:
-        """Whether the instance has something of its own to say in `check_ready`."""
+        """True if the instance has an ``is_ready`` of its own, which `check_ready` calls."""
 
     def load(self) -> None:
-        """Wait until the instance is loaded and warmed up; raises what loading raised."""
+        """Wait until the instance is loaded and warmed up. Raises what loading raised."""
 
     def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
-        """Begin to pull batches from ``source`` and to deliver on ``loop``."""
+        """Start to take batches from ``source`` and to deliver on ``loop``."""
 
     def join(self) -> None:
-        """Wait until the instance has closed. The source must have been closed before."""
+        """Wait until the instance has closed. Close the source first."""
 
     def check_ready(self) -> bool:
-        """What the instance's ``is_ready`` says now; False while it is not `alive`.
+        """Return the result of the instance's ``is_ready``; False while it is not `alive`.
 
-        May block for as long as the instance's author likes, and raise what that author raises:
-        call it on a thread of its own, one call at a time.
+        It runs code of the model's author, so it may block for any time and raise anything. Call it on a thread of its
+        own, one call at a time.
         """

@@ -1,8 +1,8 @@
-"""How full the GPUs are, for ``--model-load-gpu-limit``: a load on one that is too full already is refused.
+"""The used memory of GPUs, for ``--model-load-gpu-limit``: a load on a GPU above its limit is refused.
 
-Source: docs/spec/behaviours.md sections 8 and 14. NVML is asked, which takes no memory of a GPU itself. It counts GPUs
-by their places on the bus, CUDA as ``CUDA_VISIBLE_DEVICES`` has it: the bus address, which both know, tells which is
-which.
+NVML gives the figures and needs no GPU memory itself. It numbers GPUs by their place on the bus; CUDA numbers them by
+``CUDA_VISIBLE_DEVICES``. Both have the bus address, which maps one number to the other. Source: docs/spec/behaviours.md
+sections 8 and 14.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Memory(ctypes.Structure):
 
 
 def used_part(gpu: int) -> float:
-    """How much of the memory of ``gpu`` is in use, by whomever: 0 to 1. Raises `OSError` if nothing tells it."""
+    """Return the used share of the memory of ``gpu``, 0 to 1, by all processes. Raises `OSError` if it is unknown."""
     cuda, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
     device, address = ctypes.c_int(), ctypes.create_string_buffer(_ADDRESS_BYTES)
     _call(cuda.cuInit, ctypes.c_uint(0))
@@ -47,8 +47,10 @@ def _call(function: Callable[..., int], *arguments: object) -> None:
 def refuse_beyond(
     limits: Mapping[int, float], placements: Iterable[Placement], used: Callable[[int], float] = used_part
 ) -> None:
-    """Raise `Unavailable`, in Triton's words, for the first of ``placements`` on a GPU that is fuller than ``limits``
-    allow; also where it cannot be told how full that is."""
+    """Raise `Unavailable`, in Triton's words, for the first of ``placements`` on a GPU above its limit.
+
+    Also raises if the used memory of such a GPU is unknown.
+    """
     for placement in placements:
         limit = limits.get(placement.device.id) if placement.device.kind == "gpu" else None
         if limit is None:
@@ -58,8 +60,8 @@ def refuse_beyond(
             part = used(gpu)
         except (OSError, AttributeError) as error:
             raise Unavailable(
-                f"can not create model '{placement.name}': a memory limit is set for GPU {gpu}, and it cannot be told "
-                f"how full that is: {error}"
+                f"can not create model '{placement.name}': a memory limit is set for GPU {gpu}, but its used "
+                f"memory is unknown: {error}"
             ) from error
         if part > limit:
             raise Unavailable(

@@ -1,7 +1,6 @@
-"""What executors do with an instance, in a thread of the server or in a process of its own: load it, run batches on it,
-record what it has done, and close it.
+"""Load an instance, run batches on it, record their statistics, and close it: for all kinds of executors.
 
-A backend is a stranger: what it raises, `SystemExit` and the like included, is an error of its model, and nothing else.
+A backend is foreign code. Everything that it raises, even `SystemExit`, is an error of its model and of nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ log = paced(__name__)
 
 
 def share(backend: Backend, model: Model, undo: ExitStack, logger: logging.Logger | None = None) -> Any:
-    """What ``backend`` lets the instances of ``model`` share; ``undo`` has it released. Raises as `failures_worded`."""
+    """Return what the instances of ``model`` share, and add its release to ``undo``. Raises as `failures_worded`."""
     with failures_worded(backend, model.name, logger):
         shared = backend.share(model)
     undo.callback(_unshare, backend, model.name, shared)
@@ -45,7 +44,7 @@ def share(backend: Backend, model: Model, undo: ExitStack, logger: logging.Logge
 
 
 def load_instance(backend: Backend, model: Model) -> AnyInstance:
-    """An instance of ``model``, warmed up; it is closed if that fails. Raises what the backend raises."""
+    """Return an instance of ``model``, warmed up. If that fails, close it and raise what the backend raised."""
     instance = backend.load(model)
     try:
         instance.warm_up()
@@ -56,7 +55,7 @@ def load_instance(backend: Backend, model: Model) -> AnyInstance:
 
 
 def close_instance(instance: AnyInstance, name: str) -> None:
-    """Close ``instance``; what it raises is logged, since nobody is left to be told."""
+    """Close ``instance`` and log what it raises."""
     try:
         instance.close()
     except BaseException:
@@ -65,9 +64,9 @@ def close_instance(instance: AnyInstance, name: str) -> None:
 
 @contextmanager
 def failures_worded(backend: Backend, model: str, logger: logging.Logger | None = None) -> Iterator[None]:
-    """Make a `LoadError` of what ``backend`` raises for ``model`` that is no error of ours.
+    """Turn what ``backend`` raises for ``model`` into a `LoadError`, unless it is a `HeadraceError`.
 
-    ``logger`` is given the traceback; a child, which sends it to its server, has none.
+    ``logger`` logs the traceback. A child process has none, because it sends the traceback to its server.
     """
     try:
         yield
@@ -83,16 +82,16 @@ def _unshare(backend: Backend, model: str, shared: Any) -> None:
     try:
         backend.unshare(shared)
     except BaseException:
-        log.exception("backend '%s' failed to release what the instances of '%s' shared", backend.name, model)
+        log.exception("backend '%s' failed to release what the instances of '%s' share", backend.name, model)
 
 
 def runner_for(
     instance: AnyInstance, schema: OutputSchema, shaping: RaggedLayout | PaddingRules | None = None
 ) -> Runner:
-    """The runner for the rung that ``instance`` stands on; asked once, at load.
+    """Return the runner for the kind of ``instance``. Called once, at load.
 
-    ``shaping`` is what the config says of requests of different shapes: `shaping_of`. Raises `ConfigError` for batches
-    that are to be filled up, where the instance is given one request after the other.
+    ``shaping`` is the result of `shaping_of`. Raises `ConfigError` if the config fills up batches but the instance gets
+    one request at a time.
     """
     if isinstance(instance, Instance):
         if isinstance(shaping, PaddingRules):
@@ -124,18 +123,18 @@ def _requests_runner(instance: AnyInstance, schema: OutputSchema) -> Runner:
 
 
 def shaping_of(config: Mapping[str, Any]) -> RaggedLayout | PaddingRules | None:
-    """What a config in the form of the ``/config`` endpoint says of requests of different shapes; None if nothing.
+    """Return the rules of a config for requests of different shapes, or None.
 
-    Raises `ConfigError`.
+    ``config`` has the form of the ``/config`` endpoint. Raises `ConfigError`.
     """
     return PaddingRules.from_json(config) or RaggedLayout.from_json(config)
 
 
 def run_batch(runner: Runner, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
-    """Run those of ``batch`` whose callers are still there; the others get `Cancelled`."""
+    """Run the requests of ``batch`` that are not cancelled. The cancelled ones get `Cancelled`."""
     if not any(ticket.cancelled for ticket in batch):
         return runner.run(batch)
-    # Asked once: whoever leaves while the others run has an answer among theirs.
+    # Read once: a request that is cancelled while the others run has an answer among theirs.
     runs = [ticket.pinned or not ticket.cancelled for ticket in batch]
     alive = [ticket for ticket, is_alive in zip(batch, runs, strict=True) if is_alive]
     now = monotonic_ns()
@@ -146,10 +145,11 @@ def run_batch(runner: Runner, batch: Sequence[Ticket]) -> tuple[Sequence[Given],
 
 
 class ExecutionRecorder:
-    """Kept by the executor of instance ``name``: its statistics, and the observers of its model.
+    """Records the executions of instance ``name``: in its statistics, and for the observers of its model.
 
-    ``statistics`` makes an object for one thread to write:
-    batches are recorded by the thread that runs them, late answers on the event loop."""
+    ``statistics`` creates a counter that one thread writes. There are two: one for the thread that runs batches, one
+    for late answers on the event loop.
+    """
 
     def __init__(self, name: str, statistics: Callable[[], ExecutionCounter]) -> None:
         self.observers: Sequence[Observer] = ()
@@ -163,9 +163,9 @@ class ExecutionRecorder:
         answers: Sequence[Answer],
         times: BatchTimes,
     ) -> None:
-        """``batch`` has run; ``finished`` are those of it that have their last answer.
+        """Record that ``batch`` has run. ``finished`` are the requests of it that have their last answer.
 
-        `Padding` is nobody's request, and a row of the execution.
+        `Padding` counts as a row of the execution, but not as a request.
         """
         padding: Sequence[Ticket] = ()
         if isinstance(batch, Batch):
@@ -184,7 +184,7 @@ class ExecutionRecorder:
         self._conclude(self._batches, succeeded, failed, cancelled, times)
 
     def late(self, ticket: Ticket, answer: Answer, is_execution: bool = False) -> None:
-        """A last answer has come after its execution, or, where ``is_execution``, was all of it."""
+        """Record a last answer that arrived after its execution, or (``is_execution``) that is the whole execution."""
         start, now = ticket.started_ns, monotonic_ns()
         if is_execution and not self.observers and not isinstance(answer, HeadraceError):
             self._late.record_alone(ticket, start, now)
@@ -204,14 +204,14 @@ class ExecutionRecorder:
         cancelled: Sequence[Ticket],
         times: BatchTimes,
     ) -> None:
-        """Count those who left, and tell the observers, to whom they have failed."""
+        """Count the cancelled requests, and report the batch to the observers, for which they have failed."""
         if cancelled:
             statistics.record_cancelled(cancelled, times)
             failed = [*failed, *cancelled]
         for observer in self.observers:
             try:
                 observer.batch_finished(succeeded, failed, times)
-            except BaseException:  # a stranger's, on the thread that all later batches need
+            except BaseException:  # from a plugin, on the thread that all later batches need
                 log.exception("observer %s of instance '%s' failed", type(observer).__name__, self._name)
 
 
@@ -222,7 +222,7 @@ def _is_padding(ticket: Ticket) -> bool:
 def _outcome(
     tickets: Sequence[Ticket], answers: Sequence[Answer]
 ) -> tuple[Sequence[Ticket], Sequence[Ticket], Sequence[Ticket]]:
-    """Those that succeeded, those that failed, and those whose caller had gone."""
+    """Return the requests that succeeded, that failed, and that were cancelled."""
     if not any(isinstance(answer, HeadraceError) for answer in answers):
         return tickets, (), ()
     succeeded: list[Ticket] = []

@@ -1,4 +1,4 @@
-"""The executor that is a thread of the server, or several, or lends its instance to the event loop."""
+"""The executor on threads of the server. It may also let the event loop run its instance."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from headrace.telemetry.pacing import paced
 
 log = paced(__name__)
 
-#: How long after a failure of its scheduler an instance asks it again.
+#: If its scheduler fails, an instance asks it again after 1 s.
 _RETRY_S = 1.0
 
 
 class BatchThread:
-    """What one thread that runs batches of an instance executes, and has executed. There is one, unless the instance
-    takes several calls at once."""
+    """The state of one thread that runs batches of an instance. An instance that takes several calls at once has
+    several."""
 
     __slots__ = ("executing", "recorder", "wakeup")
 
@@ -42,16 +42,18 @@ class BatchThread:
 
 
 class InstanceThread:
-    """The thread of one instance: it loads, then pulls a batch, runs it and hands it back, until it closes.
+    """The thread of one instance: it loads, then takes a batch, runs it and delivers it, until it closes.
 
-    All methods of the instance run on it, with two exceptions. With ``on_loop``, the event loop runs the batches, and
-    the thread sleeps meanwhile: it has the instance whenever it is awake, and the loop whenever it is not. That is from
-    load to close, or, where ``on_loop`` is a policy and the instance says `BaseInstance.any_thread`, whenever the
-    policy says so. And where the instance says `BaseInstance.concurrency`, other threads take turns with it in pulling
-    a batch, and each runs what it has pulled.
+    All methods of the instance run on this thread, with two exceptions:
 
-    ``load`` returns the instance, warmed up, and its runner. A `Executor`: nothing that
-    an instance, an observer or a scheduler raises ends the thread, so it is alive from load to close.
+    - With ``on_loop``, the event loop runs the batches while the thread sleeps. The two never run at the same time. If
+      ``on_loop`` is True, this holds from load to close. If it is a policy and the instance has
+      `BaseInstance.any_thread`, the policy decides.
+    - If the instance has a `BaseInstance.concurrency` above 1, more threads take batches in turn, and each runs its
+      own.
+
+    ``load`` returns the instance, warmed up, and its runner. Nothing that an instance, an observer or a scheduler
+    raises ends the thread, so it is alive from load to close.
     """
 
     reason = ""
@@ -74,7 +76,7 @@ class InstanceThread:
         self._load = load
         self._runner: Runner | None = None
         self._statistics = statistics
-        #: The first is this thread, or the event loop in its stead.
+        #: The first is this thread, or the event loop instead of it.
         self._threads = [BatchThread(ExecutionRecorder(name, statistics))]
         self._source: Future[tuple[BatchSource, asyncio.AbstractEventLoop] | None] = Future()
         self._loaded: Future[None] = Future()
@@ -82,12 +84,12 @@ class InstanceThread:
         self._thread = threading.Thread(target=self._main, name=f"headrace-{name}", daemon=True)
 
     def load(self) -> None:
-        """Start the thread and wait until the instance is loaded; raises what loading raised."""
+        """Start the thread and wait until the instance is loaded. Raises what loading raised."""
         self._thread.start()
         self._loaded.result()
 
     def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
-        """Begin to pull from ``source`` and to deliver on ``loop``; ``observers`` see each batch."""
+        """Start to take batches from ``source`` and to deliver on ``loop``. Each batch is reported to ``observers``."""
         source.calls_at_once = self._calls_at_once(source)
         more = source.calls_at_once - 1
         self._threads += [BatchThread(ExecutionRecorder(self.name, self._statistics)) for _ in range(more)]
@@ -96,7 +98,7 @@ class InstanceThread:
         self._source.set_result((source, loop))
 
     def join(self) -> None:
-        """Wait until the instance has closed. The source must have been closed before."""
+        """Wait until the instance has closed. Close the source first."""
         self._is_leaving.set()
         if not self._source.done():
             self._source.set_result(None)
@@ -122,7 +124,7 @@ class InstanceThread:
         try:
             self.instance, runner = self._load()
             self._runner = runner
-        except BaseException as error:  # reported to whoever waits in load()
+        except BaseException as error:  # load() raises it
             self._loaded.set_exception(error)
             return
         self.has_check = type(self.instance).is_ready is not BaseInstance.is_ready
@@ -155,10 +157,10 @@ class InstanceThread:
             if policy is not None and policy.ran(times.start_ns, times.end_ns):
                 source.run_on_loop(run_on_loop)
                 self._note("event_loop")
-            del batch  # while this thread waits, its memory is not its to keep
+            del batch  # its memory must be free while this thread waits
 
     def _take(self, thread: BatchThread, source: BatchSource) -> list[Ticket] | None:
-        """The next batch; None when it is time to close."""
+        """Return the next batch, or None when it is time to close."""
         while True:
             try:
                 return source.take(thread.wakeup)
@@ -166,20 +168,20 @@ class InstanceThread:
                 log.exception("the scheduler of instance '%s' raised an exception in next()", self.name)
                 if self._is_leaving.wait(_RETRY_S):
                     return None
-                thread.wakeup = Wakeup()  # nobody knows who has the other
+                thread.wakeup = Wakeup()  # the old one may still be woken
 
     # ------------------------------------------------------------------ several calls at once
 
     def _calls_at_once(self, source: BatchSource) -> int:
-        """1 for an instance that the event loop runs, or that must not have a batch while it executes another."""
+        """Return 1 if the event loop runs the instance, or if it must run one batch at a time. Else its concurrency."""
         instance = self.instance
         if self._on_loop is True or not (isinstance(instance, Instance | RequestInstance) and source.may_overlap):
             return 1
         return max(1, instance.concurrency)
 
     def _take_turns(self, runner: Runner, source: BatchSource, sink: LoopSink) -> None:
-        """Pull and run batches on all threads; return when they have ended."""
-        turn = threading.Lock()  # to pull: who has a batch leaves it to the next
+        """Take and run batches on all threads. Return when they have ended."""
+        turn = threading.Lock()  # one thread at a time takes a batch
         log.info("instance '%s' runs up to %d batches at once", self.name, len(self._threads))
         others = [
             threading.Thread(
@@ -211,14 +213,14 @@ class InstanceThread:
     # ------------------------------------------------------------------ the event loop
 
     def _run_on_loop(self, runner: Runner, source: BatchSource, sink: LoopSink, batch: list[Ticket]) -> int:
-        """Run ``batch``; return when it was through. On the event loop, while the thread sleeps."""
+        """Run ``batch`` on the event loop, while the thread sleeps. Return the time at which it ended."""
         speak_for(runner.schema.name)
         return self._run(self._threads[0], runner, batch, source, sink.deliver_now).end_ns
 
     def _run_while_short(
         self, runner: Runner, source: BatchSource, sink: LoopSink, policy: LoopPolicy, batch: list[Ticket]
     ) -> int:
-        """`_run_on_loop`, until ``policy`` has the thread run the next batch."""
+        """Do as `_run_on_loop`. If ``policy`` says so, the thread runs the next batch."""
         speak_for(runner.schema.name)
         times = self._run(self._threads[0], runner, batch, source, sink.deliver_now)
         if not policy.ran(times.start_ns, times.end_ns):
@@ -235,7 +237,7 @@ class InstanceThread:
     def _run(
         self, thread: BatchThread, runner: Runner, batch: list[Ticket], source: BatchSource, deliver: Deliver
     ) -> BatchTimes:
-        """Run ``batch`` and have the answers delivered; return when it was executed."""
+        """Run ``batch`` and deliver its answers. Return the times of its execution."""
         try:
             thread.executing = batch
             given, times = run_batch(runner, batch)
@@ -244,8 +246,8 @@ class InstanceThread:
             finished, answers = _finished(batch, given)
             thread.recorder.batch(batch, finished, answers, times)
             deliver(finished, answers)
-        except BaseException as error:  # not the instance's: that is an answer
-            log.exception("instance '%s' could not see a batch through", self.name)
+        except BaseException as error:  # not from the instance, whose exceptions are answers
+            log.exception("instance '%s' failed to deliver a batch", self.name)
             thread.executing = ()
             deliver(batch, [InternalError(summary(error))] * len(batch))
             return BatchTimes(*[monotonic_ns()] * 4)
@@ -253,7 +255,7 @@ class InstanceThread:
 
 
 def _finished(batch: list[Ticket], given: Sequence[Given]) -> tuple[list[Ticket], Sequence[Answer]]:
-    """Those of ``batch`` that are answered, and their answers."""
+    """Return the answered requests of ``batch``, and their answers."""
     if LATER not in given:
         return batch, given  # type: ignore[return-value]  # looked at in one go: this is every batch's way
     pairs = [(ticket, answer) for ticket, answer in zip(batch, given, strict=True) if answer is not LATER]
@@ -261,5 +263,5 @@ def _finished(batch: list[Ticket], given: Sequence[Given]) -> tuple[list[Ticket]
 
 
 def may_run_on_loop(instance: AnyInstance | None) -> bool:
-    """Whether ``instance`` stands on a rung, and says of itself, that the event loop may run it."""
+    """True if ``instance`` is of a kind that the event loop may run, and allows it."""
     return isinstance(instance, Instance | RequestInstance) and instance.any_thread

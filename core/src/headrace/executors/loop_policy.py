@@ -1,4 +1,4 @@
-"""Decides whether the event loop or its thread runs the next execution of an instance, by the last durations.
+"""Decide whether the event loop or its thread runs the next execution of an instance, by the last durations.
 
 A thread that is woken, and contends with the loop for the interpreter's lock, costs about as much as an execution of
 `SHORT_NS`. A longer execution on the loop delays other requests, so it is worth a thread.
@@ -13,21 +13,21 @@ WINDOW = 16
 #: An instance moves to the loop if the fastest quarter of a window takes at most this long. On a thread, the other
 #: executions may have waited for the interpreter's lock.
 SHORT_NS = 200_000
-#: It leaves the loop when half of a window takes longer. The two are apart, so that a busy machine, on which everything
-#: takes longer, does not move it back and forth.
+#: It moves back to the thread when half of a window takes longer. The gap between the two figures keeps it from moving
+#: back and forth on a busy machine, where everything takes longer.
 SLOW_NS = 2 * SHORT_NS
-#: After a longer execution on the loop, the instance leaves the loop.
+#: After one longer execution on the loop, the instance moves to its thread.
 LONG_NS = 1_000_000
 #: An instance with a longer execution in its last window does not move to the loop.
 BLOCKED_NS = 5_000_000
-#: All instances together may use one part in `SHARE` of the loop's time.
+#: All instances together may use 1 / `SHARE` of the loop's time.
 SHARE = 2
-#: How long an instance stays off the loop, at least; at most; and as a multiple of the execution that was too long.
+#: An instance stays off the loop for at least 0.2 s, at most 600 s, and 100 times the execution that was too long.
 AWAY_NS, MOST_AWAY_NS, AWAY_TIMES = 200_000_000, 600_000_000_000, 100
 
 
 class LoopTime:
-    """The time that one event loop has spent on executions. Made on the loop's thread."""
+    """The time that one event loop has spent on executions. Create it on the loop's thread."""
 
     __slots__ = ("_schedstat", "spent_ns")
 
@@ -36,11 +36,11 @@ class LoopTime:
         self.spent_ns = 0
         try:
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # not Linux, or a kernel that does not count
+        except OSError:  # not Linux, or a kernel without this statistic
             self._schedstat = -1
 
     def core_wait_ns(self) -> int:
-        """Return how long the loop's thread, ready to run, has waited for a core since it started, in ns. Any thread.
+        """Return how long the loop's thread has waited for a core since it started, in ns. Any thread.
 
         It waits when it is preempted, or when a CPU quota is used up. 0 where the kernel does not count that.
         """
@@ -52,12 +52,14 @@ class LoopTime:
 
 
 class LoopPolicy:
-    """Receives the duration of every execution of one instance, and decides where the next one runs.
+    """Gets the duration of every execution of one instance, and decides where the next one runs.
 
-    ``loop_time`` is shared by all instances of the loop: the first one that finds that they use too much of it leaves.
-    After a long execution, the instance stays away a hundred times as long, so that the loop is late for at most a
-    hundredth of the time; and twice as long as before if it stayed on the loop for less time than it had been away.
-    What an execution on the loop waited for a core does not count: that is the machine's doing, not the model's.
+    ``loop_time`` is shared by all instances of the loop. If they use too much of it together, the first one that finds
+    this moves to its thread.
+
+    After a long execution, the instance stays away 100 times as long, so that the loop is late for at most 1 % of the
+    time. If it was on the loop for less time than it had been away before, it stays away twice as long as before. Time
+    that an execution on the loop waited for a core does not count.
     """
 
     __slots__ = (
@@ -68,11 +70,11 @@ class LoopPolicy:
         self.on_loop = False
         self._loop_time = loop_time
         self._took: list[int] = []
-        #: When the first of them began, and what the loop had spent by then.
+        #: The start of the first one, and ``loop_time.spent_ns`` at that time.
         self._began_ns = self._spent_ns = 0
-        #: When it came to the loop; until when it does not come back; and for how long it has been away.
+        #: When it moved to the loop; the earliest time to move there again; and how long it has been away.
         self._came_ns = self._free_ns = self._away_ns = 0
-        #: `LoopTime.core_wait_ns` when the window on the loop began, or when it was asked last.
+        #: `LoopTime.core_wait_ns` at the start of the window on the loop, or at the last call.
         self._waited_ns = 0
 
     def ran(self, start_ns: int, end_ns: int) -> bool:
@@ -105,7 +107,7 @@ class LoopPolicy:
         return self.on_loop
 
     def _waited_for_core(self) -> int:
-        """Return how long the loop has waited for a core since this was asked last, in ns."""
+        """Return how long the loop has waited for a core since the last call, in ns."""
         before_ns, self._waited_ns = self._waited_ns, self._loop_time.core_wait_ns()
         return self._waited_ns - before_ns
 

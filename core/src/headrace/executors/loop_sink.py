@@ -1,4 +1,4 @@
-"""How answers get from the thread that has made them to the event loop, in the order in which they were made."""
+"""Brings answers from the thread that computed them to the event loop, in order."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ log = paced(__name__)
 
 
 class LoopSink:
-    """A `headrace.executors.runner.AnswerSink` to ``source``, which is told everything in the order sent.
+    """A `headrace.executors.runner.AnswerSink` that passes everything to ``source`` in the order sent.
 
-    ``on_late`` is called on the loop for each last answer that was sent, before it is given out. When
-    the loop has ended, the server has stopped without waiting for this instance: then nobody is left
-    to be answered.
+    ``on_late`` is called on the loop for each last answer that was sent, before it is delivered. If the loop has ended,
+    the server has stopped without waiting for this instance, and the answers are dropped.
     """
 
     def __init__(
@@ -30,23 +29,24 @@ class LoopSink:
         self._mailbox = LoopMailbox(loop)
 
     def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
-        ticket.respond_at_once = None  # what comes after this must not pass it
+        ticket.respond_at_once = None  # later answers must not overtake this one
         self._mailbox.send(self._end if final else self._source.progress, ticket, answer)
 
     def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
-        """Give out a batch of last answers, behind what was sent before; to threads that wait, at once."""
+        """Deliver a batch of last answers after everything sent before. Callers that wait on threads get theirs at
+        once."""
         self._give_at_once(tickets, answers)
         self._mailbox.send(self._source.deliver, tickets, answers)
 
     @staticmethod
     def _give_at_once(tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
         for ticket, answer in zip(tickets, answers, strict=True):
-            at_once = ticket.respond_at_once  # which the loop may take away at any time
+            at_once = ticket.respond_at_once  # read once: the loop may reset it at any time
             if at_once is not None and isinstance(answer, InferResponse):
                 at_once(answer)
 
     def deliver_now(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
-        """`deliver`, on the event loop, which has run the batch, before this returns."""
+        """`deliver` on the event loop, which has run the batch: everything is delivered when this returns."""
         speak_for_nobody()
         self._mailbox.flush()
         self._give_at_once(tickets, answers)

@@ -1,4 +1,4 @@
-"""The outputs that a model promises to clients, and the check that its backend keeps to them."""
+"""The outputs that a model declares, and the check that its backend returns these."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OutputSchema:
-    """The name, version and outputs of a model. ``batched``: outputs have a batch axis.
+    """The name, version and outputs of a model. If ``batched``, outputs have a batch axis.
 
-    An output whose data type or dims are not the config's is an error, or, if outputs are taken
-    ``as_given``, passed on as it is, with one warning for each output.
+    An output whose data type or dims differ from the config is an error. If outputs are taken ``as_given``, it is
+    passed on unchanged instead, with one warning per output.
     """
 
     name: str
@@ -30,7 +30,7 @@ class OutputSchema:
     outputs: Mapping[str, Spec]
     batched: bool
     as_given: bool = False
-    #: Per output its rank as the backend gives it, batch axis included, and the axes that have a size.
+    #: Per output: its rank as the backend returns it (with the batch axis), and the axes with a fixed size.
     _shapes: Mapping[str, tuple[int, tuple[tuple[int, int], ...]]] = field(init=False, repr=False, compare=False)
     _warned: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
 
@@ -50,12 +50,13 @@ class OutputSchema:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], version: str, as_given: bool = False) -> OutputSchema:
-        """What a config, as the ``/config`` endpoint shows it, promises; as a backend sees it: reshaped."""
+        """Return the schema of a config in the form of the ``/config`` endpoint. Shapes are the backend's, before the
+        reshape."""
         outputs = {output["name"]: Spec.from_json(output) for output in config.get("output", ())}
         return cls(config["name"], version, outputs, config.get("max_batch_size", 0) > 0, as_given)
 
     def accept(self, spec: Spec, tensor: Tensor, rows: int) -> Tensor:
-        """``tensor`` in the shape that clients see, or `BackendError` saying what is wrong."""
+        """Return ``tensor`` in the shape that clients get. Raises `BackendError` if it does not fit."""
         if data_type(tensor) is not spec.datatype:
             self._differs_in_type(spec, tensor)
         shape = tensor.shape
@@ -75,14 +76,15 @@ class OutputSchema:
         return tensor if spec.reshape is None else self._undo_reshape(spec, tensor)
 
     def sign(self, request: InferRequest, response: InferResponse) -> InferResponse:
-        """``response`` as this model's, with the outputs requested; raises `BackendError`.
+        """Return ``response`` with the name of this model and the requested outputs. Raises `BackendError`.
 
-        Dims are taken as they are, but for the reshape of the config: an instance that answers
-        request by request knows them best. What is not asked for is dropped unjudged, unless all of
-        it is unknown (docs/spec/behaviours.md section 9.3).
+        An instance that answers request by request knows its dims best: they are not checked, only reshaped. Outputs
+        that were not requested are dropped unchecked, unless all of them are unknown (docs/spec/behaviours.md section
+        9.3).
         """
         outputs: dict[str, Tensor] = {}
-        # Where outputs are taken as given there may be more than the config has: to ask for none is to ask for that.
+        # If outputs are taken as given, there may be more than in the config. A request that names none gets those of
+        # the config only.
         wanted = request.outputs or (self.outputs if self.as_given else ())
         for name, value in response.outputs.items():
             if not wanted or name in wanted:
@@ -95,7 +97,7 @@ class OutputSchema:
         return InferResponse(outputs, response.parameters, self.name, self.version, request.id)
 
     def signed(self, request: InferRequest, answer: Answer) -> Answer:
-        """`sign` for any answer; what is wrong with a response takes its place."""
+        """`sign` for any answer. If the response is wrong, return the error instead."""
         if not isinstance(answer, InferResponse):
             return answer
         try:
@@ -108,12 +110,12 @@ class OutputSchema:
         if spec is None:
             known = list(self.outputs)
             raise BackendError(
-                f"model '{self.name}': the backend gave output '{name}', but the config has only {known}"
+                f"model '{self.name}': the backend returned output '{name}', but the config has only {known}"
             )
         return spec
 
     def _undo_reshape(self, spec: Spec, tensor: Tensor) -> Tensor:
-        """``tensor`` in the shape that clients see (docs/spec/behaviours.md section 4.4)."""
+        """Return ``tensor`` in the shape that clients get (docs/spec/behaviours.md section 4.4)."""
         batch = tensor.shape[:1] if self.batched else ()
         shape = batch + spec.undo_reshape(tensor.shape[len(batch) :])
         if prod(shape) != prod(tensor.shape):
@@ -127,7 +129,8 @@ class OutputSchema:
         self._differs(spec, f"is {data_type(tensor)}, but the config says {spec.datatype}")
 
     def _differs(self, spec: Spec, how: str) -> None:
-        """Say, once, that an output is not what the config says; `BackendError` unless outputs are taken as given."""
+        """Raise `BackendError` for an output that differs from the config. If outputs are taken as given, warn once
+        instead."""
         text = f"model '{self.name}': output '{spec.name}' {how}"
         if not self.as_given:
             raise BackendError(text)

@@ -1,7 +1,7 @@
-"""Models whose inputs are filled up to one of a few sizes: what runs is padded, answers are not.
+"""Models whose inputs are padded to one of a few sizes. The padding is cut off the outputs again.
 
-An instance that takes rows gets the batch as tensors of those sizes; one that is given every request by itself gets
-each request so, and one more where rows are missing.
+An instance that takes rows gets the batch as tensors of those sizes. An instance that gets each request by itself gets
+each one padded, and one more request for the missing rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.telemetry.executions import BatchTimes
 
 
 class PaddedRunner(RowsRunner):
-    """Rung 1: the inputs of a batch in tensors of the sizes of ``rules``, and outputs cut to what requests asked."""
+    """Pads the inputs of a batch to the sizes of ``rules``, and cuts the outputs. For `headrace.Instance`."""
 
     def __init__(self, schema: OutputSchema, instance: Instance, rules: PaddingRules) -> None:
         super().__init__(schema, instance)
@@ -38,7 +38,7 @@ class PaddedRunner(RowsRunner):
         return padded_inputs(self._rules, batch, self._rows(batch))
 
     def _rows(self, batch: Sequence[Ticket]) -> int:
-        """Those of ``batch``, and those that fill it up."""
+        """Return the rows of ``batch`` with padding."""
         return self._rules.rows(sum([ticket.rows for ticket in batch]))
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
@@ -57,16 +57,16 @@ class PaddedRunner(RowsRunner):
 
 
 class PaddedRequests(Runner):
-    """Rungs 2 to 4, driven by ``inner``: each request padded by itself, and all that is said to it cut.
+    """Pads each request, and cuts every answer to it. ``inner`` drives the instance. For the other kinds of instance.
 
-    Where the batch is to have more rows, its last request is `Padding`: nobody's. An `AnswerSink`, too: what ``inner``
-    says later passes it.
+    If the batch needs more rows, its last request is `Padding`, which has no caller. This is an `AnswerSink` too: late
+    answers of ``inner`` pass through it.
     """
 
     def __init__(self, inner: Runner, rules: PaddingRules) -> None:
         super().__init__(inner.schema)
         self._inner, self._rules = inner, rules
-        #: What was asked for, by those that have no last answer.
+        #: The unpadded request of each ticket without a last answer.
         self._asked: dict[Ticket, InferRequest] = {}
 
     def connect(self, sink: AnswerSink) -> None:
@@ -92,10 +92,11 @@ class PaddedRequests(Runner):
         if not isinstance(ticket, Padding):
             self.sink.send(ticket, self._cut(ticket, answer, final), final)
         elif not final:
-            ticket.read()  # else the model would wait for somebody to read it
+            ticket.read()  # else the model would wait until it is read
 
     def _missing(self, batch: Sequence[Ticket]) -> Iterator[Ticket]:
-        """The request that fills ``batch``, which is padded already, up to a bucket of rows; none if it is full."""
+        """Yield the request that fills ``batch``, padded already, up to a bucket of rows. Yield nothing if it is
+        full."""
         rows = sum(ticket.rows for ticket in batch)
         missing, first = self._rules.rows(rows) - rows, batch[0].request
         if missing:
@@ -120,8 +121,10 @@ class PaddedRequests(Runner):
 
 
 def padded_inputs(rules: PaddingRules, batch: Sequence[Ticket], rows: int) -> dict[str, Tensor]:
-    """The inputs of ``batch``, row under row, filled up to ``rows`` and to the sizes of ``rules``; and those that the
-    server makes. What has its size already is uncopied."""
+    """Return the inputs of ``batch``, row under row, padded to ``rows`` and to the sizes of ``rules``.
+
+    The inputs that the server computes are added. A tensor that has its size already is not copied.
+    """
     first = batch[0].request.inputs
     filled: dict[str, Tensor] = {}
     for name in first:
@@ -149,7 +152,7 @@ def _made(rules: PaddingRules, pad: AxisPad, batch: Sequence[Ticket], rows: int)
 
 
 def _filled(rules: PaddingRules, name: str, tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """``tensors`` of input ``name``, one under the other, in one of ``shape``."""
+    """Return ``tensors`` of input ``name``, one under the other, as one tensor of ``shape``."""
     if len(tensors) == 1 and tensors[0].shape == shape:
         return tensors[0]
     if isinstance(tensors[0], BytesTensor) and name not in rules.by_input:
@@ -168,7 +171,7 @@ def _filled(rules: PaddingRules, name: str, tensors: Sequence[Tensor], shape: tu
 
 
 def _empty(rules: PaddingRules, name: str, like: Tensor, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """What fills up input ``name``, whose type is that of ``like``; strings as objects."""
+    """Return the padding of input ``name``, with the type of ``like``; strings as objects."""
     pads = rules.by_input.get(name)
     if isinstance(like, BytesTensor):
         return np.full(shape, str(pads[0].value).encode() if pads else b"", object)
@@ -179,8 +182,11 @@ def _empty(rules: PaddingRules, name: str, like: Tensor, shape: tuple[int, ...])
 def cut_outputs(
     rules: PaddingRules, model: str, outputs: dict[str, Tensor], request: InferRequest
 ) -> dict[str, Tensor]:
-    """``outputs`` of ``model`` without what follows from the padding of ``request``, which is as it was sent. Views,
-    but for strings. Raises `BackendError` for an output that was to follow and does not."""
+    """Return ``outputs`` of ``model`` without the padding. ``request`` is the unpadded request.
+
+    The results are views, except strings. Raises `BackendError` for an output that should follow an input's size and
+    does not.
+    """
     return {
         name: _cut(rules, model, name, tensor, request) if name in rules.cuts else tensor
         for name, tensor in outputs.items()
@@ -191,7 +197,7 @@ def _cut(rules: PaddingRules, model: str, name: str, tensor: Tensor, request: In
     place = [slice(None)] * len(tensor.shape)
     for cut in rules.cuts[name]:
         source = request.inputs.get(cut.pad.name)
-        if source is None:  # an optional input that was left out
+        if source is None:  # an optional input, which the request lacks
             continue
         axis, size = cut.axis + rules.batched, source.shape[cut.pad.axis + rules.batched]
         bucket = cut.pad.bucket(size)

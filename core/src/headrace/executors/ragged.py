@@ -1,7 +1,7 @@
-"""Batches that are not rows under rows: inputs whose shapes differ from request to request, one behind the other
-without their shapes, with what tells the model where each begins; and shape tensors, which a batch has once.
+"""Ragged batches: inputs with different shapes per request, concatenated as one row of elements.
 
-Source: docs/spec/behaviours.md sections 3.3 and 4.4.
+The server adds inputs that say where each request begins. Also shape tensors, which a batch has only once. Source:
+docs/spec/behaviours.md sections 3.3 and 4.4.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def _ends(shapes: Shapes) -> list[int]:
 
 
 def _item_shapes(shapes: Shapes) -> npt.NDArray[np.int64]:
-    """The shape of each row, of which a request may have several."""
+    """Return the shape of each row. A request may have several rows."""
     items = [shape[1:] for shape in shapes for _ in range(shape[0])]
     return np.array(items, np.int64).reshape(len(items), len(shapes[0]) - 1)
 
 
-#: What a batch input holds, from the shapes of its source in all requests, their first axes included.
+#: Computes a batch input from the shapes of its source input in all requests, first axes included.
 _VALUES: Mapping[str, Callable[[Shapes], Any]] = {
     "BATCH_ELEMENT_COUNT": _element_counts,
     "BATCH_ACCUMULATED_ELEMENT_COUNT": _ends,
@@ -54,7 +54,7 @@ _TYPES = {"TYPE_INT32": np.dtype(np.int32), "TYPE_FP32": np.dtype(np.float32)}
 
 @dataclass(frozen=True, slots=True)
 class BatchInputRule:
-    """The inputs ``targets``, which the server makes of the shapes of the input ``source``."""
+    """The inputs ``targets``, which the server computes from the shapes of the input ``source``."""
 
     targets: tuple[str, ...]
     source: str
@@ -62,14 +62,16 @@ class BatchInputRule:
     numpy: np.dtype[Any]
 
     def make(self, shapes: Shapes) -> npt.NDArray[Any]:
-        """The tensor for a batch in whose requests the source has ``shapes``."""
+        """Return the tensor for a batch in which the source has ``shapes``."""
         return np.asarray(self.values(shapes), self.numpy)
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedLayout:
-    """What a config says of ragged batches. ``scattered`` has, by output, the input that its shapes follow.
-    ``whole`` are inputs and outputs that are no rows, but the same for all requests of a batch."""
+    """The settings of a config for ragged batches. ``scattered`` maps an output to the input whose shapes it follows.
+
+    ``whole`` are inputs and outputs without rows: one tensor for all requests of a batch.
+    """
 
     ragged: frozenset[str]
     made: tuple[BatchInputRule, ...]
@@ -78,7 +80,7 @@ class RaggedLayout:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> RaggedLayout | None:
-        """Of a config in the form of the ``/config`` endpoint; None if it says nothing of ragged batches."""
+        """Return the layout of a config in the form of the ``/config`` endpoint, or None without ragged batches."""
         ragged = frozenset(io["name"] for io in config.get("input", ()) if io.get("allow_ragged_batch"))
         made = tuple(
             BatchInputRule(
@@ -100,8 +102,10 @@ class RaggedLayout:
         return cls(ragged, made, scattered, whole) if ragged or made or scattered or whole else None
 
     def stack(self, batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
-        """The inputs of all requests: ragged ones as one row of elements, the others row under row, and those that
-        the server makes."""
+        """Return the inputs of all requests: ragged ones as one row of elements, others row under row.
+
+        The inputs that the server computes are added.
+        """
         stacked: dict[str, Tensor] = {}
         for name in batch[0].request.inputs:
             tensors: list[Tensor] = [ticket.request.inputs[name] for ticket in batch]  # type: ignore[misc]
@@ -116,7 +120,7 @@ class RaggedLayout:
 
 
 class RaggedRunner(RowsRunner):
-    """Rung 1 of a model with ragged batches."""
+    """Runs a `headrace.Instance` of a model with ragged batches."""
 
     def __init__(self, schema: OutputSchema, instance: Instance, layout: RaggedLayout) -> None:
         super().__init__(schema, instance)
@@ -138,7 +142,7 @@ class RaggedRunner(RowsRunner):
             if name in results:
                 pieces[name] = [as_tensor(results[name])] * len(batch)  # type: ignore[arg-type]
             elif wanted is None or name in wanted:
-                raise BackendError(f"model '{self.schema.name}': the backend gave no output '{name}'")
+                raise BackendError(f"model '{self.schema.name}': the backend returned no output '{name}'")
         answers: list[Answer] = []
         begin = 0
         for number, ticket in enumerate(batch):
@@ -155,11 +159,13 @@ class RaggedRunner(RowsRunner):
     def _scatter(
         self, name: str, source: str, batch: Sequence[Ticket], results: Mapping[str, object]
     ) -> Sequence[Tensor]:
-        """The part of output ``name`` of each request: as many elements as its shape has, whose variable dims are
-        those that its input ``source`` has in the same places."""
+        """Return the part of output ``name`` of each request.
+
+        Its variable dims are those of input ``source`` on the same axes. It gets as many elements as its shape has.
+        """
         if name not in results:
             raise BackendError(
-                f"model '{self.schema.name}': the backend gave no output '{name}', only {sorted(results)}"
+                f"model '{self.schema.name}': the backend returned no output '{name}', only {sorted(results)}"
             )
         spec, given = self.schema.outputs[name], as_tensor(results[name])  # type: ignore[arg-type]
         dims = (-1, *spec.backend_dims) if self.schema.batched else spec.backend_dims
@@ -186,7 +192,7 @@ class RaggedRunner(RowsRunner):
 
 
 def shapes_of(source: str, batch: Sequence[Ticket]) -> Shapes:
-    """The shape that input ``source`` has in each request; `InvalidArgument` if one is without it."""
+    """Return the shape of input ``source`` in each request. Raises `InvalidArgument` if a request lacks it."""
     for ticket in batch:
         if source not in ticket.request.inputs:
             raise InvalidArgument(

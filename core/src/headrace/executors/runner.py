@@ -1,7 +1,7 @@
-"""How one instance is driven: what the four rungs of `headrace.backends.base` have in common, and the first two.
+"""Drives one instance: what the four kinds of instance of `headrace.backends.base` have in common, and the first two.
 
-These are rows in and rows out, and request by request; `headrace.executors.stream_runners` has those with any number of
-responses. Everything here runs on the instance's thread.
+These are rows in and rows out (`RowsRunner`), and request by request (`RequestRunner`).
+`headrace.executors.stream_runners` has the two with any number of responses. Everything runs on the instance's thread.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ class Later(Enum):
     LATER = "later"
 
 
-#: Stands for the last answer of a request that goes through the `AnswerSink`.
+#: Placeholder for a last answer that will go through the `AnswerSink`.
 LATER: Final = Later.LATER
 
 Given: TypeAlias = "Answer | Later"
 
 
 class AnswerSink(Protocol):
-    """Where answers go that `Runner.run` does not return."""
+    """Receives answers that `Runner.run` does not return."""
 
     def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
-        """Pass on ``answer``; ``final`` exactly once per request, last. Never blocks, never raises.
+        """Pass on ``answer``. ``final`` is set exactly once per request, on the last. Never blocks, never raises.
 
-        Any thread. A finalizer may call it in the middle of another call of the same thread, so
-        that no plain lock may be held in it.
+        Any thread may call it. A finalizer may call it in the middle of another call on the same thread, so it must not
+        hold a plain lock.
         """
 
 
 class Runner(ABC):
-    """Drives one instance. ``schema`` is what its model promises to clients."""
+    """Drives one instance. ``schema`` has the outputs that its model declares."""
 
     def __init__(self, schema: OutputSchema) -> None:
         self.schema = schema
@@ -58,32 +58,31 @@ class Runner(ABC):
         self.sink: AnswerSink
 
     def connect(self, sink: AnswerSink) -> None:
-        """Everything that `run` does not return goes to ``sink``. Called before `run`."""
+        """Send everything that `run` does not return to ``sink``. Called before `run`."""
         self.sink = sink
 
     @property
     def held(self) -> Sequence[Ticket]:
-        """Requests whose last answers are still to come. Any thread."""
+        """Requests whose last answers follow. Any thread."""
         return ()
 
     @abstractmethod
     def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
-        """Per request, in order, its last answer or `LATER`. Never raises because of the instance."""
+        """Return the last answer of each request, in order, or `LATER`. Never raises because of the instance."""
 
     def close(self) -> None:
-        """End what is still open with `Unavailable`. Called before the instance is closed."""
+        """Answer the open requests with `Unavailable`. Called before the instance is closed."""
 
     def respond(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> InferResponse:
-        """An answer of this model to ``request``."""
+        """Return a response of this model to ``request``."""
         return InferResponse(outputs, self.parameters, self.schema.name, self.schema.version, request.id)
 
 
 def as_error(error: BaseException, schema: OutputSchema) -> HeadraceError:
-    """``error`` as the caller will see it; an unexpected one is logged with its traceback.
+    """Return ``error`` as the caller gets it. Log an unexpected one with its traceback.
 
-    Whatever an instance raises is an error of that execution: also `SystemExit`, a `KeyboardInterrupt` that
-    nobody has pressed a key for, and the `CancelledError` of a task that it has awaited. None may end the
-    thread that all later requests need.
+    Everything that an instance raises is an error of that execution: also `SystemExit`, a `KeyboardInterrupt` without a
+    key, and the `CancelledError` of a task. None may end the thread, which all later requests need.
     """
     if isinstance(error, HeadraceError):
         return error
@@ -95,12 +94,12 @@ def as_error(error: BaseException, schema: OutputSchema) -> HeadraceError:
 
 
 def gone(ticket: Ticket) -> Cancelled:
-    """The answer to a request whose caller has left."""
+    """Return the answer to a cancelled request."""
     return Cancelled(f"{ticket.request.log_id}request was cancelled")
 
 
 class RowsRunner(Runner):
-    """Rung 1: rows in, rows out."""
+    """Runs an `headrace.Instance`: rows in, rows out."""
 
     def __init__(self, schema: OutputSchema, instance: Instance) -> None:
         super().__init__(schema)
@@ -121,7 +120,8 @@ class RowsRunner(Runner):
             answers: Sequence[Answer] = self._split(batch, results)
         except BaseException as error:
             if len(batch) > 1 and not all(ticket.pinned for ticket in batch):
-                # Rows are independent, so the others can be answered without the culprit. Padding is nobody's.
+                # Rows are independent, so the other requests can be answered without the one that fails. Padding gets
+                # no answer.
                 answers = [None if ticket.pinned else self._run_alone(ticket) for ticket in batch]
             else:
                 answers = [as_error(error, self.schema)] * len(batch)
@@ -129,7 +129,7 @@ class RowsRunner(Runner):
         return answers, BatchTimes(started, stacked, inferred, monotonic_ns())
 
     def _run_alone(self, ticket: Ticket) -> Answer:
-        if ticket.cancelled:  # meanwhile
+        if ticket.cancelled:  # cancelled meanwhile
             return gone(ticket)
         return self.run([ticket])[0][0]
 
@@ -143,7 +143,7 @@ class RowsRunner(Runner):
         begin, may_be_padded = 0, isinstance(batch, Batch)
         for ticket in batch:
             request, end = ticket.request, begin + ticket.rows
-            if may_be_padded and isinstance(ticket, Padding):  # nobody's
+            if may_be_padded and isinstance(ticket, Padding):  # it has no caller
                 answers.append(None)
                 begin = end
                 continue
@@ -153,20 +153,21 @@ class RowsRunner(Runner):
         return answers
 
     def _checked(self, results: Mapping[str, object], rows: int, wanted: set[str] | None) -> dict[str, Tensor]:
-        """The outputs in config order and client shape, or `BackendError` naming the one at fault."""
+        """Return the outputs in the order of the config and the shape of clients. Raises `BackendError` with the
+        output's name."""
         outputs: dict[str, Tensor] = {}
         for name, spec in self._in_rows.items():
             if name in results:
                 outputs[name] = self.schema.accept(spec, as_tensor(results[name]), rows)  # type: ignore[arg-type]
             elif wanted is None or name in wanted:
                 raise BackendError(
-                    f"model '{self.schema.name}': the backend gave no output '{name}', only {sorted(results)}"
+                    f"model '{self.schema.name}': the backend returned no output '{name}', only {sorted(results)}"
                 )
         return outputs
 
 
 def _stack(batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
-    """The inputs of all requests, row under row; a single request's own inputs, uncopied."""
+    """Return the inputs of all requests, row under row. The inputs of a single request are not copied."""
     first = batch[0].request.inputs
     if len(batch) == 1:
         return first  # type: ignore[return-value]  # Signature.check has refused all Undecoded
@@ -174,19 +175,19 @@ def _stack(batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
 
 
 def wanted_of(batch: Sequence[Ticket]) -> set[str] | None:
-    """The outputs that somebody asked for; None for all."""
+    """Return the outputs that any request wants; None for all."""
     if not all(ticket.request.outputs for ticket in batch):
         return None
     return {name for ticket in batch for name in ticket.request.outputs}
 
 
 def part_of_rows(tensor: Tensor, begin: int, end: int) -> Tensor:
-    """Rows ``begin:end`` of ``tensor``, uncopied."""
+    """Return rows ``begin:end`` of ``tensor`` without a copy."""
     return tensor.rows(begin, end) if isinstance(tensor, BytesTensor) else tensor[begin:end]
 
 
 class RequestRunner(Runner):
-    """Rung 2: the instance answers request by request."""
+    """Runs a `headrace.RequestInstance`, which answers request by request."""
 
     def __init__(self, schema: OutputSchema, instance: RequestInstance) -> None:
         super().__init__(schema)

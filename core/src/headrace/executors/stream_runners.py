@@ -1,4 +1,5 @@
-"""Rungs 3 and 4: instances that give any number of responses, the fourth at any time and from any thread."""
+"""Drives instances that give any number of responses: in order (`StreamRunner`), or any time later
+(`DeferredRunner`)."""
 
 from __future__ import annotations
 
@@ -18,20 +19,19 @@ from headrace.telemetry.executions import BatchTimes
 
 
 class CreditWindow:
-    """How far the producer of responses may be ahead of the one who reads them: counts those of one request that are
-    sent and not yet read, and stops the producer at `UNREAD`.
+    """Limits how far the producer of one request's responses may be ahead of the reader.
 
-    A producer that has been stopped goes on once half of them are read: to wake it for each would
-    cost a thread switch per response.
+    It counts the responses that are sent and not read, and stops the producer at `UNREAD`. A stopped producer goes on
+    when half of them are read: waking it for each one would cost a thread switch per response.
 
-    A finalizer may call `open`, in the middle of any other call of its thread. So the gate is a bare
-    lock, held while the producer waits, and given back in one step, in the middle of which nothing comes.
+    A finalizer may call `open` in the middle of any other call of its thread. So the gate is a bare lock. It is held
+    while the producer waits, and is released in one step that cannot be interrupted.
     """
 
     __slots__ = ("_gate", "_is_open", "_read", "_sent", "_turn")
 
     def __init__(self) -> None:
-        self._sent = 0  # written by the producer whose turn it is
+        self._sent = 0  # written by the producer that holds ``_turn``
         self._read = 0  # written by the reader
         self._is_open = False
         self._turn = threading.Lock()
@@ -39,46 +39,46 @@ class CreditWindow:
 
     @classmethod
     def over(cls, ticket: Ticket) -> CreditWindow:
-        """A credit window that the caller of ``ticket`` moves by reading, and opens by leaving."""
+        """Return a window for ``ticket``: its caller moves it by reading, and opens it by disconnecting."""
         window = cls()
         ticket.on_read = lambda _: window.release()
         ticket.on_cancel = lambda _: window.open() if ticket.abandoned else None
-        if ticket.abandoned:  # in the meantime, perhaps before `on_cancel` was there
+        if ticket.abandoned:  # meanwhile, perhaps before `on_cancel` was set
             window.open()
         return window
 
     def acquire(self) -> None:
-        """Wait until one more response may be sent. Any thread but the reader's."""
+        """Wait until one more response may be sent. Any thread except the reader's."""
         with self._turn:
             if self._sent - self._read >= UNREAD:
                 self._wait()
             self._sent += 1
 
     def release(self) -> None:
-        """One response has been read. One thread; never blocks."""
+        """Count one response as read. Called on one thread; never blocks."""
         self._read += 1
         if self._gate.locked() and self._sent - self._read <= UNREAD // 2:
             self._wake()
 
     def open(self) -> None:
-        """Let everybody through from now on. Any thread."""
+        """Stop limiting: all producers go on. Any thread."""
         self._is_open = True
         self._wake()
 
     def _wait(self) -> None:
-        """Return when half of what was sent is read. What is read between two lines here is not missed."""
+        """Return when half of the sent responses are read. Misses no read that happens between two lines here."""
         self._gate.acquire(blocking=False)
         while not self._is_open and self._sent - self._read > UNREAD // 2:
             self._gate.acquire()
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is free already
+        with contextlib.suppress(RuntimeError):  # already free
             self._gate.release()
 
 
 class StreamRunner(Runner):
-    """Rung 3: one request after the other, each giving responses until its iterator ends."""
+    """Runs a `headrace.StreamInstance`: one request after the other, each until its iterator ends."""
 
     def __init__(self, schema: OutputSchema, instance: StreamInstance) -> None:
         super().__init__(schema)
@@ -86,7 +86,7 @@ class StreamRunner(Runner):
 
     def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Answer], BatchTimes]:
         started = monotonic_ns()
-        # Those at the end of the batch may leave while those before them are answered.
+        # Requests at the end of the batch may be cancelled while earlier ones are answered.
         answers = [gone(ticket) if ticket.cancelled else self._exhaust(ticket) for ticket in batch]
         ended = monotonic_ns()
         return answers, BatchTimes(started, started, ended, ended)
@@ -109,18 +109,21 @@ class StreamRunner(Runner):
 
 
 class DeferredRunner(Runner):
-    """Rung 4: last answers that come on the instance's thread before ``accept`` returns, or that it returns, are
-    returned together; everything else goes to the sink at once."""
+    """Runs a `headrace.DeferredInstance`.
+
+    Last answers that ``accept`` returns, or that are sent on the instance's thread before it returns, are returned
+    together. All other answers go to the sink at once.
+    """
 
     def __init__(self, schema: OutputSchema, instance: DeferredInstance) -> None:
         super().__init__(schema)
         self._accept = instance.accept
         self._thread = 0
         self._batches = 0
-        #: The answers to the batch that is being accepted.
+        #: The answers to the batch that ``accept`` is called with now.
         self._answers: list[Given] | None = None
-        #: Weak, because a call that nobody holds any more is to end itself. Whoever takes a ticket out of here, which
-        #: only one can, gives it its last answer.
+        #: Weak references, so that a call which the model has dropped ends itself. The thread that removes a ticket
+        #: (only one can) gives it its last answer.
         self.open: dict[Ticket, weakref.ref[DeferredCall]] = {}
 
     @property
@@ -144,19 +147,19 @@ class DeferredRunner(Runner):
                 call.end(Unavailable(f"{call.request.log_id}model '{self.schema.name}' is being unloaded"))
 
     def leave(self, ticket: Ticket) -> None:
-        """The caller of ``ticket`` has gone. Any thread.
+        """End the call of ``ticket``, whose caller has gone. Any thread.
 
-        The call ends at once, whoever still holds it: else a model that forgets one could not be unloaded.
+        It ends even if the model still holds it. Otherwise a model that forgets a call could not be unloaded.
         """
         if not ticket.abandoned:
-            return  # the model may look at ``cancelled``, and who asked waits for what it makes of it
+            return  # only cancelled: the model may read ``cancelled``, and the caller waits for its answer
         reference = self.open.get(ticket)
         call = None if reference is None else reference()
         if call is not None:
             call.end(gone(ticket))
 
     def finish(self, ticket: Ticket, batch: int, place: int, answer: Answer) -> None:
-        """Take the last answer to ``ticket``, at ``place`` of the batch of that number. Any thread."""
+        """Take the last answer to ``ticket``, at ``place`` of batch number ``batch``. Any thread."""
         ticket.end()
         answers = self._answers
         if answers is not None and batch == self._batches and threading.get_ident() == self._thread:
@@ -165,7 +168,7 @@ class DeferredRunner(Runner):
             self.sink.send(ticket, answer, True)
 
     def _begin(self, batch: Sequence[Ticket], started_ns: int, answers: list[Given]) -> None:
-        """Returns without holding any of the calls, so that those which the instance let go have ended."""
+        """Call ``accept``. Hold no call when this returns, so that the calls that the instance has dropped end."""
         calls = [self._call(ticket, place, started_ns) for place, ticket in enumerate(batch)]
         try:
             returned = self._accept(calls)
@@ -193,7 +196,7 @@ class DeferredRunner(Runner):
         call = DeferredCall(self, ticket, self._batches, place)
         self.open[ticket] = weakref.ref(call)
         ticket.on_cancel = self.leave
-        if ticket.abandoned:  # in the meantime
+        if ticket.abandoned:  # meanwhile
             self.leave(ticket)
         return call
 
@@ -208,7 +211,7 @@ class DeferredCall(Call):
         self._batch = batch
         self._place = place
         self._window: OrderedWindow | None = None
-        #: Whether the author has sent the last answer.
+        #: True if the model has sent the last answer.
         self.said_last = False
 
     def send(self, answer: InferResponse | HeadraceError | None, final: bool = True) -> None:
@@ -224,12 +227,12 @@ class DeferredCall(Call):
             self.end(runner.schema.signed(self.request, answer))
 
     def end(self, answer: Answer) -> None:
-        """Make ``answer`` the last one; nothing if there is one. Any thread."""
+        """Make ``answer`` the last one. Do nothing if there is one already. Any thread."""
         if self.claim():
             self._runner.finish(self.ticket, self._batch, self._place, answer)
 
     def claim(self) -> bool:
-        """Whether the caller is the one who gives the last answer, which nothing passes from here on. Any thread."""
+        """True if the calling thread gives the last answer. No other answer is sent after this. Any thread."""
         if self._runner.open.pop(self.ticket, None) is None:
             return False
         if self._window is not None:
@@ -239,7 +242,7 @@ class DeferredCall(Call):
     def _progress(self, answer: InferResponse | HeadraceError | None) -> None:
         ticket, runner = self.ticket, self._runner
         if answer is None:
-            raise BackendError(f"model '{runner.schema.name}': an answer that is not the last must say something")
+            raise BackendError(f"model '{runner.schema.name}': an answer that is not the last must not be None")
         window = self._watched()
         window.acquire()
         answer = runner.schema.signed(self.request, answer)
@@ -248,14 +251,14 @@ class DeferredCall(Call):
                 runner.sink.send(ticket, answer, False)
 
     def _watched(self) -> OrderedWindow:
-        """The window of this call. Made late: most calls are answered once."""
+        """Return the window of this call. Created late, because most calls are answered once."""
         if self._window is None:
             with _MAKING_A_WINDOW:
                 if self._window is None:
                     window = OrderedWindow()
                     self.ticket.on_read = lambda _: window.release()
                     self._window = window
-            if self.ticket not in self._runner.open:  # as it is when the caller has left: `DeferredRunner.leave`
+            if self.ticket not in self._runner.open:  # also if the caller has gone: `DeferredRunner.leave`
                 self._window.open()
         return self._window
 
@@ -265,21 +268,21 @@ class DeferredCall(Call):
 
 
 class OrderedWindow(CreditWindow):
-    """A credit window of a request that may be answered by several threads."""
+    """A credit window of a request that several threads may answer."""
 
     __slots__ = ("order",)
 
     def __init__(self) -> None:
         super().__init__()
-        #: Held by who sends what is not the last answer.
+        #: Held while an answer is sent that is not the last.
         self.order = threading.Lock()
 
     def end(self) -> None:
-        """Let everybody through, and return once no answer is being sent: the last one follows."""
+        """Stop limiting, and return when no answer is being sent. The last one follows."""
         self.open()
         with self.order:
             pass
 
 
-#: Two threads that send the first responses of one request at once share its window. A finalizer may come in between.
+#: Two threads that send the first responses of one request at once share its window. A finalizer may run in between.
 _MAKING_A_WINDOW = threading.RLock()

@@ -1,4 +1,4 @@
-"""Between threads and the event loop: what wakes either, the calls of threads on the loop, work on a thread apart."""
+"""Between threads and the event loop: wakeups, calls from threads on the loop, and work on threads of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Wakeup:
         self._lock.acquire()
 
     def wake(self) -> None:
-        """Must not be called again before it has woken."""
+        """Wake the thread. Do not call this again before it has woken."""
         self._lock.release()
 
     def wait(self) -> None:
@@ -37,7 +37,7 @@ class Wakeup:
 
 
 class LoopWakeup:
-    """Wakes an executor that lives on the event loop: `wake` is what it is made with."""
+    """Wakes an executor on the event loop by calling ``wake``."""
 
     __slots__ = ("wake",)
 
@@ -46,7 +46,7 @@ class LoopWakeup:
 
 
 class LoopMailbox:
-    """Calls on ``loop`` what it is given, in order. However much comes before the loop looks, it wakes once."""
+    """Makes calls on ``loop``, in order. One wake-up serves all calls that are sent before the loop runs them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -54,14 +54,14 @@ class LoopMailbox:
         self._is_waking = False
 
     def send(self, call: Callable[..., object], *arguments: object) -> bool:
-        """Call soon, never before this returns. Any thread, the loop's too. False if the loop has ended."""
+        """Call soon, never before this returns. Any thread, also the loop's. Return False if the loop has ended."""
         self._waiting.append((call, arguments))
         if self._is_waking:
             return not self.loop.is_closed()
         self._is_waking = True
         loop = self.loop
         try:
-            # On the loop's own thread it is awake, and need not be written to.
+            # The loop's own thread is awake and needs no wake-up.
             (loop.call_soon if _get_running_loop() is loop else loop.call_soon_threadsafe)(self._call_waiting)
         except RuntimeError:
             if not loop.is_closed():
@@ -70,29 +70,29 @@ class LoopMailbox:
         return True
 
     def flush(self) -> None:
-        """Call now what has been sent so far. On the loop, and never by what is called."""
+        """Make the calls that were sent so far. On the loop only, and never from such a call."""
         if self._waiting:
             self._call_waiting()
 
     def _call_waiting(self) -> None:
-        self._is_waking = False  # first: whoever sends from here on wakes the loop again
-        for _ in range(len(self._waiting)):  # what comes meanwhile has to let others through
+        self._is_waking = False  # first: a send from here on wakes the loop again
+        for _ in range(len(self._waiting)):  # calls that arrive meanwhile wait for the next turn
             call, arguments = self._waiting.popleft()
             try:
                 call(*arguments)
             except KeyboardInterrupt:
-                self.send(_nothing)  # wakes the loop for those behind it, if it goes on
+                self.send(_nothing)  # wakes the loop for the remaining calls, if it goes on
                 raise
             except BaseException:
                 log.exception("a call from a model's thread failed")
 
 
 def _nothing() -> None:
-    """What is sent for the sake of the wake-up."""
+    """Do nothing: sent only for its wake-up."""
 
 
 def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
-    """Do all ``works`` at once, each on a thread, and wait until all have ended; then raise what the first raised.
+    """Do all ``works`` at the same time, each on a thread, and wait for all. Then raise what the first one raised.
 
     Threads that never end do not keep the interpreter from exiting.
     """
@@ -101,7 +101,7 @@ def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
     def run(work: Callable[[], None], end: Future[None]) -> None:
         try:
             work()
-        except BaseException as error:  # SystemExit of a stranger is its error, too
+        except BaseException as error:  # SystemExit of a plugin is its error, too
             end.set_exception(error)
         else:
             end.set_result(None)
@@ -120,7 +120,7 @@ def apart(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     it when it exits.
     """
     result: Future[T] = Future()
-    result.set_running_or_notify_cancel()  # nobody can take it back
+    result.set_running_or_notify_cancel()  # it cannot be cancelled
 
     def run() -> None:
         try:
@@ -133,10 +133,10 @@ def apart(work: Callable[[], T], name: str) -> asyncio.Future[T]:
 
 
 def contained(work: Callable[[], T]) -> T:
-    """What ``work`` returns or raises, where what is no `Exception` becomes an `InternalError`.
+    """Return or raise what ``work`` does. Turn what is not an `Exception` into an `InternalError`.
 
-    For threads that work for the event loop: a `SystemExit` that is passed on to a task ends the loop, and a
-    `CancelledError` looks like the task's own.
+    For threads that work for the event loop: a `SystemExit` that reaches a task ends the loop, and a `CancelledError`
+    would look like the task's own.
     """
     try:
         return work()

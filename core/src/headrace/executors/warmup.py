@@ -1,4 +1,4 @@
-"""The requests that a config's ``model_warmup`` describes, and how they are run to their end without an event loop.
+"""The requests of a config's ``model_warmup``, and their execution without an event loop.
 
 Source: docs/spec/behaviours.md section 4.10.
 """
@@ -30,9 +30,9 @@ from headrace.messages.ticket import Ticket
 
 
 def complete(runner: Runner, batch: Sequence[Ticket]) -> Sequence[Answer]:
-    """What each request was given at last, once all have ended. On the instance's thread.
+    """Run ``batch`` to its end. Return the last response or error of each request; None if there was none.
 
-    For a request that ended with None that is its latest response, None if there was none at all.
+    On the instance's thread.
     """
     collector = _Collector()
     runner.connect(collector)
@@ -44,7 +44,7 @@ def complete(runner: Runner, batch: Sequence[Ticket]) -> Sequence[Answer]:
 
 
 class _Collector:
-    """A `headrace.executors.runner.AnswerSink` whose responses are read at once."""
+    """A `headrace.executors.runner.AnswerSink` that reads responses at once."""
 
     def __init__(self) -> None:
         self._responses: dict[Ticket, Answer] = {}
@@ -59,7 +59,7 @@ class _Collector:
             ticket.read()
 
     def wait(self, ticket: Ticket) -> Answer:
-        """The last answer to ``ticket``; blocks until it is there."""
+        """Return the last answer to ``ticket``. Blocks until it arrives."""
         while ticket not in self._ended:
             arrived, answer = self._arrivals.get()
             self._ended[arrived] = answer
@@ -87,7 +87,7 @@ class WarmupSample:
         log.debug(text, model, instance, self.name, iteration, extra={"model": model})
 
     def run(self, runner: Runner, instance: str = "") -> None:
-        """Execute on ``instance``; raises `InternalError` naming the sample if any request fails."""
+        """Execute on ``instance``. Raises `InternalError` with the sample's name if any request fails."""
         for number in range(self.count):
             self.tell(instance, number + 1)
             for answer in complete(runner, self.tickets):
@@ -96,7 +96,7 @@ class WarmupSample:
 
 
 def read_samples(config: ModelConfig, model_path: Path) -> list[WarmupSample]:
-    """The samples of ``config``, which has been validated; those with batch size 0 are left out.
+    """Return the samples of ``config``, which is validated. Samples with batch size 0 are left out.
 
     Raises `LoadError` for a data file that cannot be read or is too short.
     """
@@ -104,10 +104,10 @@ def read_samples(config: ModelConfig, model_path: Path) -> list[WarmupSample]:
 
 
 def prepare(samples: Iterable[WarmupSample], inputs: Collection[str], check: Callable[[Ticket], None]) -> None:
-    """Have ``check`` look at each request as at a client's, and reshape its ``inputs`` as a client's are.
+    """Check each request with ``check`` like a client's, and reshape its ``inputs`` like a client's.
 
-    Tensors that are no inputs of the config join afterwards, as they do in Triton: they stand for
-    what a scheduler adds. Raises `ConfigError` naming the sample where ``check`` raises.
+    Tensors that are not inputs of the config are added afterwards, as in Triton: they stand for what a scheduler adds.
+    Raises `ConfigError` with the sample's name if ``check`` raises.
     """
     for sample in samples:
         for ticket in sample.tickets:
@@ -144,7 +144,7 @@ def _tensor(name: str, described: ModelWarmup.Input, batched: bool, folder: Path
         return BytesTensor(bytes(4 * prod(shape)), shape)
     if source == "random_data":
         size = prod(shape) * datatype.itemsize
-        below = 2 if datatype is dtypes.BOOL else 0x7C  # bytes that make no infinity and no NaN, not even in FP16
+        below = 2 if datatype is dtypes.BOOL else 0x7C  # bytes that give neither infinity nor NaN, not even in FP16
         raw = np.random.default_rng(0).integers(0, below, size, np.uint8)
         return raw.view(datatype.numpy).reshape(shape)
     return np.zeros(shape, datatype.numpy)
@@ -153,7 +153,7 @@ def _tensor(name: str, described: ModelWarmup.Input, batched: bool, folder: Path
 def _from_file(folder: Path, name: str, datatype: DataType, shape: tuple[int, ...]) -> Tensor:
     if why_path_leaves(name):
         raise LoadError(f"warmup data file '{name}' is outside '{folder}'")
-    path = folder / posixpath.normpath(name)  # not through a link and up again
+    path = folder / posixpath.normpath(name)  # resolves `..` before links are followed
     try:
         data = read_regular(path)
     except OSError as error:
@@ -170,4 +170,4 @@ def _from_file(folder: Path, name: str, datatype: DataType, shape: tuple[int, ..
 
 
 def _ignore(answer: Answer, final: bool) -> None:
-    """Warm-up has no caller: the runner's return value is looked at instead."""
+    """Do nothing: warm-up has no caller, and reads the runner's return value instead."""

@@ -64,4 +64,4 @@ def test_a_model_is_unloaded_although_what_was_shared_cannot_be_released(
     (record,) = model.server.index()
     assert (record.state, record.reason) == ("UNAVAILABLE", "unloaded")
     assert "model instance 'm_0_0' failed to close" in caplog.text
-    assert "backend 'trial' failed to release what the instances of 'm' shared" in caplog.text
+    assert "backend 'trial' failed to release what the instances of 'm' share" in caplog.text

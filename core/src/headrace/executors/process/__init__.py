@@ -1,10 +1,15 @@
-"""Instances in processes of their own, one child each: launch, handshake, exit, restart. How the two sides speak
-is `headrace.ipc`'s.
+"""Instances in processes of their own, one child each: launch, handshake, exit, restart.
 
-In the server, on its event loop: `process_executor` owns one `child` after the other, which `launch` starts and
-`handshake` has loaded; `batch_channel` has what it executes. What becomes of its end is `headrace.supervision`'s.
+| Module | Runs in | Does |
+|---|---|---|
+| `process_executor` | server, event loop | owns the children of one instance, one after the other |
+| `child` | server, event loop | one child process, from launch to end |
+| `launch` | server, a thread | starts the process |
+| `handshake` | both | says what to load, and checks that it is loaded and ready |
+| `batch_channel` | server, event loop | sends batches, receives answers |
+| `child_main` | child | executes batches on the main thread, and listens on another |
+| `remote_services` | both | calls from the instance to its server, and its log |
 
-In the child: the bootstrap runs first and calls `child_main`, whose main thread executes and another listens.
-`handshake` says what to load and how. `remote_services` are what the server does for the instance, and its log: one
-half of it runs in the child, the other in the server.
+The messages are in `headrace.ipc`. Exits and restarts are in `headrace.supervision`, with the bootstrap that runs first
+in the child.
 """

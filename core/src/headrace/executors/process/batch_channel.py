@@ -1,4 +1,4 @@
-"""The batches that a child executes: requests go to it, answers come back. Event loop only."""
+"""The batches that a child executes: sends requests, receives answers. Event loop only."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from headrace.messages.ticket import Ticket
 
 
 class BatchSink(Protocol):
-    """Where the answers go that a child gives."""
+    """Receives the answers of a child."""
 
     def batch_done(self, tickets: Sequence[Ticket], answers: Sequence[Answer], times: Times) -> None:
-        """A batch has run. ``tickets`` are those of it that have their last answer."""
+        """A batch has run. ``tickets`` are the requests of it that have their last answer."""
 
     def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
-        """An answer apart from its batch."""
+        """One answer has arrived separately from its batch."""
 
 
 class BatchChannel(LoopOutgoingRequests):
-    """The requests of batches, whose answers go to ``sink``. ``name`` is that of the instance.
+    """Sends the requests of batches, and passes the answers to ``sink``. ``name`` is the instance's name.
 
-    ``work`` is the socket for batches; ``send_aside`` sends what must be heard while one runs.
+    ``work`` is the socket for batches. ``send_aside`` sends what the child must read while a batch runs.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class BatchChannel(LoopOutgoingRequests):
         self._poller = LoopBusyPoller(busy_poll_us, self.in_flight.__len__)
 
     def run(self, batch: Sequence[Ticket]) -> None:
-        """Have a batch executed. Raises `HeadraceError` if it cannot be sent."""
+        """Send a batch for execution. Raises `HeadraceError` if it cannot be sent."""
         numbered = self.numbered(batch)
         try:
             message = self._writer.requests(numbered)
@@ -59,11 +59,11 @@ class BatchChannel(LoopOutgoingRequests):
             raise InternalError(f"the batch cannot be sent to '{self._name}': {error}") from error
         self.enter(numbered)
         self._work.write(message)
-        if len(batch) == 1:  # more take longer, and where there are many, there is always something to do
+        if len(batch) == 1:  # larger batches take longer, and under load the loop is always busy
             self._poller.expect()
 
     def done(self, message: Frame) -> None:
-        """Take DONE, ALIKE_DONE and LAYOUT. Raises `ProtocolError`, and other errors at nonsense."""
+        """Handle DONE, ALIKE_DONE and LAYOUT. Raises `ProtocolError`, or another error for a malformed message."""
         done = self._reader.hear(message)
         if done is None:
             return
@@ -73,7 +73,7 @@ class BatchChannel(LoopOutgoingRequests):
         tickets = [in_flight[call] for call in calls]
         if len(tickets) > 1 and len(set(tickets)) < len(tickets):
             raise ProtocolError("DONE: two answers to one request")
-        for call in calls:  # only now, so that nothing is lost in a message that makes no sense
+        for call in calls:  # only after all checks, so that an invalid message loses no request
             del in_flight[call]
         self.sink.batch_done(tickets, answers, times)
 
@@ -82,7 +82,7 @@ class BatchChannel(LoopOutgoingRequests):
 
 
 class WarmUp:
-    """Takes a child's answers until it is warmed up by the samples of its config."""
+    """Receives a child's answers while it runs the warm-up samples of its config."""
 
     def __init__(self) -> None:
         self._waiting: set[Ticket] = set()
@@ -90,7 +90,7 @@ class WarmUp:
         self._done = asyncio.Event()
 
     async def run(self, batches: BatchChannel, sample: WarmupSample, instance: str) -> None:
-        """Execute ``sample`` on ``instance``; raises `InternalError` naming it if any request fails."""
+        """Execute ``sample`` on ``instance``. Raises `InternalError` with the sample's name if any request fails."""
         for number in range(sample.count):
             sample.tell(instance, number + 1)
             self.require_life()

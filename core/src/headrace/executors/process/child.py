@@ -1,4 +1,4 @@
-"""One life of a child process, as its server sees it: from launch to end. Event loop only."""
+"""One child process, from launch to end, on the server's side. Event loop only."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _LAUNCHES = ThreadPoolExecutor(4, "headrace-launch")
 
 
 class Owner(BatchSink, Protocol):
-    """Whoever has a child: a `headrace.executors.process.process_executor.ProcessExecutor`."""
+    """The owner of a child: a `headrace.executors.process.process_executor.ProcessExecutor`."""
 
     def child_died(self, child: Child, reason: str) -> None:
-        """``child`` is dead; what it had in flight is left in ``child.batches.in_flight``."""
+        """``child`` is dead. Its requests in flight are in ``child.batches.in_flight``."""
 
 
 class Child:
-    """Speaks with one process. ``batches`` is there once it has started, and goes on until ``has_hung_up``."""
+    """The connection to one process. ``batches`` exists from the start of the process until ``has_hung_up``."""
 
     def __init__(self, spec: InstanceSpec, isolation: Isolation, endpoint: ServiceEndpoint, owner: Owner) -> None:
         self.batches: BatchChannel
@@ -61,9 +61,9 @@ class Child:
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Launch the process and have it load its instance. Raises `LoadError`; then it is dead.
+        """Launch the process and load its instance. Raises `LoadError`; the process is then dead.
 
-        Cancelled, it leaves no process behind either.
+        If this is cancelled, it ends the process, too.
         """
         opening = asyncio.ensure_future(self._open())
         try:
@@ -76,8 +76,8 @@ class Child:
             raise
 
     async def _open(self) -> None:
-        """Start the process, and the channels to it."""
-        # Not on the loop's own threads: those may all wait for models that are to be loaded in processes.
+        """Start the process, and open the channels to it."""
+        # Not on the loop's default threads: these may all be waiting for models that load in processes.
         self._launched = launched = await self._loop.run_in_executor(_LAUNCHES, launch, self._name, self._isolation)
         self._watcher = watcher = ExitWatcher(launched, self._end, self._cut_off)
         writer = Writer(launched.inbound)
@@ -97,12 +97,12 @@ class Child:
         self._is_open = True
 
     async def _load(self) -> None:
-        """Say what to load, and wait until it is. Raises `LoadError`."""
+        """Send what to load, and wait until it is loaded. Raises `LoadError`."""
         self._work.write(frame(ChildKind.LOAD, 0, self._spec.to_json()))
         timeout = self._isolation.start_timeout_s + self._isolation.load_timeout_s
         done, _ = await asyncio.wait((self._handshake.loaded,), timeout=timeout)
         if not done:
-            self._launched.process.send_signal(signal.SIGUSR1)  # it writes where it is
+            self._launched.process.send_signal(signal.SIGUSR1)  # it then writes its traceback
             await asyncio.sleep(LAST_READ_S)
             where = await asyncio.to_thread(read_crash_report, self._launched)
             raise LoadError(
@@ -111,17 +111,17 @@ class Child:
         self.has_check = self._handshake.loaded.result()
 
     async def check(self) -> bool:
-        """Whether the instance says that it is ready; raises `Unavailable` if it says why not."""
+        """True if the instance is ready. Raises `Unavailable` if it gives a reason why not."""
         return await self._handshake.check()
 
     def hand_over(self, owner: Owner) -> None:
-        """From now on ``owner`` has the child."""
+        """Make ``owner`` the owner of the child."""
         self._owner = self.batches.sink = owner
 
     # ------------------------------------------------------------------ end
 
     async def stop(self, timeout_s: float) -> None:
-        """Have the instance closed; kill the process if that takes longer than ``timeout_s``."""
+        """Close the instance. Kill the process if that takes longer than ``timeout_s``."""
         self._is_stopping = True
         if not self.is_dead:
             self._work.write(frame(ChildKind.CLOSE, 0))
@@ -132,12 +132,12 @@ class Child:
             await self.kill("did not close in time")
 
     async def kill(self, why: str) -> None:
-        """End the process now."""
+        """End the process now, and wait for its end."""
         self._condemn(why)
         await self._ended.wait()
 
     def stop_loading(self) -> None:
-        """Nobody waits for the instance any more: `start` fails soon."""
+        """Make `start` fail soon, because the instance is no longer needed."""
         if self._is_open and not self._handshake.loaded.done():
             self._condemn("was unloaded")
 
@@ -149,7 +149,7 @@ class Child:
             self._let_go()
 
     def _condemn(self, why: str) -> None:
-        """Kill the process; the first reason is the one that is told."""
+        """Kill the process. Only the first reason is reported."""
         self._trouble = self._trouble or why
         self._launched.kill()
 
@@ -157,7 +157,7 @@ class Child:
         self._condemn("closed its channel and was killed")
 
     def _broken(self, error: Exception) -> None:
-        """The child has sent nonsense: it is beyond trust."""
+        """Kill the child, which has sent a malformed message and cannot be trusted any more."""
         log.error("instance '%s' broke the protocol", self._name, exc_info=error)
         self._condemn("sent a malformed message and was killed")
 
@@ -166,7 +166,7 @@ class Child:
         self._watcher.hung_up()
 
     def _end(self, code: int, report: str) -> None:
-        """The process has ended, and nothing more will come."""
+        """Finish: the process has ended, and no more messages follow."""
         if self.is_dead:
             return
         reason = f"model instance '{self._name}' {self._trouble or ending(code)}"

@@ -1,7 +1,7 @@
 """The child process: one instance, and the sockets to its server.
 
-Imports nothing but the standard library, NumPy and those parts of Headrace that need no more. The
-main thread is the `BatchLoop`'s, which loads the instance and runs batch after batch; another is the `Listener`'s.
+Imports only the standard library, NumPy and those parts of Headrace that need no more. The main thread runs
+`BatchLoop`: it loads the instance and runs batches. Another thread runs `Listener`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def serve(
     log_level: int,
     prints_records: bool,
 ) -> NoReturn:
-    """What `headrace.supervision.bootstrap` calls, with inherited descriptors."""
+    """Run the child. `headrace.supervision.bootstrap` calls this, with inherited descriptors."""
     faulthandler.enable(crash_file)
     faulthandler.register(signal.SIGUSR1, crash_file)
     if prints_records:
@@ -74,7 +74,7 @@ def serve(
     batch_loop = BatchLoop(work_channel, decoder, sender, services)
     listener = Listener(side_channel, requests, sender, services, batch_loop)
     for fd in (work, side, direct, inbound, outbound, crash_file):
-        os.set_inheritable(fd, False)  # what a model starts must not hold the server's end open
+        os.set_inheritable(fd, False)  # processes that the model starts must not hold the server's end open
     os.register_at_fork(after_in_child=partial(_cut_off, work))
     threading.Thread(target=_until_error, args=(listener.listen, crash_file), name="headrace-side", daemon=True).start()
     forward_log(services, log_level)
@@ -82,9 +82,9 @@ def serve(
 
 
 class BatchLoop:
-    """Drives the instance of a child; the `headrace.executors.runner.AnswerSink` of its runner.
+    """Drives the instance of a child. It is the `headrace.executors.runner.AnswerSink` of its runner.
 
-    ``open`` has the tickets of the requests without their last answer, by call.
+    ``open`` has, by call number, the tickets of the requests without their last answer.
     """
 
     def __init__(self, work: FramedSocket, decoder: Decoder, sender: FrameSender, services: Services) -> None:
@@ -95,14 +95,14 @@ class BatchLoop:
         self._spec: InstanceSpec | None = None
 
     def work(self) -> NoReturn:
-        """Do what the server says, until it says close."""
+        """Execute the messages of the server until it sends CLOSE."""
         frames = self._work.frames()
         runner = self._load(next(frames))
-        while True:  # without a loop variable: it would keep a message, which may be large, until the next
+        while True:  # without a loop variable, which would keep the last message, perhaps a large one, until the next
             self._run(runner, next(frames))
 
     def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
-        """Pass on what a batch did not answer. Any thread."""
+        """Send an answer that is not part of a batch's result. Any thread."""
         request = ticket.request
         assert isinstance(request, ReceivedRequest)
         if final:
@@ -126,7 +126,7 @@ class BatchLoop:
             close_instance(self.instance, spec.instance_name)
             self._fail(error)
         runner.connect(self)
-        # What loading made lives as long as the process. Collections, which are the model's affair, need not walk it.
+        # What loading created lives as long as the process. So the garbage collections of the model need not visit it.
         gc.collect()
         gc.freeze()
         checks = type(self.instance).is_ready is not BaseInstance.is_ready
@@ -149,11 +149,11 @@ class BatchLoop:
         if not requests:
             return
         tickets = [self._ticket(request) for request in requests]
-        self._work.is_hurried = len(requests) == 1  # the callers of many take their time to come back
+        self._work.is_hurried = len(requests) == 1  # the callers of a large batch take a while to send again
         answers, times = run_batch(runner, tickets)
         replies = [self._reply(request.call, answer) for request, answer in zip(requests, answers, strict=True)]
         self._sender.answer(replies, times)
-        del requests, tickets, answers, replies, message  # so that what only they held is released now
+        del requests, tickets, answers, replies, message  # release what only these held
         self._sender.release()
 
     def _ticket(self, request: ReceivedRequest) -> Ticket:
@@ -180,17 +180,17 @@ class BatchLoop:
             if self._spec is not None:
                 self._spec.cleanup.close()
         except BaseException:
-            log.exception("what an instance had used could not be released")
+            log.exception("failed to release what the instance used")
 
 
 def _nobody(answer: Answer, final: bool) -> None:
-    """Answers of a child leave through its runner."""
+    """Do nothing: the answers of a child are sent by its runner."""
 
 
 class Listener:
-    """Reads ``side``: answers to what was asked, what became of requests, and whether the instance is ready.
+    """Reads the socket ``side`` on a thread of its own, because its messages cannot wait for the running batch.
 
-    None of that can wait until the batch that runs is done: this is a thread of its own.
+    They are: answers to the model's own requests, changes of requests (cancelled, read), and readiness checks.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Listener:
         self._services, self._batch_loop = services, batch_loop
 
     def listen(self) -> None:
-        """Until the server has gone."""
+        """Handle messages until the server has gone."""
         for message in self._side.frames():
             self._hear(message)
             self._sender.release()
@@ -224,28 +224,31 @@ class Listener:
             apply_change(message, self._batch_loop.open)
 
     def _check(self) -> None:
-        """Ask the instance, on a thread of its own, whether it is ready."""
+        """Call the instance's ``is_ready`` on a thread of its own, and send the result."""
         try:
             ready, reason = bool(self._batch_loop.instance.is_ready()), ""
-        except BaseException as error:  # SystemExit of a model is a no, too
+        except BaseException as error:  # SystemExit of a model means not ready, too
             ready, reason = False, summary(error)
         self._side.send(json_frame(ChildKind.CHECKED, {"ready": ready, "reason": reason}))
 
 
 def leave() -> NoReturn:
-    """End the process at once, whatever its threads do: the server has gone, and nobody is there to be told."""
+    """End the process at once, because the server has gone."""
     os._exit(0)
 
 
 def _cut_off(work: int) -> None:
-    """In what a model has forked: it has no say in the batches. If it comes back from one, its socket ends it."""
+    """Detach a process that the model has forked: it must not take part in the batches.
+
+    If it returns from the model's code, its socket is at an end, and it exits.
+    """
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, work, inheritable=False)
     os.close(null)
 
 
 def _until_error(work: Callable[[], None], crash_file: int) -> NoReturn:
-    """Do ``work``, which only an error ends: that of the process, at once, whatever its threads do."""
+    """Do ``work``, which only an error ends. Then end the process at once."""
     status = 1
     try:
         work()

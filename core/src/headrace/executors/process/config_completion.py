@@ -1,5 +1,6 @@
-"""Has a backend complete a config in a process of its own: whatever a model's file does to its engine then, the server
-goes on. For models whose instances have processes of their own; the process lives no longer than the question.
+"""Complete a config by its backend in a process of its own, so that the server survives a crash of the engine.
+
+For models whose instances have processes of their own. The process ends with its answer.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ _MOST_BYTES = 16 << 20
 
 
 def complete_apart(backend: Backend, model: Model, isolation: Isolation) -> None:
-    """``backend.complete_config(model)`` in a process under the bounds of ``isolation``. Blocks.
+    """Call ``backend.complete_config(model)`` in a process with the limits of ``isolation``. Blocks.
 
-    Raises the `ConfigError` or `LoadError` that this raises; `LoadError` for whatever else it does, such as to end the
-    process, or not to come to an end in time."""
+    Raises the `ConfigError` or `LoadError` of that call. Raises `LoadError` if the process exits early or exceeds its
+    time.
+    """
     order = {
         "backend": f"{type(backend).__module__}:{type(backend).__qualname__}",
         "options": dict(backend.options),
@@ -59,7 +61,7 @@ def complete_apart(backend: Backend, model: Model, isolation: Isolation) -> None
 
 
 def _merge(found: str, config: ModelConfig) -> None:
-    """Take over what a backend may complete, and nothing else: the process may no longer be its master."""
+    """Copy into ``config`` only what a backend may complete: the engine may have damaged the process."""
     completed: Any = type(config).FromString(bytes.fromhex(found))
     for field, _ in completed.ListFields():
         if field.name not in _COMPLETED:
@@ -70,7 +72,7 @@ def _merge(found: str, config: ModelConfig) -> None:
 
 
 def _run(name: str, isolation: Isolation, exchange: IO[bytes], crash_file: IO[bytes]) -> str:
-    """How the process has ended, to complete "the process ..."."""
+    """Run the process. Return how it ended, to complete the sentence "the process ..."."""
     fds = {"exchange": exchange.fileno(), "crash_file": crash_file.fileno()}
     entry, timeout_s = f"{__name__}:answer", isolation.start_timeout_s + isolation.load_timeout_s
     try:
@@ -102,7 +104,7 @@ def _read(name: str, exchange: IO[bytes], how: str) -> dict[str, Any]:
     text = exchange.read(_MOST_BYTES)
     with contextlib.suppress(ValueError):
         found: dict[str, Any] = json.loads(text)
-        if "backend" not in found:  # else it is the order still
+        if "backend" not in found:  # else the file still has the order
             return found
     raise LoadError(f"the process in which the config of model '{name}' was being completed {how}")
 
@@ -111,20 +113,20 @@ def _read(name: str, exchange: IO[bytes], how: str) -> dict[str, Any]:
 
 
 def answer(*, exchange: int, crash_file: int, memory_bytes: int) -> NoReturn:
-    """Read the order from the descriptor ``exchange``, write the answer in its place, and end."""
+    """Read the order from the descriptor ``exchange``, overwrite it with the answer, and end the process."""
     faulthandler.enable(crash_file)
     if memory_bytes:
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     with open(exchange, "r+b", closefd=False) as stream:
-        stream.seek(0)  # both sides have one position
+        stream.seek(0)  # both processes share one position
         order = json.load(stream)
         found = json.dumps(_complete(**order)).encode()
         stream.seek(0)
         stream.truncate()
         stream.write(found)
-    os._exit(0)  # whatever threads the engine has started
+    os._exit(0)  # even if the engine has started threads
 
 
 def _complete(
@@ -138,7 +140,7 @@ def _complete(
     made: Backend = getattr(import_module(module), kind)(options)
     try:
         parameters: Any = parse_parameters(made.Parameters, parsed.parameters)
-    except ConfigError:  # told by whoever judges the completed config
+    except ConfigError:  # reported when the completed config is checked
         parameters = parse_parameters(made.Parameters, {})
     try:
         made.complete_config(Model(name, version, Path(path), parsed, parameters, is_sent=is_sent))
@@ -146,7 +148,7 @@ def _complete(
         return {"message": error.message, "code": error.code.value, "field": error.field}
     except HeadraceError as error:
         return {"message": error.message, "code": error.code.value}
-    except BaseException as error:  # SystemExit of a stranger is its error, too
+    except BaseException as error:  # SystemExit of a plugin is its error, too
         text = f"backend '{made.name}' failed to complete the config of '{name}': {summary(error)}"
         return {"message": text, "code": Code.INTERNAL.value}
     return {"config": parsed.SerializeToString().hex()}

@@ -1,4 +1,4 @@
-"""What a child is told to load, and what it is asked once: whether its instance has loaded, whether it is ready."""
+"""The start of a child: what it loads, whether that succeeded, and whether it is ready."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SET_IN_CHILD = frozenset(("services", "cleanup"))
 
 
 class ChildKind(IntEnum):
-    """The kinds of frame that a child and its server have beside `headrace.ipc.framing.Kind`."""
+    """The kinds of frame between a child and its server, beside `headrace.ipc.framing.Kind`."""
 
     LOAD = FIRST_OWN_KIND  # to the child; JSON: an instance spec
     LOADED = FIRST_OWN_KIND + 1  # JSON: what the server needs to know of the instance
@@ -44,15 +44,17 @@ class ChildKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One instance of one version.
+    """One instance of one version, as a child loads it.
 
-    ``path`` is the version's directory. ``backend`` is ``module:class`` and ``options`` its
-    ``--backend-config`` settings. ``config`` is the model's config as JSON, as the
-    ``/config`` endpoint shows it, and ``parameters`` its parameters as text. ``entry`` is that of
-    `headrace.backends.base.Isolation`. ``outputs_as_given`` is the backend's. ``kept`` are the outputs
-    that the scheduler keeps from callers, as in ``config``. ``is_sent`` is that of
-    `headrace.backends.base.Model`. ``services`` and ``cleanup`` are set in the child: what the entry leaves in
-    ``cleanup`` is done when the instance has closed, and when it cannot be loaded.
+    - ``path``: the version's directory.
+    - ``backend``: ``module:class``. ``options``: its ``--backend-config`` settings.
+    - ``config``: the model's config as JSON, in the form of the ``/config`` endpoint. ``parameters``: its parameters as
+      text.
+    - ``entry``: as in `headrace.backends.base.Isolation`. ``is_sent``: as in `headrace.backends.base.Model`.
+    - ``outputs_as_given``: the backend's attribute.
+    - ``kept``: the outputs that the scheduler keeps from callers, in the form of ``config``.
+    - ``services`` and ``cleanup`` are set in the child. ``cleanup`` is closed after the instance, or when loading
+      fails.
     """
 
     entry: str
@@ -73,7 +75,7 @@ class InstanceSpec:
     cleanup: ExitStack = field(default_factory=ExitStack, compare=False)
 
     def to_json(self) -> bytes:
-        """The spec without what is set in the child."""
+        """Return the spec as JSON, without the fields that are set in the child."""
         sent = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _SET_IN_CHILD}
         return json.dumps(sent).encode()
 
@@ -83,13 +85,13 @@ class InstanceSpec:
         return bool(json.loads(self.config).get("model_transaction_policy", {}).get("decoupled", False))
 
     def schema(self) -> OutputSchema:
-        """What the model promises; the server judges responses, and undoes reshapes."""
+        """Return the outputs of the model, without checks: the server checks responses and undoes reshapes."""
         config = json.loads(self.config)
         config["output"] = [*config.get("output", ()), *self.kept]
         return Unjudged.from_json(config, str(self.version), self.outputs_as_given)
 
     def shaping(self) -> RaggedLayout | PaddingRules | None:
-        """What the config says of requests of different shapes."""
+        """Return the rules of the config for requests of different shapes."""
         return shaping_of(json.loads(self.config))
 
     @classmethod
@@ -99,8 +101,10 @@ class InstanceSpec:
 
 
 def load(spec: InstanceSpec) -> AnyInstance:
-    """The instance that ``spec`` describes, by a backend made anew: the entry of backends that have none of
-    their own. Raises what the backend raises."""
+    """Return the instance of ``spec``, from a new backend object. Raises what the backend raises.
+
+    This is the entry of backends that have none of their own.
+    """
     from google.protobuf.json_format import Parse
 
     from headrace.config.model_config_pb2 import ModelConfig
@@ -128,10 +132,10 @@ def load(spec: InstanceSpec) -> AnyInstance:
 
 @dataclass(frozen=True, slots=True)
 class Unjudged(OutputSchema):
-    """The schema in a child, whose responses the server judges in any case, since it believes no child."""
+    """The schema in a child. It checks nothing, because the server checks all responses of a child anyway."""
 
     def signed(self, request: InferRequest, answer: Answer) -> Answer:
-        """``answer`` without the outputs that nobody asked for: they need not travel."""
+        """Return ``answer`` without the outputs that were not requested, so that they are not sent."""
         wanted = request.outputs
         if isinstance(answer, InferResponse) and wanted and len(answer.outputs) > 1:
             kept = {k: v for k, v in answer.outputs.items() if k in wanted or k not in self.outputs}
@@ -140,7 +144,7 @@ class Unjudged(OutputSchema):
 
 
 class Handshake:
-    """With the instance ``name``, by ``send``. ``loaded`` gives whether the instance has an ``is_ready``.
+    """The handshake with the instance ``name``, by ``send``. ``loaded`` is True if the instance has an ``is_ready``.
 
     Event loop of the server only.
     """
@@ -152,7 +156,7 @@ class Handshake:
         self._checked: asyncio.Future[tuple[bool, str]] | None = None
 
     async def check(self) -> bool:
-        """Whether the instance says that it is ready; raises `Unavailable` if it says why not."""
+        """True if the instance is ready. Raises `Unavailable` if it gives a reason why not."""
         if self._checked is None:
             self._checked = self._loop.create_future()
             self._send(frame(ChildKind.CHECK, 0))
@@ -162,7 +166,7 @@ class Handshake:
         return ready
 
     def hear(self, message: Frame) -> bool:
-        """Take LOADED, FAILED or CHECKED; False if it is something else. Raises `ProtocolError`."""
+        """Handle LOADED, FAILED or CHECKED. Return False for another kind. Raises `ProtocolError`."""
         if message.kind == ChildKind.CHECKED:
             found = read_json(message)
             checked, self._checked = self._checked, None
@@ -182,7 +186,7 @@ class Handshake:
         return True
 
     def end(self, reason: str, report: str) -> None:
-        """The child has died, for ``reason`` and with this crash report: there will be no more answers."""
+        """Fail everything that waits for an answer: the child has died for ``reason``, with this crash report."""
         if self._checked is not None and not self._checked.done():
             self._checked.set_result((False, reason))
         if not self.loaded.done():

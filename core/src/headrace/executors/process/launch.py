@@ -1,4 +1,4 @@
-"""Starts the child process of an instance with its sockets and arenas. Blocks; called on a thread of its own."""
+"""Start the child process of an instance with its sockets and arenas. Blocks; called on a thread of its own."""
 
 from __future__ import annotations
 
@@ -18,16 +18,23 @@ from headrace.supervision.child_process import ChildProcess, child_command, fold
 from headrace.supervision.orphan_reaper import ORPHAN_REAPER
 from headrace.telemetry import log_output
 
-#: Address space of each arena; memory is taken as it is used.
+#: Address space of each arena: 256 MiB. Memory is allocated on use.
 ARENA_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class Launched(ChildProcess):
-    """The child of an instance, as its parent holds it. ``work`` carries batches, ``side`` everything that
-    must be read while a batch runs, ``direct`` one request to another model at a time, whose answer
-    the asking thread reads itself; ``at_once`` is ``direct`` for threads that answer. The parent
-    allocates in ``inbound`` and reads ``outbound``."""
+    """The child of an instance, on its parent's side.
+
+    | Field | Use |
+    |---|---|
+    | ``work`` | socket for batches |
+    | ``side`` | socket for everything that must be read while a batch runs |
+    | ``direct`` | socket for one request at a time to another model; the asking thread reads the answer itself |
+    | ``at_once`` | ``direct``, for threads that answer |
+    | ``inbound`` | arena in which the parent allocates |
+    | ``outbound`` | arena that the parent reads |
+    """
 
     work: socket.socket
     side: socket.socket
@@ -37,17 +44,17 @@ class Launched(ChildProcess):
     outbound: Arena
 
     def close(self) -> None:
-        """Let go of the arenas, whose views keep their memory. The crash file is its reader's to close."""
+        """Close the arenas; views keep their memory. The reader of the crash file closes that."""
         self.inbound.close()
         self.outbound.close()
 
 
 def launch(instance_name: str, isolation: Isolation) -> Launched:
-    """A child that waits for its instance spec. Raises `LoadError` if the interpreter cannot be run."""
+    """Return a child that waits for its instance spec. Raises `LoadError` if the interpreter cannot be run."""
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
 
         def channel() -> tuple[socket.socket, int]:
-            """Our end, and the descriptor of the child's."""
+            """Return the parent's end, and the descriptor of the child's end."""
             end, other = socket.socketpair()
             ours.enter_context(end)
             return end, theirs.enter_context(other).fileno()
@@ -58,7 +65,7 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
             return made
 
         (work, their_work), (side, their_side), (direct, their_direct) = channel(), channel(), channel()
-        at_once = ours.enter_context(direct.dup())  # here, where nothing runs yet that would be left behind
+        at_once = ours.enter_context(direct.dup())  # created here, where a failure leaves no process behind
         at_once.setblocking(False)
         inbound, outbound = arena(), arena()
         crash_file: IO[bytes] = ours.enter_context(tempfile.TemporaryFile())
@@ -78,7 +85,7 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
 
 
 def _start(instance_name: str, isolation: Isolation, fds: Mapping[str, int]) -> subprocess.Popen[bytes]:
-    """The process, which inherits ``fds``. Raises `LoadError`."""
+    """Return the process, which inherits ``fds``. Raises `LoadError`."""
     arguments = {
         **fds,
         "arena_bytes": ARENA_BYTES,

@@ -1,8 +1,7 @@
-"""A process of its own for one instance: batches go out and answers come back on the event loop.
+"""The executor of an instance in a process of its own. Batches are sent and answers received on the event loop.
 
-A child that dies is followed by another: at once the first time, then later and later, and after a
-pause when it keeps dying. What it had in flight is answered `Unavailable`: the same request may
-succeed when it is sent again.
+A child that dies is replaced: at once the first time, then after growing delays, and after a pause if it dies too
+often. Its requests in flight are answered with `Unavailable`: the same request may succeed when it is sent again.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from headrace.telemetry.pacing import paced
 
 log = paced(__name__)
 
-#: How long after a failure of its scheduler an instance asks it again.
+#: If its scheduler fails, an instance asks it again after 1 s.
 _RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecutorResources:
-    """What the executors of all models of one server share. Made on the event loop's thread.
+    """What the executors of all models of one server share. Create it on the event loop's thread.
 
-    ``exit_timeout_s`` returns how many seconds an instance may take to close. ``gpu_limits`` are the parts of the
-    memory of GPUs, by their numbers, beyond which nothing more is loaded there.
+    ``exit_timeout_s`` returns how many seconds an instance may take to close. ``gpu_limits`` maps a GPU to the used
+    share of its memory above which nothing more is loaded there.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -59,9 +58,9 @@ class ExecutorResources:
 class ProcessExecutor:
     """Owns the child processes of one instance, one after the other. A `headrace.executors.executor.Executor`.
 
-    ``siblings`` are the executors of all instances of the version: while all of them pause, requests are
-    refused instead of waiting. `load`, `serve`, `join` and `check_ready` are called on threads, everything else on the
-    event loop.
+    ``siblings`` are the executors of all instances of the version. While all of them pause, requests are refused
+    instead of queued. `load`, `serve`, `join` and `check_ready` are called on threads, everything else on the event
+    loop.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class ProcessExecutor:
         self._newest: Child | None = None
         self._restart_policy = RestartPolicy()
         self._restart: asyncio.Task[None] | None = None
-        #: While no child is started because too many have died: the beginning of the reason. Else empty.
+        #: The beginning of the reason while restarts pause after too many deaths. Else empty.
         self._paused = ""
         self._is_leaving = False
         siblings.append(self)
@@ -100,20 +99,20 @@ class ProcessExecutor:
     # ------------------------------------------------------------------ threads
 
     def load(self) -> None:
-        """Start the first child; raises what loading raised there, or `LoadError`."""
+        """Start the first child. Raises what loading raised there, or `LoadError`."""
         asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
 
     def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
-        """Begin to pull from ``source``; ``observers`` see each batch."""
+        """Start to take batches from ``source``. Each batch is reported to ``observers``."""
         self._source, self._recorder.observers = source, observers
         loop.call_soon_threadsafe(self._pull)
 
     def join(self) -> None:
-        """Have the instance closed, and wait for the end of its process."""
+        """Close the instance, and wait for the end of its process."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
 
     def check_ready(self) -> bool:
-        """What the instance says of itself; raises `Unavailable` with the reason if it gives one."""
+        """Return the result of the instance's ``is_ready``. Raises `Unavailable` with its reason if it gives one."""
         return asyncio.run_coroutine_threadsafe(self._check(), self._loop).result()
 
     # ------------------------------------------------------------------ event loop
@@ -145,8 +144,8 @@ class ProcessExecutor:
             warm_up.require_life()
         except BaseException as error:
             try:
-                if isinstance(error, Exception):  # and not that nobody waits for it any more
-                    await child.stop(self._exit_timeout_s())  # what it has loaded is released as ever
+                if isinstance(error, Exception):  # not if the load was cancelled
+                    await child.stop(self._exit_timeout_s())  # what it has loaded is released as usual
             finally:
                 await child.kill("failed to warm up")
             raise
@@ -163,12 +162,12 @@ class ProcessExecutor:
             self._child = None
 
     def stop_loading(self) -> None:
-        """If the first child is still at it, `load` fails soon."""
+        """Make `load` fail soon, if the first child is still loading."""
         if self._source is None and self._newest is not None:
             self._newest.stop_loading()
 
     def abandon(self) -> None:
-        """End the process at once, whatever it is at: the loop is about to end, too."""
+        """End the process at once: the loop is about to end, too."""
         self._is_leaving = True
         if self._restart is not None:
             self._restart.cancel()
@@ -176,7 +175,7 @@ class ProcessExecutor:
             self._newest.abandon()
 
     def _pull(self) -> None:
-        """It has been woken, or the child is free: there may be a batch."""
+        """Run the next batch, if the child is free and there is one."""
         source, child = self._source, self._child
         if source is None or self.executing:
             return
@@ -216,8 +215,8 @@ class ProcessExecutor:
     def batch_done(self, tickets: Sequence[Ticket], answers: Sequence[Answer], times: Times) -> None:
         assert self._source is not None
         batch, self.executing = self.executing, ()
-        # Not before the loop has looked at its sockets once more: then what has arrived is a batch, where
-        # at once it would be two or three requests, and a message costs as much as six of them.
+        # Only after the loop has polled its sockets once more. All requests that have arrived then form one batch.
+        # Earlier it would be two or three requests, and one message costs as much as six requests.
         self._loop.call_soon(self._loop.call_soon, self._pull)
         sign = self._schema.signed
         signed = [sign(ticket.request, answer) for ticket, answer in zip(tickets, answers, strict=True)]
@@ -230,7 +229,7 @@ class ProcessExecutor:
 
     def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         assert self._source is not None
-        answer = self._schema.signed(ticket.request, answer)  # what a child says is not believed
+        answer = self._schema.signed(ticket.request, answer)  # the output of a child is not trusted
         if final:
             ticket.started_ns = ticket.started_ns or monotonic_ns()
             self._recorder.late(ticket, answer)
@@ -252,7 +251,7 @@ class ProcessExecutor:
             self._restart = asyncio.ensure_future(self._replace())
 
     async def _replace(self) -> None:
-        """Start another child; after too many exits, once a pause is over."""
+        """Start another child: after a delay, or after a pause if too many have died."""
         policy = self._restart_policy
         while self._child is None and not self._is_leaving:
             policy.add_exit()
@@ -269,7 +268,8 @@ class ProcessExecutor:
             self._pull()
 
     def _pause(self) -> float:
-        """Refuse requests from now on, unless another instance takes them. Return the seconds until the next start."""
+        """Start a pause and return its seconds. Requests are refused from now on, unless another instance takes
+        them."""
         pause_s = self._restart_policy.next_pause_s()
         why = self.reason.removeprefix(self._paused)
         self._paused = (
@@ -284,7 +284,7 @@ class ProcessExecutor:
         return pause_s
 
     def _turn_away(self, source: BatchSource) -> None:
-        """Leave requests to the others, or to the next child; refuse them while all instances pause."""
+        """Let another instance or the next child run the requests. While all instances pause, refuse them."""
         if not all(executor._paused for executor in self._siblings):
             source.leave(self._wakeup)
             return

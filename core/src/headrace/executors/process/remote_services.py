@@ -1,4 +1,4 @@
-"""What a child asks of its server: `RemoteServices` in the child, and `ServiceEndpoint` in the server."""
+"""The calls of a child to its server: `RemoteServices` in the child, `ServiceEndpoint` in the server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_
 
 log = paced(__name__)
 
-#: Calls that wait for more than a lock.
+#: Calls that may wait longer than for a lock.
 _BLOCKING = frozenset(("load_model", "unload_model", "is_model_ready"))
 _UPDATE = Struct("<Qd")
 _OPERATIONS: Final[tuple[MetricOperation, ...]] = ("increment", "set", "observe")
@@ -41,11 +41,17 @@ _NUMBERS: Final = {operation: number for number, operation in enumerate(_OPERATI
 
 
 class RemoteServices(Services):
-    """``requests`` are those to other models, which ``sender`` sends, or ``direct``, whose asker reads the
-    answer itself; ``send`` writes a frame on the side channel.
+    """The services of the server, from a child.
 
-    ``tell`` writes one on the channel of the answers: what a model says of its metrics is heard in the
-    order in which it says it, and before what it answers afterwards.
+    | Argument | Use |
+    |---|---|
+    | ``requests`` | the requests to other models |
+    | ``sender`` | sends them |
+    | ``direct`` | sends one whose asking thread reads the answer itself |
+    | ``send`` | writes a frame on the side channel |
+    | ``tell`` | writes a frame on the channel of the answers, for metrics |
+
+    Updates of metrics therefore arrive in order, and before the answers that the model gives after them.
     """
 
     shares_memory: ClassVar[bool] = False
@@ -62,7 +68,7 @@ class RemoteServices(Services):
         self._send, self._tell = send, tell
         self._calls = itertools.count(1)
         self._results: dict[int, Future[Any]] = {}
-        #: Of families and metrics, by handle.
+        #: The kinds of families and metrics, by handle.
         self._kinds: dict[int, MetricKind] = {}
 
     def infer(self, ticket: Ticket) -> None:
@@ -110,7 +116,7 @@ class RemoteServices(Services):
         return handle
 
     def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
-        check_metric_update(self._kinds[metric], operation, value)  # here, because nobody waits for an answer
+        check_metric_update(self._kinds[metric], operation, value)  # checked here, because the update has no answer
         self._tell(update_frame(metric, operation, value))
 
     def metric_value(self, metric: int) -> float:
@@ -121,7 +127,7 @@ class RemoteServices(Services):
         self._tell(_note("release", handle))
 
     def resolved(self, result: dict[str, Any]) -> None:
-        """The server has answered a call."""
+        """Complete the call that ``result`` answers."""
         future = self._results.pop(result["id"], None)
         if future is None:
             return
@@ -131,7 +137,7 @@ class RemoteServices(Services):
             future.set_result(result["value"])
 
     def _call(self, send: Callable[[bytes], None], method: str, *arguments: object) -> Any:
-        """What the server answers. Raises `HeadraceError`."""
+        """Return the server's answer. Raises `HeadraceError`."""
         number = next(self._calls)
         future: Future[Any] = Future()
         self._results[number] = future
@@ -144,7 +150,7 @@ def _note(method: str, *arguments: object) -> bytes:
 
 
 def forward_log(services: Services, level: int) -> None:
-    """Send what this process logs at ``level`` or above to the server's log."""
+    """Send the log records of this process at ``level`` or above to the server's log."""
     logger = logging.getLogger("headrace")
     logger.setLevel(level)
     logger.addHandler(_Forwarder(services))
@@ -165,11 +171,11 @@ class _Forwarder(logging.Handler):
 
 
 class LoopServices(Services):
-    """Services that live where the endpoint does."""
+    """Services in the same process as the endpoint."""
 
     @abstractmethod
     def submit(self, ticket: Ticket) -> None:
-        """`infer` on the event loop, at once; a refusal is an answer before this returns."""
+        """`infer` on the event loop, at once. If the request is refused, it is answered before this returns."""
 
 
 class ServiceEndpoint:
@@ -185,13 +191,13 @@ class ServiceEndpoint:
     def open(
         self, encoder: Encoder, decoder: Decoder, send: Callable[[bytes], None], running: Mapping[int, Ticket]
     ) -> None:
-        """Begin to serve; ``running`` are the requests that the child executes, by call."""
+        """Start to serve. ``running`` are the requests that the child executes, by call number."""
         self._send = send
         services = self._services
         self._requests = IncomingRequests(encoder, decoder, services.submit, services.cancel, running)
 
     def close(self) -> None:
-        """The child is gone: so are its requests, and its metrics."""
+        """Remove the requests and metrics of the child, which is gone."""
         if self._requests is not None:
             self._requests.close()
             self._requests = None
@@ -200,13 +206,13 @@ class ServiceEndpoint:
         self._handles.clear()
 
     def hear(self, message: Frame, send: Callable[[bytes], None], at_once: AtOnce | None = None) -> None:
-        """Serve one message; replies to requests go to ``send``, unless ``at_once`` has taken them before.
+        """Handle one message. Replies to requests go to ``send``, unless ``at_once`` has taken them.
 
-        Raises `ProtocolError` if no child would send it.
+        Raises `ProtocolError` for a message that no child sends.
         """
         kind = message.kind
         if self._requests is None or self._requests.hear(message, send, at_once):
-            return  # none: what a child had sent before it was given up
+            return  # None: the message was sent before the child was killed
         if kind == Kind.NOTE:
             self._note(read_json(message))
         elif kind == ChildKind.UPDATE:
@@ -229,7 +235,7 @@ class ServiceEndpoint:
                 raise ProtocolError(f"a note {note}")
 
     def _update(self, metric: int, operation: MetricOperation, value: float) -> None:
-        """Change a metric; the child has checked what there is to check."""
+        """Change a metric. The child has checked the value."""
         if metric not in self._handles:
             raise ProtocolError(f"an update of metric {metric}, which the child does not hold")
         self._services.update_metric(metric, operation, value)
@@ -249,7 +255,7 @@ class ServiceEndpoint:
             self._send(json_frame(Kind.RESULT, result))
 
     def _answer(self, call: Mapping[str, Any]) -> Any:
-        """The value of a call; on a thread if it is one of `_BLOCKING`. Raises `HeadraceError`."""
+        """Return the value of a call. Runs on a thread if the method is in `_BLOCKING`. Raises `HeadraceError`."""
         services = self._services
         match call:
             case {"method": "load_model", "arguments": [str(name), str(config), dict(files)]}:
@@ -277,12 +283,12 @@ class ServiceEndpoint:
 
 
 def update_frame(metric: int, operation: MetricOperation, value: float) -> bytes:
-    """A message that changes the metric of this handle: small, frequent, and without an answer."""
+    """Return a message that changes the metric of this handle. It is small, frequent, and has no answer."""
     return frame(ChildKind.UPDATE, _NUMBERS[operation], _UPDATE.pack(metric, value))
 
 
 def read_update(message: Frame) -> tuple[int, MetricOperation, float]:
-    """The handle, the operation and the value of an `update_frame`. Raises `ProtocolError`."""
+    """Return the handle, the operation and the value of an `update_frame`. Raises `ProtocolError`."""
     if len(message.body) < HEADER_BYTES + _UPDATE.size or message.number >= len(_OPERATIONS):
         raise ProtocolError(f"UPDATE: {len(message.body)} bytes, operation {message.number}")
     metric, value = _UPDATE.unpack_from(message.body, HEADER_BYTES)
