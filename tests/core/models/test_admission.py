@@ -610,4 +610,4 @@ def test_an_interceptor_that_fails_lets_nothing_pass(serve: Serve, caplog: pytes
             call(ports.grpc, "alice")
 
     serve(scenario, Fails)
-    assert "an interceptor failed at the operation 'infer'" in caplog.text
+    assert "an interceptor raised an exception at the operation 'infer'" in caplog.text

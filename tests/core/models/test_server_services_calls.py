@@ -556,7 +556,7 @@ def test_a_call_on_the_event_loop_is_refused_because_it_would_wait_for_itself(se
         (asking,) = asked
         answer = asking.services.ask(asking.message("b", 0))  # as a finalizer might
         assert isinstance(answer, HeadraceError)
-        assert answer.message == "a call of another model would block the event loop that is to answer it"
+        assert answer.message == "a call of another model would block the event loop that answers it"
 
     serve(scenario, a=(CONFIG, keeps), b=(CONFIG, identity))
 

@@ -1,4 +1,4 @@
-"""What tells a version of a model from all others, for a response cache: answers of another are none of its answers."""
+"""The identity of a model version for a response cache, so that no version gets the responses of another."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _CHUNK_BYTES = 1 << 20
 
 
 def identity_of(model: Model, *, is_shared: bool) -> bytes:
-    """The identity of ``model``, whose config is complete. Blocks.
+    """Return the identity of ``model``, whose config is complete. Blocks.
 
-    In a cache that no other server shares, that of this load: nothing is left of what was loaded before. In one that
-    ``is_shared``, the contents: name, version, config, and every file that counts for the version, which are read.
-    Raises `OSError` for one that cannot be.
+    Without ``is_shared``, it is new for each load: responses from before the load are never found. If other servers
+    share the cache (``is_shared``), it is a digest of the contents: name, version, config, and every file that counts
+    for the version. Raises `OSError` for a file that cannot be read.
     """
     if not is_shared:
         return token_bytes(32)
     config = ModelConfig.FromString(model.config.SerializeToString())
-    # What decides where and when it runs, and not what it answers.
+    # These fields decide where and when it runs, not what it answers.
     config.ClearField("version_policy")
     config.ClearField("instance_group")
     config.ClearField("model_warmup")

@@ -1,9 +1,14 @@
-"""From ``config.pbtxt`` to a complete and valid config, in four steps, and the parts that it names.
+"""From ``config.pbtxt`` to a complete and valid config, and the parts that it names.
 
-A file is parsed and derived, `examine` says what is wrong that needs no backend, `fill` asks the
-backend for what is still missing, and `judge` holds the result against every rule (docs/spec/behaviours.md
-sections 4.3, 4.4). `read` and `complete` take these steps for a load and raise the first problem;
-``headrace check`` takes them for the whole list.
+There are four steps:
+
+- `parse` and derive the file.
+- `examine` it for problems that need no backend.
+- `fill` it: the backend completes what is missing.
+- `judge` the result against every rule (docs/spec/behaviours.md sections 4.3, 4.4).
+
+A load takes them by `read` and `complete`, which raise the first problem. ``headrace check`` takes them to list all
+problems.
 """
 
 from __future__ import annotations
@@ -33,10 +38,10 @@ from headrace.schedulers.base import Dependency, OtherModel, Scheduler, full_cla
 
 log = logging.getLogger(__name__)
 
-#: How long a version may take to load, where nothing is said, and the setting of a backend that says it.
+#: The default time limit for loading a version, in s, and the backend setting that changes it.
 LOAD_TIMEOUT_S, LOAD_TIMEOUT_OPTION = 600, "load-timeout-seconds"
 
-#: Fields of a config that are for the engine: each backend says on which it acts.
+#: Fields of a config for the engine. Each backend declares on which it acts.
 _ENGINE_FIELDS = (
     "cc_model_filenames",
     "model_operations",
@@ -56,7 +61,7 @@ def read(
 ) -> ModelConfig:
     """Return the written ``config`` of the model ``name``, derived in place but not completed. Raises `ConfigError`.
 
-    ``model_path`` has those of its ``files`` that all versions share.
+    ``model_path`` has the ``files`` that all versions share.
     """
     derive(config, name, files, needs_backend=needs_backend(config, schedulers))
     raise_first(examine(config, name, model_path, options, schedulers))
@@ -77,9 +82,9 @@ def complete(model: Model, backend: Backend, options: ServerOptions) -> None:
 
 
 def parse(model_path: Path, options: ServerOptions) -> ModelConfig:
-    """What the config file of the model at ``model_path`` says; raises `ConfigError`.
+    """Return the content of the config file of the model at ``model_path``. Raises `ConfigError`.
 
-    No file says nothing, which is an error only if auto-completion is off.
+    Without a file, return an empty config, or raise if auto-completion is off.
     """
     path = find_config(model_path, options.model_config_name)
     if path is None and options.disable_auto_complete_config:
@@ -90,9 +95,9 @@ def parse(model_path: Path, options: ServerOptions) -> ModelConfig:
 def examine(
     config: ModelConfig, name: str, model_path: Path, options: ServerOptions, schedulers: Parts
 ) -> Iterator[Problem]:
-    """What is wrong with a derived config before its versions and its backend are looked for.
+    """Yield the problems of a derived config that need neither its versions nor its backend.
 
-    What asks for something that is not there is not completed, and so is judged here to the end.
+    A config whose scheduler does not exist is not completed, so all its other written problems are yielded here, too.
     """
     yield from validation.early(
         config, complete=options.disable_auto_complete_config, needs_backend=needs_backend(config, schedulers)
@@ -110,7 +115,8 @@ def examine(
 
 
 def written(config: ModelConfig, model_path: Path) -> list[Problem]:
-    """Those problems of an incomplete ``config`` that completing it would not cure: they lie in what is written."""
+    """Return the problems of an incomplete ``config`` that completing it cannot cure, because they are in set
+    fields."""
     found = validation.problems(config, gpus=available_gpus(), files=model_path)
     if not found and config.input and config.output and config.max_batch_size:
         found = _padding_problems(config)
@@ -126,9 +132,9 @@ def raise_first(problems: Iterable[Problem]) -> None:
 def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
     """Let ``backend`` complete ``model.config`` in place, unless that is turned off.
 
-    A model whose parameter ``isolation`` says so has that done in a process, too, for as long as it takes.
-    The backend is given the typed parameters. Where those of the config are wrong, which `judge` says, they are
-    those of a config without any. Raises what the backend raises; `PluginError` if that is no error of ours.
+    If the model's parameter ``isolation`` is ``process``, this runs in a process of its own, too. The backend gets the
+    typed parameters, or those of a config without any if they are wrong; `judge` reports that. Raises what the backend
+    raises; `PluginError` if that is not a `HeadraceError`.
     """
     if options.disable_auto_complete_config:
         return
@@ -142,7 +148,7 @@ def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
             backend.complete_config(replace(model, parameters=_typed(backend.Parameters, config.parameters)))
     except HeadraceError:
         raise
-    except BaseException as error:  # SystemExit of a stranger is its error, too
+    except BaseException as error:  # SystemExit of a plugin is its error, too
         raise PluginError(
             f"backend '{backend.name}' failed to complete the config of '{model.name}': {summary(error)}"
         ) from error
@@ -155,7 +161,7 @@ def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
 
 
 def load_timeout_s(backend: Backend, config: ModelConfig) -> int:
-    """Return how long a version may take to load: what the model's parameter says, else the option of ``backend``.
+    """Return the time limit for loading a version, in s: the model's parameter, else the option of ``backend``.
 
     Raises `ConfigError`.
     """
@@ -169,24 +175,26 @@ def load_timeout_s(backend: Backend, config: ModelConfig) -> int:
 
 
 def has_processes(backend: Backend, config: ModelConfig) -> bool:
-    """True if the instances of a model have processes, or if that is for ``backend`` to say. Raises `ConfigError`."""
+    """True if the instances of a model have processes, or if ``backend`` decides that. Raises `ConfigError`."""
     asked = parameters.read_isolation(config.parameters)
     return asked == "process" or (asked is None and type(backend).isolation is not Backend.isolation)
 
 
 def _is_apart(backend: Backend, config: ModelConfig) -> bool:
-    """Whether the engine may only look at the model's file in another process. A backend that has a say in how its
-    models are isolated sees to that itself."""
+    """True if only another process may open the model's file with the engine.
+
+    False for a backend that decides about isolation itself: it takes care of this.
+    """
     if names_all_tensors(config) or type(backend).isolation is not Backend.isolation:
         return False
     try:
         return parameters.read_isolation(config.parameters) == "process"
-    except ConfigError:  # which is told when the config is judged
+    except ConfigError:  # reported when the config is judged
         return False
 
 
 def without_effect(config: ModelConfig, backend: Backend) -> list[Problem]:
-    """What ``config`` says to engines on which ``backend`` does not act, if that says on what it does."""
+    """Return the engine settings of ``config`` on which ``backend`` does not act, if it declares on which it acts."""
     if backend.engine_fields is None:
         return []
     return [
@@ -215,7 +223,7 @@ def _typed(cls: type, given: Mapping[str, ModelParameter]) -> Any:
 
 
 def judge(model: Model, backend: Backend, options: ServerOptions) -> list[Problem]:
-    """Every problem of the completed ``model.config``, in Triton's order, then those of its parameters."""
+    """Return every problem of the completed ``model.config``, in Triton's order, then those of its parameters."""
     kind, given = backend.Parameters, model.config.parameters
     gpus, files = available_gpus(), model.path.parent
     wrong = validation.problems(model.config, gpus=gpus, files=files, needs_backend=bool(backend.name))
@@ -230,7 +238,7 @@ def judge(model: Model, backend: Backend, options: ServerOptions) -> list[Proble
 
 
 def _padding_problems(config: ModelConfig) -> list[Problem]:
-    """Of the parameter `padding`, which is read beside inputs and outputs that are in order."""
+    """Return the problems of the parameter `padding`. Call it only if inputs and outputs are valid."""
     if padding.PADDING not in config.parameters:
         return []
     try:
@@ -246,13 +254,13 @@ def _padding_problems(config: ModelConfig) -> list[Problem]:
 
 
 class Parts(Protocol):
-    """Where classes are looked up: a registry. ``get`` raises `LoadError` with the reason."""
+    """A registry of classes. ``get`` raises `LoadError` with the reason."""
 
     def get(self, name: str) -> Any: ...
 
 
 class PluginRegistries(Protocol):
-    """What the plugins have brought."""
+    """The parts and hooks of all plugins."""
 
     @property
     def backends(self) -> Parts: ...
@@ -265,14 +273,14 @@ class PluginRegistries(Protocol):
 
     @property
     def hook(self) -> Any:
-        """The hooks; a raise of one plugin is the caller's."""
+        """The hooks. If a plugin raises, so does the call."""
 
     def tell(self, hook: str, **given: Any) -> None:
-        """Call ``hook`` of every plugin; what one raises is logged."""
+        """Call ``hook`` of every plugin. Log what one raises."""
 
 
 class NoBackend(Backend):
-    """Stands for the backend of a model that has none, because it has no instances: its scheduler answers."""
+    """The backend of a model without one: it has no instances, and its scheduler answers."""
 
     name = ""
 
@@ -281,7 +289,8 @@ class NoBackend(Backend):
 
 
 def make_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) -> Backend:
-    """The backend ``name``, `NoBackend` for none. Raises as `find_backend`, and what its class raises."""
+    """Return the backend ``name``; `NoBackend` if the name is empty. Raises as `find_backend`, and what its class
+    raises."""
     if not name:
         return NoBackend({})
     found = find_backend(name, backends, hook, options)
@@ -295,7 +304,7 @@ def make_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) 
 
 
 def find_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) -> type[Backend]:
-    """The class of the backend ``name``: one of ``backends``, or one that a plugin finds.
+    """Return the class of the backend ``name``, from ``backends`` or from a plugin's hook.
 
     Raises `LoadError` with the reason if there is none.
     """
@@ -310,8 +319,10 @@ def find_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) 
 
 
 def find_scheduler(config: ModelConfig, schedulers: Parts) -> type[Scheduler]:
-    """The class of the scheduler of a model: the one that its parameter ``scheduler`` names, else that of its
-    ``scheduling_choice``, else ``direct``. Raises `ConfigError` with the reason if there is none."""
+    """Return the scheduler class of a model. Raises `ConfigError` with the reason if there is none.
+
+    The name is the model's parameter ``scheduler``, else the field of its ``scheduling_choice``, else ``direct``.
+    """
     if parameters.SCHEDULER in config.parameters:
         name, field = config.parameters[parameters.SCHEDULER].string_value, f"parameters['{parameters.SCHEDULER}']"
     else:
@@ -325,10 +336,9 @@ def find_scheduler(config: ModelConfig, schedulers: Parts) -> type[Scheduler]:
 
 
 def needs_backend(config: ModelConfig, schedulers: Parts) -> bool:
-    """Whether a model must have a backend, since its scheduler needs instances to run on.
+    """True if a model must have a backend, because its scheduler needs instances.
 
-    A scheduler that its parameter names and that is not there counts as one that does without: what is missing is the
-    scheduler.
+    False if its parameter names an unknown scheduler: the scheduler is then what is missing.
     """
     try:
         return full_class(find_scheduler(config, schedulers)).needs_instances
@@ -337,17 +347,20 @@ def needs_backend(config: ModelConfig, schedulers: Parts) -> bool:
 
 
 def dependencies(config: ModelConfig, scheduler: type[Scheduler]) -> frozenset[Dependency]:
-    """The models that ``scheduler`` needs for one of ``config``. What it raises becomes an error of ours."""
+    """Return the models that ``scheduler`` needs for a model with ``config``. What it raises becomes a
+    `HeadraceError`."""
     with _of_scheduler(scheduler, config):
         return frozenset(full_class(scheduler).depends_on(config))
 
 
 def complete_with(config: ModelConfig, scheduler: type[Scheduler], others: Mapping[Dependency, OtherModel]) -> None:
-    """Have ``scheduler`` hold ``config`` against the ``others``, and complete it in place. Raises as `dependencies`,
-    and `LoadError` if the result cannot be cached."""
+    """Let ``scheduler`` check ``config`` against the ``others`` and complete it in place.
+
+    Raises as `dependencies`, and `LoadError` if responses of the result cannot be cached.
+    """
     with _of_scheduler(scheduler, config):
         full_class(scheduler).complete_config(config, others)
-    for problem in validation.check_caching(config):  # the scheduler may have found the model to be decoupled
+    for problem in validation.check_caching(config):  # the scheduler may have made the model decoupled
         raise LoadError(problem.message, problem.code)
 
 
@@ -357,15 +370,14 @@ def _of_scheduler(scheduler: type[Scheduler], config: ModelConfig) -> Iterator[N
         yield
     except HeadraceError:
         raise
-    except BaseException as error:  # a stranger's code
+    except BaseException as error:  # code of a plugin
         raise PluginError(
             f"scheduler '{scheduler.name}' failed to complete the config of '{config.name}': {summary(error)}"
         ) from error
 
 
 def scheduler_parameters(config: ModelConfig, scheduler: type[Scheduler]) -> Any:
-    """What the parameters ``scheduler.NAME`` of ``config`` say to ``scheduler``. Raises `ConfigError`, also for one
-    that it does not know."""
+    """Return the parameters ``scheduler.NAME`` of ``config``. Raises `ConfigError`, also for an unknown one."""
     prefix = parameters.SCHEDULER_PREFIX
     given = {key.removeprefix(prefix): value for key, value in config.parameters.items() if key.startswith(prefix)}
     for problem in parameters.unknown(scheduler.Parameters, given):
@@ -379,14 +391,14 @@ def scheduler_parameters(config: ModelConfig, scheduler: type[Scheduler]) -> Any
 def _ask(name: str, hook: Any, options: ServerOptions) -> Any:
     try:
         return hook.find_backend(name=name, options=options)
-    except BaseException as error:  # a stranger's code
+    except BaseException as error:  # code of a plugin
         raise PluginError(f"a plugin failed to find backend '{name}': {summary(error)}") from error
 
 
 def backend_settings(name: str, backend: type[Backend], options: ServerOptions) -> dict[str, str]:
-    """What ``--backend-config`` says to ``backend`` under ``name``: the global settings and its own.
+    """Return the ``--backend-config`` settings of ``backend``: the global ones and those for ``name``.
 
-    With ``--dev``, those that it has for development stand where it says nothing.
+    With ``--dev``, its development settings are the defaults.
     """
     default = backend.dev_options if options.dev else {}
     return {**default, **options.backend_config.get("", {}), **options.backend_config.get(name, {})}

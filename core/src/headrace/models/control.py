@@ -1,10 +1,12 @@
-"""Which models of the repository are to be loaded: as they are asked for by name, or as the repository changes.
+"""Decides which models of the repository are loaded: by name, or as the repository changes.
 
 Loading and unloading by name is allowed in control mode ``explicit`` (docs/spec/behaviours.md sections 5.2 to 5.5). In
-mode ``poll``, and with ``--dev``, a `Watcher` looks at the repository again and again. These differ in when a change
-counts: in mode poll at once, and a load that failed is tried again at every look; with ``--dev``, where people are
-saving files, once two looks in a row have seen the same, and a load that failed is tried again when the files have
-changed.
+mode ``poll``, and with ``--dev``, a `Watcher` polls the repository. The two differ:
+
+| | mode ``poll`` | ``--dev`` |
+|---|---|---|
+| a change counts | at once | when two polls in a row find the same, because files are being saved |
+| a failed load is tried again | at every poll | when the files have changed |
 """
 
 from __future__ import annotations
@@ -24,16 +26,16 @@ from headrace.telemetry.pacing import once, saying_once
 
 log = once(__name__)
 
-#: What stands for all models in ``--load-model``.
+#: Means all models in ``--load-model``.
 ALL = "*"
 DEV_INTERVAL_S = 0.5
 
-#: What a look sees: by name, every model and its fingerprint in each repository.
+#: The result of a poll: by name, every model and its fingerprint in each repository.
 Fingerprints: TypeAlias = "dict[str, tuple[Entry, tuple[Fingerprint, ...]]]"
 
 
 class Relay(Protocol):
-    """Has several servers load and unload. Each method raises what they say, and what only some of them did."""
+    """Loads and unloads in several servers. Each method raises their error, also if only some of them failed."""
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None: ...
 
@@ -41,18 +43,18 @@ class Relay(Protocol):
 
 
 class Control:
-    """Which models of the repository are to be loaded, and from what. Event loop only."""
+    """Decides which models of the repository are loaded, and from what. Event loop only."""
 
     def __init__(self, options: ServerOptions, lifecycle: Lifecycle, repositories: Repositories) -> None:
         self._options = options
         self._lifecycle = lifecycle
         self._repositories = repositories
         self._watcher = self._make_watcher()
-        #: Has all servers that share the ports do what is asked of this one; None for one that is alone.
+        #: Does in all servers that share the ports what one is asked to do. None for a single server.
         self.relay: Relay | None = None
 
     async def start(self) -> list[HeadraceError]:
-        """Load what the control mode says is to be loaded at start, and watch; returns what failed."""
+        """Load the models that the control mode loads at start, and start to watch. Return the failures."""
         await asyncio.to_thread(self._repositories.sweep)
         if self._watcher is None:
             return await self._load_first()
@@ -76,9 +78,9 @@ class Control:
         return self._options.model_control_mode == "explicit"
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
-        """Load or reload; return when the model serves. Raises `HeadraceError`, and the old versions stay.
+        """Load or reload a model. Return when it serves. Raises `HeadraceError`; the old versions then stay.
 
-        In every mode, a model whose instance has died is loaded again as it is in the repository.
+        A model with a dead instance may be loaded again in every mode, as it is in the repository.
         """
         if parameters or not self._lifecycle.has_died(name):
             self._require_explicit()
@@ -89,17 +91,17 @@ class Control:
             await self.load_here(name, parameters)
 
     async def load_here(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
-        """`load` in this server only. In a mode that allows no loads, do nothing if no instance has died here."""
+        """`load` in this server only. In a mode without loads by name, do nothing unless an instance has died here."""
         if not (self.is_explicit or self._lifecycle.has_died(name)):
             return
         entry = await asyncio.to_thread(self._find, name, parameters)
         await self._lifecycle.load(entry)
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Take ``name`` out of service; returns at once. A name that is unknown or not loaded is no error. With
-        ``unload_dependents``, also what only it needed and nobody has loaded by name.
+        """Take ``name`` out of service. Returns at once.
 
-        Nor is one that can name no model.
+        A name that is unknown, not loaded or invalid is no error. With ``unload_dependents``, also unload the models
+        that only ``name`` needed and that were not loaded by name.
         """
         self._require_explicit()
         if self.relay is not None:
@@ -108,11 +110,12 @@ class Control:
             await self.unload_here(name, unload_dependents)
 
     async def unload_here(self, name: str, unload_dependents: bool) -> None:
-        """`unload`, whoever else is to do the same."""
+        """`unload` in this server only."""
         await self._lifecycle.unload(name, unload_dependents)
 
     async def index(self, ready_only: bool) -> list[IndexEntry]:
-        """Every model version that is known, then those of the repository that were never loaded; by name."""
+        """Return the index: every known model version, then the models of the repository that were never loaded; by
+        name."""
         lines = [line for record in self._lifecycle.records.values() for line in index_of(record, ready_only)]
         if self.is_explicit and not ready_only:
             found = await asyncio.to_thread(self._repositories.scan)
@@ -120,16 +123,16 @@ class Control:
         return sorted(lines, key=lambda line: line.name)  # stable: versions stay in order
 
     def stop(self) -> None:
-        """Do not watch any more."""
+        """Stop watching."""
         if self._watcher is not None:
             self._watcher.stop()
 
     def close(self) -> None:
-        """Close the storages, and remove the files that are left of them. Blocks."""
+        """Close the storages and remove their temporary files. Blocks."""
         self._repositories.close()
 
     def _make_watcher(self) -> Watcher | None:
-        """The watcher of ``--dev`` or of mode poll, if it is one of these."""
+        """Return the watcher of ``--dev`` or mode ``poll``, or None."""
         options = self._options
         is_polling = options.model_control_mode == "poll" and options.repository_poll_secs > 0
         if not (options.dev or is_polling):
@@ -148,7 +151,7 @@ class Control:
         )
 
     def _find(self, name: str, parameters: Mapping[str, str | bytes]) -> Entry:
-        """What to load ``name`` from. Blocks. Raises `HeadraceError`."""
+        """Return what to load ``name`` from. Blocks. Raises `HeadraceError`."""
         try:
             overrides = parse_overrides(parameters)
         except HeadraceError as error:
@@ -162,9 +165,9 @@ class Control:
 
 
 def judged_name(name: str) -> str:
-    """``name`` without blanks around it.
+    """Return ``name`` without surrounding blanks. Raises `InvalidArgument` if it is invalid.
 
-    Raises `InvalidArgument` for what can name no model (docs/spec/behaviours.md section 5.3).
+    Source: docs/spec/behaviours.md section 5.3.
     """
     name = name.strip(" \t\n\v\f\r")
     if not name:
@@ -178,7 +181,7 @@ def judged_name(name: str) -> str:
 class Watcher:
     """Keeps the models of ``lifecycle`` as they are in ``repositories``. Event loop only.
 
-    With ``known_only``, models that are not served are left alone.
+    With ``known_only``, models that are not served are ignored.
     """
 
     def __init__(
@@ -190,20 +193,20 @@ class Watcher:
         self._dev = dev
         self._known_only = known_only
         self._handled: Fingerprints = {}
-        #: Models whose load is tried again at every look: from which files, and what the log has of it.
+        #: Models whose load is tried again at every poll: the files of the last try, and its log lines.
         self._failed: dict[str, tuple[object, set[str]]] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def prepare(self) -> None:
-        """Remember what there is before it is loaded: whatever is different later has changed."""
+        """Record the state of the repository before it is loaded, to find later changes."""
         self._handled = await asyncio.to_thread(self._look)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start to watch."""
         self._task = asyncio.ensure_future(self._watch())
 
     def stop(self) -> None:
-        """Look no more; what is being loaded goes on."""
+        """Stop polling. Running loads go on."""
         if self._task is not None:
             self._task.cancel()
 
@@ -218,13 +221,13 @@ class Watcher:
                 )
                 before = found
             except Exception:
-                log.exception("cannot look at the repository")
+                log.exception("cannot poll the repository")
 
     def _look(self) -> Fingerprints:
         return {name: (entry, entry.fingerprints()) for name, entry in self._repositories.scan().items()}
 
     def _is_due(self, name: str, before: Mapping[str, object], found: Mapping[str, object]) -> bool:
-        """Whether ``name`` has changed, and if people are at it, whether they seem to have finished."""
+        """True if ``name`` has changed, and (with ``--dev``) has not changed since the poll before."""
         has_changed = found.get(name) != self._handled.get(name)
         return has_changed and not (self._dev and found.get(name) != before.get(name))
 
@@ -241,7 +244,7 @@ class Watcher:
             self._failed.pop(name, None)
             return
         entry = found[name][0]
-        if entry.is_duplicate and not self._known_only:  # what was loaded by name would not come back by itself
+        if entry.is_duplicate and not self._known_only:  # a model loaded by name would not come back by itself
             await self._lifecycle.remove(name)
         seen, said = self._failed.pop(name, (None, set[str]()))
         with saying_once(said if seen == found[name] else (said := set())):

@@ -1,17 +1,20 @@
-"""Calls between models that could never be answered, because those who could are waiting for them.
+"""Finds calls between models that can never be answered, because they wait for each other.
 
-An instance that executes a request and, for it, waits for another model is held until that model
-answers. Calls and held instances form a graph; a call is part of a deadlock if it waits in a queue,
-no instance that could take it, nor any that these wait for in turn, is free to go on, and these
-wait for the call itself. Nothing but an error ends a deadlock, so that to see it late is no mistake,
-and to see one that is none would be. Two things can look like one for a moment: a picture that is
-a moment old, and an execution that is about to return and have its answer given later. A call is
-therefore refused when it was part of a deadlock in `LOOKS` looks on end, `LOOK_S` apart; they are
-counted, not timed, so that a machine that stood still has seen nothing meanwhile.
+An instance that executes a request, and calls another model for it, is blocked until that model answers. Calls and
+blocked instances form a graph. A call is part of a deadlock if all of this holds:
 
-A look examines what changed since the last one, at a cost that grows with the calls under way. Every `LOOKS_PER_SWEEP`
-looks, it examines all calls: an execution that returns, an instance that is removed or a resource that is given back
-can close a deadlock without a call. A look also stops calls for which no caller waits any more. Event loop only.
+- It waits in a queue.
+- No instance that could take it is free, nor any instance that those wait for, directly or through others.
+- Those instances wait for this call.
+
+Only an error ends a deadlock. So finding one late does no harm, but finding one that does not exist would. Two things
+look like a deadlock for a moment: outdated data, and an execution that is about to return and be answered later. A call
+is therefore refused when `LOOKS` scans in a row, `LOOK_S` apart, find it in a deadlock. Scans are counted, not timed: a
+machine that was suspended has scanned nothing.
+
+A scan examines what has changed since the last one. Its cost grows with the calls in progress. Every `LOOKS_PER_SWEEP`
+scans, it examines all calls: an execution that returns, a removed instance or a released resource can complete a
+deadlock without a new call. A scan also stops calls for which no caller waits any more. Event loop only.
 """
 
 from __future__ import annotations
@@ -24,16 +27,16 @@ from headrace.executors.executor import Executor
 from headrace.messages.request import InferRequest
 from headrace.messages.ticket import Padding, Ticket
 
-#: Between two looks, and so many of them find the same before a call is refused.
+#: The time between two scans, in s, and the number of scans in a row that must agree before a call is refused.
 LOOK_S, LOOKS = 0.05, 10
-#: How many looks apart all calls are examined: once a second.
+#: Every 20th scan, once a second, examines all calls.
 LOOKS_PER_SWEEP = 20
 
 _Key = TypeVar("_Key")
 
 
 class AskedModel(Protocol):
-    """What is needed of a `headrace.models.served.ServedModel`."""
+    """The part of `headrace.models.served.ServedModel` that is needed here."""
 
     name: str
 
@@ -44,14 +47,16 @@ class AskedModel(Protocol):
 
 
 def nobody(executor: Executor) -> Sequence[Executor]:
-    """Who keeps ``executor`` from running what it has, where all instances run when they like."""
+    """Return no executors: without a rate limiter, no executor waits for another."""
     return ()
 
 
 class DeadlockDetector:
-    """Calls that executors wait for, and schedulers for requests that no executor has. ``refuse`` is called with one of
-    each deadlock, and its path. ``kept_waiting_by`` says who has the resources that an executor needs, if it waits for
-    any."""
+    """Keeps the calls that executors wait for, and those of schedulers, and breaks deadlocks among them.
+
+    ``refuse`` is called with one call of each deadlock, and its path. ``kept_waiting_by`` returns the executors that
+    hold the resources which an executor waits for.
+    """
 
     def __init__(
         self,
@@ -62,15 +67,16 @@ class DeadlockDetector:
         self._loop = loop
         self._refuse = refuse
         self._kept_waiting_by = kept_waiting_by
-        #: Those of schedulers, which hold no executor, are under None.
+        #: By executor. The calls of schedulers, which block no executor, are under None.
         self._calls: dict[Executor | None, dict[Ticket, AskedModel]] = {}
-        #: The same by the request for which they were sent.
+        #: The same calls, by the request for which they were sent.
         self._sent_for: dict[InferRequest | None, dict[Ticket, AskedModel]] = {}
-        #: Of each call of an executor, the requests whose callers wait for it.
+        #: Per call of an executor: the requests whose callers wait for it.
         self._awaiting: dict[Ticket, Sequence[Ticket]] = {}
-        #: What may have become part of a deadlock, with whom it was sent to and how many looks found it there.
+        #: Calls that may be part of a deadlock: the model called, and how many scans have found the call in one.
         self._suspects: dict[Ticket, tuple[AskedModel, int]] = {}
-        #: Who has lost one of several calls: those that are left may be all that they wait for now.
+        #: Executors and requests that had several calls and got an answer to one. The remaining calls may now be a
+        #: deadlock.
         self._bereft_executors: set[Executor] = set()
         self._bereft_requests: set[InferRequest] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -79,8 +85,10 @@ class DeadlockDetector:
     def add(
         self, executor: Executor | None, ticket: Ticket, target: AskedModel, awaiting: Sequence[Ticket] = ()
     ) -> None:
-        """``executor``, or a scheduler, has sent ``ticket`` to ``target``. Stop it when the callers of all requests of
-        ``awaiting`` have left; without any, do not."""
+        """Add ``ticket``, which ``executor`` (None: a scheduler) has sent to ``target``.
+
+        Stop it when all requests of ``awaiting`` are cancelled, unless that is empty.
+        """
         if awaiting:
             self._awaiting[ticket] = awaiting
         self._calls.setdefault(executor, {})[ticket] = target
@@ -89,7 +97,7 @@ class DeadlockDetector:
         self._look_soon()
 
     def discard(self, executor: Executor | None, ticket: Ticket) -> None:
-        """``ticket`` is answered."""
+        """Remove ``ticket``, which is answered."""
         self._suspects.pop(ticket, None)
         self._awaiting.pop(ticket, None)
         caller = ticket.request.caller
@@ -114,7 +122,8 @@ class DeadlockDetector:
             self._suspect(self._calls.values())
         self._suspect_what_is_left()
         found: dict[AskedModel, set[Ticket] | None] = {}
-        for ticket, (target, times) in reversed(list(self._suspects.items())):  # the last one has closed the deadlock
+        # newest first: it has completed the deadlock
+        for ticket, (target, times) in reversed(list(self._suspects.items())):
             if ticket not in self._suspects:
                 continue  # refused with another
             if target not in found:
@@ -130,7 +139,7 @@ class DeadlockDetector:
             self._look_soon()
 
     def _stop_abandoned(self) -> None:
-        """Stop the calls that were sent for requests whose callers have all left."""
+        """Stop the calls for requests that are all cancelled."""
         for call, awaiting in list(self._awaiting.items()):
             for ticket in awaiting:
                 if not ticket.cancelled and not isinstance(ticket, Padding):
@@ -155,7 +164,7 @@ class DeadlockDetector:
                 self._suspects.setdefault(ticket, (target, 0))
 
     def _break_deadlock(self, ticket: Ticket, target: AskedModel) -> None:
-        """Refuse ``ticket``, and all that was sent to ``target`` for the same: no better off, and perhaps many."""
+        """Refuse ``ticket``, and all calls to ``target`` for the same request, which cannot be answered either."""
         path = self._path(ticket, target)
         alike = [ticket] if ticket.request.caller is None else list(self._sent_for[ticket.request.caller])
         for call in alike:
@@ -163,7 +172,7 @@ class DeadlockDetector:
                 self._refuse(call, path)
 
     def _awaited_by(self, executors: Iterable[Executor]) -> set[Ticket] | None:
-        """The calls that keep ``executors``, and whatever they wait for, from going on; None if one is free to."""
+        """Return the calls that ``executors`` wait for, directly or through others; None if one of them can go on."""
         calls: set[Ticket] = set()
         reached: set[Executor] = set()
         coming = list(executors)
@@ -187,7 +196,7 @@ class DeadlockDetector:
         return calls
 
     def _held_by(self, executor: Executor) -> Iterator[tuple[Ticket, AskedModel]]:
-        """The calls that hold ``executor``: those sent for what it is executing."""
+        """Return the calls that block ``executor``: those sent for the requests that it executes."""
         executing = executor.executing if executor.alive else ()
         calls: Mapping[Ticket, AskedModel] = self._calls.get(executor, {}) if executing else {}
         requests = [ticket.request for ticket in executing] if calls else ()
@@ -198,9 +207,9 @@ class DeadlockDetector:
         )
 
     def _able(self, ticket: Ticket, target: AskedModel, calls: set[Ticket]) -> Sequence[Executor] | None:
-        """The executors of which one must go on to answer ``ticket``; None if that needs no executor.
+        """Return the executors of which one must go on to answer ``ticket``; None if that needs no executor.
 
-        Adds to ``calls`` the request, and those that its answer waits for in turn.
+        Adds to ``calls`` the call itself, and the calls that its answer waits for.
         """
         calls.add(ticket)
         if target.has_waiting(ticket):
@@ -208,7 +217,7 @@ class DeadlockDetector:
         executing = [executor for executor in target.executors if ticket in executor.executing]
         if executing:
             return executing
-        # Its execution has returned, and its answer comes from elsewhere: perhaps from calls in turn.
+        # Its execution has returned. Its answer comes from elsewhere, perhaps from other calls.
         found: list[Executor] = []
         for call, further in self._sent_for.get(ticket.request, {}).items():
             needed = self._able(call, further, calls)
@@ -218,7 +227,7 @@ class DeadlockDetector:
         return found or None
 
     def _path(self, ticket: Ticket, target: AskedModel) -> list[str]:
-        """The names along the deadlock; the last has been there before."""
+        """Return the names along the deadlock. The last one is also an earlier one."""
         callers = ticket.request.callers
         if target.name in callers:
             return [*callers[callers.index(target.name) :], target.name]
@@ -226,14 +235,14 @@ class DeadlockDetector:
         while target.name not in names and target.executors:
             names.append(target.name)
             held = next(self._held_by(target.executors[0]), None)
-            if held is None:  # it waits for what one of the others holds
+            if held is None:  # it waits for a call of one of the other instances
                 return [*names, names[0]]
             _, target = held
         return [*names, target.name]
 
 
 def _take(table: dict[_Key, dict[Ticket, AskedModel]], key: _Key, ticket: Ticket) -> None:
-    """Take ``ticket`` out of ``table``, and what is empty then."""
+    """Remove ``ticket`` from ``table``, and its row if that is empty."""
     row = table[key]
     del row[ticket]
     if not row:

@@ -1,7 +1,8 @@
-"""Models that need others to answer: loaded after these, loaded again when these are, and not served without them.
+"""Models that need other models to answer.
 
-A version that is asked by others is kept until they have answered their last request, so that neither a load nor an
-unload of what they need is seen by a caller. Source: docs/spec/behaviours.md sections 5.3, 5.5 and 5.10.
+They are loaded after these, loaded again with these, and not served without them. A version is kept until the versions
+that call it have answered their last request. So callers notice neither a load nor an unload of a needed model. Source:
+docs/spec/behaviours.md sections 5.3, 5.5 and 5.10.
 """
 
 from __future__ import annotations
@@ -19,25 +20,27 @@ from headrace.models.states import ModelRecord
 from headrace.schedulers.base import Dependency
 from headrace.storage.repositories import Entry
 
-#: What a version asks, by what its config says.
+#: The versions that a version calls, by the dependencies of its config.
 Needed: TypeAlias = "Mapping[Dependency, ServedModel]"
 
 
 class Dependencies:
-    """Which of ``records`` need which. ``nested`` knows which loads wait for which. Event loop only."""
+    """Knows which of ``records`` need which. ``nested`` knows which loads wait for which. Event loop only."""
 
     def __init__(self, records: Mapping[str, ModelRecord], nested: NestedLoads) -> None:
         self._records = records
         self._nested = nested
-        #: Of every model that needs others and is served, or would be if these were: what it was to be loaded from.
+        #: Models that need others, and are served or would be if the others were: what each was to be loaded from.
         self._known: dict[str, tuple[LoadPlan, Entry]] = {}
-        #: What each of these was last tried with; None if something was missing.
+        #: The versions that each of these was last tried with; None if something was missing.
         self._tried: dict[str, frozenset[ServedModel] | None] = {}
 
     @contextmanager
     def noted(self, plan: LoadPlan, entry: Entry, record: ModelRecord) -> Iterator[None]:
-        """``plan`` is being loaded: what it needs counts from now on, unless that raises and what was served before is
-        still there."""
+        """Use the dependencies of ``plan``, which is being loaded, from now on.
+
+        If the load raises and the model is still served as before, restore the dependencies from before.
+        """
         before = self._known.pop(plan.name, None)
         if plan.dependencies:
             self._known[plan.name] = plan, entry
@@ -51,35 +54,40 @@ class Dependencies:
             raise
 
     def forget(self, name: str) -> None:
-        """``name`` is served no more, whatever becomes of what it needs."""
+        """Remove ``name``, which is no longer served, whatever happens to the models that it needs."""
         self._known.pop(name, None)
         self._tried.pop(name, None)
 
     def known(self, name: str) -> tuple[LoadPlan, Entry] | None:
-        """What ``name`` is served from, or would be if what it needs were."""
+        """Return what ``name`` is served from, or would be if the models that it needs were served."""
         return self._known.get(name)
 
     def needed(self, name: str) -> list[str]:
-        """The models that ``name`` needs itself."""
+        """Return the models that ``name`` needs directly."""
         known = self._known.get(name)
         return sorted({dependency.model for dependency in known[0].dependencies}) if known is not None else []
 
     def dependents(self, name: str) -> list[str]:
-        """The models that need ``name`` themselves."""
+        """Return the models that need ``name`` directly."""
         return [known for known, (plan, _) in self._known.items() if any(d.model == name for d in plan.dependencies)]
 
     def above(self, name: str) -> list[str]:
-        """The models that need ``name``, themselves or through others, except those whose load waits for a model that
-        asks for a change of ``name`` while it is being loaded itself."""
+        """Return the models that need ``name``, directly or through others.
+
+        Exception: not those whose load waits for a model that, while it is loaded itself, asks for a change of
+        ``name``.
+        """
         found = self.dependents(name)
         askers = [asker for asker in self._nested.askers(name) if asker not in found]
-        for dependent in found:  # which grows
+        for dependent in found:  # grows in the loop
             found += [each for each in self.dependents(dependent) if each not in found]
         return [each for each in found if not any(self._nested.path(each, asker) for asker in askers)]
 
     async def await_loads(self, plan: LoadPlan, load: Callable[[str], Awaitable[None]]) -> None:
-        """Have ``load`` load what ``plan`` needs and is not served. What waits for the load of ``plan`` itself is not
-        waited for: it will be missed."""
+        """Load by ``load`` the models that ``plan`` needs and that are not served.
+
+        Models that wait for the load of ``plan`` itself are skipped; they will be missing.
+        """
         names = sorted({dependency.model for dependency in plan.dependencies})
         await asyncio.gather(*(self._await_load(plan.name, name, load) for name in names))
 
@@ -89,7 +97,8 @@ class Dependencies:
                 await load(name)
 
     def is_stale(self, plan: LoadPlan, served: Iterable[ServedModel]) -> bool:
-        """Whether what ``plan`` needs is not what it was last tried with, or what those that are ``served`` ask."""
+        """True if the models that ``plan`` needs differ from those of the last try, or from those that ``served``
+        call."""
         try:
             found: frozenset[ServedModel] | None = frozenset(self._find(plan).values())
         except HeadraceError:
@@ -98,9 +107,9 @@ class Dependencies:
 
     @contextmanager
     def kept(self, plan: LoadPlan) -> Iterator[Needed]:
-        """What ``plan`` needs, kept for the version that is loaded with it, or until this raises.
+        """Return what ``plan`` needs, kept for the version that is loaded with it, or until the context raises.
 
-        Raises `ConfigError` or `InvalidArgument` if something is missing, or needs ``plan`` in turn.
+        Raises `ConfigError` or `InvalidArgument` if something is missing, or needs ``plan`` itself.
         """
         self._tried[plan.name] = None
         needed = self._find(plan)
@@ -145,7 +154,7 @@ class Dependencies:
         return found
 
     def _circle(self, plan: LoadPlan) -> list[str]:
-        """The models from ``plan`` on of which each needs the next, down to ``plan`` again; empty if there is none."""
+        """Return the models from ``plan`` to ``plan`` of which each needs the next; empty if there is no circle."""
         ways, seen = [[plan.name]], set[str]()
         while ways:
             way = ways.pop()

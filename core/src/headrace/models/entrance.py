@@ -1,9 +1,9 @@
-"""How requests get in: one place for every protocol, for models that ask models, and for the program itself.
+"""How requests are submitted: one place for every protocol, for models that call models, and for the program itself.
 
 ::
 
-    find    the model, by name and version; a decoupled one only where any number of responses is taken
-    start   the interceptors, its check, and its scheduler
+    find    the model, by name and version; refuses a decoupled one if the caller takes one response
+    start   interceptors, check, scheduler
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class Start(Protocol):
     def __call__(self, view: ModelView, ticket: Ticket, call: Any = None) -> None: ...
 
 
-#: Returns the `Caller` of a request, from what a frontend knows of the call that brought it.
+#: Returns the `Caller` of a request from the frontend's own call object.
 Describe: TypeAlias = Callable[[Any, Ticket], Caller]
 
 
 def program(call: Any, ticket: Ticket) -> Caller:
-    """Return the caller of a request that the program makes that the server is part of."""
+    """Return the caller of a request from the program that runs the server."""
     return Caller("program")
 
 
 def model(call: Any, ticket: Ticket) -> Caller:
-    """Return the caller of a request that a model makes; its parent is the caller that the model answers."""
+    """Return the caller of a request from a model. Its parent is the caller of the request that the model executes."""
     return Caller("model", parent=ticket.request.sender)
 
 
 def admitted(call: Any, ticket: Ticket) -> Caller:
-    """Return the caller of a request whose frontend had it admitted, and kept it as ``call.caller``."""
+    """Return the caller of a request that was admitted: its frontend kept it as ``call.caller``."""
     caller: Caller = call.caller
     return caller
 
@@ -51,10 +51,10 @@ Resolve: TypeAlias = Callable[[str, str], ModelView]
 
 
 class Entrance:
-    """One way in. Event loop only.
+    """Submits the requests of one kind of caller. Event loop only.
 
-    ``single`` words the refusal of a decoupled model by its name, where the caller takes one response;
-    None lets it pass. ``describe`` returns the `Caller` of a request; it is called only with an ``admission``.
+    ``single`` returns the error that refuses a decoupled model, for a caller that takes one response; None allows it.
+    ``describe`` returns the `Caller` of a request. It is called only if there is an ``admission``.
     """
 
     __slots__ = ("_admission", "_describe", "_resolve", "_single", "_waiting", "find", "start")
@@ -68,19 +68,19 @@ class Entrance:
     ) -> None:
         self._resolve, self._single, self._describe = resolve, single, describe
         self._admission = admission
-        #: Inferences that wait for an interceptor. The event loop itself keeps no task from the garbage collector.
+        #: Requests that wait for an interceptor. The event loop itself keeps no reference to their tasks.
         self._waiting: set[asyncio.Task[None]] = set()
-        #: Returns the model for a name and a version. Raises `HeadraceError` if there is none, or this is no way to ask
-        #: it.
+        #: Returns the model for a name and a version. Raises `HeadraceError` if there is none, or if it is decoupled
+        #: and this caller takes one response.
         self.find: Resolve = resolve if single is None else self._find_single
-        #: Checks the request of a ticket, made for a view, and hands it to the scheduler. Raises `HeadraceError` if it
-        #: is refused; then it is not answered. The last argument is that of ``describe``.
+        #: Checks the request of a ticket and passes it to the scheduler: ``start(view, ticket, call)``. Raises
+        #: `HeadraceError` if it is refused; it is then not answered. ``call`` is for ``describe``.
         self.start: Start = start if admission is None else self._start_described
 
     def submit(self, ticket: Ticket, caller: Caller | None = None) -> ModelView:
-        """`find` and `start`: for a request that took long to make, so that another version may serve by now.
+        """`find` and `start`, for a request that took long to create: another version may be the latest by now.
 
-        ``caller`` sent it.
+        ``caller`` has sent it.
         """
         view = self.find(ticket.request.model_name, ticket.request.model_version)
         if self._admission is None:
@@ -102,7 +102,7 @@ class Entrance:
         self._start_for(view, ticket, self._describe(call, ticket))
 
     def _start_for(self, view: ModelView, ticket: Ticket, caller: Caller) -> None:
-        """Start the request of ``caller``. What no frontend had admitted to infer with this model is admitted here."""
+        """Start the request of ``caller``. If it was not admitted for an inference with this model, admit it here."""
         assert self._admission is not None
         name = ticket.request.model_name
         is_admitted = caller.operation in (Operation.INFER, Operation.GENERATE) and caller.model == name
@@ -121,7 +121,7 @@ class Entrance:
             ticket.on_cancel = partial(_stop_waiting, task)
 
     async def _wait(self, waiting: Coroutine[Any, Any, None], view: ModelView, ticket: Ticket, caller: Caller) -> None:
-        """Start a request once the interceptors let it pass; a refusal is its answer."""
+        """Start a request when the interceptors allow it. If they refuse, answer it with the error."""
         try:
             await waiting
             ticket.on_cancel = None
@@ -149,13 +149,13 @@ def _stop_waiting(task: asyncio.Task[None], ticket: Ticket) -> None:
 
 
 def start(view: ModelView, ticket: Ticket, call: Any = None) -> None:
-    """Check ``ticket`` and hand it to the scheduler, which answers it. No interceptor sees it."""
+    """Check ``ticket`` and pass it to the scheduler, which answers it. No interceptor is called."""
     view.check(ticket)
     view.enqueue(ticket)
 
 
 # ---------------------------------------------------------------------------
-# How a decoupled model is refused to those who take one response
+# How a decoupled model is refused to callers that take one response
 # ---------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Where the instances of a version run: a thread of the server each, or a process of its own each."""
+"""Creates the executors of a version: a thread of the server, or a process, per instance."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ log = logging.getLogger(__name__)
 
 
 def isolation_of(backend: Backend, model: Model) -> Isolation | None:
-    """How the instances of ``model`` get processes of their own; None for threads of the server.
+    """Return how the instances of ``model`` get processes of their own; None for threads of the server.
 
-    Raises `ConfigError` for a parameter that says neither, and for a limit of memory without a
-    process; `LoadError` if the backend does.
+    Raises `ConfigError` for an invalid parameter, or for a memory limit without a process. Raises `LoadError` if the
+    backend does.
     """
     parameters = model.config.parameters
     asked = read_isolation(parameters)
@@ -66,7 +66,7 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
             )
         timeout_s = read_load_timeout(parameters) or chosen.load_timeout_s
         return replace(chosen, memory_bytes=memory_bytes, busy_poll_us=busy_poll_us, load_timeout_s=timeout_s)
-    if memory_bytes:  # a limit would be lost; threads do without the other
+    if memory_bytes:  # a limit without a process has no effect; a missing busy poll does no harm
         raise ConfigError(
             f"parameter '{MEMORY_LIMIT}' needs instances in processes of their own: set parameter '{ISOLATION}' to "
             "'process'"
@@ -75,10 +75,10 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
 
 
 class ExecutorFactory:
-    """Makes and loads the executors of one version. Runs on a loading thread.
+    """Creates and loads the executors of one version. Runs on a loading thread.
 
-    ``isolation`` is how they get processes of their own, None for threads of the server. ``kept`` are
-    outputs that the scheduler keeps from callers. ``services`` is what the server does for the instances.
+    ``isolation`` says how they get processes of their own; None for threads of the server. ``kept`` are outputs that
+    the scheduler keeps from callers. ``services`` are the server's services for the instances.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ExecutorFactory:
     ) -> None:
         self._backend, self._model, self._statistics = backend, model, statistics
         self._isolation, self._kept, self._services, self._shared = isolation, kept, services, shared
-        #: What belongs to each executor that has not closed.
+        #: What each executor that has not closed owns.
         self._owned: dict[Executor, tuple[LocalServices, list[ExecutionCounter]]] = {}
         self._siblings: list[ProcessExecutor] = []
         self._on_loop = read_event_loop(model.config.parameters)
@@ -109,8 +109,11 @@ class ExecutorFactory:
         prepare(self._samples, signature.inputs, signature.check)
 
     def load(self, placements: Sequence[Placement], config: ModelConfig) -> list[Executor]:
-        """An executor for each of ``placements``, told that ``config`` is its model's; they load side by side. If one
-        fails, all are closed, and the first error is raised."""
+        """Return a loaded executor for each of ``placements``, with ``config`` as its model's config. They load in
+        parallel.
+
+        If one fails, close all and raise the first error.
+        """
         if not placements:
             return []
         refuse_beyond(self._shared.gpu_limits, placements)
@@ -127,7 +130,7 @@ class ExecutorFactory:
         return executors
 
     def forget(self, executor: Executor) -> None:
-        """``executor`` has closed: so give up what it holds."""
+        """Release what ``executor``, which has closed, owned."""
         if executor in self._siblings:
             self._siblings.remove(executor)
         services, numbers = self._owned.pop(executor)
@@ -152,7 +155,7 @@ class ExecutorFactory:
         return executor
 
     def _where(self) -> bool | LoopPolicy:
-        """Whether the event loop runs an instance."""
+        """Return True if the event loop runs the instance, False for its thread, or the policy that decides."""
         return LoopPolicy(self._shared.loop_time) if self._on_loop == "auto" else self._on_loop == "on"
 
     def _process(
@@ -186,7 +189,7 @@ class ExecutorFactory:
         )
 
     def _load(self, model: Model) -> tuple[AnyInstance, Runner]:
-        """One instance, warmed up, on its own thread."""
+        """Return one instance, warmed up, and its runner. Runs on the instance's thread."""
         speak_for(model.name)
         log.debug("Creating instance %s on %s", model.instance_name, model.device.kind)
         with failures_worded(self._backend, model.name, log):
@@ -202,7 +205,7 @@ class ExecutorFactory:
         return instance, runner
 
     def _require_any_thread(self, instance: AnyInstance) -> None:
-        """Raise `ConfigError` for an instance that is to run on the event loop and must not."""
+        """Raise `ConfigError` if the config asks for the event loop and the instance does not allow it."""
         if self._on_loop == "on" and not may_run_on_loop(instance):
             raise ConfigError(
                 f"model '{self._model.name}': parameter '{EVENT_LOOP}' is 'on', but an instance of backend "

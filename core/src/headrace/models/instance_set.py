@@ -1,9 +1,9 @@
-"""The instances of one version, and how they are exchanged while it serves.
+"""The instances of one version, and how they are replaced while it serves.
 
-An instance stays if the new config asks for one like it: of a group that says the same but for name and count, on the
-same device. Those that are new are loaded beside the others, and serve from the turn of the event loop on in which the
-others stop; one that leaves runs its last batch to the end, answers what it has, and is closed. Source:
-docs/spec/behaviours.md sections 4.5 and 5.3.
+An instance stays if the new config has one like it: same device, and same group settings except name and count. New
+instances are loaded beside the old ones. They start to serve in the same turn of the event loop in which the others
+stop. A removed instance finishes its last batch, answers its requests, and is closed. Source: docs/spec/behaviours.md
+sections 4.5 and 5.3.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """One instance: where it was to be, what runs it, and where that gets its batches."""
+    """One instance: its placement, its executor, and the source of its batches."""
 
     placement: Placement
     executor: Executor
     source: InstanceSource
 
     def serve(self, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer]) -> None:
-        """Have the instance run what there is for it."""
+        """Let the instance take batches."""
         self.source.executor = self.executor
         self.executor.serve(self.source, loop, observers)
 
 
 class InstanceSet:
-    """Those that serve, and those that are on their way out.
+    """The instances that serve, and those that are being removed.
 
-    ``claims`` are what ``limiter`` knows of them, if there is one.
+    ``claims`` are their resources for ``limiter``, if there is one.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class InstanceSet:
         self._kernel, self._factory, self._limiter = kernel, factory, limiter
         self._claims, self._loop = claims, loop
         self._members: Sequence[Member] = ()
-        #: A list of its own, which the executors see change.
+        #: A list of its own: the executors see its changes.
         self._observers: list[Observer] = []
         self._leaving: dict[Member, Future[None]] = {}
         self._past_restarts = 0
 
     def begin(self, placements: Sequence[Placement], executors: Sequence[Executor]) -> None:
-        """The first ``executors`` are loaded. They do not serve yet."""
+        """Add the first ``executors``, which are loaded. They do not serve yet."""
         self._settle(
             Member(placement, executor, source)
             for placement, executor, source in zip(placements, executors, self._kernel.sources, strict=True)
@@ -81,17 +81,17 @@ class InstanceSet:
             member.serve(self._loop, self._observers)
 
     def observe(self, observer: Observer) -> None:
-        """Have ``observer`` see the executions from now on, too. Any thread."""
+        """Report executions to ``observer`` too, from now on. Any thread."""
         self._observers.append(observer)
 
     @property
     def restarts(self) -> int:
-        """How often instances have been loaded again after they had died, those that have left included."""
+        """The number of restarts of all instances, including removed ones."""
         leaving = (member.executor for member in tuple(self._leaving))
         return self._past_restarts + sum(executor.restarts for executor in (*self.executors, *leaving))
 
     def join(self) -> None:
-        """Wait until all have closed. Blocks. Raises what one of them raised, when all is done."""
+        """Wait until all have closed. Blocks. Raises what one of them raised, after all have closed."""
         with ExitStack() as stack:
             for done in tuple(self._leaving.values()):
                 stack.callback(done.result)
@@ -99,9 +99,9 @@ class InstanceSet:
                 stack.callback(executor.join)
 
     def prepare(self, config: ModelConfig) -> InstanceChange:
-        """Load what ``config`` asks for beyond what there is. Blocks. Raises `HeadraceError`; then nothing has changed.
+        """Load the new instances of ``config``. Blocks. Raises `HeadraceError`; nothing has changed then.
 
-        One change at a time: `InstanceChange.commit` or `InstanceChange.discard` ends it.
+        One change at a time: end it by `InstanceChange.commit` or `InstanceChange.discard`.
         """
         wanted = plan_instances(config)
         kept = _alike([member.placement for member in self._members], wanted)
@@ -119,8 +119,11 @@ class InstanceSet:
     def exchange(
         self, config: ModelConfig, kept: Sequence[Member | None], added: Sequence[tuple[Placement, Executor]]
     ) -> list[Future[None]]:
-        """Have the executors that were ``added`` serve in the places where ``kept`` has none, and those leave of which
-        ``kept`` says nothing. Each future is done when one has closed. Event loop only."""
+        """Replace instances: put the ``added`` executors into the free slots of ``kept``, and close every instance that
+        is not in ``kept``.
+
+        Each returned future is done when one instance has closed. Event loop only.
+        """
         leaving = [member for member in self._members if member not in kept]
         infos = [instance_info(placement, config) for placement, _ in added]
         sources = self._kernel.exchange(infos, [member.source for member in leaving])
@@ -138,8 +141,8 @@ class InstanceSet:
         for _, executor in added:
             try:
                 self._close(executor)
-            except Exception:  # the others are still to be closed
-                log.exception("instance '%s' did not close in order", executor.name)
+            except Exception:  # the others must still be closed
+                log.exception("instance '%s' failed to close", executor.name)
         if self._limiter is not None:
             self._limiter.remove([placement.claim for placement, _ in added])
 
@@ -160,11 +163,11 @@ class InstanceSet:
             member.source.end()
             await apart(partial(self._end, member), f"headrace-close-{member.executor.name}")
         except Exception:
-            log.exception("instance '%s' did not leave in order", member.executor.name)
+            log.exception("instance '%s' failed to close", member.executor.name)
         finally:
             self._past_restarts += member.executor.restarts
             del self._leaving[member]
-            self._kernel.ask_again()  # it may have been handed what it did not take
+            self._kernel.ask_again()  # requests may have been assigned to it that it did not take
 
     def _end(self, member: Member) -> None:
         try:
@@ -182,8 +185,10 @@ class InstanceSet:
 
 
 class InstanceChange:
-    """What ``config`` asks for, loaded beside what serves: ``kept`` has, for each of its instances, the one that stays,
-    or None for the next of those that were ``added``."""
+    """The new instances of ``config``, loaded beside the ones that serve.
+
+    ``kept`` has a slot per instance of ``config``: the instance that stays, or None for the next of ``added``.
+    """
 
     def __init__(
         self,
@@ -196,16 +201,16 @@ class InstanceChange:
         self._instances, self._kept, self._added = instances, kept, added
 
     def commit(self) -> list[Future[None]]:
-        """Serve with the new instances. Each future is done when one of the old has closed. Event loop only."""
+        """Serve with the new instances. Each future is done when one old instance has closed. Event loop only."""
         return self._instances.exchange(self.config, self._kept, self._added)
 
     def discard(self) -> None:
-        """Close the new instances, which nobody has heard of. Blocks."""
+        """Close the new instances, which never served. Blocks."""
         self._instances.drop(self._added)
 
 
 def _alike(present: Sequence[Placement], wanted: Sequence[Placement]) -> list[int | None]:
-    """For each of ``wanted``, the place in ``present`` of the instance that is it: by its name if it can be."""
+    """Return, for each of ``wanted``, the index in ``present`` of the instance that is like it, preferably by name."""
     left = dict(enumerate(present))
     found: list[int | None] = [None] * len(wanted)
     for key in (attrgetter("signature", "name"), attrgetter("signature")):
@@ -221,7 +226,7 @@ def _alike(present: Sequence[Placement], wanted: Sequence[Placement]) -> list[in
 
 
 def _named(wanted: Sequence[Placement], kept: Sequence[int | None], members: Sequence[Member]) -> list[Placement]:
-    """Those of ``wanted`` that are new, by names that no instance has which stays: it keeps the one that it has."""
+    """Return the new placements, renamed so that no name collides with an instance that stays."""
     used = {members[index].placement.name for index in kept if index is not None}
     free = [placement.name for placement in wanted if placement.name not in used]
     new = [placement for placement, index in zip(wanted, kept, strict=True) if index is None]

@@ -3,7 +3,7 @@
 ::
 
     admit       before the body is read: may refuse, wait, name the principal, and watch the operation
-    intercept   once the request of an inference has been read: may refuse it, and replace it
+    intercept   when the request of an inference has been read: may refuse it, or replace it
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.models.view import ModelView
 
 log = paced(__name__)
-#: The module of callers knows nothing of the rest of the server.
+#: The module of callers imports nothing else of the server, so its log is set up here.
 paced("headrace.messages.caller")
 
 #: What `Interceptor.admit` returns.
@@ -37,7 +37,7 @@ Verdict: TypeAlias = "Watch | None"
 class Interceptor(ABC):
     """Decides about every operation of every protocol. One object per server.
 
-    A server without one pays nothing for it. Everything here runs on the event loop, and must not block.
+    A server without one pays nothing for it. Everything here runs on the event loop and must not block.
     """
 
     name: ClassVar[str]
@@ -47,24 +47,24 @@ class Interceptor(ABC):
 
     @property
     def enabled(self) -> bool:
-        """Whether ``options`` asks for this interceptor. Read once, before the server starts."""
+        """True if ``options`` ask for this interceptor. Read once, before the server starts."""
         return True
 
     @abstractmethod
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Verdict | Awaitable[Verdict]:
-        """Let an operation pass, before its body is read, or raise a `HeadraceError` to refuse it.
+        """Allow an operation, before its body is read, or raise a `HeadraceError` to refuse it.
 
-        ``model`` is empty for an operation that concerns no model, and where the name stands in a body that has not
-        been read. Return a `Watch` to see the answers and the end. Return an awaitable to wait: it is awaited, and the
-        caller waits. Set ``caller.principal`` to name the principal for the interceptors behind this one, and for
-        models. Any other raise is logged, and refuses the operation.
+        ``model`` is empty for an operation without a model, or if the name is in the body. Return a `Watch` to get the
+        answers and the end. Return an awaitable to wait: it is awaited, and the caller waits. Set ``caller.principal``
+        to name the principal for later interceptors and for models. Any other exception is logged, and refuses the
+        operation.
         """
 
     def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:
-        """Return another request for the same model, made from this one; None lets ``request`` pass as it is.
+        """Return another request for the same model, made from this one. Return None to keep ``request``.
 
-        Called for every inference that was admitted, once its body has been read, before it is checked and queued.
-        Raise a `HeadraceError` to refuse it.
+        Called for every inference that was admitted, after its body was read, before it is checked and queued. Raise a
+        `HeadraceError` to refuse it.
         """
         return None
 
@@ -77,9 +77,10 @@ class InterceptorChain:
         self._readers = [each for each in interceptors if type(each).intercept is not Interceptor.intercept]
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str = "") -> Coroutine[Any, Any, None] | None:
-        """Ask all interceptors. None: the operation may pass. Else await what is returned, and it may pass.
+        """Call all interceptors. Return None if the operation is allowed. Else await the result: then it is allowed.
 
-        Raises what refuses it. Then `Caller.end` has been called; where it passes, it must be called later.
+        Raises the error that refuses it; `Caller.end` has then been called. If it is allowed, `Caller.end` must be
+        called later.
         """
         caller.operation, caller.model = operation, model
         asking = iter(self._interceptors)
@@ -103,7 +104,7 @@ class InterceptorChain:
         verdict: Any,
         asking: Iterable[Interceptor],
     ) -> None:
-        """Await the ``verdict`` of ``interceptor``, and ask those behind it."""
+        """Await the ``verdict`` of ``interceptor``, and call the remaining ones."""
         try:
             _take(caller, interceptor, await verdict)
             for interceptor in asking:
@@ -116,9 +117,9 @@ class InterceptorChain:
             raise
 
     def intercept(self, view: ModelView, ticket: Ticket, caller: Caller) -> None:
-        """Show the request of ``ticket``, which was admitted, to the interceptors, and its answers to what watches.
+        """Pass the request of ``ticket``, which was admitted, to the interceptors, and its answers to the watches.
 
-        Raises what refuses it.
+        Raises the error that refuses it.
         """
         try:
             for interceptor in self._readers:
@@ -137,13 +138,13 @@ class InterceptorChain:
 
 
 def make_interceptors(kinds: Iterable[type[Interceptor]], options: ServerOptions) -> InterceptorChain | None:
-    """Make the interceptors that ``options`` ask for, in order; None if there is none."""
+    """Return the interceptors that ``options`` ask for, in order; None if there are none."""
     interceptors = [made for made in (kind(options) for kind in kinds) if made.enabled]
     return InterceptorChain(interceptors) if interceptors else None
 
 
 def _tell(caller: Caller, ticket: Ticket, answer: Answer, final: bool) -> Answer:
-    """Show an answer to what watches the operation, which ends with the last one."""
+    """Pass an answer to the watches of the operation, which ends with the last one."""
     caller.answered(answer, final)
     if final:
         caller.end(answer if isinstance(answer, HeadraceError) else None)
@@ -158,9 +159,9 @@ def _take(caller: Caller, interceptor: Interceptor, verdict: object) -> None:
 
 
 def _refusal(caller: Caller, operation: AnyOperation, error: Exception) -> HeadraceError:
-    """Return what refuses the operation. An interceptor that fails lets nothing pass."""
+    """Return the error that refuses the operation. An interceptor that fails refuses everything."""
     if not isinstance(error, HeadraceError):
-        log.error("an interceptor failed at the operation '%s'", operation, exc_info=error)
+        log.error("an interceptor raised an exception at the operation '%s'", operation, exc_info=error)
         error = InternalError("the request failed inside the server; its log has the reason")
     caller.end(error)
     return error

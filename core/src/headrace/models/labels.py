@@ -14,7 +14,7 @@ from headrace.errors import HeadraceError, LoadError, Unsupported
 
 
 def read_labels(config: ModelConfig, model_path: Path) -> dict[str, list[str]]:
-    """The lines of each output's label file, blank lines kept.
+    """Return the lines of each output's label file, blank lines kept.
 
     Raises `Unsupported` for a file outside the model directory, `LoadError` for an unreadable one.
     """
@@ -24,7 +24,8 @@ def read_labels(config: ModelConfig, model_path: Path) -> dict[str, list[str]]:
 
 
 def check_labels(config: ModelConfig, model_path: Path) -> Iterator[Problem]:
-    """Every file for which `read_labels` would raise, but those whose names the rules for paths refuse."""
+    """Yield a problem for every file that `read_labels` cannot read, unless the rules for paths already refuse its
+    name."""
     for index, io in enumerate(config.output):
         try:
             if io.label_filename and not why_path_leaves(io.label_filename):
@@ -34,7 +35,7 @@ def check_labels(config: ModelConfig, model_path: Path) -> Iterator[Problem]:
 
 
 def _read(model: str, output: str, filename: str, model_path: Path) -> list[str]:
-    path = model_path / posixpath.normpath(filename)  # not through a link and up again
+    path = model_path / posixpath.normpath(filename)  # resolves `..` before links are followed
     if why_path_leaves(filename):
         raise Unsupported(
             f"label file path '{filename}' for output '{output}' in model '{model}' is outside model directory"

@@ -1,4 +1,4 @@
-"""Loads that do not end in time. No thread can be ended: theirs are left behind, counted, and bounded.
+"""Loads that exceed their time. A thread cannot be ended, so theirs are abandoned, counted, and limited.
 
 Event loop only.
 """
@@ -17,18 +17,18 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Threads of one model that may be left behind. Then it is not loaded again until one of them has ended.
+#: At most this many abandoned threads per model. Then it is not loaded again until one of them has ended.
 MOST = 3
-#: How long a load goes on after somebody has asked for the end of its model, or of the server.
+#: How long a load may go on after an unload of its model, or a stop of the server, in s.
 GRACE_S = 5.0
 
 
 class LeftLoads:
-    """Bounds how long loads are waited for, and knows which threads have been left behind."""
+    """Limits the time of loads, and counts the threads that were abandoned."""
 
     def __init__(self) -> None:
         self._left: Counter[str] = Counter()
-        #: What ends the waiting for loads that run, by the name of their model.
+        #: Futures that end the wait for running loads, by model.
         self._waits: dict[str, set[asyncio.Future[str]]] = {}
 
     @property
@@ -36,11 +36,11 @@ class LeftLoads:
         return self._left.total() > 0
 
     def has(self, name: str) -> bool:
-        """True if a load of ``name`` has left a thread that has not ended."""
+        """True if an abandoned load of ``name`` has not ended."""
         return self._left[name] > 0
 
     def refuse(self, name: str) -> None:
-        """Raise `LoadError` if ``name`` has left `MOST` threads."""
+        """Raise `LoadError` if ``name`` has `MOST` abandoned loads."""
         if self._left[name] >= MOST:
             raise LoadError(
                 f"model '{name}' is not loaded: {self._left[name]} threads of earlier loads have not ended, and a "
@@ -53,8 +53,8 @@ class LeftLoads:
     ) -> T:
         """Return or raise the outcome of ``running``, a load of ``name`` on a thread.
 
-        Raises `LoadError` after ``timeout_s``, which ``setting`` sets, and `GRACE_S` after `end_soon`. Then the thread
-        is left, and ``late`` is called with what it returns.
+        Raises `LoadError` after ``timeout_s`` (from ``setting``), and `GRACE_S` after `end_soon`. The thread is then
+        abandoned, and ``late`` is called with its result.
         """
         waits = self._waits.setdefault(name, set())
         given_up = asyncio.get_running_loop().create_future()
@@ -73,19 +73,19 @@ class LeftLoads:
         raise LoadError(f"model '{name}' {why}; its thread, which cannot be ended, is left behind")
 
     def end_soon(self, name: str, why: str) -> None:
-        """Give up the loads of ``name`` that have not ended after `GRACE_S`. ``why`` completes "the model ..."."""
+        """Abandon the loads of ``name`` that have not ended after `GRACE_S`. ``why`` completes "the model ..."."""
         loop = asyncio.get_running_loop()
         for given_up in self._waits.get(name, ()):
             loop.call_later(GRACE_S, _give_up, given_up, why)
 
     def end_all_soon(self, why: str) -> None:
-        """`end_soon`, for all models."""
+        """`end_soon` for all models."""
         for name in tuple(self._waits):
             self.end_soon(name, why)
 
     def _ended(self, name: str, late: Callable[[T], object], running: asyncio.Future[T]) -> None:
         self._left[name] -= 1
-        self._left += Counter()  # drops what is 0: clients choose names
+        self._left += Counter()  # drops zero counts: clients choose names
         error = None if running.cancelled() else running.exception()
         log.info("a load of '%s' that was given up has ended%s", name, f": {error}" if error is not None else "")
         if error is None and not running.cancelled():

@@ -1,7 +1,7 @@
-"""Loads, replaces and unloads models; the only writer of their states. Event loop only.
+"""Loads, replaces and unloads models. Only this module changes their states. Event loop only.
 
-A version that replaces another is loaded beside it; the swap is one assignment in the
-`ServingTable`, and the old version answers what it has (docs/spec/behaviours.md sections 5.3 and 5.5).
+A new version is loaded beside the one that it replaces. One assignment in the `ServingTable` swaps them, and the old
+version answers its remaining requests (docs/spec/behaviours.md sections 5.3 and 5.5).
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ from headrace.telemetry.pacing import once
 
 log = once(__name__)
 
-#: How long a load waits for the instances that it has dismissed.
+#: At most this long, in s, a load waits for removed instances to close.
 LEAVING_S = 5.0
 
 
 class Lifecycle:
-    """``slots`` bounds how many versions load at once, and ``nested`` knows which wait for others. ``find`` looks up
-    a model that another needs, and may block. ``retries`` is per version.
+    """Loads and unloads models, and keeps their records.
+
+    ``slots`` limits how many versions load at once. ``nested`` knows which loads wait for others. ``find`` returns a
+    model that another one needs, and may block. ``retries`` is per version.
     """
 
     def __init__(
@@ -65,10 +67,10 @@ class Lifecycle:
         self.background = Background()
         self._dependencies = Dependencies(self.records, nested)
         self._find = find
-        #: What somebody has asked for, and not only other models.
+        #: Models that were loaded by name, and not only as dependencies.
         self._by_name: set[str] = set()
         self._is_stopping = False
-        #: Those that take no requests any more and still have some.
+        #: Versions that take no new requests and still have some.
         self._draining: set[ServedModel] = set()
         self._drains: set[asyncio.Future[None]] = set()
         self._loader = loader
@@ -79,9 +81,9 @@ class Lifecycle:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def load_all(self, entries: Iterable[Entry]) -> list[HeadraceError]:
-        """Load every model, as many at once as there are slots; returns what failed.
+        """Load every model, as many at once as there are slots. Return the failures.
 
-        Unlike `load`, this remembers as a model's problem why nothing of it could be loaded.
+        Unlike `load`, this records the reason as the model's problem if no version of it could be loaded.
         """
         entries = list(entries)
         self._by_name.update(entry.name for entry in entries)
@@ -92,22 +94,21 @@ class Lifecycle:
         return [error for error in results if error is not None]
 
     async def load(self, entry: Entry) -> None:
-        """Load the versions of ``entry`` that its policy selects, and serve them instead of the old.
+        """Load the versions of ``entry`` that its policy selects, and serve them instead of the old ones.
 
-        All or nothing: if one version fails, the old ones stay. A version that comes from the same
-        config and unchanged files is left alone, unless one of its instances is dead.
-        Goes on if its caller is cancelled. Raises `OperatorError`.
+        All or nothing: if one version fails, the old ones stay. A version with the same config and unchanged files is
+        kept, unless one of its instances is dead. If the caller is cancelled, the load goes on. Raises `OperatorError`.
         """
         self._by_name.add(entry.name)
         await asyncio.shield(self.background.start(self._load_alone(entry)))
 
     async def unload(self, name: str, with_needed: bool = False) -> None:
-        """Stop serving ``name``; returns at once. In the background it answers what it has, and is closed.
+        """Stop serving ``name``. Returns at once; in the background, the model answers its requests and is closed.
 
-        ``with_needed``: also what only it needed and nobody has loaded by name.
+        ``with_needed``: also unload the models that only ``name`` needed and that were not loaded by name.
 
-        A load that waits for processes fails at once, and one that runs on a thread after `left_loads.GRACE_S`, so that
-        one which never ends can be got rid of. Loads of models that need ``name`` end first, as in Triton.
+        A load that waits for processes fails at once. A load on a thread is abandoned after `left_loads.GRACE_S`, even
+        if it never ends. Loads of models that need ``name`` end first, as in Triton.
         """
         self._loader.stop_loading(name)
         self.left_loads.end_soon(name, "was unloaded while it was being loaded")
@@ -124,7 +125,7 @@ class Lifecycle:
                 await self.unload(other, with_needed)
 
     async def remove(self, name: str) -> None:
-        """`unload`, and forget why versions that failed did: ``name`` is gone from the repository."""
+        """`unload` ``name``, which was removed from the repository, and forget the reasons of its failed versions."""
         async with self._turn(name):
             self._dependencies.forget(name)
             self._let_go(name)
@@ -136,17 +137,17 @@ class Lifecycle:
                 self.records.pop(name, None)
 
     def is_served(self, name: str) -> bool:
-        """Whether any version of ``name`` takes requests."""
+        """True if any version of ``name`` takes requests."""
         return name in self.records and self.records[name].is_served
 
     def has_died(self, name: str) -> bool:
-        """True if a version of ``name`` is served and one of its instances is not alive."""
+        """True if a version of ``name`` is served and one of its instances is dead."""
         record = self.records.get(name)
         return record is not None and record.is_served and not record.is_alive
 
     @property
     def why_not_alive(self) -> str:
-        """Return which model has an instance that is not alive, and why, in one line; empty if all are alive."""
+        """Return in one line the first model with a dead instance, and the reason; empty if all are alive."""
         for record in self.records.values():
             for number, version in record.versions.items():
                 if version.served is not None and (why := version.served.why_not_alive):
@@ -154,14 +155,14 @@ class Lifecycle:
         return ""
 
     def stopping(self) -> None:
-        """The server has begun to stop; `stop` follows when nobody can send requests any more."""
+        """Note that the server has begun to stop. `stop` follows when no client can send requests any more."""
         self._is_stopping = True
         self._loader.deadline.stopping()
 
     async def stop(self, *, wait_for_loads: bool = True) -> None:
-        """Unload everything, once what is being loaded is there; returns when the last request is answered.
+        """Unload everything, after running loads have ended. Return when the last request is answered.
 
-        Without ``wait_for_loads``, what is being loaded is left behind.
+        Without ``wait_for_loads``, running loads are abandoned.
         """
         if wait_for_loads:
             self.left_loads.end_all_soon("was being loaded when the server stopped")
@@ -180,20 +181,20 @@ class Lifecycle:
             self._loader.abandon()
 
     def close(self) -> None:
-        """Give up waiting: say for whom, and end every model at once, those on their way out included."""
+        """Stop waiting: log which models are late, and end every model at once, also those that are being unloaded."""
         self._name_the_late()
         served = [v.served for record in self.records.values() for v in record.versions.values()]
         for model in {*filter(None, served), *self._draining}:
             try:
                 model.abandon()
-            except Exception:  # the others are still to be ended
-                log.exception("'%s' version %d could not be ended", model.name, model.version)
+            except Exception:  # the others must still be ended
+                log.exception("'%s' version %d failed to end", model.name, model.version)
         self._loader.abandon()
         self._slots.close()
 
     @property
     def are_settled(self) -> bool:
-        """Strict readiness (docs/spec/behaviours.md section 5.6)."""
+        """True if the server is ready under strict readiness (docs/spec/behaviours.md section 5.6)."""
         return all(record.is_settled and record.is_alive for record in self.records.values() if record.counts)
 
     def _name_the_late(self) -> None:
@@ -209,7 +210,7 @@ class Lifecycle:
             progress.failed(entry.name)
             record = self.records.setdefault(entry.name, ModelRecord(entry.name))
             if not record.versions or (entry.is_duplicate and not record.is_served):
-                # Triton's index shows the reason for a duplicate bare (docs/spec/behaviours.md section 1.6).
+                # Triton's index has only the message for a duplicate (docs/spec/behaviours.md section 1.6).
                 cause = error.__cause__ if isinstance(error.__cause__, HeadraceError) else error
                 record.problem = cause.message if entry.is_duplicate else f"{cause.code.value}: {cause.message}"
                 record.counts = isinstance(cause, NoVersion)
@@ -234,11 +235,11 @@ class Lifecycle:
                     await self._dependencies.await_loads(plan, partial(self._load_needed, progress=progress))
                     leaving = await self._load_versions(record, plan, progress, changed)
         progress.loaded(entry.name)
-        if leaving:  # who has nothing to do is gone when the load is over; who has, goes when it has done it
+        if leaving:  # an idle instance has closed when the load ends; a busy one closes later
             await asyncio.wait([asyncio.wrap_future(left) for left in leaving], timeout=LEAVING_S)
 
     async def _load_needed(self, name: str, progress: Progress) -> None:
-        """Load ``name``, which another model needs, unless it is served or about to be."""
+        """Load ``name``, which another model needs, unless it is served or being loaded."""
         attempt = progress.attempts.get(name)
         if attempt is None:
             if self.is_served(name):
@@ -253,13 +254,16 @@ class Lifecycle:
         await asyncio.shield(attempt)
 
     def _follow(self, name: str) -> None:
-        """What is served of ``name`` has changed: in the background, so does what needs it."""
+        """Reload the models that need ``name``, in the background, after its served versions have changed."""
         if not self._is_stopping:
             for dependent in self._dependencies.dependents(name):
                 self.background.start(self._load_again(dependent))
 
     async def _load_again(self, name: str) -> None:
-        """Load the versions of ``name`` as they were, with what they need as it is now; without it, they end."""
+        """Load the versions of ``name`` again with the current versions of the models that it needs.
+
+        If one of those is missing, unload ``name``.
+        """
         async with self._turn(name):
             known, record = self._dependencies.known(name), self.records.get(name)
             if known is None or record is None:
@@ -309,13 +313,13 @@ class Lifecycle:
             await apart(partial(plan.opened.close, is_loaded=is_loaded), "headrace-load")
 
     def _files_wait(self, name: str) -> Wait[Any]:
-        """Return what waits until the files of ``name`` are here and read."""
+        """Return the function that waits until the files of ``name`` are fetched and read."""
         return partial(self.left_loads.wait, name, LOAD_TIMEOUT_S, "its files are read", self._end_late)
 
     async def _load_versions(
         self, record: ModelRecord, plan: LoadPlan, progress: Progress, numbers: Sequence[int]
     ) -> Sequence[Future[None]]:
-        """Load ``numbers``. Each future is done when an instance has closed that a version does without now."""
+        """Load the versions ``numbers``. Each returned future is done when a removed instance has closed."""
         log.log(VERBOSE_2, "AsyncLoad() '%s'", plan.name)
         for number in numbers:
             current = record.versions.setdefault(number, VersionRecord())
@@ -340,7 +344,8 @@ class Lifecycle:
             for change in changes.values():
                 await self._slots.run(change.discard)
             first = next(iter(failed.values()))
-            if plan.dependencies and not isinstance(first, LoadError):  # what all versions need, as Triton says it
+            # the error concerns all versions, and Triton reports it once
+            if plan.dependencies and not isinstance(first, LoadError):
                 raise OperatorError(f"load failed for model '{plan.name}': {first.message}\n")
             raise versions_failure(plan.name, failed)
         leaving = [left for number, change in changes.items() for left in self._exchange(record, plan, number, change)]
@@ -367,7 +372,7 @@ class Lifecycle:
     async def _load_version(
         self, plan: LoadPlan, number: int, current: VersionRecord, progress: Progress
     ) -> ServedModel | PreparedChange | HeadraceError:
-        """Version ``number``, or other instances for it where only these change."""
+        """Return version ``number``, or only the change of its instances, or the error."""
         log.info("loading: %s:%d", plan.name, number)
         log.log(VERBOSE_2, "CreateModel() '%s' version %d", plan.name, number)
         for attempt in range(self._retries + 1):
@@ -394,9 +399,9 @@ class Lifecycle:
         raise AssertionError("unreachable")
 
     def _end_late(self, made: LoadPlan | ServedModel | PreparedChange | None) -> None:
-        """Close what a load has made that was given up."""
+        """Close the result of a load that was abandoned."""
         if isinstance(made, ServedModel):
-            made.others = ()  # let go when it was given up
+            made.others = ()  # released when the load was abandoned
             self._begin_draining([Draining(VersionRecord(), made)])
         elif isinstance(made, LoadPlan):
             self.background.start(apart(partial(made.opened.close, is_loaded=False), "headrace-close"))
@@ -412,7 +417,8 @@ class Lifecycle:
         return self._loader.change(plan, served)
 
     def _swap(self, record: ModelRecord, plan: LoadPlan, loaded: dict[int, ServedModel]) -> None:
-        """Serve ``loaded`` beside what of ``plan`` has been left alone, and let go of everything else of this model."""
+        """Serve ``loaded`` and the unchanged versions of ``plan``. Take all other versions of the model out of
+        service."""
         outgoing = [
             (number, Draining(VersionRecord(State.UNLOADING), version.served))
             for number, version in record.versions.items()
@@ -437,11 +443,11 @@ class Lifecycle:
             if record.versions[number].served is None:
                 record.versions[number] = VersionRecord(State.UNAVAILABLE, UNLOADED)
         self._begin_draining([Draining(VersionRecord(), model) for model in loaded.values()])
-        if entry.is_temporary and not record.is_served:  # a name that nothing else knows
+        if entry.is_temporary and not record.is_served:  # the repository does not have it
             del self.records[record.name]
 
     def _let_go(self, name: str) -> None:
-        """Take all versions of ``name`` out of service, and let them end in the background."""
+        """Take all versions of ``name`` out of service, and end them in the background."""
         record = self.records.get(name)
         if record is None or not record.is_served:
             return
@@ -468,10 +474,10 @@ class Lifecycle:
             self._draining -= models
 
     def _turn(self, name: str) -> asyncio.Lock:
-        """Loads and unloads of one name take turns."""
+        """Return the lock of ``name``: one load or unload at a time."""
         return self._locks.setdefault(name, asyncio.Lock())
 
 
 def _place(error: Exception) -> str:
-    """Where the file of a config has what ``error`` is about, for the log; clients are told no paths."""
+    """Return the line of the config file that ``error`` is about, for the log. Clients do not get paths."""
     return error.place if isinstance(error, ConfigError) else ""

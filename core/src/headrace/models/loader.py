@@ -70,10 +70,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What is to be loaded: the config as read and derived, the versions, and the files as they were.
+    """What is to be loaded: the config as read and derived, the versions, and the files at that time.
 
-    ``versions`` have what each is made of. ``dependencies`` are to be loaded before. ``opened`` is closed at the end of
-    the load.
+    ``versions`` maps each version to its fingerprint. ``dependencies`` are loaded before. ``opened`` is closed at the
+    end of the load.
     """
 
     opened: OpenedModel
@@ -81,7 +81,8 @@ class LoadPlan:
     versions: Mapping[int, VersionFingerprint]
     fingerprint: Fingerprint
     dependencies: frozenset[Dependency] = frozenset()
-    #: How long a thread of the server may take for a version; None where a process does it, which has its own bounds.
+    #: The time limit per version on a thread of the server, in s. None if processes load it, which have limits of their
+    #: own.
     timeout_s: float | None = None
 
     @property
@@ -90,9 +91,9 @@ class LoadPlan:
 
 
 class Loader:
-    """Loads versions. ``loop`` is where the models will answer.
+    """Loads versions. The models answer on ``loop``.
 
-    ``services`` makes what the server does for the instances of one version; ``cache`` keeps answers of those models
+    ``services`` creates the services for the instances of one version. ``cache`` stores the responses of the models
     whose configs ask for it.
     """
 
@@ -117,14 +118,14 @@ class Loader:
         self._executors = ExecutorResources(loop, self.deadline, options.model_load_gpu_limit)
 
     def plan(self, entry: Entry, loaded: Fingerprint | None = None) -> LoadPlan | None:
-        """Read the config and choose the versions; None if the fingerprint is still ``loaded``.
+        """Read the config and choose the versions. Return None if the fingerprint is still ``loaded``.
 
         Raises `ConfigError` or `OperatorError`.
         """
         speak_for(entry.name)
         if entry.is_duplicate:
             raise LoadError("model appears in two or more repositories")
-        fingerprint = entry.fingerprint()  # first, so that what changes from here on counts as a change
+        fingerprint = entry.fingerprint()  # first, so that later changes count as changes
         if fingerprint == loaded:
             return None
         opened = open_model(entry, fingerprint, self._options, self._plugins.agents)
@@ -135,7 +136,7 @@ class Loader:
             raise
 
     def reopen(self, plan: LoadPlan) -> LoadPlan:
-        """Return ``plan``, which was closed, to be loaded again."""
+        """Return ``plan`` with its files opened again, after it was closed."""
         opened = open_model(plan.opened.entry, plan.fingerprint, self._options, self._plugins.agents)
         return replace(plan, opened=opened)
 
@@ -145,7 +146,7 @@ class Loader:
             config = read(name, opened.config, path, files, self._options, self._plugins.schedulers)
             try:
                 versions = versions_to_serve(name, files, config.version_policy)
-            except NoVersion:  # a mistake in the config is the better thing to say
+            except NoVersion:  # a mistake in the config is the better error
                 raise_first(written(config, path))
                 raise
         place, files, is_whole = fingerprint.place, fingerprint.files, opened.is_replaced
@@ -158,7 +159,7 @@ class Loader:
     ) -> ServedModel:
         """Return one version, warmed up and ready for requests. It gives ``directory`` back when it is closed.
 
-        ``needed`` is what its plan depends on, kept for it. Raises `HeadraceError`; then the directory is given back.
+        ``needed`` are its dependencies, kept for it. Raises `HeadraceError`; the directory is then given back.
         """
         try:
             with placed(directory, self._options, is_sent=plan.opened.entry.is_sent):
@@ -194,8 +195,8 @@ class Loader:
         return served
 
     def change(self, plan: LoadPlan, served: ServedModel) -> PreparedChange:
-        """Load the instances by which ``plan`` differs from what is ``served``. Raises `HeadraceError`; then nothing
-        has changed."""
+        """Load the instances by which ``plan`` differs from ``served``. Raises `HeadraceError`; nothing has changed
+        then."""
         speak_for(plan.name)
         config = ModelConfig.FromString(served.config.SerializeToString())
         config.ClearField("instance_group")
@@ -207,24 +208,24 @@ class Loader:
         return served.instances.prepare(config)
 
     def stop_loading(self, name: str) -> None:
-        """Have a load of ``name`` fail soon, if it is waiting for processes. Event loop only."""
+        """Make a load of ``name`` that waits for processes fail soon. Event loop only."""
         for executor in tuple(self._executors.processes):
             if executor.model == name:
                 executor.stop_loading()
 
     def abandon(self) -> None:
-        """End every process at once, whatever it is at. Event loop only."""
+        """End every process at once. Event loop only."""
         for executor in tuple(self._executors.processes):
             executor.abandon()
 
     def unloaded(self, model: ServedModel) -> None:
-        """Tell the plugins that ``model`` is gone."""
+        """Call the plugins' ``model_unloaded`` hooks."""
         self._plugins.tell("model_unloaded", model=model)
 
     def _timeout_s(self, config: ModelConfig) -> float | None:
         try:
             backend = self._backend(config.backend)
-        except HeadraceError:  # which the load of the version says
+        except HeadraceError:  # reported by the load of the version
             return None
         timeout_s = load_timeout_s(backend, config)
         return None if has_processes(backend, config) else timeout_s
@@ -249,7 +250,7 @@ class Loader:
             isolation = isolation_of(backend, model)
         with ExitStack() as undo:
             undo.callback(give_back)
-            if isolation is None:  # what an instance in a process shares with no other is the process's own matter
+            if isolation is None:  # the process of an instance shares nothing with others
                 model = replace(model, shared=share(backend, model, undo, log))
             signature = Signature(model.name, config)
             statistics = ModelStatistics(responses=ResponseStatistics(FirstResponseTimes(bounds_of(config))))
@@ -297,7 +298,7 @@ class Loader:
     ) -> Kernel:
         config = model.config
         scheduler = find_scheduler(config, self._plugins.schedulers)
-        if scheduler.name == "dynamic_batching":  # there is no thread of its own; it is what scripts look for
+        if scheduler.name == "dynamic_batching":  # there is no such thread, but scripts search the log for the line
             log.debug("Starting dynamic-batcher thread for %s at nice 0...", config.name)
         instances = [instance_info(placement, config) for placement in placements]
         told = scheduler_parameters(config, scheduler)
@@ -327,7 +328,7 @@ class Loader:
 
 
 def _other(served: ServedModel, ask: Callable[[Ticket], None]) -> OtherModel:
-    """``served``, as the scheduler of a model sees it that depends on it."""
+    """Return ``served`` for the scheduler of a model that depends on it."""
     return OtherModel(served.config, served.version, served.inputs, served.outputs, served.labels, ask)
 
 

@@ -1,4 +1,4 @@
-"""The streams whose model may send any number of responses: a server that stops does not wait for the last."""
+"""The streams of decoupled models. A server that stops ends them instead of waiting for their last response."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENDED = "Server is stopping, the stream has ended before its last response"
 
 
 class OpenStreams:
-    """Event loop only."""
+    """The set of open streams. Event loop only."""
 
     def __init__(self) -> None:
         self._open: set[EndStream] = set()
@@ -27,6 +27,6 @@ class OpenStreams:
         self._open.discard(end)
 
     def end_all(self) -> None:
-        """End what is open."""
+        """End all open streams."""
         for end in tuple(self._open):
             end(Unavailable(ENDED))

@@ -1,4 +1,4 @@
-"""The files of a model while it is loaded: as its storage has them, or as its repository agents leave them."""
+"""The files of a model while it is loaded: from its storage, or as its repository agents have changed them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from headrace.storage.repositories import Entry, Fingerprint
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model that is being loaded. Its ``directory`` has those of its ``files`` that all versions share.
+    """A model that is being loaded. ``directory`` has the ``files`` that all versions share.
 
-    One that ``is_whole`` has all versions, and these are loaded from it. ``config`` is what is written.
+    If ``is_whole``, it has the files of all versions, which are loaded from it. ``config`` is the written config.
     """
 
     entry: Entry
@@ -34,11 +34,11 @@ class OpenedModel:
     agents: AgentChain | None = None
 
     def fetch(self, version: int) -> LocalDirectory:
-        """Return the directory to load ``version`` from, for the caller to give back. Blocks."""
+        """Return the directory to load ``version`` from. The caller gives it back. Blocks."""
         return self.directory.share() if self.is_whole else self.entry.fetch(files_of(self.files, version))
 
     def close(self, *, is_loaded: bool) -> None:
-        """The load has ended. Blocks."""
+        """End the load. Blocks."""
         if self.agents is not None:
             self.agents.ended(is_loaded=is_loaded)
         self.directory.give_back()
@@ -47,8 +47,10 @@ class OpenedModel:
 def open_model(
     entry: Entry, fingerprint: Fingerprint, options: ServerOptions, classes: AgentClasses | None
 ) -> OpenedModel:
-    """Return ``entry``, whose files are those of ``fingerprint``, after its agents have acted on it, if there are
-    ``classes``. Blocks. Raises `HeadraceError`."""
+    """Return the opened ``entry``, whose files are those of ``fingerprint``, after its agents have acted on it.
+
+    ``classes`` are the agent classes, if there are any. Blocks. Raises `HeadraceError`.
+    """
     files = fingerprint.files
     directory = entry.fetch(files if entry.is_temporary else files_of(files))
     try:
@@ -83,7 +85,7 @@ def _open_with_agents(
 
 @contextmanager
 def placed(directory: LocalDirectory, options: ServerOptions, *, is_sent: bool) -> Iterator[None]:
-    """Note in a `ConfigError` where the config file has the field at fault; leave out private directories."""
+    """Add to a `ConfigError` the line of the config file at fault. Remove private directories from messages."""
     try:
         yield
     except HeadraceError as error:

@@ -1,4 +1,4 @@
-"""What the instances of a version say of their readiness, each asked on a thread of its own.
+"""The readiness of a version's instances. Each is asked on a thread of its own.
 
 Source: docs/spec/behaviours.md section 9.7.
 """
@@ -16,12 +16,12 @@ from headrace.executors.executor import Executor
 
 log = logging.getLogger(__name__)
 
-#: How long whoever asks waits for an ``is_ready`` before it counts as a no.
+#: An ``is_ready`` that takes longer counts as not ready.
 TIMEOUT_S = 5.0
 
 
 class Readiness:
-    """Asks those of ``executors`` that have something to say. Costs nothing where none has."""
+    """Asks those of ``executors`` that have an ``is_ready``. Costs nothing if none has."""
 
     def __init__(self, executors: Sequence[Executor]) -> None:
         self._checks = [_ReadinessCheck(executor) for executor in executors if executor.has_check]
@@ -31,12 +31,12 @@ class Readiness:
         return bool(self._checks)
 
     async def check(self) -> bool:
-        """Whether all say yes, within `TIMEOUT_S`."""
+        """True if all are ready within `TIMEOUT_S`."""
         return all(await asyncio.gather(*(check.ask() for check in self._checks)))
 
 
 class _ReadinessCheck:
-    """One executor, asked one question at a time: who asks meanwhile shares the answer."""
+    """The check of one executor, one call at a time. Simultaneous callers share the result."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -54,12 +54,12 @@ class _ReadinessCheck:
         return next(iter(done)).result()
 
     def _run(self, answer: asyncio.Future[bool]) -> None:
-        """On a thread of its own, because nobody knows how long it takes."""
+        """Call ``is_ready``, which may take any time, on a thread of its own."""
         try:
             reason = "" if self._executor.check_ready() else "user-defined check failed"
-        except BaseException as error:  # SystemExit of a model is a no, too
+        except BaseException as error:  # SystemExit of a model means not ready, too
             reason = summary(error)
-        with contextlib.suppress(RuntimeError):  # the loop has been closed, so nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits for the result
             answer.get_loop().call_soon_threadsafe(self._settle, answer, reason)
 
     def _settle(self, answer: asyncio.Future[bool], reason: str) -> None:
@@ -68,7 +68,7 @@ class _ReadinessCheck:
         answer.set_result(not reason)
 
     def _note(self, reason: str) -> None:
-        """Log what has changed: whoever asks for readiness asks every few seconds."""
+        """Log only changes: readiness is polled every few seconds."""
         if reason and reason != self._reason:
             log.warning("Model '%s' is not ready: %s", self._executor.name, reason)
         elif self._reason and not reason:

@@ -1,4 +1,4 @@
-"""Loads that run: how many at once, what a model may load while it is being loaded, and how far they have come.
+"""Running loads: how many at once, what a model may load while it is loaded itself, and their progress.
 
 Event loop only, except `Progress.began`.
 """
@@ -23,27 +23,27 @@ T = TypeVar("T")
 
 #: Waits for work that runs on a thread.
 Wait: TypeAlias = "Callable[[asyncio.Future[T]], Awaitable[T]]"
-#: How often a load that takes long is told of.
+#: A slow load is logged every 10 s.
 INTERVAL_S = 10.0
 
 
 class LoadSlots:
-    """Work on threads, ``count`` of it at once; the rest waits its turn.
+    """Runs work on threads, at most ``count`` at once. Other work waits.
 
-    A load that waits for another lends its place meanwhile: else as many of these as there are
-    slots would wait for ever.
+    A load that waits for another load lends its slot meanwhile. Otherwise loads that wait could fill all slots forever.
     """
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(max(1, count))
-        #: LoadSlots that have been taken back while all were in use: so many are not passed on.
+        #: Slots that were taken back while all were in use. As many releases are skipped.
         self._owed = 0
         self._is_closed = False
 
     async def run(self, function: Callable[..., T], *arguments: Any, wait: Wait[T] | None = None) -> T:
-        """Return what ``function`` returns, or raise what it raises, on a thread, once there is a slot.
+        """Run ``function`` on a thread when there is a slot. Return or raise its outcome.
 
-        The slot is given back when ``wait``, which is given the future of the outcome, is over: the thread may go on.
+        ``wait`` gets the future of the outcome. When it returns or raises, the slot is free, even if the thread still
+        runs.
         """
         await self._free.acquire()
         try:
@@ -56,9 +56,9 @@ class LoadSlots:
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[None]:
-        """Let others have a slot while the work that holds it waits for them.
+        """Lend the slot of the current work while that waits for other work.
 
-        It is taken back without waiting, so that nobody pays for having waited with more of it.
+        It is taken back at once, without waiting for a free slot.
         """
         self._free.release()
         try:
@@ -70,7 +70,7 @@ class LoadSlots:
                 await self._free.acquire()
 
     def close(self) -> None:
-        """Begin nothing any more; what runs goes on."""
+        """Start no more work. Running work goes on."""
         self._is_closed = True
 
     def _give(self) -> None:
@@ -81,10 +81,10 @@ class LoadSlots:
 
 
 class NestedLoads:
-    """Loads and unloads that models ask for while they are being loaded themselves.
+    """Loads and unloads that models request while they are being loaded themselves.
 
-    Knows which models, not loaded yet, wait for which, and refuses what they would wait for in a
-    circle. While one waits, its slot of ``slots`` is lent to others.
+    Knows which models that are not loaded wait for which, and refuses a circle. While one waits, its slot of ``slots``
+    is lent to others.
     """
 
     def __init__(self, slots: LoadSlots) -> None:
@@ -102,9 +102,9 @@ class NestedLoads:
 
     @contextmanager
     def waiting(self, asker: str, target: str) -> Iterator[None]:
-        """The load of ``asker`` waits for ``target``.
+        """Record that the load of ``asker`` waits for ``target``.
 
-        Raises `InvalidArgument` naming the path if the load of ``target`` waits for that of ``asker``.
+        Raises `InvalidArgument` with the path if the load of ``target`` waits for that of ``asker``.
         """
         if path := self.path(target, asker):
             shown = " -> ".join(f"'{name}'" for name in (asker, *path))
@@ -119,11 +119,11 @@ class NestedLoads:
                 self._waiting.pop(asker, None)
 
     def askers(self, target: str) -> list[str]:
-        """The models whose loads wait for ``target``."""
+        """Return the models whose loads wait for ``target``."""
         return [asker for asker, targets in self._waiting.items() if target in targets]
 
     def path(self, start: str, end: str) -> list[str]:
-        """The models from ``start`` on of which each waits for the next, up to ``end``; empty if there is no way."""
+        """Return the models from ``start`` to ``end`` of which each waits for the next; empty if there is no path."""
         ways, seen = [[start]], {start}
         while ways:
             way = ways.pop()
@@ -136,9 +136,9 @@ class NestedLoads:
 
 
 class Background:
-    """Work on models that goes on whether or not anybody still waits for it: tasks that nobody cancels.
+    """Tasks on models that run to their end even if no caller waits for them.
 
-    What they raise unexpectedly is logged.
+    Unexpected exceptions are logged.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class Background:
         return task
 
     async def settle(self) -> None:
-        """Wait until nothing is left, also of what begins meanwhile."""
+        """Wait until no task is left, including tasks that start meanwhile."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -168,10 +168,10 @@ class Background:
 
 
 class Progress:
-    """The load of ``names``, from the entry of this context to its end.
+    """The progress of a load of ``names``, from the entry of this context to its end.
 
-    One line for each model that is loaded, and one every `INTERVAL_S` seconds that names the model
-    which takes longest: that is how a load that hangs is seen. ``attempts`` are the loads that belong to it, by name.
+    Logs one line per loaded model. Also logs one line every `INTERVAL_S` seconds with the model that takes longest, so
+    that a load that hangs is found. ``attempts`` are the loads that belong to it, by name.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -184,23 +184,23 @@ class Progress:
         self._next: asyncio.TimerHandle | None = None
 
     def join(self, name: str, attempt: asyncio.Future[HeadraceError | None]) -> None:
-        """``attempt`` loads ``name``, which one of the others needs."""
+        """Add ``attempt``, which loads ``name`` as a dependency of another one."""
         self.attempts[name] = attempt
         self._count += 1
 
     def began(self, name: str) -> None:
-        """A thread has begun to load ``name``. Any thread; what follows the first time counts for nothing."""
+        """Record that a thread has begun to load ``name``. Any thread; only the first call counts."""
         self._began.setdefault(name, monotonic())
 
     def loaded(self, name: str) -> None:
-        """Requests may reach ``name``."""
+        """Record and log that ``name`` is loaded."""
         seconds = self._took[name] = self._seconds(name)
         self._began.pop(name, None)
         of_all = f", {len(self._took)} of {self._count}" if self._count > 1 else ""
         log.info("successfully loaded '%s' in %.1f s%s", name, seconds, of_all)
 
     def failed(self, name: str) -> None:
-        """Nothing of ``name`` could be loaded; why has been told."""
+        """Record that no version of ``name`` could be loaded. The reason is logged elsewhere."""
         self._began.pop(name, None)
         self._failed += 1
 

@@ -24,20 +24,22 @@ from headrace.telemetry.statistics import ModelStatistics, Snapshot
 
 
 class PreparedChange(Protocol):
-    """Other instances, loaded and not serving yet: what ``config`` asks for. Either method ends it."""
+    """The new instances of ``config``, loaded and not serving yet. Either method ends the change."""
 
     config: ModelConfig
 
     def commit(self) -> Sequence[Future[None]]:
-        """Have them serve, and those leave that are not asked for; each future is done when one of these has closed.
-        Event loop only."""
+        """Serve with the new instances and close those that are not in ``config``.
+
+        Each future is done when one of these has closed. Event loop only.
+        """
 
     def discard(self) -> None:
-        """Close them. Blocks."""
+        """Close the new instances. Blocks."""
 
 
 class Instances(Protocol):
-    """Those of one version: a `headrace.models.instance_set.InstanceSet`."""
+    """The instances of one version: a `headrace.models.instance_set.InstanceSet`."""
 
     @property
     def executors(self) -> Sequence[Executor]:
@@ -45,24 +47,23 @@ class Instances(Protocol):
 
     @property
     def restarts(self) -> int:
-        """How often instances have been loaded again after they had died."""
+        """The number of restarts of all instances."""
 
     def prepare(self, config: ModelConfig) -> PreparedChange:
-        """Load those that ``config`` asks for and that are not there. Blocks. Raises `HeadraceError`; then nothing has
-        changed."""
+        """Load the new instances of ``config``. Blocks. Raises `HeadraceError`; nothing has changed then."""
 
     def observe(self, observer: Observer) -> None:
-        """Have ``observer`` see the executions from now on, too. Any thread."""
+        """Report executions to ``observer`` too, from now on. Any thread."""
 
     def join(self) -> None:
         """Wait until all have closed. Blocks."""
 
 
 class ServedModel:
-    """Signature, scheduling kernel and instances of one version, put together at load.
+    """Signature, kernel and instances of one version, put together at load.
 
-    ``labels`` maps an output to the lines of its label file. ``release`` is called after the last
-    instance has closed. ``others`` are what it asks, kept for it (`keep`) until it has answered its last request.
+    ``labels`` maps an output to the lines of its label file. ``release`` is called after the last instance has closed.
+    ``others`` are the versions that it calls, kept for it (`keep`) until it has answered its last request.
     """
 
     def __init__(
@@ -92,12 +93,12 @@ class ServedModel:
         self._readiness = Readiness(instances.executors)
         self._release = release
         self.others = others
-        #: How many versions ask this one, or are being loaded to do so.
+        #: The number of versions that call this one, or are being loaded to do so.
         self._users = 0
-        #: Whether its tickets say what answering took, which costs those nothing whom nobody asks.
+        #: True once its tickets record compute times. That costs nothing for a model that no other model calls.
         self._keeps_spans = False
         self._unused = asyncio.Event()
-        #: What frontends see of it, and what requests are started by.
+        #: What frontends get of it, with the functions that start requests.
         self.view = ModelView(
             self.name,
             model.version,
@@ -123,22 +124,22 @@ class ServedModel:
         return self.signature.outputs
 
     def wire_shape(self, spec: Spec) -> tuple[int, ...]:
-        """``spec``'s dims as metadata shows them: with -1 in front when the model batches."""
+        """Return ``spec``'s dims as in the metadata: with -1 in front if the model batches."""
         return self.signature.wire_shape(spec)
 
     @property
     def executors(self) -> Sequence[Executor]:
-        """What runs its instances."""
+        """The executors of its instances."""
         return self.instances.executors
 
     @property
     def ready(self) -> bool:
-        """Whether every instance is alive. `check_ready` asks them, too."""
+        """True if every instance is alive. `check_ready` also calls their ``is_ready``."""
         return all(executor.alive for executor in self.executors)
 
     @property
     def reason(self) -> str:
-        """Why it is not `ready`, with the last traceback if there is one; empty if it is."""
+        """The reason why it is not `ready`, with the last traceback if there is one. Empty if it is."""
         return next((executor.reason for executor in self.executors if not executor.alive), "")
 
     @property
@@ -148,24 +149,24 @@ class ServedModel:
 
     @property
     def has_checks(self) -> bool:
-        """Whether `check_ready` may have to wait."""
+        """True if `check_ready` may have to wait."""
         return self._readiness.has_checks
 
     async def check_ready(self) -> bool:
-        """`ready`, and what the instances that have an ``is_ready`` of their own say now."""
+        """True if it is `ready`, and each instance with an ``is_ready`` of its own is ready now."""
         return self.ready and await self._readiness.check()
 
     def has_waiting(self, ticket: Ticket) -> bool:
-        """Whether ``ticket`` still waits for an instance."""
+        """True if ``ticket`` still waits for an instance."""
         return self.scheduler.has_waiting(ticket)
 
     def snapshot(self) -> Snapshot:
-        """The statistics, added up now."""
+        """Return the statistics, added up now."""
         on_loop = sum(executor.runs_on == "event_loop" for executor in self.executors)
         return self.statistics.snapshot(self.scheduler.pending, self.instances.restarts, on_loop)
 
     def explain(self) -> dict[str, Any]:
-        """Why its last batches ran when they did, and what waits now: what ``GET .../explain`` says. Any thread."""
+        """Return the response of ``GET .../explain``: why the last batches ran, and what waits now. Any thread."""
         kernel, batching = self.scheduler, self.config.dynamic_batching
         uses = () if kernel.limiter is None else kernel.limiter.uses(tuple(kernel.instances))
         return {
@@ -185,13 +186,13 @@ class ServedModel:
 
     @property
     def can_exchange_instances(self) -> bool:
-        """Whether it can go on while it gets other instances."""
+        """True if it can go on while its instances are replaced."""
         return bool(self.executors) and self.scheduler.can_exchange
 
     def exchange(self, change: PreparedChange) -> Sequence[Future[None]]:
-        """Serve with other instances; each future is done when one of the old has closed. Event loop only.
+        """Serve with other instances. Each future is done when one old instance has closed. Event loop only.
 
-        There is another ``view``.
+        ``view`` is replaced, too.
         """
         left = change.commit()
         self.config = change.config
@@ -200,21 +201,23 @@ class ServedModel:
         return left
 
     def keep(self) -> None:
-        """Have this version answer, for one more that asks it, until `let_go`. Event loop only."""
+        """Keep this version serving for one more version that calls it, until `let_go`. Event loop only."""
         if not self._keeps_spans:
             self._keeps_spans = True
             self.instances.observe(SpanKeeper())
         self._users += 1
 
     def let_go(self) -> None:
-        """One that asked this version does so no more. Event loop only."""
+        """Note that one version no longer calls this one. Event loop only."""
         self._users -= 1
         if not self._users:
             self._unused.set()
 
     async def drain(self) -> None:
-        """Wait until no other version asks this one; then refuse new requests, and wait until those submitted are
-        answered. What this one has asked itself is let go."""
+        """Wait until no other version calls this one. Then refuse new requests, and wait for the answers of the others.
+
+        Afterwards, release the versions that this one calls.
+        """
         while self._users:
             self._unused.clear()
             await self._unused.wait()
@@ -226,19 +229,21 @@ class ServedModel:
             self.others = ()
 
     def close(self) -> None:
-        """End the instances. Event loop only; `join` waits for them."""
+        """End the instances. `join` waits for them. Event loop only."""
         self.scheduler.close()
 
     def abandon(self) -> None:
-        """`close`, without waiting for anybody: every request that is queued or executed is answered now,
-        with `Unavailable`, so that `drain` returns, and no instance begins another. Event loop only; any
-        number of times. What an instance is at goes on until it looks at ``cancelled``, or ends."""
+        """`close`, and answer every request that is queued or executed with `Unavailable` now.
+
+        So `drain` returns, and no instance starts another batch. Running executions go on until they read
+        ``cancelled``, or end. May be called repeatedly. Event loop only.
+        """
         self.scheduler.abandon()
 
     def join(self) -> None:
         """Wait until every instance has closed, then release what they shared. Blocks.
 
-        Raises what one of them raised, when all is done.
+        Raises what one of them raised, after all have closed.
         """
         with ExitStack() as stack:
             stack.callback(self._release)

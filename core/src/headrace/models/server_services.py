@@ -1,4 +1,4 @@
-"""What the server does for its models, where it is in the same process: other models, control, log and metrics.
+"""The server's services for models in the same process: other models, load and unload, log and metrics.
 
 Source: docs/spec/behaviours.md section 9.
 """
@@ -35,20 +35,20 @@ from headrace.telemetry.pacing import paced
 from headrace.telemetry.series import MetricKind, MetricOperation
 
 log = paced(__name__)
-#: What models write: as much as they like.
+#: The log of models. It is not rate-limited.
 models_log = logging.getLogger("headrace.python")
 
 T = TypeVar("T")
 
-#: As Triton says it of a queue.
+#: Triton's text for a queue.
 _EXPIRED = "Request timeout expired"
 
-#: Models that may wait for one request, one behind the other: a recursion without end has to end.
+#: At most this many models may wait for one request in a chain, so that an endless recursion ends.
 MAX_CALLERS = 128
 
 
 class ModelControl(Protocol):
-    """What is needed of a `headrace.server.Server`. All raise `HeadraceError`."""
+    """The part of `headrace.server.Server` that is needed here. All methods raise `HeadraceError`."""
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None: ...
 
@@ -56,7 +56,7 @@ class ModelControl(Protocol):
 
 
 class ServerServices:
-    """What all instances of all models share. Made on the event loop's thread."""
+    """What all instances of all models share. Create it on the event loop's thread."""
 
     def __init__(
         self, mailbox: LoopMailbox, calls: ModelCalls, control: ModelControl, loads: NestedLoads, metrics: CustomMetrics
@@ -64,7 +64,7 @@ class ServerServices:
         self.mailbox, self.calls, self.control, self.loads, self.metrics = mailbox, calls, control, loads, metrics
 
     def siblings(self, model: str) -> SiblingServices:
-        """The services of the instances of one version of ``model``."""
+        """Return the services of the instances of one version of ``model``."""
         return SiblingServices(self, model)
 
 
@@ -76,32 +76,35 @@ class SiblingServices:
         self._made: dict[LocalServices, None] = {}
 
     def call(self, ticket: Ticket) -> None:
-        """Have another model answer ``ticket`` for the scheduler; a refusal is an answer. Event loop only."""
+        """Send ``ticket`` to another model for the scheduler. A refusal is an answer. Event loop only."""
         self._server.calls.submit(ticket, None)
 
     def asking(self, other: ServedModel) -> Callable[[Ticket], None]:
-        """What has ``other`` answer a request of the scheduler, and raises what refuses it. Event loop only."""
+        """Return a function that sends a request of the scheduler to ``other``. It raises if the request is refused.
+
+        Event loop only.
+        """
         return self._server.calls.asking(other)
 
     def of_instance(self) -> LocalServices:
-        """The services of one more instance. Its `LocalServices.executor` is to be set before it serves."""
+        """Return the services of one more instance. Set its `LocalServices.executor` before it serves."""
         services = LocalServices(self._server, self._model)
         self._made[services] = None
         return services
 
     def release(self, services: LocalServices) -> None:
-        """An instance has closed: so give up what it holds."""
+        """Release what an instance that has closed still holds."""
         self._made.pop(services, None)
         services.close()
 
     def close(self) -> None:
-        """All instances have closed."""
+        """Release everything: all instances have closed."""
         for services in tuple(self._made):
             self.release(services)
 
 
 class LocalServices(LoopServices):
-    """The services of one instance. ``executor`` is what waits for its requests; None while it is loaded."""
+    """The services of one instance. ``executor`` waits for its requests; None while it is loaded."""
 
     def __init__(self, server: ServerServices, model: str) -> None:
         self.executor: Executor | None = None
@@ -117,8 +120,8 @@ class LocalServices(LoopServices):
             ticket.respond(Unavailable("the server has stopped"), True)
 
     def ask(self, request: InferRequest) -> Answer:
-        if asyncio._get_running_loop() is self._loop:  # a finalizer may run anywhere
-            return Unavailable("a call of another model would block the event loop that is to answer it")
+        if asyncio._get_running_loop() is self._loop:  # a finalizer may run on any thread
+            return Unavailable("a call of another model would block the event loop that answers it")
         return super().ask(request)
 
     def submit(self, ticket: Ticket) -> None:
@@ -144,7 +147,7 @@ class LocalServices(LoopServices):
         return self._await(self._calls.is_ready(name, version))
 
     async def _change(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Await ``work`` on the model ``name``, unless this instance, not loaded yet, would wait for itself."""
+        """Await ``work`` on the model ``name``, unless this instance, which is being loaded, would wait for itself."""
         if self.executor is None:
             await self._loads.run(self._model, name, work)
         else:
@@ -153,7 +156,7 @@ class LocalServices(LoopServices):
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         if asyncio._get_running_loop() is self._loop:
             work.close()
-            raise Unavailable("to wait for a model would block the event loop that is to see to it")
+            raise Unavailable("waiting for a model would block the event loop that loads it")
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except RuntimeError:
@@ -186,13 +189,14 @@ class LocalServices(LoopServices):
         self._metrics.release(handle)
 
     def close(self) -> None:
-        """Give up every metric that the instance still holds."""
+        """Release every metric that the instance still holds."""
         self._metrics.close()
 
 
 class ModelCalls:
-    """Submits what models ask of models, and keeps them from waiting for each other for ever (docs/spec/behaviours.md
-    section 9.5). Event loop only.
+    """Submits the calls of models to models, and breaks deadlocks among them (docs/spec/behaviours.md section 9.5).
+
+    Event loop only.
     """
 
     def __init__(
@@ -210,8 +214,10 @@ class ModelCalls:
         self._refusals: dict[Ticket, HeadraceError] = {}
 
     def submit(self, ticket: Ticket, executor: Executor | None) -> None:
-        """Have ``ticket`` answered; a refusal is an answer, in Triton's words. ``executor`` waits for it,
-        or None: a scheduler, or an instance that is being loaded."""
+        """Submit ``ticket``. A refusal is an answer, in Triton's words.
+
+        ``executor`` waits for it. None: a scheduler waits, or an instance that is being loaded.
+        """
         request = ticket.request
         try:
             if request.caller is not None:
@@ -229,12 +235,12 @@ class ModelCalls:
             write(ticket, _refused(request, InternalError(summary(error))), True)
 
     def asking(self, other: ServedModel) -> Callable[[Ticket], None]:
-        """What has ``other`` answer a request of a scheduler, and raises the `HeadraceError` that refuses it."""
+        """Return a function that submits a request of a scheduler to ``other``. It raises the error that refuses it."""
         view, entrance = other.view, self._any_number
         is_unseen, check, enqueue = entrance.start is start_unseen, view.check, view.enqueue
 
         def ask(ticket: Ticket) -> None:
-            if len(ticket.request.callers) > 1:  # a model may wait for it, which others wait for in turn
+            if len(ticket.request.callers) > 1:  # a chain of models waits for it
                 _require_end(ticket.request)
                 self._start_for(None, entrance, view, other, ticket)
             elif is_unseen:
@@ -246,9 +252,9 @@ class ModelCalls:
         return ask
 
     async def is_ready(self, name: str, version: str) -> bool:
-        """Whether requests to that version (empty: the latest) would be taken; False if there is none.
+        """True if that version (empty: the latest) would take requests; False if there is none.
 
-        Raises `InvalidArgument` for a version that is no number.
+        Raises `InvalidArgument` for a version that is not a number.
         """
         return await self._table.is_ready(self._table.served_loaded, name, version)
 
@@ -276,18 +282,18 @@ class ModelCalls:
             ) from error
 
     def _answered(self, executor: Executor | None, ticket: Ticket, answer: Answer, final: bool) -> Answer:
-        """Return ``answer``, or in the place of the last one the reason why the request was stopped."""
+        """Return ``answer``. If the request was stopped, return the reason instead of the last answer."""
         if not final:
             return answer
         self._deadlocks.discard(executor, ticket)
         return self._refusals.pop(ticket, answer)
 
     def _bound(self, ticket: Ticket, caller: InferRequest, executor: Executor | None) -> None:
-        """Have ``ticket`` end when those have no time left who wait for ``caller``, for whose execution it was sent.
-        Raises `Unavailable` if that is over.
+        """End ``ticket`` when the requests of which it is a part have no time left. ``caller`` is the request for which
+        it was sent.
 
-        A model that executes a batch, or answers it later, does not say for which of its requests it asks: the one with
-        most time counts.
+        Raises `Unavailable` if the time is over. A model that executes a batch, or answers later, does not say for
+        which of its requests it calls: the request with the most time left counts.
         """
         if not (caller.deadline_ns or caller.timeout_us):
             return
@@ -308,10 +314,10 @@ class ModelCalls:
 
     def _expire(self, ticket: Ticket) -> None:
         self._refusals[ticket] = _refused(ticket.request, Unavailable(_EXPIRED))
-        ticket.stop()  # whoever sent it still waits for an answer
+        ticket.stop()  # the sender still waits for an answer
 
     def _break_deadlock(self, ticket: Ticket, path: Sequence[str]) -> None:
-        """Take ``ticket``, which nobody could ever answer, out of its queue."""
+        """Remove ``ticket``, which can never be answered, from its queue."""
         shown = " -> ".join(f"'{name}'" for name in path)
         self._refusals[ticket] = _refused(
             ticket.request,
@@ -326,7 +332,7 @@ class ModelCalls:
 def _sent_by(executor: Executor, caller: InferRequest | None) -> Sequence[Ticket]:
     """Return the requests for which ``executor`` sent a call that names ``caller``: the whole batch of that request.
 
-    Without a caller, return all requests that it has.
+    Without a caller, return all its requests.
     """
     executing = executor.executing
     if caller is None:
@@ -338,7 +344,8 @@ def _sent_by(executor: Executor, caller: InferRequest | None) -> Sequence[Ticket
 
 
 def _executed_with(caller: InferRequest, held: Sequence[Ticket]) -> list[Ticket]:
-    """Those of ``held`` that were executed in one batch with ``caller``, and ``caller``; none if that is answered."""
+    """Return the requests of ``held`` that were executed in one batch with ``caller``, with it; none if it is
+    answered."""
     started_ns = next((ticket.started_ns for ticket in held if ticket.request is caller), 0)
     return [ticket for ticket in held if ticket.started_ns == started_ns] if started_ns else []
 

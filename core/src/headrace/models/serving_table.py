@@ -1,4 +1,4 @@
-"""Which loaded model a request means: one dictionary look-up (docs/spec/behaviours.md section 1.3)."""
+"""Finds the loaded model for a request by one dictionary look-up (docs/spec/behaviours.md section 1.3)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from headrace.models.served import ServedModel
 from headrace.models.states import ModelRecord
 from headrace.models.view import ModelView
 
-#: What the requests of a server are refused with before its models are loaded, in Triton's words and ours.
+#: The refusal before the models are loaded, in Triton's words and ours.
 LOADING = "Server not ready: its models are still being loaded"
 
 
 class ServingTable:
-    """Finds models by name and version. Rebuilt by the lifecycle, read by every request.
+    """Finds models by name and version. The lifecycle rebuilds it; every request reads it.
 
-    Until it is `open`, requests from outside find nothing and are refused with ``refusal``; models
-    find each other from the first one on. To a request that finds its model this costs nothing.
+    Until it is `open`, requests from outside are refused with ``refusal``. Models find each other from the start. A
+    request that finds its model pays nothing for this.
     """
 
     def __init__(self) -> None:
         self.refusal = LOADING
         self._is_open = False
-        #: What is found from outside: nothing, and then the same as ``_views``.
+        #: The models for requests from outside: empty at first, then the same as ``_views``.
         self._open: dict[tuple[str, str | int], ModelView] = {}
         self._views: dict[tuple[str, str | int], ModelView] = {}
         self._loaded: dict[tuple[str, str | int], ServedModel] = {}
         self._records: dict[str, ModelRecord] = {}
 
     def open(self) -> None:
-        """Let requests from outside find what is loaded, from now on."""
+        """Let requests from outside find the loaded models from now on."""
         self._is_open, self._open = True, self._views
 
     def require_open(self) -> None:
@@ -39,7 +39,8 @@ class ServingTable:
             raise Unavailable(self.refusal)
 
     def update(self, records: dict[str, ModelRecord]) -> None:
-        """Serve what ``records`` says is ready. One assignment for each who reads: it sees the old or the new."""
+        """Serve the ready versions of ``records``. The tables are replaced, so a reader sees either the old or the new
+        ones."""
         served: dict[tuple[str, str | int], ServedModel] = {}
         for name, record in records.items():
             for version in sorted(record.versions):
@@ -52,10 +53,10 @@ class ServingTable:
             self.open()
 
     def resolve(self, name: str, version: str | int = "") -> ModelView:
-        """The model for ``name`` and ``version`` (empty for the latest ready one), for requests from outside.
+        """Return the model for ``name`` and ``version`` (empty: the latest ready one), for requests from outside.
 
-        A program may give the number itself. Raises `InvalidArgument` for a version that is no number, `NotFound` or
-        `Unavailable`.
+        A program may pass a number as version. Raises `InvalidArgument` for a version that is not a number, `NotFound`
+        or `Unavailable`.
         """
         view = self._open.get((name, version))
         if view is None:
@@ -64,22 +65,22 @@ class ServingTable:
         return view
 
     def resolve_loaded(self, name: str, version: str | int = "") -> ModelView:
-        """`resolve` for models, and for the program that the server is part of: open or not."""
+        """`resolve` for models and for the program that runs the server: works before `open`, too."""
         return self._views.get((name, version)) or self._search(name, version).view
 
     def served(self, name: str, version: str | int = "") -> ServedModel:
-        """What `resolve` gives a view of. Raises as it does."""
+        """Return the model of the view that `resolve` returns. Raises as it does."""
         self.require_open()
         return self._loaded.get((name, version)) or self._search(name, version)
 
     def served_loaded(self, name: str, version: str | int = "") -> ServedModel:
-        """What `resolve_loaded` gives a view of. Raises as it does."""
+        """Return the model of the view that `resolve_loaded` returns. Raises as it does."""
         return self._loaded.get((name, version)) or self._search(name, version)
 
     async def is_ready(self, find: Callable[[str, str | int], ServedModel], name: str, version: str | int) -> bool:
-        """Whether requests to that version (empty: the latest) would be taken; False if there is none.
+        """True if that version (empty: the latest) would take requests; False if there is none.
 
-        ``find`` is `served` or `served_loaded`. Raises `InvalidArgument` for a version that is no number.
+        ``find`` is `served` or `served_loaded`. Raises `InvalidArgument` for a version that is not a number.
         """
         try:
             model = find(name, version)
@@ -88,15 +89,15 @@ class ServingTable:
         return await model.check_ready()
 
     def all_ready(self) -> list[ServedModel]:
-        """Every model version that takes requests, by name and version."""
+        """Return every model version that takes requests, by name and version."""
         return [self._loaded[key] for key in sorted(self._loaded, key=_sort_key) if key[1]]
 
     def ready_versions(self, name: str) -> list[int]:
-        """The versions of ``name`` that take requests, ascending."""
+        """Return the versions of ``name`` that take requests, ascending."""
         return sorted(model.version for (known, version), model in self._loaded.items() if known == name and version)
 
     def for_statistics(self, name: str, version: str | int) -> list[ServedModel]:
-        """The versions that a statistics request means.
+        """Return the versions for a statistics request.
 
         Raises with the texts of docs/spec/behaviours.md section 1.6.
         """
@@ -113,7 +114,7 @@ class ServingTable:
         return found
 
     def _search(self, name: str, version: str | int) -> ServedModel:
-        """The slow way: a version written unlike ``str(version)``, or the reason for a refusal."""
+        """Find a version written unlike ``str(version)``, or raise the refusal. The slow path."""
         model = self._loaded.get((name, str(parse_version(version)))) if version != "" else None
         if model is None:
             raise self._explain(name, version)
@@ -123,7 +124,7 @@ class ServingTable:
         prefix = f"Request for unknown model: '{name}'"
         number = parse_version(version) if version != "" else None
         record = self._records.get(name)
-        if record is None or not (record.versions or record.counts):  # nor could its config be read
+        if record is None or not (record.versions or record.counts):  # its config could not be read either
             return NotFound(f"{prefix} is not found")
         if number is None:
             return NotFound(f"{prefix} has no available versions")
@@ -134,7 +135,7 @@ class ServingTable:
 
 
 def parse_version(version: str | int) -> int:
-    """The version that ``version`` names; raises `InvalidArgument` in Triton's words."""
+    """Return the number in ``version``. Raises `InvalidArgument` in Triton's words."""
     text = str(version)
     if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text)

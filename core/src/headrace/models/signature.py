@@ -1,12 +1,12 @@
-"""What a model takes and gives, compiled once at load into checks that run per request.
+"""The inputs and outputs of a model, compiled once at load into checks that run per request.
 
-`Signature.check` is the fast yes: a straight line over the inputs that accepts what fits. When something does not fit,
-`explain` walks the same rules in Triton's order and words the first that is broken. Source: docs/spec/behaviours.md
-section 3.2.
+`Signature.check` is the fast path: a straight line over the inputs that accepts a valid request. For an invalid one,
+`explain` applies the same rules in Triton's order and returns an error for the first broken one. Source:
+docs/spec/behaviours.md section 3.2.
 
-Where several inputs are wrong, Triton names the one that was sent last: it walks a hash table, which has the newest
-entry in front. (Names that share a bucket, and more than 13 inputs, come in another order there. That is chance, and
-not followed.) Requested outputs it has in a sorted set.
+If several inputs are wrong, Triton names the one that was sent last: its hash table has the newest entry first. (Names
+in the same bucket, and more than 13 inputs, are in another order there. That is chance, and is not imitated.) Triton
+keeps requested outputs in a sorted set.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor, Tensor, data_type
 from headrace.messages.ticket import Ticket
 
-#: The rows of an input that says nothing of rows: a shape tensor of a model that batches.
+#: The rows of an input without rows: a shape tensor of a model that batches.
 _ANY_ROWS = 1 << 62
-#: Kinds of requests that are remembered to fit.
+#: At most this many layouts of valid requests are remembered.
 _MOST_ALIKE = 256
-#: Names that a message lists; who sends more gets their number.
+#: At most this many names are listed in a message, followed by the number of the others.
 _MAX_NAMES = 100
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -46,8 +46,8 @@ _BATCH_NOTE = (
 class Signature:
     """The inputs and outputs of one model version.
 
-    ``inputs`` and ``outputs`` are in config order; their dims exclude the batch axis. Without ``reshapes``, requests
-    that fit stay as they are: they are checked once more where the model is.
+    ``inputs`` and ``outputs`` are in config order; their dims exclude the batch axis. Without ``reshapes``, valid
+    requests are not reshaped: they are checked again where the model is.
     """
 
     def __init__(self, name: str, config: ModelConfig, reshapes: bool = True) -> None:
@@ -67,7 +67,7 @@ class Signature:
         )
         padding = PaddingRules.from_json(config_to_json(config)) if PADDING in config.parameters else None
         self._has_key = self._has_key or padding is not None
-        #: What must be equal among the requests of a batch.
+        #: Returns what must be equal among the requests of a batch.
         self._key: Callable[[Mapping[str, Any]], tuple[object, ...]] = _key
         if padding is not None:
             self._key = padding.key
@@ -77,14 +77,14 @@ class Signature:
             self._key = partial(_shape_tensor_key, shape_tensors, self._key)
             self._has_key = True
         self._reshaped = tuple(spec for spec in self.inputs.values() if reshapes and spec.reshape is not None)
-        #: Rows and batch key by `InferRequest.alike`; not used where more than types and shapes counts.
+        #: Rows and batch key by `InferRequest.alike`. Not used if more than types and shapes counts.
         self._fitting: dict[object, tuple[int, Any]] = {}
         self._remembers = not (self._reshaped or shape_tensors or padding)
 
     def check(self, ticket: Ticket) -> None:
         """Accept the request of ``ticket`` and set ``rows`` and ``batch_key``, or raise `InvalidArgument`.
 
-        Applies the config's input reshapes, which replace the request by one with other views.
+        Applies the config's input reshapes: the request is replaced by one with other views.
         """
         request = ticket.request
         alike = request.alike
@@ -125,11 +125,11 @@ class Signature:
             self._fitting[alike] = ticket.rows, ticket.batch_key
 
     def wire_shape(self, spec: Spec) -> tuple[int, ...]:
-        """The dims as metadata shows them: with -1 in front when the model batches."""
+        """Return the dims as in the metadata: with -1 in front if the model batches."""
         return (-1, *spec.dims) if self.batched else spec.dims
 
     def _knows(self, names: Sequence[str]) -> bool:
-        """Whether ``names`` are outputs of this model, each named once."""
+        """True if ``names`` are outputs of this model, each named once."""
         return all(name in self.outputs for name in names) and len(set(names)) == len(names)
 
     def _lacks(self, inputs: Mapping[str, Any]) -> bool:
@@ -137,7 +137,7 @@ class Signature:
 
 
 def _key(inputs: Mapping[str, Any]) -> tuple[object, ...]:
-    """Requests stack only if they give the same inputs with the same variable dims."""
+    """Return the batch key: requests stack only if they have the same inputs with the same variable dims."""
     if len(inputs) == 1:
         ((name, tensor),) = inputs.items()
         return name, tensor.shape[1:]
@@ -145,23 +145,23 @@ def _key(inputs: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _ragged_key(ragged: Collection[str], inputs: Mapping[str, Any]) -> tuple[object, ...]:
-    """`_key`, where the dims of ``ragged`` inputs need not be equal."""
+    """Return the batch key without the dims of ``ragged`` inputs, which need not be equal."""
     return tuple([(name, None if name in ragged else tensor.shape[1:]) for name, tensor in sorted(inputs.items())])
 
 
 def _shape_tensor_key(
     names: Collection[str], key: Callable[[Mapping[str, Any]], tuple[object, ...]], inputs: Mapping[str, Any]
 ) -> tuple[object, ...]:
-    """``key``, and the values of the shape tensors ``names``: they are those of the whole batch."""
+    """Return ``key`` with the values of the shape tensors ``names``, which hold for the whole batch."""
     return (*key(inputs), *(inputs[name].tobytes() for name in names if name in inputs))
 
 
 @dataclass(slots=True)
 class _Check:
-    """One input's data type and shape. ``numpy`` is None for strings; ``dims`` exclude the batch axis, which is what
-    ``batched`` says; without it the input counts as ``rows_without``.
+    """The data type and shape of one input. ``numpy`` is None for strings.
 
-    ``fitted`` are the dims of the last tensor that fitted, which are those of the next one, too, nearly always.
+    ``dims`` exclude the batch axis, which exists if ``batched``. Otherwise the input counts as ``rows_without`` rows.
+    ``fitted`` are the dims of the last valid tensor; the next one nearly always has the same.
     """
 
     numpy: np.dtype[Any] | None
@@ -179,7 +179,7 @@ class _Check:
         return cls(numpy, spec.dims, -1 in spec.dims, has_rows, spec.dims, rows_without)
 
     def rows(self, tensor: Any) -> int:
-        """The rows of ``tensor``, 1 for a model without batch axis; -1 if it does not fit."""
+        """Return the rows of ``tensor``, 1 for a model without a batch axis; -1 if it is invalid."""
         if self.numpy is None:
             if type(tensor) is not BytesTensor or not tensor.is_complete:
                 return -1
@@ -204,19 +204,19 @@ def _reshape(tensor: Any, spec: Spec, batched: bool) -> Any:
 
 
 # ---------------------------------------------------------------------------
-# What does not fit, in words
+# The errors of invalid requests
 # ---------------------------------------------------------------------------
 
 
 def explain(signature: Signature, request: InferRequest) -> HeadraceError:
-    """The first rule that ``request`` breaks, as an error to raise."""
+    """Return the error for the first rule that ``request`` breaks."""
     rules = (_outputs, _count, _unknown, _batch, _inputs)
     reasons = chain.from_iterable(rule(signature, request) for rule in rules)
     return InvalidArgument(next(reasons, f"{request.log_id}request does not fit model '{signature.name}'"))
 
 
 def bracket(shape: Iterable[int]) -> str:
-    """``[2,3]``: a shape as Triton prints it."""
+    """Return a shape as Triton prints it: ``[2,3]``."""
     return f"[{','.join(map(str, shape))}]"
 
 
@@ -332,7 +332,7 @@ def _strings(signature: Signature, name: str, tensor: Tensor | Undecoded) -> Ite
 
 
 def _count_strings(buffer: memoryview) -> tuple[int, int | None]:
-    """Whole elements in ``buffer``, and the bytes left after the last of them (None if none)."""
+    """Return the number of whole elements in ``buffer``, and the bytes left after the last (None if none)."""
     offsets = strings.find(buffer)
     return len(offsets) - 1, (buffer.nbytes - int(offsets[-1])) or None
 

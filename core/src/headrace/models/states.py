@@ -1,11 +1,11 @@
-"""The states of models and their versions, as the index shows them, down to the end of a version.
+"""The states of models and their versions, as in the index, up to the end of a version.
 
 ::
 
     UNKNOWN -> LOADING -> READY -> UNLOADING -> UNAVAILABLE (reason 'unloaded')
                   └-> UNAVAILABLE (reason '<Code>: <message>')
 
-Source: docs/spec/behaviours.md sections 5.3, whose words say why a model is not loaded, 5.5 and 5.6.
+Source: docs/spec/behaviours.md sections 5.3 (with the reasons why a model is not loaded), 5.5 and 5.6.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ UNLOADED = "unloaded"
 
 @dataclass(slots=True)
 class VersionRecord:
-    """One version. ``served`` is set exactly while requests may reach it; ``fingerprint`` is of what it was made of."""
+    """One version. ``served`` is set exactly while requests may reach it. ``fingerprint`` is that of its files and
+    config."""
 
     state: State = State.UNKNOWN
     reason: str = ""
@@ -50,11 +51,11 @@ class VersionRecord:
     fingerprint: VersionFingerprint | None = None
 
     def is_still(self, fingerprint: VersionFingerprint) -> bool:
-        """Whether it is served, every instance alive, and to load what has ``fingerprint`` would change nothing."""
+        """True if it is served, all instances are alive, and loading ``fingerprint`` would change nothing."""
         return self.served is not None and self.served.ready and self.fingerprint == fingerprint
 
     def wants_instances(self, fingerprint: VersionFingerprint) -> bool:
-        """Whether it is served, every instance alive, and what has ``fingerprint`` differs in instances only."""
+        """True if it is served, all instances are alive, and ``fingerprint`` differs in instances only."""
         return (
             self.served is not None
             and self.served.ready
@@ -64,29 +65,32 @@ class VersionRecord:
 
     @property
     def shown(self) -> tuple[State, str]:
-        """State and reason as the index has them: a version that waits for an instance to be restarted
-        takes requests, but whether it will answer them nobody knows."""
+        """State and reason as in the index.
+
+        A version that waits for the restart of an instance takes requests, but may not answer them. It is shown as
+        unavailable.
+        """
         if self.state is State.READY and self.served is not None and not self.served.ready:
             return State.UNAVAILABLE, f"Unavailable: {self.served.reason}"
         return self.state, self.reason
 
     @property
     def is_settled(self) -> bool:
-        """Fine for strict readiness: ready, or unloaded on purpose."""
+        """True for strict readiness: ready, or unloaded on purpose."""
         return self.state is State.READY or (self.state is State.UNAVAILABLE and self.reason == UNLOADED)
 
     @property
     def has_failed(self) -> bool:
-        """Whether there is nothing but the reason why it could not be loaded."""
+        """True if only the reason is left why it could not be loaded."""
         return self.state is State.UNAVAILABLE and self.reason != UNLOADED
 
 
 @dataclass(slots=True)
 class ModelRecord:
-    """One model. ``problem`` says why none of its versions can be loaded (a bad config, a duplicate).
+    """One model. ``problem`` says why none of its versions can be loaded, such as a bad config or a duplicate.
 
-    Strict readiness ``counts`` it unless it could not even be read, as Triton's does.
-    ``fingerprint`` is of what it was loaded from, None if it is not loaded.
+    If ``counts``, it counts for strict readiness: not if its config could not even be read, as in Triton.
+    ``fingerprint`` is that of the files that it was loaded from; None if it is not loaded.
     """
 
     name: str
@@ -97,23 +101,23 @@ class ModelRecord:
 
     @property
     def is_served(self) -> bool:
-        """Whether requests may reach any version."""
+        """True if requests may reach any version."""
         return any(version.served is not None for version in self.versions.values())
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is a version, and every one is ready or unloaded on purpose."""
+        """True if there is a version, and each one is ready or unloaded on purpose."""
         return bool(self.versions) and all(version.is_settled for version in self.versions.values())
 
     @property
     def is_alive(self) -> bool:
-        """Whether every instance of what is served is alive."""
+        """True if every instance of the served versions is alive."""
         return all(version.served is None or version.served.ready for version in self.versions.values())
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One line of the repository index; ``version`` and ``state`` are empty for a model never loaded."""
+    """One line of the repository index. ``version`` and ``state`` are empty for a model that was never loaded."""
 
     name: str
     version: str = ""
@@ -122,7 +126,7 @@ class IndexEntry:
 
 
 def index_of(record: ModelRecord, ready_only: bool) -> list[IndexEntry]:
-    """The lines that ``record`` contributes to the index."""
+    """Return the lines of ``record`` in the index."""
     if record.problem or not record.versions:
         if ready_only:
             return []
@@ -140,27 +144,27 @@ def index_of(record: ModelRecord, ready_only: bool) -> list[IndexEntry]:
 
 
 def poll_failure(name: str, reason: str = "", *, is_override: bool = False) -> HeadraceError:
-    """``name`` is not there or its config is wrong; what is behind it follows, where there is more to say.
+    """Return the error for a model that is missing or has a wrong config, with ``reason`` if there is one.
 
-    It is the caller's fault if the caller brought what is wrong, and the server's otherwise.
+    It is the caller's error if the caller has sent the config (``is_override``), else the server's.
     """
     text = f"failed to load '{name}', failed to poll from model repository" + (reason and f": {reason}")
     return InvalidArgument(text) if is_override else LoadError(text)
 
 
 def versions_failure(name: str, failed: Mapping[int, HeadraceError]) -> OperatorError:
-    """Versions could not be loaded: one clause for each."""
+    """Return the error for versions that could not be loaded, with one clause for each."""
     clauses = "".join(f"version {n} is at UNAVAILABLE state: {reason(error)};\n" for n, error in failed.items())
     return OperatorError(f"load failed for model '{name}': {clauses}")
 
 
 def reason(error: HeadraceError) -> str:
-    """``error`` as the index shows it."""
+    """Return ``error`` as in the index."""
     return f"{error.code.value}: {error.message}"
 
 
 def unexpected(error: Exception) -> HeadraceError:
-    """The error to be told for one that no backend should have let through."""
+    """Return the error for an unexpected exception, and log it."""
     log.error("unexpected error while loading", exc_info=error)
     failure = InternalError(summary(error))
     failure.__cause__ = error
@@ -168,21 +172,21 @@ def unexpected(error: Exception) -> HeadraceError:
 
 
 # ---------------------------------------------------------------------------
-# The end of a model that takes no more requests, and the time it has
+# The end of a model that takes no more requests, and its time limit
 # ---------------------------------------------------------------------------
 
 
-#: How long a model may take to end before it is told why it has not.
+#: After this time, in s, a model that has not ended is logged with the reason.
 TELL_S = 10.0
 
-#: Of the time that the server has to stop, or that is left of it. The rest is for killing.
+#: The share of the server's time to stop that an instance gets. The rest is for killing it.
 _CLOSING_PART = 0.8
 
 
 class ShutdownDeadline:
-    """How long an instance in a process may take to close before it is killed.
+    """The time that an instance in a process may take to close before it is killed.
 
-    ``exit_timeout_s`` is how long the server may take to stop.
+    ``exit_timeout_s`` is the time that the server may take to stop.
     """
 
     def __init__(self, exit_timeout_s: float) -> None:
@@ -190,27 +194,27 @@ class ShutdownDeadline:
         self._ends: float | None = None
 
     def stopping(self) -> None:
-        """The server has begun to stop: its time runs, and that of every instance with it."""
+        """Note that the server has begun to stop: its time, and that of every instance, runs from now."""
         self._ends = monotonic() + self._whole_s
 
     def __call__(self) -> float:
-        """Seconds for an instance that is to close from now on."""
+        """Return the seconds for an instance that closes from now on."""
         left_s = self._whole_s if self._ends is None else self._ends - monotonic()
         return _CLOSING_PART * max(left_s, 0.0)
 
 
 class Draining(NamedTuple):
-    """A model on its way out, and the record that is told when it is gone."""
+    """A model that is being unloaded, and the record that gets its final state."""
 
     record: VersionRecord
     model: ServedModel
 
 
 async def drain(draining: Iterable[Draining], unloaded: Callable[[ServedModel], None]) -> None:
-    """Let models answer what they have, and close them.
+    """Wait until models have answered their requests, and close them.
 
-    ``unloaded`` is called for each, on the thread that has waited for its end. What fails is logged: a
-    model whose end goes wrong is gone all the same, and keeps no other from ending. Event loop only.
+    ``unloaded`` is called for each, on the thread that has waited for its end. Failures are logged: a model that fails
+    to close is gone all the same, and blocks no other. Event loop only.
     """
     await asyncio.gather(*(_drain_one(each, unloaded) for each in draining))
 
@@ -220,21 +224,21 @@ async def _drain_one(draining: Draining, unloaded: Callable[[ServedModel], None]
     try:
         await _telling(model.drain(), draining, "waits for its requests")
     except Exception:
-        log.exception("'%s' version %d did not wait for its requests", model.name, model.version)
+        log.exception("'%s' version %d failed to wait for its requests", model.name, model.version)
     try:
         model.close()
-        # It may take as long as it likes.
+        # It may take any time.
         closing = apart(partial(_end, model, unloaded), f"headrace-close-{model.name}")
         await _telling(closing, draining, "waits for the close of its instances")
         log.log(VERBOSE_2, "OnDestroy callback() '%s' version %d", model.name, model.version)
         log.info("successfully unloaded '%s' version %d", model.name, model.version)
     except Exception:
-        log.exception("'%s' version %d did not close in order", model.name, model.version)
+        log.exception("'%s' version %d failed to close", model.name, model.version)
     record.state, record.reason = State.UNAVAILABLE, UNLOADED
 
 
 async def _telling(work: Awaitable[None], draining: Draining, what: str) -> None:
-    """Await ``work``; if it takes longer than `TELL_S`, say in the log and in the index what it waits for."""
+    """Await ``work``. If it takes longer than `TELL_S`, write to the log and the index what it waits for."""
     record, model = draining
 
     def tell() -> None:
@@ -249,7 +253,7 @@ async def _telling(work: Awaitable[None], draining: Draining, what: str) -> None
 
 
 def _busy(model: ServedModel) -> str:
-    """Return which instances of ``model`` execute, and what can be done about it."""
+    """Return which instances of ``model`` are executing, and whether they can be ended."""
     busy = [executor for executor in model.executors if executor.executing or executor.held]
     if not busy:
         return ""

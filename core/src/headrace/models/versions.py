@@ -1,4 +1,4 @@
-"""The versions of a model: which there are, which are served, and whether anything of one has changed.
+"""The versions of a model: which exist, which are served, and whether one has changed.
 
 Source: docs/spec/behaviours.md section 5.1.
 """
@@ -15,7 +15,7 @@ from headrace.errors import OperatorError
 
 log = logging.getLogger(__name__)
 
-#: Directories of a model that are not versions and deserve no warning.
+#: Directories of a model that are not versions and cause no warning.
 _NOT_VERSIONS = frozenset(("warmup", "initial_state", "configs"))
 
 
@@ -24,7 +24,7 @@ class NoVersion(OperatorError):
 
 
 def available_versions(files: Iterable[str]) -> list[int]:
-    """Return the versions among the paths of a model, in ascending order; other directories get a warning."""
+    """Return the versions among the paths of a model, ascending. Other directories cause a warning."""
     versions = []
     for name in _directories(files):
         if not (name.isascii() and name.isdigit()):
@@ -37,14 +37,16 @@ def available_versions(files: Iterable[str]) -> list[int]:
 
 
 def _directories(files: Iterable[str]) -> list[str]:
-    """Return the directories of a model that could be versions, by their names, in order."""
+    """Return the names of the directories of a model that could be versions, in order."""
     names = {first for first, slash, _ in (path.partition("/") for path in files) if slash}
     return sorted(name for name in names - _NOT_VERSIONS if not name.startswith("."))
 
 
 def versions_to_serve(name: str, files: Collection[str], policy: ModelVersionPolicy) -> list[int]:
-    """Return the versions to serve of a model with ``files``, in ascending order. Raises `NoVersion`, with the cause,
-    if there are none."""
+    """Return the versions to serve of a model with ``files``, ascending.
+
+    Raises `NoVersion`, with the cause, if there are none.
+    """
     available = available_versions(files)
     try:
         return select_versions(name, policy, available)
@@ -64,7 +66,7 @@ def _why_none(files: Iterable[str], policy: ModelVersionPolicy, available: Seque
 
 
 def select_versions(name: str, policy: ModelVersionPolicy, available: Sequence[int]) -> list[int]:
-    """The versions to serve, in ascending order; raises `NoVersion` if there are none."""
+    """Return the versions to serve, ascending. Raises `NoVersion` if there are none."""
     if policy.HasField("all"):
         selected = list(available)
     elif policy.HasField("specific"):
@@ -87,8 +89,7 @@ def select_versions(name: str, policy: ModelVersionPolicy, available: Sequence[i
 
 @dataclass(frozen=True, slots=True)
 class VersionFingerprint:
-    """What one version is made of: the config that it is loaded with, apart from its instance groups, the repository,
-    and the files that count for it."""
+    """What one version is made of: its config without instance groups, its repository, and its files."""
 
     config: bytes
     place: str
@@ -96,17 +97,16 @@ class VersionFingerprint:
     instance_groups: bytes = b""
 
     def differs_in_instances(self, other: VersionFingerprint | None) -> bool:
-        """True if ``other`` says the same of everything but instances."""
+        """True if ``other`` differs in instances only."""
         return other is not None and self != other and replace(self, instance_groups=other.instance_groups) == other
 
 
 def fingerprint_of_version(
     place: str, files: Mapping[str, Hashable], version: int, config: ModelConfig, *, is_whole: bool = False
 ) -> VersionFingerprint:
-    """Return the fingerprint of ``version`` of a model with ``files``; if it ``is_whole``, all of them count.
+    """Return the fingerprint of ``version`` of a model with ``files``; if ``is_whole``, all of them count.
 
-    What a config file says counts, and not when it was saved; which versions are to be served is no
-    part of any of them.
+    The content of the config file counts, not its time. The version policy does not count.
     """
     config = ModelConfig.FromString(config.SerializeToString())
     config.ClearField("version_policy")

@@ -1,5 +1,6 @@
-"""What frontends see of a version that is served: facts that do not change, and documents whose keys are the same in
-JSON and in protobuf. Source: docs/spec/behaviours.md section 1.6.
+"""What frontends get of a served version: constants, and documents with the same keys in JSON and in protobuf.
+
+Source: docs/spec/behaviours.md section 1.6.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from headrace.telemetry.statistics import Snapshot
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelView:
-    """One version that is served. Made at load, and anew when its instances change; shared by all who ask for it.
+    """One served version. Created at load, and again when its instances change. All its callers share it.
 
-    ``labels`` maps an output to the lines of its label file. ``metadata`` is what the document
-    of the protocol says behind the name and the versions. The last three are functions and no methods, so that a
-    request pays no call in between. They are for the event loop.
+    ``labels`` maps an output to the lines of its label file. ``metadata`` is the metadata document without the name and
+    the versions. The last three fields are functions, not methods, so that a request pays no extra call. Call them on
+    the event loop.
     """
 
     name: str
@@ -37,16 +38,16 @@ class ModelView:
     outputs: Mapping[str, Spec]
     labels: Mapping[str, Sequence[str]]
     metadata: Mapping[str, Any]
-    #: `Signature.check` of the version: sets what the scheduler needs to know of a request, or raises `HeadraceError`.
+    #: `Signature.check` of the version: sets what the scheduler needs of a request, or raises `HeadraceError`.
     check: Callable[[Ticket], None]
-    #: `headrace.models.signature.explain` of the version: returns why a request does not fit.
+    #: `headrace.models.signature.explain` of the version: returns why a request is invalid.
     explain: Callable[[InferRequest], HeadraceError]
     #: `Kernel.submit` of the version, for a request that was checked.
     enqueue: Callable[[Ticket], None]
 
 
 def metadata_document(platform: str, signature: Signature) -> dict[str, Any]:
-    """The metadata of one version, behind its name and the list of versions."""
+    """Return the metadata of one version, without its name and the list of versions."""
     return {
         "platform": platform,
         "inputs": _tensors(signature.inputs, signature.wire_shape),
@@ -55,7 +56,7 @@ def metadata_document(platform: str, signature: Signature) -> dict[str, Any]:
 
 
 def statistics_document(name: str, version: int, numbers: Snapshot) -> dict[str, Any]:
-    """What a version has done since it was loaded: its ``numbers``."""
+    """Return the statistics document of a version since its load, from ``numbers``."""
     executions = numbers.executions
     return {
         "name": name,
