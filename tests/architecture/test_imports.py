@@ -68,8 +68,8 @@ BESIDE = {"headrace_http", "headrace_grpc"}
 FOR_ENGINES = "headrace_engines"
 #: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
 SEEN_BY_FRONTENDS = {
-    "headrace.config": {"config_json", "model_config_pb2", "options", "support"},
-    "headrace.telemetry": {"exposition", "machine", "pacing"},
+    "headrace.config": {"config_json", "model_config_pb2", "option_groups", "options", "support"},
+    "headrace.telemetry": {"exposition", "machine", "pacing", "published"},
 }
 #: Modules that put the parts together, in a server or in a test of one part. They may import anything.
 COMPOSITION = {

@@ -117,8 +117,8 @@ def test_a_page_on_plugins_shows_what_is_written_from_the_template(
     assert [module, project, test] == written
 
 
-def test_the_page_on_frontends_shows_the_plugin_of_events() -> None:
-    (shown,) = blocks("docs/write-a-frontend.md", "py")
+def test_the_page_on_extensions_shows_the_plugin_of_events() -> None:
+    (shown,) = blocks("docs/write-an-extension.md", "py")
     source = (ROOT / "frontends/events/src/headrace_events/__init__.py").read_text()
     assert (shown, source.count("\n") <= 60) == (source, True)
 

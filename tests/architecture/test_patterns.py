@@ -20,6 +20,8 @@ import pytest
 
 from headrace.frontends import failures
 from headrace_http import url_paths
+from headrace_http.absent_routes import absent_routes
+from headrace_http.http_extensions import OWN
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for each in ("core", "testing", "backends/*") for path in ROOT.glob(f"{each}/src/**/*.py"))
@@ -58,11 +60,14 @@ def _written(call: ast.Call, form: str) -> re.Pattern[Any] | None:
     return re.compile(value if isinstance(value, bytes) else form % value, flags)
 
 
+PATHS = {part.name.partition(" ")[2] for extension in OWN for part in extension.adds}
+PATHS |= {route.path for route in absent_routes()}
+
 #: Patterns that are put together elsewhere: where, and those that come of it.
 MADE: dict[str, Callable[[], list[re.Pattern[Any]]]] = {
     "core/src/headrace/frontends/failures.py": lambda: [failures._paths()],
     "core/src/headrace_http/url_paths.py": lambda: [
-        url_paths.template(path).pattern for path in (*url_paths.CORE, "/{a}/b/{version}/{c}")
+        url_paths.template(path).pattern for path in (*PATHS, "/{a}/b/{version}/{c}")
     ],
 }
 

@@ -72,8 +72,8 @@ def test_the_parts_of_core_come_through_the_same_hooks_whatever_plugins_are_chos
     assert {"backend identity", "scheduler direct", "scheduler dynamic_batching"} <= set(
         info(plugins, "builtins").parts
     )
-    assert info(plugins, "grpc").parts == ["frontend grpc"]
-    assert info(plugins, "http").parts == ["frontend http", "frontend metrics"]
+    assert info(plugins, "grpc").parts[:2] == ["frontend grpc", "extension grpc_inference"]
+    assert info(plugins, "http").parts[:3] == ["frontend http", "frontend metrics", "extension http_statistics"]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ PARTS = {
     "register_caches": "from headrace.caches.local import LocalCache as Base",
     "register_storages": "from headrace.storage.local_storage import LocalStorage as Base",
     "register_agents": "from headrace import RepositoryAgent as Base",
-    "register_routes": "from headrace import HttpRoute as Route\n\nclass Base(Route):\n    pass",
+    "register_extensions": "from headrace import Extension as Base",
     "register_interceptors": "from headrace import Interceptor as Base",
     "add_options": "from headrace import OptionGroup as Base",
 }
@@ -292,7 +292,7 @@ def test_each_hook_that_returns_parts_has_one_registry() -> None:
 @pytest.mark.parametrize("registry", Plugins().registries, ids=lambda registry: registry.hook)
 def test_two_plugins_that_claim_one_name_are_both_named(install: Install, registry: Registry[Any]) -> None:
     hook, kind = registry.hook, registry.kind
-    name = "GET /twin" if kind == "route" else "twin"
+    name = "twin"
     for distribution in ("headrace-one", "headrace-two"):
         install(distribution, distribution[9:], TWIN.format(hook=hook, source=PARTS[hook], name=name))
     plugins = Plugins.discover()
@@ -469,7 +469,7 @@ def test_a_plugin_that_raises_while_it_looks_is_told(install: Install) -> None:
 
 
 ROUTE = """
-from headrace import ExtensionOperation, HttpReply, HttpRoute, hookimpl
+from headrace import Extension, ExtensionOperation, HttpReply, HttpRoute, hookimpl
 
 class Toy(HttpRoute):
     name = "{name}"
@@ -477,17 +477,21 @@ class Toy(HttpRoute):
     async def answer(self, call):
         return HttpReply(200)
 
+class Toys(Extension):
+    name = __name__
+    adds = (Toy,)
+
 @hookimpl
-def register_routes():
-    return [Toy]
+def register_extensions():
+    return [Toys]
 """
 
 
 def test_a_route_is_listed_by_its_method_and_path(install: Install) -> None:
     install("headrace-toy", "toy", ROUTE.format(name="GET /toys/{name}", category="metadata"))
     plugins = Plugins.discover(["toy"])
-    assert info(plugins, "toy").parts == ["route GET /toys/{name}"]
-    assert [part.name for part in plugins.routes] == ["GET /toys/{name}"]
+    assert info(plugins, "toy").parts == ["extension headrace_toy", "route GET /toys/{name}"]
+    assert list(plugins.extensions)[-1].adds[0].name == "GET /toys/{name}"
 
 
 @pytest.mark.parametrize(
@@ -501,7 +505,7 @@ def test_two_routes_to_one_path_are_an_error_that_names_both(install: Install, t
     assert "'one' of headrace-one 1.2" in complaint
     assert "'two' of headrace-two 1.2" in complaint
     with pytest.raises(LoadError, match=r"headrace-one 1\.2 and 'two' of headrace-two"):
-        list(plugins.routes)
+        list(plugins.extensions)
 
     async def listen() -> None:
         await Server(tmp_path, http_address="127.0.0.1", http_port=0, allow_grpc=False).start_frontends()
@@ -525,20 +529,24 @@ def test_routes_that_no_path_leads_to_both_of_stand_beside_each_other(
     install("headrace-one", "one", ROUTE.format(name="GET /toys/{name}", category="metadata"))
     install("headrace-two", "two", ROUTE.format(name=name, category=category))
     plugins = Plugins.discover(["one", "two"])
-    assert (plugins.complaints, len(list(plugins.routes))) == ([], 2)
+    assert plugins.complaints == []
+    assert {"headrace_one", "headrace_two"} <= {part.name for part in plugins.extensions}
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("POST /v2/models/{name}/infer", "is one that Headrace itself answers, as /v2/models/{name}"),
+        ("POST /v2/models/{name}/infer", "is one that Headrace itself answers, as 'POST /v2/models/{name}"),
         ("DELETE /v2/models/{name}/versions/7", "is one that Headrace itself answers"),
-        ("GET /{all}/health/{what}", "is one that Headrace itself answers, as /v2/health/live"),
+        ("GET /{all}/health/{what}", "is one that Headrace itself answers, as 'GET /v2/health/live'"),
         ("GET /v2/{what}sharedmemory", "is not '/', words and placeholders"),
         ("GET toys", "is not '/', words and placeholders"),
         ("GET /toys//x", "is not '/', words and placeholders"),
         ("GET /toys?x", "is not '/', words and placeholders"),
-        ("GET /toys[/x]", "is not '/', words and placeholders"),
+        ("GET /toys[/x", "is not '/', words and placeholders"),
+        ("GET /toys]/x[", "is not '/', words and placeholders"),
+        ("GET /toys[/[x]]", "is not '/', words and placeholders"),
+        ("GET /toys[x][?]", "is not '/', words and placeholders"),
         ("GET /{a}/{a}", "has a placeholder twice"),
         ("FETCH /toys", "is named 'FETCH /toys', not '<DELETE|GET"),
         ("/toys", "is named '/toys', not '<DELETE|GET"),
@@ -548,7 +556,7 @@ def test_a_route_that_is_none_or_cores_own_breaks_its_plugin(install: Install, n
     install("headrace-toy", "toy", ROUTE.format(name=name, category="metadata"))
     plugins = Plugins.discover(["toy"])
     assert reason in str(info(plugins, "toy").error)
-    assert list(plugins.routes) == []
+    assert "headrace_toy" not in plugins.extensions.names()
 
 
 def test_a_route_of_no_category_breaks_its_plugin(install: Install) -> None:

@@ -29,7 +29,7 @@ PLUGIN = """
 import asyncio, gc, json
 from collections import Counter
 import numpy as np
-from headrace import HttpReply, HttpRoute, hookimpl
+from headrace import Extension, HttpReply, HttpRoute, hookimpl
 
 def circle(start, garbage):
     # The shortest way from `start` back to it.
@@ -91,9 +91,13 @@ class Refused(HttpRoute):
 def server_started(server):
     SERVERS.append(server)
 
+class Garbage(Extension):
+    name = "garbage"
+    adds = (Begin, Count, Infer, InferAsync, Refused)
+
 @hookimpl
-def register_routes():
-    return [Begin, Count, Infer, InferAsync, Refused]
+def register_extensions():
+    return [Garbage]
 """
 SHAPES = """
 input { name: "IN" data_type: TYPE_FP32 dims: [-1] }

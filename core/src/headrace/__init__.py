@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from headrace.executors.output_schema import OutputSchema
     from headrace.executors.process.handshake import InstanceSpec
     from headrace.frontends.base import Frontend
+    from headrace.frontends.extension import Addition, Extension
     from headrace.harnesses import InstanceHarness, SchedulerHarness
     from headrace.hookspecs import hookimpl
     from headrace.messages import dtypes
@@ -116,6 +117,7 @@ if TYPE_CHECKING:
     from headrace.telemetry.pacing import paced
     from headrace.telemetry.published import PublishedMetric
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
+    from headrace_grpc.plugin_methods import GrpcMethod
     from headrace_http.message import HttpReply, HttpRequest
     from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
 
@@ -183,7 +185,9 @@ _HOMES = {
         "Unsupported",
     ),
     "headrace.frontends.base": ("Frontend",),
+    "headrace.frontends.extension": ("Addition", "Extension"),
     "headrace.harnesses": ("InstanceHarness", "SchedulerHarness"),
+    "headrace_grpc.plugin_methods": ("GrpcMethod",),
     "headrace_http.message": ("HttpReply", "HttpRequest"),
     "headrace_http.plugin_routes": ("HttpCall", "HttpRoute", "HttpStream"),
     "headrace.hookspecs": ("hookimpl",),
@@ -226,6 +230,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "LOG_LEVELS",
     "ORPHAN_REAPER",
+    "Addition",
     "AlreadyExists",
     "Answer",
     "AnyInstance",
@@ -249,9 +254,11 @@ __all__ = [
     "DeviceKind",
     "Engine",
     "Entrance",
+    "Extension",
     "ExtensionOperation",
     "Frontend",
     "FullScheduler",
+    "GrpcMethod",
     "HeadraceError",
     "HeldUntil",
     "HttpCall",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.backends.base import Backend
 from headrace.caches.base import ResponseCache
+from headrace.frontends.extension import Extension
 from headrace.hookspecs import hookimpl
 from headrace.models.interceptors import Interceptor
 from headrace.schedulers.base import Scheduler
@@ -30,6 +31,13 @@ def register_interceptors() -> list[type[Interceptor]]:
     from headrace.frontends.request_parameters import ForwardedHeaders
 
     return [RestrictedApis, ForwardedHeaders]
+
+
+@hookimpl
+def register_extensions() -> list[type[Extension]]:
+    from headrace.frontends.request_extensions import OWN
+
+    return OWN
 
 
 @hookimpl

@@ -28,6 +28,15 @@ _AGENTS = {"checksum": "headrace-checksum"}
 _CACHES = {"redis": "headrace-redis"}
 #: What is to read these URLs, and is not written yet.
 _STORAGES_PLANNED = dict.fromkeys(("as", "gs", "s3"), "headrace-cloud")
+#: Extensions of the protocol, which add paths and RPCs.
+_EXTENSIONS = {"events": "headrace-events", "sequence": "headrace-sequence"}
+#: What those of Triton's are to be called that are not written yet.
+_EXTENSIONS_PLANNED = {
+    "generate": "headrace-generate",
+    "logging": "headrace-logging",
+    "trace": "headrace-trace",
+    **dict.fromkeys(("system_shared_memory", "cuda_shared_memory"), "headrace-shared-memory"),
+}
 #: Schedulers that are distributions of their own, by the field of the config that asks for each.
 _SCHEDULERS = {"ensemble_scheduling": "headrace-ensemble", "sequence_batching": "headrace-sequence"}
 
@@ -54,6 +63,7 @@ def is_known(kind: str, name: str) -> bool:
         "agent": _AGENTS,
         "cache": _CACHES,
         "storage": _STORAGES_PLANNED,
+        "extension": _EXTENSIONS | _EXTENSIONS_PLANNED,
     }
     return name in known.get(kind, ())
 
@@ -83,6 +93,10 @@ def missing(kind: str, name: str) -> str:
         return f"The cache '{name}' comes with the distribution {_CACHES[name]}: pip install {_CACHES[name]};"
     if kind == "agent" and name in _AGENTS:
         return f"The agent '{name}' comes with the distribution {_AGENTS[name]}: pip install {_AGENTS[name]};"
+    if kind == "extension" and name in _EXTENSIONS:
+        return f"It comes with the distribution {_EXTENSIONS[name]}: pip install {_EXTENSIONS[name]}"
+    if kind == "extension" and name in _EXTENSIONS_PLANNED:
+        return f"Its distribution, {_EXTENSIONS_PLANNED[name]}, is not published yet"
     if kind == "storage" and name in _STORAGES_PLANNED:
         return (
             f"Its distribution, {_STORAGES_PLANNED[name]}, is not published yet: copy the repository to this machine, "

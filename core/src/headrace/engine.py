@@ -13,15 +13,17 @@ calls them. Everything here is for the event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from enum import Enum
+from functools import cached_property
 from time import monotonic_ns
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from headrace.config.options import ServerOptions
-from headrace.errors import HeadraceError, Unavailable
+from headrace.errors import HeadraceError, PluginError, Unavailable
 from headrace.large import LargeWork
 from headrace.messages.caller import Caller, Outcome, Watch
 from headrace.messages.operation import AnyOperation, ExtensionOperation, Operation
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
     from headrace.models.control import Control
     from headrace.models.lifecycle import Lifecycle
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "AnyOperation",
@@ -61,18 +65,24 @@ __all__ = [
     "not_over_http",
 ]
 
-#: Server metadata, in Triton's order (docs/spec/behaviours.md section 1.6); grows as extensions are built.
-EXTENSIONS = (
+#: The order in which Triton lists its extensions (docs/spec/behaviours.md section 1.6).
+_TRITONS_ORDER = (
     "classification",
     "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "trace",
+    "logging",
 )
+#: A kind of what extensions add: routes, methods.
+A = TypeVar("A")
 
 
 class Phase(Enum):
@@ -121,10 +131,8 @@ class Engine:
         self._table = table
         #: What every operation passes; None if the server has no interceptors.
         self.admission = admission
-        #: Classes of HTTP routes that plugins add; iterating raises `LoadError` where two would answer one path.
-        self.routes: Iterable[type[Any]] = ()
-        #: Those of the server metadata.
-        self.extensions: Sequence[str] = EXTENSIONS
+        #: The classes of the extensions. Iterating raises `LoadError` if two of them add the same.
+        self.extension_parts: Iterable[type[Any]] = ()
         self._any_number = self.entrance()
         #: Those of decoupled models, whatever protocol they are asked by.
         self.streams = OpenStreams()
@@ -140,6 +148,33 @@ class Engine:
         """
         if self.admission is not None and (waiting := self.admission.admit(caller, operation, model)) is not None:
             await waiting
+
+    # ------------------------------------------------------------------ extensions
+
+    @cached_property
+    def extensions(self) -> list[Any]:
+        """The extensions that are enabled, made when first asked for. Raises `LoadError` if two add the same."""
+        made = []
+        for part in self.extension_parts:
+            try:
+                made.append(part(self))
+            except HeadraceError:
+                raise
+            except Exception as error:
+                raise PluginError(f"extension '{part.name}' can not start: {type(error).__name__}: {error}") from error
+        return [extension for extension in made if extension.enabled]
+
+    def additions(self, kind: type[A]) -> list[A]:
+        """Return what the extensions add to the protocol that serves ``kind``: a new object of each class."""
+        return [part(extension) for extension in self.extensions for part in extension.adds if issubclass(part, kind)]
+
+    def close_extensions(self) -> None:
+        """Close the extensions. The server's to call, once. One that fails keeps no other open."""
+        for extension in self.__dict__.get("extensions", ()):
+            try:
+                extension.close()
+            except Exception:
+                log.exception("extension '%s' failed to close", extension.name)
 
     # ------------------------------------------------------------------ inference
 
@@ -280,7 +315,10 @@ class Engine:
     # ------------------------------------------------------------------ documents
 
     def metadata(self) -> Metadata:
-        return Metadata(self.options.id, self.version, list(self.extensions))
+        names = dict.fromkeys(name for extension in self.extensions for name in extension.announces)
+        ordered = [name for name in _TRITONS_ORDER if name in names]
+        ordered += [name for name in names if name not in _TRITONS_ORDER]
+        return Metadata(self.options.id, self.version, ordered)
 
     def model_metadata(self, name: str, version: str | int = "") -> dict[str, Any]:
         """The metadata of a model, with all its ready versions or the one asked for. Raises as `resolve`."""

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
     from headrace.frontends.base import Frontend
+    from headrace.frontends.extension import Extension
     from headrace.models.interceptors import Interceptor
     from headrace.models.served import ServedModel
     from headrace.schedulers.base import Scheduler
     from headrace.server import Server
     from headrace.storage.base import Storage
     from headrace.telemetry.executions import Observer
-    from headrace_http.plugin_routes import HttpRoute
 
 hookspec = pluggy.HookspecMarker("headrace")
 hookimpl = pluggy.HookimplMarker("headrace")
@@ -89,12 +89,12 @@ def register_agents() -> Sequence[type[RepositoryAgent]]:  # type: ignore[empty-
 
 
 @hookspec
-def register_routes() -> Sequence[type[HttpRoute]]:  # type: ignore[empty-body]
-    """The HTTP routes of this plugin, which the HTTP frontend answers beside its own; it makes one object of each.
+def register_extensions() -> Sequence[type[Extension]]:  # type: ignore[empty-body]
+    """Return the extension classes of this plugin: what it adds to the protocols. The server makes one object of each.
 
-    Called once per server, before anything is loaded; same rules as `register_backends`. The name of a
-    route is its method and path. Two whose paths overlap are an error that names both distributions, and
-    one that overlaps with a path of core breaks its plugin.
+    Called once per server, before anything is loaded; same rules as `register_backends`. Two additions that callers
+    could not tell apart, such as two routes to one path, are an error that names both distributions. An addition that
+    callers could not tell apart from one of Headrace's own breaks its plugin.
     """
 
 

@@ -23,7 +23,7 @@ from headrace.caches.base import ResponseCache
 from headrace.errors import ConfigError
 from headrace.frontends.base import Frontend
 from headrace.models.interceptors import Interceptor
-from headrace.registry import OptionRegistry, PluginInfo, Registry, RouteRegistry
+from headrace.registry import ExtensionRegistry, OptionRegistry, PluginInfo, Registry
 from headrace.schedulers.base import Scheduler
 from headrace.storage.base import Storage
 
@@ -47,7 +47,7 @@ class Plugins:
         self.frontends = self._kind(Registry[type[Frontend]]("frontend", Frontend, self.plugins))
         self.storages = self._kind(Registry[type[Storage]]("storage", Storage, self.plugins))
         self.agents = self._kind(Registry[type[RepositoryAgent]]("agent", RepositoryAgent, self.plugins))
-        self.routes = self._kind(RouteRegistry(self.plugins))
+        self.extensions = self._kind(ExtensionRegistry(self.plugins))
         self.interceptors = self._kind(Registry[type[Interceptor]]("interceptor", Interceptor, self.plugins))
         self.options = self._kind(OptionRegistry(self.plugins))
         self._manager = pluggy.PluginManager(GROUP)
@@ -66,6 +66,8 @@ class Plugins:
         plugins, built_in = cls(), PluginInfo("builtins", "headrace", version("headrace"))
         plugins._add(built_in, lambda: builtins)
         found = [(_describe(entry), entry) for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)]
+        # Headrace's own first: a plugin that adds what Headrace itself has is broken, and not Headrace.
+        found.sort(key=lambda pair: pair[0].distribution != built_in.distribution)
         _refuse_unknown(allow or (), [built_in, *(info for info, _ in found)])
         for info, entry in found:
             if allow is None or built_in.distribution == info.distribution or {info.name, info.distribution} & {*allow}:
@@ -154,6 +156,11 @@ class Plugins:
             for part in chain.from_iterable(returned):
                 registry.require(part)
                 parts.append((registry, part))
+                if registry is self.extensions:
+                    self.extensions.refuse_own(part)
+                    for group in part.options:
+                        self.options.require(group)
+                        parts.append((self.options, group))
 
 
 #: The names of all hooks.

@@ -9,9 +9,12 @@ from typing import Generic, TypeVar
 from headrace.config.option_groups import OptionGroup, group_flags
 from headrace.distributions import meant, missing
 from headrace.errors import Code, ConfigError, LoadError
-from headrace_http.plugin_routes import HttpRoute, clash, read_route
+from headrace.frontends.extension import Addition, Extension
 
 P = TypeVar("P", bound=type)
+
+#: The distribution of Headrace itself.
+OWN = "headrace"
 
 
 @dataclass(slots=True)
@@ -141,22 +144,56 @@ class OptionRegistry(Registry[type[OptionGroup]]):
         return super().__iter__()
 
 
-class RouteRegistry(Registry[type[HttpRoute]]):
-    """The HTTP routes, by method and path. A claim on one is a claim on all that it overlaps with."""
+class ExtensionRegistry(Registry[type[Extension]]):
+    """The extensions by name, and what each adds. Two additions that callers could not tell apart are a conflict."""
 
     def __init__(self, plugins: Sequence[PluginInfo]) -> None:
-        super().__init__("route", HttpRoute, plugins)
+        super().__init__("extension", Extension, plugins)
+        self._additions: list[tuple[type[Addition], PluginInfo]] = []
+        #: What is added twice, by the words that say so.
+        self._clashes: dict[str, list[PluginInfo]] = {}
 
     def require(self, part: object) -> str:
+        """`Registry.require`. Raises TypeError for an addition that is none, too."""
         shown = super().require(part)
-        read_route(part)  # type: ignore[arg-type]
+        for addition in part.adds:  # type: ignore[attr-defined]  # it is an extension
+            if not (isinstance(addition, type) and issubclass(addition, Addition)):
+                raise TypeError(f"{shown} adds {addition!r}, which is no subclass of Addition")
+            addition.check()
         return shown
 
-    def add(self, part: type[HttpRoute], origin: PluginInfo) -> None:
-        origin.parts.append(self.require(part))
-        taken = [name for name, claims in self._claims.items() if any(clash(part, other) for other, _ in claims)]
-        for name in taken or [part.name]:
-            self._claims.setdefault(name, []).append((part, origin))
+    def refuse_own(self, part: type[Extension]) -> None:
+        """Raise TypeError if ``part``, which is not registered yet, adds what Headrace itself has."""
+        for addition in part.adds:
+            for own, origin in self._additions:
+                if origin.distribution == OWN and addition.clashes_with(own):
+                    raise TypeError(
+                        f"{addition.kind} '{addition.name}' is one that Headrace itself answers, as '{own.name}'"
+                    )
+
+    def add(self, part: type[Extension], origin: PluginInfo) -> None:
+        super().add(part, origin)
+        for addition in part.adds:
+            if origin.distribution != OWN:  # the order of Headrace's own decides between them
+                self._note_clashes(addition, origin)
+                origin.parts.append(f"{addition.kind} {addition.name}")
+            self._additions.append((addition, origin))
+
+    def _note_clashes(self, addition: type[Addition], origin: PluginInfo) -> None:
+        """Note what was added before and cannot be told apart from ``addition``."""
+        for other, owner in self._additions:
+            if addition.clashes_with(other):
+                text = f"{other.kind} '{other.name}' is claimed by both {owner} and {origin}"
+                self._clashes[f"{text}: uninstall one, or use --plugins"] = [owner, origin]
+
+    def conflicts(self) -> dict[str, list[PluginInfo]]:
+        return {**super().conflicts(), **self._clashes}
+
+    def __iter__(self) -> Iterator[type[Extension]]:
+        """Yield the extensions in order of registration. Raises `LoadError` at the first conflict."""
+        for text in self.conflicts():
+            raise LoadError(text)
+        return super().__iter__()
 
 
 def _normal(name: str) -> str:

@@ -25,7 +25,7 @@ from headrace.caches.model_cache import ServerCache, make_cache
 from headrace.config import support
 from headrace.config.option_groups import complete_groups
 from headrace.config.options import ServerOptions
-from headrace.engine import EXTENSIONS, Engine, Phase
+from headrace.engine import Engine, Phase
 from headrace.errors import ConfigError, HeadraceError, InternalError, Unavailable, Unsupported
 from headrace.executors.threads import LoopMailbox
 from headrace.frontends.base import Frontend, streams_s
@@ -90,9 +90,7 @@ class Server:
         #: All that frontends see.
         admission = make_interceptors(self.plugins.interceptors, self.options)
         self.engine = engine = Engine(self.options, self._table, self._measure(), admission)
-        engine.routes = self.plugins.routes
-        if "sequence_batching" not in self.plugins.schedulers.names():
-            engine.extensions = [name for name in EXTENSIONS if name != "sequence"]
+        engine.extension_parts = self.plugins.extensions
         self._single = Entrance(self._table.resolve_loaded, not_by_infer, admission=admission)
         self._any_number = engine.entrance()
         self._lifecycle: Lifecycle
@@ -129,6 +127,8 @@ class Server:
             yield labels_of(model), model.scheduler.full
         if self._cache is not None:
             yield {}, self._cache.cache
+        for extension in self.engine.extensions:
+            yield {}, extension
         for use in self._limiter.uses() if self._limiter is not None else ():
             yield use.labels, use
 
@@ -271,6 +271,7 @@ class Server:
                 log.error("frontend '%s' failed to stop", frontend.name, exc_info=end)
         log.info("Waiting for in-flight requests to complete.")
         await self._lifecycle.stop(wait_for_loads=wait_for_loads)
+        self.engine.close_extensions()
 
     async def __aenter__(self) -> Server:
         await self.start()

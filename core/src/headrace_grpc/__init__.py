@@ -18,7 +18,7 @@ Options: the ``--grpc-*`` flags (``headrace serve --help``).
 
 from __future__ import annotations
 
-from headrace import Frontend, hookimpl
+from headrace import Extension, Frontend, hookimpl
 
 
 @hookimpl
@@ -26,3 +26,10 @@ def register_frontends() -> list[type[Frontend]]:
     from headrace_grpc.frontend import GrpcFrontend
 
     return [GrpcFrontend]
+
+
+@hookimpl
+def register_extensions() -> list[type[Extension]]:
+    from headrace_grpc.grpc_extensions import OWN
+
+    return OWN

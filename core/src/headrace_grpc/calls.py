@@ -79,7 +79,7 @@ class RefusedCall(Stream):
 
 
 class GrpcCall(Stream):
-    """What all other calls have in common. Handlers see it as their ``Context``."""
+    """What all other calls have in common. MethodServices see it as their ``Context``."""
 
     __slots__ = ("_assembler", "_calls", "_cancel", "_head", "_timer", "deadline_ns", "is_ended")
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from headrace.errors import InvalidArgument, Unavailable, Unsupported
 from headrace.frontends.access import Uploads
 from headrace.frontends.failures import shown
-from headrace.frontends.shared_memory import refuse_change, require_status
 from headrace_grpc import grpc_service_pb2 as pb
 from headrace_grpc.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from headrace_grpc.rpc import Context, first
@@ -148,51 +147,3 @@ def _require(key: str, value: pb.ModelRepositoryParameter, kind: str) -> None:
 def _refuse_repository_name(name: str) -> None:
     if name:
         raise Unsupported("'repository_name' specification is not supported")
-
-
-# ---------------------------------------------------------------------- settings, which are fixed at start for now
-
-
-async def trace_settings(engine: Engine, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
-    if "trace_file" in request.settings:
-        raise Unsupported("trace file location can not be updated through network protocol")
-    raise Unsupported("tracing is not built yet: this server has no trace settings")
-
-
-async def log_settings(engine: Engine, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
-    if "log_file" in request.settings:
-        raise Unsupported("log file location can not be updated through network protocol")
-    raise Unsupported("log settings can not be read or changed while the server runs; set the --log-* flags at start")
-
-
-# ---------------------------------------------------------------------- shared memory, which is not served yet
-
-
-async def system_memory_status(
-    engine: Engine, request: pb.SystemSharedMemoryStatusRequest, context: Context
-) -> pb.SystemSharedMemoryStatusResponse:
-    require_status("system", request.name)
-    return pb.SystemSharedMemoryStatusResponse()
-
-
-async def cuda_memory_status(
-    engine: Engine, request: pb.CudaSharedMemoryStatusRequest, context: Context
-) -> pb.CudaSharedMemoryStatusResponse:
-    require_status("cuda", request.name)
-    return pb.CudaSharedMemoryStatusResponse()
-
-
-async def register_memory(
-    engine: Engine,
-    request: pb.SystemSharedMemoryRegisterRequest | pb.CudaSharedMemoryRegisterRequest,
-    context: Context,
-) -> pb.SystemSharedMemoryRegisterResponse | pb.CudaSharedMemoryRegisterResponse:
-    raise refuse_change()
-
-
-async def unregister_memory(
-    engine: Engine,
-    request: pb.SystemSharedMemoryUnregisterRequest | pb.CudaSharedMemoryUnregisterRequest,
-    context: Context,
-) -> pb.SystemSharedMemoryUnregisterResponse | pb.CudaSharedMemoryUnregisterResponse:
-    raise refuse_change()

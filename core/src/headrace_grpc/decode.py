@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.shared_memory import no_region
+from headrace.frontends.tensor_places import no_region
 from headrace.large import UNBOUNDED, Large
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType

@@ -10,7 +10,7 @@ that comes back::
 
 from __future__ import annotations
 
-from headrace import Frontend, hookimpl
+from headrace import Extension, Frontend, hookimpl
 
 
 @hookimpl
@@ -19,3 +19,10 @@ def register_frontends() -> list[type[Frontend]]:
     from headrace_http.metrics_frontend import MetricsFrontend
 
     return [HttpFrontend, MetricsFrontend]
+
+
+@hookimpl
+def register_extensions() -> list[type[Extension]]:
+    from headrace_http.http_extensions import OWN
+
+    return OWN

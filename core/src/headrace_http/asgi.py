@@ -137,7 +137,7 @@ async def _serve(routes: Routes, limits: HttpLimits, scope: Scope, receive: Rece
     except InvalidArgument as error:
         await _send(send, error_reply(error), scope["method"])
         return
-    request = HttpRequest(scope["method"], path, headers, body, raw)
+    request = HttpRequest(scope["method"], path, headers, body, raw, scope.get("query_string", b"").decode("latin-1"))
     reply = await _answer(routes, request, receive, send, host_of(scope.get("client")))
     if reply is not None:
         await _send(send, reply, scope["method"])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.shared_memory import no_region
+from headrace.frontends.tensor_places import no_region
 from headrace.large import Large
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType

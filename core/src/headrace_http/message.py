@@ -58,6 +58,16 @@ class HttpRequest(NamedTuple):
     headers: Mapping[bytes, bytes]
     body: memoryview
     received: bytes | Sequence[tuple[bytes, bytes]] = ()
+    #: Set where ``received`` does not have it.
+    query_string: str = ""
+
+    @property
+    def query(self) -> str:
+        """What stands behind the ``?`` of the URL, as received; few ask."""
+        if not isinstance(self.received, bytes):
+            return self.query_string
+        target = self.received.partition(b"\r\n")[0].split(b" ")[1:2]
+        return b"".join(target).partition(b"?")[2].partition(b"#")[0].decode("latin-1")
 
     @property
     def raw_headers(self) -> Sequence[tuple[bytes, bytes]]:

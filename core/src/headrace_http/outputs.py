@@ -16,7 +16,7 @@ import orjson
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.classification import classify
-from headrace.frontends.shared_memory import no_region
+from headrace.frontends.tensor_places import no_region
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large, slices
 from headrace.messages import dtypes
 from headrace.messages.response import InferResponse

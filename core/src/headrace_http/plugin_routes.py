@@ -1,9 +1,9 @@
-"""HTTP routes that plugins add: what they implement, what they are given, and what has them answer.
+"""HTTP routes that extensions add: what they implement, what they are given, and what has them answer.
 
 ::
 
     class Events(HttpRoute):
-        name = "POST /v2/models/{name}/events"
+        name = "POST /v2/models/{name}[/versions/{version}]/events"
 
         async def answer(self, call):
             request = await call.read_inference(call.values["name"])
@@ -13,14 +13,14 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from urllib.parse import parse_qs
 
-from headrace.config.options import RESTRICTED_CATEGORIES
-from headrace.engine import AnyOperation, ExtensionOperation, Operation
-from headrace.errors import HeadraceError, InternalError
+from headrace.engine import AnyOperation, Operation
+from headrace.errors import HeadraceError, InternalError, InvalidArgument
+from headrace.frontends.extension import Addition, check_operation
 from headrace.telemetry.pacing import paced
 from headrace_http.admitted_requests import caller_of
 from headrace_http.message import (
@@ -33,18 +33,21 @@ from headrace_http.message import (
     reply_stream,
 )
 from headrace_http.request_head import TOKEN
-from headrace_http.url_paths import PathTemplate, read_path
+from headrace_http.url_paths import PathTarget, PathTemplate, read_path
 
 if TYPE_CHECKING:
-    from headrace.engine import Caller, Engine
+    from headrace.engine import Caller
     from headrace.messages.request import InferRequest
     from headrace.messages.response import InferResponse
     from headrace_http.inference import InferenceHandler
-    from headrace_http.url_paths import PathTarget
+    from headrace_http.route_handlers import Handler, RouteHandlers
 
 log = paced(__name__)
 
+
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+#: A query with more fields is refused.
+_QUERY_FIELDS = 1000
 #: Answers of these have no body, and what would end theirs is the host's own affair.
 _BODILESS = {204, 205, 304}
 _STATUSES = {status.value for status in HTTPStatus if status >= 200} - _BODILESS
@@ -65,23 +68,38 @@ class HttpStream(NamedTuple):
     chunks: AsyncIterator[bytes]
 
 
-class HttpRoute(ABC):
+class HttpRoute(Addition):
     """Answers the requests to one path. One object per server, on the event loop, so that nothing may block.
 
     ``name`` is the method and the path, ``"POST /v2/models/{name}/events"``. A placeholder is one segment, and
-    ``{version}`` one of digits. ``operation`` is what interceptors admit before the body is read, for the model that
-    ``{name}`` gives. An `ExtensionOperation` says which category of ``--http-restricted-api`` holds for it.
+    ``{version}`` one of digits. What stands in brackets may be missing. ``operation`` is what interceptors admit before
+    the body is read, for the model that ``{name}`` gives. An `ExtensionOperation` says which category of
+    ``--http-restricted-api`` holds for it.
     """
 
-    name: ClassVar[str]
+    kind: ClassVar[str] = "route"
     operation: ClassVar[AnyOperation] = Operation.INFER
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    @abstractmethod
     async def answer(self, call: HttpCall) -> HttpReply | HttpStream:
-        """Cancelled when the caller goes away. A `HeadraceError` is answered as anywhere, anything else with 500."""
+        """Return the answer. A `HeadraceError` is answered as anywhere, anything else with 500.
+
+        Cancelled when the caller disconnects.
+        """
+        raise NotImplementedError
+
+    def handler(self, handlers: RouteHandlers) -> Handler:
+        """Return what calls `answer`, in a task for each request."""
+        return RouteHandler(self, handlers.inference, handlers.tell)
+
+    @classmethod
+    def check(cls) -> None:
+        read_route(cls)
+        if cls.answer is HttpRoute.answer and cls.handler is HttpRoute.handler:
+            raise TypeError(f"route '{cls.name}' has no method 'answer'")
+
+    @classmethod
+    def clashes_with(cls, other: type[Addition]) -> bool:
+        return issubclass(other, HttpRoute) and clash(cls, other)
 
 
 class HttpCall:
@@ -99,6 +117,14 @@ class HttpCall:
     def caller(self) -> Caller:
         """Who sent it."""
         return caller_of(self.request, self._reply)
+
+    @property
+    def query(self) -> dict[str, list[str]]:
+        """The values of each field behind the ``?`` of the URL. Raises `InvalidArgument` if there are too many."""
+        try:
+            return parse_qs(self.request.query, keep_blank_values=True, max_num_fields=_QUERY_FIELDS)
+        except ValueError:
+            raise InvalidArgument(f"the query of the URL has more than {_QUERY_FIELDS} fields") from None
 
     async def read_inference(self, model: str, version: str = "") -> InferRequest:
         """What the body asks of ``model``, as in ``POST /v2/models/{name}/infer``: tensors in JSON or behind it.
@@ -124,26 +150,13 @@ def read_route(part: type[HttpRoute]) -> tuple[str, PathTemplate]:
     method, _, path = part.name.partition(" ")
     if method not in _METHODS:
         raise TypeError(f"route {part.__name__} is named {part.name!r}, not '<{'|'.join(_METHODS)}> /path'")
-    _require_operation(part)
-    return method, read_path(path)
-
-
-def _require_operation(part: type[HttpRoute]) -> None:
-    """Raise TypeError if interceptors could not tell what requests to the route ask for."""
-    operation = part.operation
     if hasattr(part, "category"):
         raise TypeError(
             f"route '{part.name}' has a category, {part.category!r}: the category is that of its operation, such as "
             f"ExtensionOperation('{part.__name__.lower()}', {part.category!r})"
         )
-    if not isinstance(operation, Operation | ExtensionOperation):
-        raise TypeError(
-            f"the operation of route '{part.name}' is {operation!r}, which is neither an Operation nor an "
-            "ExtensionOperation"
-        )
-    if operation.category not in ("", *RESTRICTED_CATEGORIES):
-        known = ", ".join(RESTRICTED_CATEGORIES)
-        raise TypeError(f"the category of operation '{operation}' is {operation.category!r}, which is none of {known}")
+    check_operation(part, part.operation)
+    return method, read_path(path)
 
 
 def clash(one: type[HttpRoute], other: type[HttpRoute]) -> bool:

@@ -1,7 +1,6 @@
-"""Paths with placeholders, which of them are core's own, and what a path names.
+"""Paths with placeholders, and what a path names.
 
-``{name}`` stands for one segment, and ``{version}`` for one of digits. In core's own, what stands in brackets may be
-missing.
+``{name}`` stands for one segment, and ``{version}`` for one of digits. What stands in brackets may be missing.
 """
 
 from __future__ import annotations
@@ -18,21 +17,17 @@ _REPOSITORY = "/v2/repository[/{repository}]"
 SERVER, LIVE, READY = "/v2", "/v2/health/live", "/v2/health/ready"
 ALL_STATISTICS, STATISTICS = "/v2/models/stats", f"{MODEL}/stats"
 EXPLAIN = f"{MODEL}/explain"  # not one of Triton's
-INFER, GENERATE = f"{MODEL}/infer", f"{MODEL}/generate[_stream]"
+INFER = f"{MODEL}/infer"
 MODEL_READY, CONFIG = f"{MODEL}/ready", f"{MODEL}/config"
-LOGGING, TRACE = "/v2/logging", "/v2[/models/{name}]/trace/setting"
 INDEX = f"{_REPOSITORY}/index"
 LOAD, UNLOAD = f"{_REPOSITORY}/models/{{name}}/load", f"{_REPOSITORY}/models/{{name}}/unload"
-REGIONS = tuple(f"/v2/{kind}sharedmemory[/region/{{name}}]" for kind in ("system", "cuda"))
-#: In the order in which Triton tries them.
-CORE = (
-    *(ALL_STATISTICS, LOGGING, INFER, GENERATE, MODEL_READY, CONFIG, STATISTICS, MODEL, TRACE, SERVER, LIVE, READY),
-    *(f"{region}/{what}" for region in REGIONS for what in ("status", "register", "unregister")),
-    *(INDEX, LOAD, UNLOAD, EXPLAIN),
-)
 _PLACEHOLDER = re.compile(r"{(\w+)}")
-#: What a plugin's path may have between two slashes.
+#: What a path may have between two slashes.
 _SEGMENT = re.compile(r"{[A-Za-z_]\w*}|[\w.~!$&'()*+,;=:@-]+", re.ASCII)
+
+
+#: Brackets in pairs, none inside another.
+_BRACKETS = re.compile(r"[^][]*(\[[^][]*\][^][]*)*")
 
 
 class PathTarget(NamedTuple):
@@ -70,23 +65,23 @@ class PathTemplate:
         return any(_meet(one, two) for one in self._variants for two in other._variants)
 
 
-#: Of core or of a plugin; there are a few.
+#: There are a few.
 template = lru_cache(256)(PathTemplate)
 
 
 def read_path(path: str) -> PathTemplate:
-    """The template that a plugin's ``path`` is. Raises TypeError for what is none, and for core's own."""
-    segments = path.split("/")
-    if segments.pop(0) or not segments or not all(map(_SEGMENT.fullmatch, segments)):
-        raise TypeError(f"the path {path!r} is not '/', words and placeholders like {{name}}, with '/' between them")
+    """Return the template that ``path`` is. Raises TypeError if it is none."""
+    for variant in _spread(path) if _BRACKETS.fullmatch(path) else [""]:
+        root, *segments = variant.split("/")
+        if root or not segments or not all(map(_SEGMENT.fullmatch, segments)):
+            raise TypeError(
+                f"the path {path!r} is not '/', words and placeholders like {{name}}, with '/' between them; what may "
+                "be missing stands in brackets"
+            )
     names = _PLACEHOLDER.findall(path)
     if len(names) > len(set(names)):
         raise TypeError(f"the path {path!r} has a placeholder twice")
-    asked = template(path)
-    for own in CORE:
-        if asked.overlaps(template(own)):
-            raise TypeError(f"the path {path!r} is one that Headrace itself answers, as {own}")
-    return asked
+    return template(path)
 
 
 def _spread(text: str) -> list[str]:

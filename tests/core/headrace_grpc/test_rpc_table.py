@@ -16,8 +16,10 @@ from headrace.errors import CallerError, Code, HeadraceError
 from headrace.models.interceptors import InterceptorChain, make_interceptors
 from headrace.models.open_streams import OpenStreams
 from headrace.models.states import IndexEntry
+from headrace_grpc.grpc_extensions import OWN
+from headrace_grpc.own_methods import HEALTH_SERVICE, SERVICE
 from headrace_grpc.rpc import Metadata, Rpc, serialize
-from headrace_grpc.rpc_table import HEALTH_SERVICE, SERVICE, rpcs
+from headrace_grpc.rpc_table import rpcs
 
 #: docs/spec/behaviours.md section 2.1.
 CATEGORIES = {
@@ -63,6 +65,9 @@ class TrialService:
 
     def entrance(self, single: Any = None, describe: Any = None) -> Entrance:
         return Entrance(cast("Any", None), single)
+
+    def additions(self, kind: Any) -> list[Any]:
+        return [addition(extension(cast("Engine", self))) for extension in OWN for addition in extension.adds]
 
     async def list_repository(self, ready_only: bool) -> list[IndexEntry]:
         return [IndexEntry("m", "1", "READY")] if ready_only else [IndexEntry("m", "1", "READY"), IndexEntry("n")]

@@ -27,6 +27,7 @@ from headrace.models.serving_table import ServingTable
 from headrace.models.signature import Signature, explain
 from headrace.models.states import ModelRecord, VersionRecord
 from headrace.models.view import metadata_document
+from headrace.plugins import Plugins
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
 from headrace_http.caller_limits import HttpLimits
 from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply
@@ -112,6 +113,7 @@ class Caller:
         self.table.serve(model)
         settings = ServerOptions(**options)
         self.engine = Engine(settings, self.table, admission=make_interceptors(register_interceptors(), settings))
+        self.engine.extension_parts = Plugins.discover([]).extensions
         self.engine.phase = Phase.READY
         self.engine.lifecycle = SimpleNamespace(are_settled=True, why_not_alive="")  # type: ignore[assignment]
         self.routes = Routes(self.engine)

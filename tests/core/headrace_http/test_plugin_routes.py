@@ -14,6 +14,7 @@ import pytest
 
 from headrace.config.options import Restriction
 from headrace.errors import InvalidArgument, Unavailable
+from headrace.frontends.extension import Extension
 from headrace_http.frontend import HttpFrontend
 from headrace_http.message import HttpReply
 from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
@@ -122,7 +123,9 @@ def unchunked(raw: bytes | bytearray) -> tuple[bytes, bool]:
 
 @asynccontextmanager
 async def serving(caller: Any, *routes: type[HttpRoute]) -> AsyncIterator[HttpFrontend]:
-    caller.engine.routes = routes or (Ticks, Head)
+    added = type("Added", (Extension,), {"name": "added", "adds": routes or (Ticks, Head)})
+    caller.engine.extension_parts = [*caller.engine.extension_parts, added]
+    del caller.engine.extensions
     Ticks.permits = asyncio.Semaphore(0)
     frontend = HttpFrontend(caller.engine)
     await frontend.start()

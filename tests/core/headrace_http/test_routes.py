@@ -14,7 +14,6 @@ from headrace.config.options import RESTRICTED_CATEGORIES, Restriction
 from headrace.engine import Phase
 from headrace.errors import Code, HeadraceError, PermissionDenied, ResourceExhausted, Unauthenticated
 from headrace_http.message import STATUS, HttpReply, HttpRequest, error_reply
-from headrace_http.url_paths import CORE, template
 
 MakeCaller = Callable[..., Any]
 X = {"X": ("FP32", (4,))}
@@ -104,10 +103,6 @@ def test_table_has_no_route_without_a_category_and_none_untested(make_caller: Ma
         category = route.operation.category
         assert category in RESTRICTED_CATEGORIES
         assert category in {known for _, path, known in PATHS if route.pattern.fullmatch(path)}
-
-
-def test_no_path_of_core_is_free_for_plugins(make_caller: MakeCaller) -> None:
-    assert {route.pattern for route in make_caller(X).routes.table} == {template(path).pattern for path in CORE}
 
 
 @pytest.mark.parametrize(

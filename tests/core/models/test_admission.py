@@ -19,7 +19,9 @@ from tritonclient.utils import InferenceServerException
 from headrace import (
     AnyOperation,
     Caller,
+    Extension,
     ExtensionOperation,
+    GrpcMethod,
     HeadraceError,
     HttpCall,
     HttpReply,
@@ -73,6 +75,21 @@ class Own(HttpRoute):
         return HttpReply(200)
 
 
+class OwnMethod(GrpcMethod):
+    """A method of a plugin, whose operation is its own."""
+
+    name = "/own.Service/Ask"
+    operation = ExtensionOperation("own_method", "metadata")
+
+    async def answer(self, request: bytes, caller: Caller) -> bytes:
+        return request
+
+
+class OwnExtension(Extension):
+    name = "own"
+    adds = (Own, OwnMethod)
+
+
 class Ports(SimpleNamespace):
     """A running server, and the ports it listens on."""
 
@@ -119,7 +136,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         discover = Plugins.discover
         plugin = ModuleType("test")
         plugin.register_interceptors = hookimpl(lambda: list(interceptors))  # type: ignore[attr-defined]
-        plugin.register_routes = hookimpl(lambda: [Own])  # type: ignore[attr-defined]
+        plugin.register_extensions = hookimpl(lambda: [OwnExtension])  # type: ignore[attr-defined]
 
         def more(allow: Any = None) -> Plugins:
             from headrace.registry import PluginInfo

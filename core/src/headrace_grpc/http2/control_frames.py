@@ -1,4 +1,4 @@
-"""Handlers of the frames that carry neither headers nor data."""
+"""MethodServices of the frames that carry neither headers nor data."""
 
 from __future__ import annotations
 

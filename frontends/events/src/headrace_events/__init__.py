@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from headrace import HeadraceError, HttpCall, HttpRoute, HttpStream, InferRequest, hookimpl
+from headrace import Extension, HeadraceError, HttpCall, HttpRoute, HttpStream, InferRequest, hookimpl
 
 _HEADERS = ((b"Content-Type", b"text/event-stream"), (b"Cache-Control", b"no-store"))
 
 
-class Events(HttpRoute):
-    name = "POST /v2/models/{name}/events"
+class EventsRoute(HttpRoute):
+    name = "POST /v2/models/{name}[/versions/{version}]/events"
 
     async def answer(self, call: HttpCall) -> HttpStream:
         request = await call.read_inference(call.values["name"], call.values.get("version", ""))
@@ -28,10 +28,11 @@ class Events(HttpRoute):
             yield b"event: error\ndata: %b\n\n" % call.print_error(error)
 
 
-class EventsOfVersion(Events):
-    name = "POST /v2/models/{name}/versions/{version}/events"
+class Events(Extension):
+    name = "events"
+    adds = (EventsRoute,)
 
 
 @hookimpl
-def register_routes() -> list[type[HttpRoute]]:
-    return [Events, EventsOfVersion]
+def register_extensions() -> list[type[Extension]]:
+    return [Events]

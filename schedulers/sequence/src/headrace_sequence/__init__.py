@@ -18,7 +18,7 @@ instance, or waits in the backlog until one is free. Source: docs/spec/behaviour
 
 from __future__ import annotations
 
-from headrace import Scheduler, hookimpl
+from headrace import Extension, Scheduler, hookimpl
 from headrace_sequence.sequence_scheduler import SequenceScheduler
 
 __all__ = ["SequenceScheduler"]
@@ -27,3 +27,15 @@ __all__ = ["SequenceScheduler"]
 @hookimpl
 def register_schedulers() -> list[type[Scheduler]]:
     return [SequenceScheduler]
+
+
+class Sequence(Extension):
+    """The parameters ``sequence_id``, ``sequence_start`` and ``sequence_end`` of requests."""
+
+    name = "sequence"
+    announces = ("sequence",)
+
+
+@hookimpl
+def register_extensions() -> list[type[Extension]]:
+    return [Sequence]

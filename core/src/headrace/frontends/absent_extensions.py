@@ -1,13 +1,26 @@
-"""Clients' shared memory is not served yet: no region is ever registered (docs/spec/behaviours.md section 12.3)."""
+"""What is said of Triton's extensions that are not installed. For shared memory, no region is ever registered then
+(docs/spec/behaviours.md section 12.3)."""
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Literal, TypeAlias
 
 from headrace.config.support import NO_CLIENT_SHM
+from headrace.distributions import missing
 from headrace.errors import HeadraceError, NotFound, Unsupported
 
+log = logging.getLogger(__name__)
+
 Kind: TypeAlias = Literal["system", "cuda"]
+
+
+@cache
+def note_absent(extension: str) -> None:
+    """Log, once per process, which distribution has ``extension``, which a caller has asked for."""
+    text = "a caller asks for the extension '%s', which is not installed. %s"
+    log.info(text, extension, missing("extension", extension))
 
 
 def require_status(kind: Kind, name: str) -> None:
@@ -19,8 +32,3 @@ def require_status(kind: Kind, name: str) -> None:
 def refuse_change() -> HeadraceError:
     """Why no region can be registered or taken back."""
     return Unsupported(NO_CLIENT_SHM)
-
-
-def no_region(name: str) -> HeadraceError:
-    """Why a tensor cannot lie in the region ``name``."""
-    return NotFound(f"Unable to find shared memory region: '{name}'")

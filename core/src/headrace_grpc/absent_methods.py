@@ -1,0 +1,85 @@
+"""The methods of Triton's extensions that are not installed. They answer as Triton answers what it was built without.
+
+An extension that is installed and has one of these methods takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from headrace.engine import Operation
+from headrace.errors import Unsupported
+from headrace.frontends.absent_extensions import note_absent, refuse_change, require_status
+from headrace_grpc import grpc_service_pb2 as pb
+from headrace_grpc.own_methods import OwnMethod, message_method
+from headrace_grpc.rpc import Answer, Context
+
+if TYPE_CHECKING:
+    from headrace.engine import Engine
+
+
+async def _trace_settings(engine: Engine, request: pb.TraceSettingRequest, context: Context) -> Answer:
+    if "trace_file" in request.settings:
+        raise Unsupported("trace file location can not be updated through network protocol")
+    raise Unsupported("tracing is not built yet: this server has no trace settings")
+
+
+async def _log_settings(engine: Engine, request: pb.LogSettingsRequest, context: Context) -> Answer:
+    if "log_file" in request.settings:
+        raise Unsupported("log file location can not be updated through network protocol")
+    raise Unsupported("log settings can not be read or changed while the server runs; set the --log-* flags at start")
+
+
+async def _system_status(engine: Engine, request: pb.SystemSharedMemoryStatusRequest, context: Context) -> Answer:
+    require_status("system", request.name)
+    return pb.SystemSharedMemoryStatusResponse()
+
+
+async def _cuda_status(engine: Engine, request: pb.CudaSharedMemoryStatusRequest, context: Context) -> Answer:
+    require_status("cuda", request.name)
+    return pb.CudaSharedMemoryStatusResponse()
+
+
+async def _change_memory(engine: Engine, request: Any, context: Context) -> Answer:
+    raise refuse_change()
+
+
+def _noted(
+    extension: str, handler: Callable[[Engine, Any, Context], Awaitable[Answer]]
+) -> Callable[[Engine, Any, Context], Awaitable[Answer]]:
+    async def handle(engine: Engine, request: Any, context: Context) -> Answer:
+        note_absent(extension)
+        return await handler(engine, request, context)
+
+    return handle
+
+
+_STATUS, _REGISTER, _UNREGISTER = (
+    Operation.SHARED_MEMORY_STATUS,
+    Operation.SHARED_MEMORY_REGISTER,
+    Operation.SHARED_MEMORY_UNREGISTER,
+)
+_SYSTEM = _noted("system_shared_memory", _change_memory)
+_CUDA = _noted("cuda_shared_memory", _change_memory)
+
+ABSENT: tuple[type[OwnMethod], ...] = (
+    message_method(
+        "SystemSharedMemoryStatus",
+        _STATUS,
+        pb.SystemSharedMemoryStatusRequest,
+        _noted("system_shared_memory", _system_status),
+    ),
+    message_method("SystemSharedMemoryRegister", _REGISTER, pb.SystemSharedMemoryRegisterRequest, _SYSTEM),
+    message_method("SystemSharedMemoryUnregister", _UNREGISTER, pb.SystemSharedMemoryUnregisterRequest, _SYSTEM),
+    message_method(
+        "CudaSharedMemoryStatus",
+        _STATUS,
+        pb.CudaSharedMemoryStatusRequest,
+        _noted("cuda_shared_memory", _cuda_status),
+    ),
+    message_method("CudaSharedMemoryRegister", _REGISTER, pb.CudaSharedMemoryRegisterRequest, _CUDA),
+    message_method("CudaSharedMemoryUnregister", _UNREGISTER, pb.CudaSharedMemoryUnregisterRequest, _CUDA),
+    message_method("TraceSetting", Operation.TRACE_SETTINGS, pb.TraceSettingRequest, _noted("trace", _trace_settings)),
+    message_method("LogSettings", Operation.LOG_SETTINGS, pb.LogSettingsRequest, _noted("logging", _log_settings)),
+)

@@ -1,0 +1,86 @@
+"""What the handlers of one port are made of: a handler has its reply at once, or runs as a task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from headrace.errors import HeadraceError
+from headrace_http.handlers import DescriptionHandlers, RepositoryHandlers
+from headrace_http.inference import InferenceHandler
+from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply
+from headrace_http.url_paths import PathTarget
+
+if TYPE_CHECKING:
+    from headrace.engine import Engine
+
+#: Answers a request through its reply, now or later. Returns what cancels it, or None.
+Handler: TypeAlias = Callable[[HttpRequest, PathTarget, Reply], "Cancel | None"]
+
+
+class RouteHandlers:
+    """What the routes of one port share. ``tell`` logs an error, and ``fail`` answers one."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tell: Callable[[HeadraceError, HttpRequest], None],
+        fail: Callable[[HttpRequest, Reply, Exception], None],
+    ) -> None:
+        self.about, self.repository = DescriptionHandlers(engine), RepositoryHandlers(engine)
+        self.inference = InferenceHandler(engine)
+        self.tell, self._fail = tell, fail
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def direct(self, answer: Callable[[HttpRequest, PathTarget], HttpReply]) -> Handler:
+        """Return a handler that has the reply at once."""
+
+        def handle(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
+            reply(answer(request, target))
+
+        return handle
+
+    def load_task(self, repository: RepositoryHandlers) -> Handler:
+        """Return the handler of loads, which reads who sent them."""
+
+        def handle(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
+            self.task(partial(repository.load, peer=getattr(reply, "peer", "")))(request, target, reply)
+
+        return handle
+
+    def perhaps_task(self, answer: Callable[[HttpRequest, PathTarget], HttpReply | Awaitable[HttpReply]]) -> Handler:
+        """A handler that has the reply at once, or else awaits it as `_task` does."""
+
+        def handle(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
+            found = answer(request, target)
+            if isinstance(found, HttpReply):
+                reply(found)
+                return
+
+            async def wait(request: HttpRequest, target: PathTarget) -> HttpReply:
+                return await found
+
+            self.task(wait)(request, target, reply)
+
+        return handle
+
+    def task(self, coroutine: Callable[[HttpRequest, PathTarget], Awaitable[HttpReply]]) -> Handler:
+        """A handler that runs ``coroutine`` to its end, even if the caller goes away."""
+
+        async def run(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
+            try:
+                reply(await coroutine(request, target))
+            except HeadraceError as error:
+                # Without its frames, which hold the request for as long as anybody holds the error.
+                self._fail(request, reply, error.with_traceback(None))
+            except Exception as error:
+                self._fail(request, reply, error)
+
+        def handle(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
+            task = asyncio.get_running_loop().create_task(run(request, target, reply))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return handle
