@@ -1,4 +1,4 @@
-"""Headrace: an inference server that pip installs and that takes over where Triton stands.
+"""Headrace: an inference server that pip installs, and that takes over from Triton.
 
 Serve a repository from Python, without a port::
 
@@ -8,9 +8,9 @@ Serve a repository from Python, without a port::
         answer = server.infer("digits", {"image": pixels})
         answer.outputs["scores"]
 
-Write a backend: subclass `Backend` and `Instance`, return the backend from a function marked
-`hookimpl`, and name the module in an entry point of the group ``headrace``. What is exported here
-is the whole vocabulary; everything else may change between minor versions.
+Write a backend: subclass `Backend` and `Instance`, return the backend from a function marked `hookimpl`, and name the
+module in an entry point of the group ``headrace``. Only the names exported here are stable; everything else may change
+between minor versions.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ if TYPE_CHECKING:
     from headrace_http.message import HttpReply, HttpRequest
     from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
 
-#: Where each name lives. Imported on first use: who writes a backend need not import a server, and
-#: a process host has no more than NumPy.
+#: The module of each name. Imported on first use: a backend need not import a server, and the process of an instance
+#: has only NumPy.
 _HOMES = {
     "headrace.agents.base": ("RepositoryAgent",),
     "headrace.backends.base": (

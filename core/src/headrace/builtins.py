@@ -1,4 +1,4 @@
-"""The parts that come with core, registered through the same hooks as everybody else's."""
+"""The parts of core, registered by the same hooks as those of plugins."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What can be installed besides: the distributions of backends and schedulers, and the extras of this one.
+"""What can be installed in addition: distributions of backends and schedulers, and the extras of this distribution.
 
-Whoever needs one that is missing is told the command that installs it.
+Errors about a missing one contain the command that installs it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from headrace.errors import ConfigError
 
-#: The extra of this distribution that brings a module which only some deployments use.
+#: The extra of this distribution that installs a module.
 EXTRAS = {"grpc": "grpcio", "hypercorn": "hypercorn", "ml_dtypes": "bf16", "re2": "re2"}
 
 _WRITTEN = {
@@ -22,11 +22,11 @@ _WRITTEN = {
     "tensorflow": "headrace-tf",
     "tensorrt": "headrace-tensorrt",
 }
-#: What those are to be called that Triton has and nobody has written for Headrace yet.
+#: The planned names of distributions for parts of Triton that Headrace does not have yet.
 _PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm", "vllm")}
 _AGENTS = {"checksum": "headrace-checksum"}
 _CACHES = {"redis": "headrace-redis"}
-#: What is to read these URLs, and is not written yet.
+#: The planned distribution for these URLs.
 _STORAGES_PLANNED = dict.fromkeys(("as", "gs", "s3"), "headrace-cloud")
 #: Extensions of the protocol, which add paths and RPCs.
 _EXTENSIONS = {"events": "headrace-events", "sequence": "headrace-sequence"}
@@ -37,26 +37,26 @@ _EXTENSIONS_PLANNED = {
     "trace": "headrace-trace",
     **dict.fromkeys(("system_shared_memory", "cuda_shared_memory"), "headrace-shared-memory"),
 }
-#: Schedulers that are distributions of their own, by the field of the config that asks for each.
+#: Schedulers in distributions of their own, by the field of the config.
 _SCHEDULERS = {"ensemble_scheduling": "headrace-ensemble", "sequence_batching": "headrace-sequence"}
 
 
 def installs(module: str) -> str:
-    """The command that installs ``module``, one of `EXTRAS`."""
+    """Return the command that installs ``module``, one of `EXTRAS`."""
     return f"pip install 'headrace[{EXTRAS[module]}]'"
 
 
 def need(module: str, who: str) -> None:
-    """Raises `ConfigError`, with the command that installs it, if ``module``, one of `EXTRAS`, is not there.
+    """Raise `ConfigError`, with the command that installs it, if ``module``, one of `EXTRAS`, is not installed.
 
-    Looks for files, so call it where nobody waits.
+    Blocks: it searches files.
     """
     if find_spec(module) is None:
         raise ConfigError(f"{who} needs what is not installed here: {installs(module)}")
 
 
 def is_known(kind: str, name: str) -> bool:
-    """Whether ``name`` is a part that exists elsewhere, and no slip of the pen."""
+    """True if ``name`` is a part that exists, or is planned, and not a typing error."""
     known = {
         "backend": _WRITTEN | _PLANNED,
         "scheduler": _SCHEDULERS,
@@ -69,7 +69,7 @@ def is_known(kind: str, name: str) -> bool:
 
 
 def meant(kind: str, name: str, installed: Collection[str]) -> str:
-    """Return the part of ``kind`` that ``name`` is probably a slip for; empty if there is none.
+    """Return the part of ``kind`` that ``name`` is probably a typing error of; empty if there is none.
 
     For a backend, the name of its distribution (``onnx``) and a platform (``onnxruntime_onnx``) count, too.
     """
@@ -83,7 +83,7 @@ def meant(kind: str, name: str, installed: Collection[str]) -> str:
 
 
 def missing(kind: str, name: str) -> str:
-    """What to say where no plugin has the part ``name`` of ``kind``; empty if nothing is known of it."""
+    """Return the hint for a missing part ``name`` of ``kind``; empty if it is unknown."""
     if kind == "backend":
         return _backend_missing(name)
     if kind == "scheduler" and name in _SCHEDULERS:
@@ -106,7 +106,7 @@ def missing(kind: str, name: str) -> str:
 
 
 def _backend_missing(name: str) -> str:
-    """In Triton's words and then in ours."""
+    """Return the hint for a missing backend: Triton's text, then ours."""
     text = f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
     if name in _WRITTEN:
         return f"{text} It comes with the distribution {_WRITTEN[name]}: pip install {_WRITTEN[name]};"

@@ -1,13 +1,13 @@
-"""What a frontend may ask of the server, and nothing else.
+"""The server, for its frontends.
 
 ::
 
     view = entrance.find(name, version)      entrance = engine.entrance(not_over_http), once
-    ticket = Ticket(request, respond)        to whom the answers come; it cancels the request, too
+    ticket = Ticket(request, respond)        receives the answers; can also cancel the request
     entrance.start(view, ticket)
 
-A frontend translates: bytes to an `InferRequest`, answers to bytes, and documents to what its protocol
-calls them. Everything here is for the event loop.
+A frontend translates: bytes to an `InferRequest`, answers to bytes, and documents to the form of its protocol.
+Everything here runs on the event loop.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ A = TypeVar("A")
 
 
 class Phase(Enum):
-    """The life of a server. One that has FAILED found no repository, and runs because it is told to."""
+    """The phases of a server. FAILED: it has no repository, and runs because of its options."""
 
     NEW = "new"
     STARTING = "starting"
@@ -97,7 +97,7 @@ class Phase(Enum):
 
 
 class Metadata(NamedTuple):
-    """Of the server."""
+    """The metadata of the server."""
 
     name: str
     version: str
@@ -105,10 +105,10 @@ class Metadata(NamedTuple):
 
 
 class Engine:
-    """The data plane and the control plane of one server, for its frontends.
+    """Requests and control operations of one server, for its frontends.
 
-    The server makes it, says in ``phase`` how far its life has come, and gives it ``control``,
-    ``lifecycle`` and ``version`` before the first frontend starts.
+    The server creates it, sets ``phase``, and sets ``control``, ``lifecycle`` and ``version`` before the first frontend
+    starts.
     """
 
     control: Control
@@ -122,29 +122,29 @@ class Engine:
         collect: Callable[[], Iterable[Metric]] = tuple,
         admission: InterceptorChain | None = None,
     ) -> None:
-        """``collect`` gives what is measured of the models now, as Prometheus has it."""
+        """Create the engine. ``collect`` returns the present metrics of the models, in the form of Prometheus."""
         self.options = options
         self.phase = Phase.NEW
-        #: What frontends read and write away from the event loop.
+        #: The threads on which frontends read and write what is large.
         self.large_work = LargeWork()
         self.collect = collect
         self._table = table
-        #: What every operation passes; None if the server has no interceptors.
+        #: All operations pass it. None if the server has no interceptors.
         self.admission = admission
         #: The classes of the extensions. Iterating raises `LoadError` if two of them add the same.
         self.extension_parts: Iterable[type[Any]] = ()
         self._any_number = self.entrance()
-        #: Those of decoupled models, whatever protocol they are asked by.
+        #: The open streams of decoupled models, for all protocols.
         self.streams = OpenStreams()
         self._when_ready: list[Callable[[], None]] = []
 
     # ------------------------------------------------------------------ admission
 
     async def admit(self, caller: Caller, operation: AnyOperation, model: str = "") -> None:
-        """Return once ``caller`` may do ``operation``, on ``model`` if that is known. Raises what refuses it.
+        """Return when ``caller`` may do ``operation``, on ``model`` if that is known. Raises the error that refuses it.
 
-        To be called by every frontend, for every operation, before it reads the body. `Caller.end` must follow. What
-        was admitted to `Operation.INFER` is not asked for again by `responses`.
+        Every frontend must call this for every operation, before it reads the body. `Caller.end` must follow. A caller
+        that was admitted to `Operation.INFER` is not admitted again by `responses`.
         """
         if self.admission is not None and (waiting := self.admission.admit(caller, operation, model)) is not None:
             await waiting
@@ -179,25 +179,26 @@ class Engine:
     # ------------------------------------------------------------------ inference
 
     def entrance(self, single: Callable[[str], HeadraceError] | None = None, describe: Describe = program) -> Entrance:
-        """A way in for requests from outside, to be made once; ``single`` and ``describe`` as `Entrance` has them."""
+        """Return an `Entrance` for requests from outside. Create it once; ``single`` and ``describe`` as in
+        `Entrance`."""
         return Entrance(self._table.resolve, single, describe, self.admission)
 
     def resolve(self, name: str, version: str | int = "") -> ModelView:
-        """The model for ``name`` and ``version`` (empty for the latest ready one).
+        """Return the model for ``name`` and ``version`` (empty: the latest ready one).
 
-        Raises `InvalidArgument` for a version that is no number, `NotFound` or `Unavailable`.
+        Raises `InvalidArgument` for a version that is not a number, `NotFound` or `Unavailable`.
         """
         return self._table.resolve(name, version)
 
     async def responses(self, request: InferRequest, caller: Caller | None = None) -> AsyncIterator[InferResponse]:
-        """Yield the responses of a model to ``request``, each when it is asked for.
+        """Yield the responses of a model to ``request``, when they are asked for.
 
-        A model that is `UNREAD` responses ahead waits.
+        A model that is `UNREAD` responses ahead waits. Inputs of type BYTES may be arrays of ``str`` or ``bytes``, as
+        for `headrace.Server.infer`. The request is submitted at the first response, as from ``caller``. Closing the
+        iterator cancels it.
 
-        Inputs of type BYTES may be arrays of ``str`` or ``bytes``, as `headrace.Server.infer` takes them.
-
-        The request is submitted with the first, as that of ``caller``. Whoever stops asking cancels it. Raises
-        `HeadraceError` where the model is not there, refuses, or fails, and `Unavailable` at the request's deadline.
+        Raises `HeadraceError` if the model does not exist, refuses or fails, and `Unavailable` at the request's
+        deadline.
         """
         answers: deque[tuple[Answer, bool]] = deque()
         arrived = asyncio.Event()
@@ -216,7 +217,7 @@ class Engine:
         deadline_ns, timer = request.deadline_ns, None
         if deadline_ns:
             left_s = max(0, deadline_ns - monotonic_ns()) / 1e9
-            expired = Unavailable("Request timeout expired")  # in the words that Triton has for a queue
+            expired = Unavailable("Request timeout expired")  # Triton's text for a queue
             timer = asyncio.get_running_loop().call_later(left_s, respond, expired, True)
         try:
             while True:
@@ -226,7 +227,7 @@ class Engine:
                         try:
                             raise answer
                         finally:
-                            del answer  # it and this frame, which has the request, would keep each other
+                            del answer  # the error and this frame, which has the request, would keep each other
                     if answer is not None:
                         yield answer
                     if final:
@@ -244,7 +245,7 @@ class Engine:
 
     @property
     def is_loading(self) -> bool:
-        """Whether the models of the start are still being loaded."""
+        """True while the models of the start are being loaded."""
         return self.phase is Phase.STARTING
 
     @property
@@ -257,32 +258,37 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """docs/spec/behaviours.md section 5.6; strict unless ``strict_readiness`` is off. Asks no instance."""
+        """True if the server is ready. Strict unless ``strict_readiness`` is off. Calls no ``is_ready``.
+
+        Source: docs/spec/behaviours.md section 5.6.
+        """
         if self.phase is not Phase.READY:
             return False
         return not self.options.strict_readiness or self.lifecycle.are_settled
 
     @property
     def has_checks(self) -> bool:
-        """Whether `check_ready` may have to ask an instance, and so to wait."""
+        """True if `check_ready` may call an ``is_ready``, and so may have to wait."""
         return self.options.strict_readiness and any(model.has_checks for model in self._table.all_ready())
 
     async def check_ready(self) -> bool:
-        """`ready`, and with strict readiness what the instances that have an ``is_ready`` say now."""
+        """`ready`, and with strict readiness also the ``is_ready`` of each instance."""
         if not self.ready or not self.options.strict_readiness:
             return self.ready
         return all(await asyncio.gather(*(model.check_ready() for model in self._table.all_ready())))
 
     def why_not_alive(self, name: str = "", version: str | int = "") -> str:
-        """Return why an instance of the model is not alive, in one line; without a name, of any model that strict
-        readiness counts. Empty if all are alive, or if the server is not serving. Raises as `resolve`."""
+        """Return in one line why an instance of the model is dead; without a name, of any model for strict readiness.
+
+        Empty if all are alive, or if the server is not serving. Raises as `resolve`.
+        """
         if name:
             return self._table.served(name, version).why_not_alive
         is_asked = self.phase is Phase.READY and self.options.strict_readiness
         return self.lifecycle.why_not_alive if is_asked else ""
 
     def is_model_alive(self, name: str, version: str | int = "") -> bool | None:
-        """Whether every instance of the model is alive; None if some must be asked, as `check_model` does.
+        """True if every instance of the model is alive; None if an ``is_ready`` must be called, as `check_model` does.
 
         Raises as `resolve`.
         """
@@ -290,25 +296,25 @@ class Engine:
         return None if model.has_checks else model.ready
 
     async def check_model(self, name: str, version: str | int = "") -> bool:
-        """`is_model_alive`, and what the instances that have an ``is_ready`` say now. Raises as `resolve`."""
+        """`is_model_alive`, and the ``is_ready`` of each instance. Raises as `resolve`."""
         return await self._table.served(name, version).check_ready()
 
     async def is_model_ready(self, name: str, version: str | int = "") -> bool:
-        """Whether requests to that version (empty: the latest) would be taken; False if there is none.
+        """True if that version (empty: the latest) would take requests; False if there is none.
 
-        Raises `InvalidArgument` for a version that is no number.
+        Raises `InvalidArgument` for a version that is not a number.
         """
         return await self._table.is_ready(self._table.served, name, version)
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once requests are taken: now, or when the models are loaded."""
+        """Call ``call`` when requests are taken: now, or when the models are loaded."""
         if self.phase in (Phase.NEW, Phase.STARTING):
             self._when_ready.append(call)
         else:
             call()
 
     def tell_ready(self) -> None:
-        """Make the calls of `when_ready`. The server's to call, once."""
+        """Make the calls of `when_ready`. The server calls this once."""
         for call in self._when_ready:
             call()
 
@@ -321,15 +327,15 @@ class Engine:
         return Metadata(self.options.id, self.version, ordered)
 
     def model_metadata(self, name: str, version: str | int = "") -> dict[str, Any]:
-        """The metadata of a model, with all its ready versions or the one asked for. Raises as `resolve`."""
+        """Return the metadata of a model, with all its ready versions or the requested one. Raises as `resolve`."""
         view = self.resolve(name, version)
         versions = [view.version] if version else self._table.ready_versions(name)
         return {"name": view.name, "versions": [str(number) for number in versions], **view.metadata}
 
     def statistics(self, name: str, version: str | int) -> list[dict[str, Any]]:
-        """A document for each version asked for; an empty ``name`` asks for all that is ready.
+        """Return a document for each requested version; for an empty ``name``, for all ready models.
 
-        Raises `InvalidArgument` for a version that is not ready, and `Unavailable` before the start is over.
+        Raises `InvalidArgument` for a version that is not ready, and `Unavailable` before the end of the start.
         """
         table = self._table
         table.require_open()
@@ -337,39 +343,40 @@ class Engine:
         return [statistics_document(model.name, model.version, model.snapshot()) for model in models]
 
     def explain(self, name: str, version: str | int = "") -> dict[str, Any]:
-        """Why the last batches of a model ran when they did; docs/explain.md has the fields. Raises as `resolve`."""
+        """Return why the last batches of a model ran when they did. docs/explain.md lists the fields. Raises as
+        `resolve`."""
         return self._table.served(name, version).explain()
 
     # ------------------------------------------------------------------ control
 
     def index(self, ready_only: bool = False) -> list[IndexEntry]:
-        """Every model version that the server knows, sorted."""
+        """Return every known model version, sorted."""
         records = self.lifecycle.records
         return [entry for name in sorted(records) for entry in index_of(records[name], ready_only)]
 
     async def list_repository(self, ready_only: bool = False) -> list[IndexEntry]:
-        """`index`, and in control mode ``explicit`` the models of the repository that were never loaded.
+        """Return `index`; in control mode ``explicit`` also the models of the repository that were never loaded.
 
-        Raises `Unavailable` before the start is over.
+        Raises `Unavailable` before the end of the start.
         """
         self._table.require_open()
         return await self.control.index(ready_only)
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes] = MappingProxyType({})) -> None:
-        """Load or reload ``name`` in control mode ``explicit``; returns when it serves.
+        """Load or reload ``name`` in control mode ``explicit``. Return when it serves.
 
-        ``parameters`` may hold ``config``, JSON that takes the place of the config file, and
-        ``file:<path>``, the contents of files that take the place of the model's directory
-        (docs/spec/behaviours.md section 5.4). Raises `HeadraceError`; then the old versions go on.
+        ``parameters`` may have ``config``, JSON that replaces the config file, and ``file:<path>``, contents that
+        replace the model's files (docs/spec/behaviours.md section 5.4). Raises `HeadraceError`; the old versions then
+        stay.
         """
         self._require_ready()
         await self.control.load(name, parameters)
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Unload ``name`` in control mode ``explicit``; returns once it takes no more requests.
+        """Unload ``name`` in control mode ``explicit``. Return when it takes no more requests.
 
-        What it has is answered in the background. ``unload_dependents`` has what an ensemble needs unloaded with it,
-        unless others need it or it was loaded by name. Raises `HeadraceError`; an unknown name is no error.
+        Its requests are answered in the background. With ``unload_dependents``, the models that it needs are unloaded,
+        too, unless others need them or they were loaded by name. Raises `HeadraceError`; an unknown name is no error.
         """
         self._require_ready()
         await self.control.unload(name, unload_dependents)

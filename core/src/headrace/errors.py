@@ -1,4 +1,4 @@
-"""Every error Headrace raises, arranged by who must act.
+"""All errors of Headrace, by who must act.
 
 ::
 
@@ -9,7 +9,7 @@
     │   ├── AlreadyExists
     │   ├── Unsupported
     │   ├── Cancelled
-    │   ├── Unauthenticated       these three are what an interceptor refuses with
+    │   ├── Unauthenticated       the next three are refusals of interceptors
     │   ├── PermissionDenied
     │   └── ResourceExhausted
     ├── OperatorError             the person who runs the server or wrote a config
@@ -18,12 +18,12 @@
     │   └── Unavailable
     ├── PluginError               the author of a plugin
     │   └── BackendError
-    │       └── Rescheduled       in the place of an answer: it is no failure where the scheduler takes it
-    └── InternalError             us
+    │       └── Rescheduled       instead of an answer: no failure if the scheduler accepts it
+    └── InternalError             the authors of Headrace
 
-An error carries a `Code` and no transport number: each frontend has one table from code to
-status. The first eight codes are Triton's (docs/spec/behaviours.md section 0). Triton has no code for a refused
-caller; the last three are those of HTTP and gRPC.
+An error has a `Code` and no status of a transport: each frontend has one table from code to status. The first eight
+codes are Triton's (docs/spec/behaviours.md section 0). Triton has no code for a refused caller; the last three codes
+are those of HTTP and gRPC.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Code(Enum):
 
 
 class HeadraceError(Exception):
-    """Base of all errors; ``code`` defaults to the class's and may be narrowed per instance."""
+    """The base of all errors. ``code`` defaults to the class's, and may be set per instance."""
 
     code: Code = Code.UNKNOWN
 
@@ -63,7 +63,7 @@ class HeadraceError(Exception):
 
 
 def summary(error: BaseException) -> str:
-    """What ``error`` says: the message of one of ours, the type and the text of any other."""
+    """Return the message of a `HeadraceError`, or the type and the text of another error."""
     return error.message if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
 
 
@@ -96,14 +96,16 @@ class Unsupported(CallerError):
 
 
 class Cancelled(CallerError):
-    """The caller went away before the answer was ready."""
+    """The caller disconnected or cancelled before the answer was ready."""
 
     code = Code.CANCELLED
 
 
 class Unauthenticated(CallerError):
-    """The server does not know who the caller is. Over HTTP, ``challenge`` is the header ``WWW-Authenticate``, which
-    says how to prove it; empty sends none."""
+    """The server does not know the caller. ``challenge`` is the value of the HTTP header ``WWW-Authenticate``.
+
+    If it is empty, the header is not sent.
+    """
 
     code = Code.UNAUTHENTICATED
 
@@ -113,14 +115,16 @@ class Unauthenticated(CallerError):
 
 
 class PermissionDenied(CallerError):
-    """The server knows who the caller is, and does not allow the operation."""
+    """The server knows the caller, and does not allow the operation."""
 
     code = Code.PERMISSION_DENIED
 
 
 class ResourceExhausted(CallerError):
-    """The caller has used up its quota. ``retry_after_s`` is when the same request may succeed, in seconds from now;
-    None if that is not known. Over HTTP it is the header ``Retry-After``, rounded up."""
+    """The caller has used up its quota. The same request may succeed in ``retry_after_s`` seconds; None if unknown.
+
+    Over HTTP, it is the header ``Retry-After``, rounded up.
+    """
 
     code = Code.RESOURCE_EXHAUSTED
 
@@ -130,7 +134,7 @@ class ResourceExhausted(CallerError):
 
 
 class OperatorError(HeadraceError):
-    """The server's configuration, its repository or its load stands in the way."""
+    """The server's configuration, its repository or its load prevents this."""
 
     code = Code.INVALID_ARGUMENT
 
@@ -138,9 +142,9 @@ class OperatorError(HeadraceError):
 class ConfigError(OperatorError):
     """A model configuration or an option breaks a rule that the message states.
 
-    ``field`` is the path in a model's config, such as ``input[0].dims``, of what is at fault, and
-    ``line`` and ``column`` count from 1 in its text; empty and 0 where they are not known.
-    ``place`` is where a log shows the field: ``FILE:LINE:COLUMN: FIELD: ``, empty where the message says it, or nobody.
+    ``field`` is the path in a model's config, such as ``input[0].dims``; empty if unknown. ``line`` and ``column``
+    count from 1 in its text; 0 if unknown. ``place`` is the prefix ``FILE:LINE:COLUMN: FIELD: `` for the log; empty if
+    the message has it, or if it is unknown.
     """
 
     place: str = ""
@@ -177,10 +181,10 @@ class BackendError(PluginError):
 
 
 class Rescheduled(BackendError):
-    """In the place of a last answer: the model wants the request to be run once more.
+    """Returned instead of a last answer: the model wants to run the request once more.
 
-    A scheduler that `reschedules` has it wait again, and its caller hears nothing of it. Any other leaves the caller
-    with this error, which has Triton's text.
+    A scheduler that `reschedules` queues it again, and its caller notices nothing. With another scheduler, the caller
+    gets this error, which has Triton's text.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Run an instance or a scheduler without a server: the test harnesses that the conformance kits drive."""
+"""Run an instance or a scheduler without a server. The conformance kits use these harnesses."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from headrace.telemetry.statistics import ModelStatistics
 
 
 class InstanceHarness:
-    """Runs requests on one loaded ``instance`` of a model with the complete ``config``, as a server would."""
+    """Runs requests on one loaded ``instance`` of a model with the complete ``config``, as a server does."""
 
     def __init__(self, instance: AnyInstance, config: ModelConfig) -> None:
         signature = Signature(config.name, config)
         schema = OutputSchema(config.name, "1", signature.outputs, signature.batched)
-        #: Validate a request against the config and set its ``rows``. Raises what a client of a server gets.
+        #: Validates a request against the config and sets its ``rows``. Raises the error that a client gets.
         self.check: Callable[[Ticket], None] = signature.check
         self._runner = runner_for(instance, schema)
 
@@ -38,12 +38,12 @@ class InstanceHarness:
 
 
 class SchedulerHarness:
-    """Runs a scheduler of ``kind`` for a model that lies in no repository. On the event loop.
+    """Runs a scheduler of class ``kind`` for a model without a repository. Event loop only.
 
-    ``kernel`` is the server's own. ``kernel.submit(ticket)`` hands in a request. Each of ``kernel.sources`` is one of
-    the ``instances``: ``poll(wakeup)`` returns its next batch, or an empty list and later calls ``wakeup.wake()``, and
-    ``deliver(tickets, answers)`` takes what became of a batch. ``call`` receives the requests to other models.
-    Raises `ConfigError` for parameters that the scheduler does not know.
+    ``kernel`` is the server's own class. ``kernel.submit(ticket)`` submits a request. Each of ``kernel.sources`` is one
+    of the ``instances``: ``poll(wakeup)`` returns its next batch, or an empty list and later calls ``wakeup.wake()``.
+    ``deliver(tickets, answers)`` takes the answers of a batch. ``call`` receives the requests to other models. Raises
+    `ConfigError` for unknown parameters of the scheduler.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SchedulerHarness:
         self.kernel = kernel_of(kind, config)(kind, model, self.statistics, self._loop, clock)
 
     async def start_threads(self, make: Callable[[], AnyInstance]) -> None:
-        """Start a thread for each of ``instances``, which runs the instance that ``make`` returns."""
+        """Start a thread for each of ``instances``. It runs the instance that ``make`` returns."""
         outputs = {**self._outputs, **self.kernel.full.kept}
         schema = OutputSchema("", "1", outputs, True)
 
@@ -80,6 +80,6 @@ class SchedulerHarness:
             thread.serve(source, self._loop)
 
     async def join_threads(self) -> None:
-        """Wait until the threads have ended. ``kernel.close()`` must come first."""
+        """Wait until the threads have ended. Call ``kernel.close()`` first."""
         for thread in self._threads:
             await asyncio.to_thread(thread.join)

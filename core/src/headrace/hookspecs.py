@@ -1,10 +1,11 @@
-"""Every extension point of Headrace, in the order in which a server's life meets them.
+"""All hooks of Headrace, in the order of a server's life.
 
-A plugin is a module with functions that carry `hookimpl` and the names below, found through an
-entry point of the group ``headrace``. An implementation may take fewer arguments than its
-specification. Hooks choose the parts; methods of the parts move the data: no hook is ever called
-per request. All hooks are called on the thread that starts or stops the server, or, for those
-per model, on threads that may block; never concurrently with themselves for one version.
+A plugin is a module with functions that are marked `hookimpl` and have the names below. It is found through an entry
+point of the group ``headrace``. An implementation may take fewer arguments than its specification.
+
+Hooks register the parts; methods of the parts handle the requests: no hook is ever called per request. All hooks are
+called on the thread that starts or stops the server, or, if they concern a model, on threads that may block. No hook is
+called twice at the same time for one version.
 """
 
 from __future__ import annotations
@@ -33,24 +34,23 @@ hookspec = pluggy.HookspecMarker("headrace")
 hookimpl = pluggy.HookimplMarker("headrace")
 
 # ---------------------------------------------------------------------------
-# At start, once: which parts exist
+# At start, once: register the parts
 # ---------------------------------------------------------------------------
 
 
 @hookspec
 def register_backends() -> Sequence[type[Backend]]:  # type: ignore[empty-body]
-    """The backend classes of this plugin; each has a ``name``, which configs refer to.
+    """Return the backend classes of this plugin. Configs refer to a backend by its ``name``.
 
-    Called once per server, before anything is loaded. Two classes of one name are an error that
-    names both distributions. A raise marks the plugin broken and leaves the others alone. Do not
-    import the engine here.
+    Called once per server, before anything is loaded. Two classes with one name are an error that names both
+    distributions. An exception marks this plugin as broken, and no other. Do not import the engine here.
     """
 
 
 @hookspec
 def register_schedulers() -> Sequence[type[Scheduler]]:  # type: ignore[empty-body]
-    """The scheduler classes of this plugin; ``name`` is what a model's parameter ``scheduler`` or its
-    ``scheduling_choice`` says.
+    """Return the scheduler classes of this plugin. A model selects one by its parameter ``scheduler`` or its
+    ``scheduling_choice``.
 
     Called once per server, before anything is loaded; same rules as `register_backends`.
     """
@@ -58,7 +58,7 @@ def register_schedulers() -> Sequence[type[Scheduler]]:  # type: ignore[empty-bo
 
 @hookspec
 def register_frontends() -> Sequence[type[Frontend]]:  # type: ignore[empty-body]
-    """The frontend classes of this plugin; ``headrace serve`` starts each that is enabled.
+    """Return the frontend classes of this plugin. ``headrace serve`` starts each one that is enabled.
 
     Called once per server, before anything is loaded; same rules as `register_backends`.
     """
@@ -66,7 +66,8 @@ def register_frontends() -> Sequence[type[Frontend]]:  # type: ignore[empty-body
 
 @hookspec
 def register_caches() -> Sequence[type[ResponseCache]]:  # type: ignore[empty-body]
-    """The response cache classes of this plugin; ``name`` is what ``--cache-config`` says. A server has one at most.
+    """Return the response cache classes of this plugin. ``--cache-config`` selects one by ``name``; a server has at
+    most one.
 
     Called once per server, before anything is loaded; same rules as `register_backends`.
     """
@@ -74,7 +75,8 @@ def register_caches() -> Sequence[type[ResponseCache]]:  # type: ignore[empty-bo
 
 @hookspec
 def register_storages() -> Sequence[type[Storage]]:  # type: ignore[empty-body]
-    """The storage classes of this plugin; ``name`` is the URL scheme of the ``--model-repository`` that each reads.
+    """Return the storage classes of this plugin. ``name`` is the URL scheme of the ``--model-repository`` that each
+    reads.
 
     Called once per server, before anything is loaded; same rules as `register_backends`.
     """
@@ -82,7 +84,8 @@ def register_storages() -> Sequence[type[Storage]]:  # type: ignore[empty-body]
 
 @hookspec
 def register_agents() -> Sequence[type[RepositoryAgent]]:  # type: ignore[empty-body]
-    """The repository agent classes of this plugin; ``name`` is what a model's ``model_repository_agents`` says.
+    """Return the repository agent classes of this plugin. ``name`` is the name in a model's
+    ``model_repository_agents``.
 
     Called once per server, before anything is loaded; same rules as `register_backends`.
     """
@@ -100,27 +103,27 @@ def register_extensions() -> Sequence[type[Extension]]:  # type: ignore[empty-bo
 
 @hookspec
 def register_interceptors() -> Sequence[type[Interceptor]]:  # type: ignore[empty-body]
-    """Return the interceptor classes of this plugin; the server makes one object of each that is enabled.
+    """Return the interceptor classes of this plugin. The server creates one object of each that is enabled.
 
     Called once per server, before anything is loaded; same rules as `register_backends`. An operation passes the
-    interceptors of core first, then those of plugins in the order of their entry points' names.
+    interceptors of core first, then those of plugins in the order of the names of their entry points.
     """
 
 
 @hookspec
 def add_options() -> Sequence[type[OptionGroup]]:  # type: ignore[empty-body]
-    """The option groups of this plugin: frozen dataclasses, whose fields become flags of ``headrace serve``.
+    """Return the option groups of this plugin: frozen dataclasses whose fields become flags of ``headrace serve``.
 
-    Called once per server, before the command line is read; same rules as `register_backends`. What
-    they are set to is what parts find in ``options.group(TheirClass)``.
+    Called once per server, before the command line is read; same rules as `register_backends`. Parts read their values
+    by ``options.group(TheirClass)``.
     """
 
 
 @hookspec
 def server_started(server: Server) -> None:
-    """The server has loaded its start-up models and is about to take requests; its ports are open.
+    """The start-up models are loaded, the ports are open, and the server is about to take requests.
 
-    Called once, on the event loop's thread; must not block. A raise stops the server.
+    Called once, on the event loop's thread; must not block. An exception stops the server.
     """
 
 
@@ -131,21 +134,20 @@ def server_started(server: Server) -> None:
 
 @hookspec(firstresult=True)
 def find_backend(name: str, options: ServerOptions) -> type[Backend] | None:
-    """The backend class for the config's ``backend`` of ``name``, where no plugin has registered one.
+    """Return the backend class for ``backend: name`` in a config, if no plugin has registered one.
 
-    Called on a loading thread when a model first needs the name, until one plugin has an answer;
-    None leaves the question to the others. A raise fails the load.
+    Called on a loading thread when a model first needs the name, until one plugin returns a class. Return None to leave
+    it to the others. An exception fails the load.
     """
 
 
 @hookspec
 def observe_model(model: ServedModel) -> Observer | None:
-    """An observer of the executions of ``model``, or None.
+    """Return an observer of the executions of ``model``, or None.
 
-    Called once for each version loaded, on a loading thread, before it takes requests. The
-    observer is then called once per batch, on the instance's thread, and on the event loop for an
-    instance in a process of its own and for answers that come after their batch. A raise fails the
-    load.
+    Called once per loaded version, on a loading thread, before it takes requests. The observer is called once per
+    batch, on the instance's thread. It is called on the event loop for an instance in a process of its own, and for
+    answers after their batch. An exception fails the load.
     """
 
 
@@ -153,15 +155,15 @@ def observe_model(model: ServedModel) -> Observer | None:
 def model_loaded(model: ServedModel) -> None:
     """``model`` is ready and takes requests.
 
-    Called once for each version loaded, on a loading thread. A raise is logged.
+    Called once per loaded version, on a loading thread. An exception is logged.
     """
 
 
 @hookspec
 def model_unloaded(model: ServedModel) -> None:
-    """``model`` has answered its last request and its instances are closed.
+    """``model`` has answered its last request, and its instances are closed.
 
-    Called once for each version unloaded, on a thread that may block. A raise is logged.
+    Called once per unloaded version, on a thread that may block. An exception is logged.
     """
 
 
@@ -172,7 +174,7 @@ def model_unloaded(model: ServedModel) -> None:
 
 @hookspec
 def server_stopping(server: Server) -> None:
-    """The server has been told to stop; in-flight requests are still being answered.
+    """The server has begun to stop. Requests in flight are still being answered.
 
-    Called once, on the event loop's thread; must not block. A raise is logged.
+    Called once, on the event loop's thread; must not block. An exception is logged.
     """

@@ -1,9 +1,10 @@
-"""Work that is too long for the event loop: read, packed and unpacked on a few threads.
+"""Work that is too long for the event loop: reading, printing and packing on a few threads.
 
-What is small stays on the loop, where a hop would cost more than the work. Whoever meets something
-large there raises `Large` before beginning it, and is called again by a thread of `LargeWork`. A
-thread helps only as far as the interpreter's lock is given up: zlib and NumPy do so, parsers do not.
-What parses therefore takes slices of about `SLICE_BYTES`, and between two of them the loop has its turn.
+Small work stays on the loop, where a thread switch would cost more than the work. Code that finds large work there
+raises `Large` before it begins, and is called again by a thread of `LargeWork`.
+
+A thread helps only while it releases the interpreter's lock: zlib and NumPy do, parsers do not. So parsers work in
+slices of about `SLICE_BYTES`, and the loop can run between two of them.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: From here on a thread reads, prints or packs: about a millisecond of work.
+#: From 64 KiB on, a thread reads, prints or packs: about 1 ms of work.
 LARGE_BYTES = 64 * 1024
-#: What is parsed or printed in one go while the interpreter's lock is held.
+#: Parsed or printed in one piece, with the interpreter's lock held.
 SLICE_BYTES = 64 * 1024
-#: Nothing is too large: what a thread of `LargeWork` may look at.
+#: No limit: for a thread of `LargeWork`.
 UNBOUNDED = 2**63
 THREADS = 2
-#: How long a thread of `LargeWork` keeps the interpreter's lock from the event loop, where it can help it. The
-#: usual 5 ms are paid again for everything that the loop waits for.
+#: A thread of `LargeWork` holds the interpreter's lock for at most 0.5 ms while the event loop waits for it. Python's
+#: default is 5 ms, for each time that the loop waits.
 SWITCH_S = 0.0005
-#: Pieces of work that may wait for a thread. Each holds what was received, which is bounded elsewhere.
+#: At most this many pieces of work wait for a thread. Each holds received bytes, which are limited elsewhere.
 WAITING = 1024
-#: How long nothing large was done before what it took goes back to the system.
+#: Memory is returned to the system 1 s after the last large work.
 QUIET_S = 1.0
 
 
 class Large(Exception):
-    """Raised in place of beginning what would hold the event loop up. The caller goes to `LargeWork`."""
+    """Raised before work begins that would delay the event loop. The caller then uses `LargeWork`."""
 
 
 def worded(error: Exception) -> HeadraceError:
-    """``error``, or if it is not ours what a caller is told in its place; the log has it."""
+    """Return ``error`` if it is a `HeadraceError`. Else log it and return the error for the caller."""
     if isinstance(error, HeadraceError):
         return error
     log.error("a large request or answer failed", exc_info=error)
@@ -54,14 +55,14 @@ def worded(error: Exception) -> HeadraceError:
 
 
 def slices(count: int, item_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield where each slice of ``count`` items begins and ends. Between two slices the event loop can run."""
+    """Yield begin and end of each slice of ``count`` items. The event loop can run between two slices."""
     size = max(SLICE_BYTES // item_bytes, 1)
     for begin in range(0, count, size):
         yield begin, min(begin + size, count)
 
 
 class LargeWork:
-    """`THREADS` threads for what is large. Event loop only, one per server; the threads start when needed."""
+    """`THREADS` threads for large work. One per server; the threads start when needed. Event loop only."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, "headrace-large")
@@ -71,10 +72,11 @@ class LargeWork:
     def begin(
         self, work: Callable[[], T], done: Callable[[T | Exception], None], log_id: str = ""
     ) -> Callable[[], None]:
-        """Let a thread call ``work``, and then the event loop ``done`` with what it returned or raised.
+        """Call ``work`` on a thread, then ``done`` with its result or exception on the event loop. Return a cancel
+        function.
 
-        Returns what cancels: then ``done`` is not called, and ``work`` is let go, unless it runs. Raises
-        `Unavailable` if too much waits already, with ``log_id``, that of the request, in front.
+        After a cancel, ``done`` is not called, and ``work`` is dropped unless it runs. Raises `Unavailable` if too much
+        work waits, with the request's ``log_id`` before the text.
         """
         if self._count >= WAITING:
             raise Unavailable(
@@ -88,10 +90,10 @@ class LargeWork:
         return job.cancel
 
     async def run(self, work: Callable[[], T], log_id: str = "") -> T:
-        """What ``work`` returns, or raises, on a thread. Cancelled, and refused, as `begin` says."""
+        """Return or raise what ``work`` does, on a thread. Cancelled and refused as in `begin`."""
         future: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
         cancel = self.begin(work, partial(_settle, future), log_id)
-        del work  # the job has it, and lets it go
+        del work  # only the job holds it, and drops it in time
         try:
             outcome = await future
         finally:
@@ -100,19 +102,19 @@ class LargeWork:
             try:
                 raise outcome
             finally:
-                # Its traceback holds this frame: what was received would wait for the collector.
+                # Its traceback holds this frame, so the received bytes would stay until a garbage collection.
                 del outcome, future
         return outcome
 
     def give_back_later(self) -> None:
-        """Something large was held that no thread has worked on: what it leaves goes back like what work leaves."""
+        """Return memory to the system later, after something large was held that no thread has worked on."""
         if self._giving_back is not None:
             self._giving_back.cancel()
         if not self._count:
             self._giving_back = asyncio.get_running_loop().call_later(QUIET_S, self._give_back)
 
     def close(self) -> None:
-        """No further work. What runs goes on, and is not heard."""
+        """Start no more work. Results of running work are dropped."""
         if self._giving_back is not None:
             self._giving_back.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -122,7 +124,7 @@ class LargeWork:
         done, job.done = job.done, None
         if done is not None:
             done(outcome)
-        del outcome, done  # an error that is raised on the way keeps the frames that called it, and with them this one
+        del outcome, done  # the traceback of an error keeps the frames of its callers, including this one
         self.give_back_later()
 
     def _give_back(self) -> None:
@@ -130,10 +132,10 @@ class LargeWork:
 
         def give_back() -> None:
             with contextlib.suppress(threading.BrokenBarrierError):
-                together.wait(QUIET_S)  # so that every thread has one
+                together.wait(QUIET_S)  # so that each thread runs one
             trim()
 
-        with contextlib.suppress(RuntimeError):  # closed, while the last work ran
+        with contextlib.suppress(RuntimeError):  # closed while the last work ran
             for _ in range(THREADS):
                 self._pool.submit(give_back)
 
@@ -144,7 +146,7 @@ def _settle(future: asyncio.Future[T | Exception], outcome: T | Exception) -> No
 
 
 class _Yielding:
-    """While a thread works in it, threads that wait for the interpreter's lock are given it sooner."""
+    """While a thread works in this context, threads that wait for the interpreter's lock get it sooner."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -169,7 +171,7 @@ _yielding = _Yielding()
 
 
 class _Job(Generic[T]):
-    """One piece of work. It holds nothing once it is cancelled or done, however long the queue holds it."""
+    """One piece of work. It drops its references when it is cancelled or done, even while it is queued."""
 
     __slots__ = ("_deliver", "_loop", "_work", "done")
 
@@ -192,15 +194,15 @@ class _Job(Generic[T]):
                 with _yielding:
                     outcome = work()
             except HeadraceError as error:
-                # Without the frames it came through, and their memory, which would wait for the collector.
+                # Without its frames, whose memory would stay until a garbage collection.
                 outcome = error.with_traceback(None)
                 outcome.__context__ = None
             except Exception as error:
                 outcome = error
-        del work  # what was received is free before the loop hears of it
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+        del work  # the received bytes are free before the loop gets the result
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._deliver, self, outcome)
-        del outcome  # as an error keeps this frame
+        del outcome  # an error would keep this frame
 
     def cancel(self) -> None:
         self._work = self.done = None

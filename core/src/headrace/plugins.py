@@ -35,7 +35,7 @@ R = TypeVar("R", bound=Registry[Any])
 
 
 class Plugins:
-    """The plugins of one server, and the registries that they fill."""
+    """The plugins of one server, and the registries of their parts."""
 
     def __init__(self) -> None:
         self.plugins: list[PluginInfo] = []
@@ -91,7 +91,7 @@ class Plugins:
         return [text for text, claimants in found if info in claimants]
 
     def register(self, plugin: object) -> None:
-        """Add an object of the server itself, whose methods carry ``@hookimpl``."""
+        """Add an object of the server itself, whose methods are marked ``@hookimpl``."""
         self._manager.register(plugin)
 
     def tell(self, hook: str, **given: Any) -> None:
@@ -100,7 +100,7 @@ class Plugins:
         for plugin in plugins.values():
             try:
                 self._hook_of(plugin, hook)(**given)
-            except KeyboardInterrupt:  # on the event loop's thread, the operator pressed it
+            except KeyboardInterrupt:  # on the event loop's thread, it comes from the operator
                 raise
             except BaseException:
                 log.exception("plugin '%s' failed in %s", self._manager.get_name(plugin), hook)

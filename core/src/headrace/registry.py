@@ -1,4 +1,4 @@
-"""The parts: the classes of each kind by name, and the plugins that they come from."""
+"""The parts: the classes of each kind by name, and their plugins."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OWN = "headrace"
 
 @dataclass(slots=True)
 class PluginInfo:
-    """One plugin: where it comes from, its parts, and the reason if it is broken.
+    """One plugin: its origin, its parts, and the reason if it is broken.
 
     A broken plugin has no parts: ``withheld`` has those that it returned before the error. ``unmarked`` has the
-    functions that are named like a hook and lack ``@hookimpl``, so that they are not called. ``unproven`` is what its
-    parts say has never run where it is meant to run.
+    functions with a hook's name and without ``@hookimpl``, which are not called. ``unproven`` says what of its parts
+    was never run on its target.
     """
 
     name: str
@@ -48,7 +48,7 @@ class PluginInfo:
     def may_provide(self, part: str, name: str) -> bool:
         """True if ``part`` (``backend toy``), called ``name``, is probably missing because of a fault of this plugin.
 
-        A plugin that could not be imported has not said what its parts are. Then its own name decides.
+        The parts of a plugin that cannot be imported are unknown. Its own name then decides.
         """
         own = (_normal(self.name), _normal(self.distribution), _normal(self.distribution).removeprefix("headrace-"))
         return part in self.withheld or _normal(name) in own
@@ -127,7 +127,7 @@ class Registry(Generic[P]):
 
 
 class OptionRegistry(Registry[type[OptionGroup]]):
-    """The option groups, by the word that begins their flags."""
+    """The option groups, by the prefix of their flags."""
 
     def __init__(self, plugins: Sequence[PluginInfo]) -> None:
         super().__init__("option", OptionGroup, plugins)
@@ -138,7 +138,7 @@ class OptionRegistry(Registry[type[OptionGroup]]):
         return f"{shown.replace(' ', 's --')}-..."
 
     def __iter__(self) -> Iterator[type[OptionGroup]]:
-        """Raises `ConfigError` at the first name that two claim."""
+        """Yield the groups in order of registration. Raises `ConfigError` at the first name that two groups have."""
         for text in self.conflicts():
             raise ConfigError(text)
         return super().__iter__()

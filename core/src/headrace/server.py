@@ -1,7 +1,7 @@
-"""The server: options, plugins, repository and models put together.
+"""The server: puts options, plugins, repository and models together.
 
-Everything that carries a request runs on one event loop, in the thread that awaits `Server.start`;
-``with Server(...)`` provides such a thread. Instances run on threads of their own.
+Everything that handles a request runs on one event loop, in the thread that awaits `Server.start`; ``with Server(...)``
+provides such a thread. Instances run on threads of their own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: After the time to stop is over: for the last answers to leave, and again for what is cancelled to end.
+#: After the time to stop is over: 0.5 s to send the last answers, and 0.5 s for cancelled work to end.
 FAREWELL_S = 0.5
 
 
@@ -70,10 +70,10 @@ class Server:
     """
 
     def __init__(self, repository: str | PathLike[str] | ServerOptions, **options: Any) -> None:
-        """``options`` are fields of `ServerOptions`, when ``repository`` is a path.
+        """Create a server. ``options`` are fields of `ServerOptions`, if ``repository`` is a path.
 
-        Raises `ConfigError` for an option whose feature is not built and that it would be wrong to
-        ignore, and for an option of a plugin that is required and missing.
+        Raises `ConfigError` for an option without an implementation that must not be ignored, and for a required option
+        of a plugin that is missing.
         """
         if not isinstance(repository, ServerOptions):
             repository = ServerOptions(model_repository=(fspath(repository),), **options)
@@ -87,7 +87,7 @@ class Server:
         self.frontends: list[Frontend] = []
         self.loop: asyncio.AbstractEventLoop
         self._table = ServingTable()
-        #: All that frontends see.
+        #: The only object that frontends get.
         admission = make_interceptors(self.plugins.interceptors, self.options)
         self.engine = engine = Engine(self.options, self._table, self._measure(), admission)
         engine.extension_parts = self.plugins.extensions
@@ -98,7 +98,7 @@ class Server:
         self._cache: ServerCache | None = None
         self._limiter: RateLimiter | None = None
         self._portal: contextlib.AbstractContextManager[BlockingPortal] | None = None
-        # What a program asks beside inferences is the engine's to answer, and the serving table's.
+        # The other operations of a program are those of the engine and the serving table.
         self.resolve, self.ready_versions = self._table.served, self._table.ready_versions
         self.load, self.unload = engine.load, engine.unload
         self.index, self.list_repository = engine.index, engine.list_repository
@@ -106,11 +106,11 @@ class Server:
         self.when_ready, self.metadata, self.explain = engine.when_ready, engine.metadata, engine.explain
 
     def served(self, name: str | None = None, version: str | int = "") -> list[ServedModel]:
-        """The versions that take requests: all, or as a statistics request means them; raises `InvalidArgument`."""
+        """Return the versions that take requests: all, or those of a statistics request. Raises `InvalidArgument`."""
         return self._table.all_ready() if name is None else self._table.for_statistics(name, version)
 
     def _measure(self) -> Callable[[], Iterable[Metric]]:
-        """Return what reads the metrics of the models, those that parts publish, and those that models have made."""
+        """Return a function that reads all metrics: of the models, of parts, and of the models' own."""
         wanted = exposition.parse_metrics_config(self.options.metrics_config)
         summaries = Summaries() if wanted.summary_latencies else None
         if summaries is not None:
@@ -122,7 +122,7 @@ class Server:
         )
 
     def _publishers(self) -> Iterable[tuple[PublisherLabels, Publisher]]:
-        """The parts that may have metrics of their own now."""
+        """Return the parts that may have metrics of their own now."""
         for model in self._table.all_ready():
             yield labels_of(model), model.scheduler.full
         if self._cache is not None:
@@ -142,18 +142,18 @@ class Server:
 
     @property
     def ready(self) -> bool:
-        """As the readiness endpoints say it, without asking an instance; `check_ready` does."""
+        """True if the server is ready, without calling an ``is_ready``; `check_ready` does."""
         return self.engine.ready
 
     @property
     def has_left_threads(self) -> bool:
-        """True if loads have left threads behind, which may never end: then only `os._exit` ends the process safely."""
+        """True if loads have abandoned threads, which may never end. Then only `os._exit` ends the process safely."""
         return self.engine.phase is not Phase.NEW and self._lifecycle.left_loads.has_any
 
     # ------------------------------------------------------------------ start and stop
 
     async def start(self) -> None:
-        """Load what the model control mode says is to be loaded at start.
+        """Load the models that the control mode loads at start.
 
         Raises `HeadraceError` if a model fails or there is no repository, and ``exit_on_error`` is set.
         """
@@ -171,12 +171,11 @@ class Server:
             self.engine.tell_ready()
 
     async def start_frontends(self) -> None:
-        """Listen on every enabled protocol that is not listened on yet.
+        """Listen for every enabled protocol that does not listen yet.
 
-        Before `start` as well as after it: until the models are loaded, health, metadata and metrics are
-        answered, and what is asked of models is refused. One that `Frontend.shares_port` is left for a
-        call after `start`. Raises `Unavailable` naming a port that is in use, and `LoadError` for two
-        frontends of one name.
+        May be called before `start` or after it. Until the models are loaded, health, metadata and metrics are
+        answered, and requests for models are refused. A frontend that `Frontend.shares_port` starts only in a call
+        after `start`. Raises `Unavailable` with a port that is in use, and `LoadError` for two frontends of one name.
         """
         parts = [part for part in self.plugins.frontends if part not in map(type, self.frontends)]
         await self._begin()
@@ -191,7 +190,7 @@ class Server:
                 self.frontends.append(frontend)
 
     async def _begin(self) -> None:
-        """Put together what loads and answers, once."""
+        """Create the objects that load and answer, once."""
         if self.phase is not Phase.NEW:
             return
         self.loop = asyncio.get_running_loop()
@@ -216,7 +215,7 @@ class Server:
         self.engine.version = await asyncio.to_thread(distribution_version, "headrace")  # reads files
 
     async def _load_first(self) -> None:
-        """Load what is to be loaded at start. Without a repository the server has failed."""
+        """Load the models of the start. Without a repository, the server has failed."""
         exit_on_error = self.options.exit_on_error
         try:
             failures = await self._control.start()
@@ -230,12 +229,11 @@ class Server:
             raise InternalError("failed to load all models")
 
     async def stop(self, *, wait_for_loads: bool = True) -> None:
-        """Answer what is in flight, close the frontends, unload everything.
+        """Answer the requests in flight, close the frontends, unload everything.
 
-        Takes at most ``exit_timeout_secs``; raises `Unavailable` when that was not enough. Then every
-        model has been ended at once: what it still had is answered `Unavailable`, and nothing begins
-        any more. Without ``wait_for_loads``, models that are being loaded are left behind, to be ended
-        with the process.
+        Takes at most ``exit_timeout_secs``, then raises `Unavailable`. Every model has then been ended at once: its
+        requests are answered with `Unavailable`, and nothing starts any more. Without ``wait_for_loads``, loading
+        models are abandoned; they end with the process.
         """
         if self.phase in (Phase.NEW, Phase.EXITING, Phase.STOPPED):
             return
@@ -264,7 +262,7 @@ class Server:
                 await asyncio.to_thread(self._cache.close)
 
     async def _drain(self, wait_for_loads: bool) -> None:
-        """One part that fails to stop keeps no other from it."""
+        """Stop the frontends, then unload the models. A frontend that fails to stop does not block the others."""
         ends = await asyncio.gather(*(frontend.stop() for frontend in self.frontends), return_exceptions=True)
         for frontend, end in zip(self.frontends, ends, strict=True):
             if end is not None:
@@ -304,8 +302,11 @@ class Server:
     # ------------------------------------------------------------------ inference
 
     def submit(self, ticket: Ticket) -> None:
-        """Have a request checked and enqueued, and then answered by ``ticket.respond``, any number of times if its
-        model is decoupled. On the event loop. Raises `HeadraceError` if it is refused; then it is not answered."""
+        """Submit a request. ``ticket.respond`` gets the answers: any number, if its model is decoupled. Event loop
+        only.
+
+        Raises `HeadraceError` if it is refused; it is then not answered.
+        """
         self._any_number.submit(ticket)
 
     async def infer_async(
@@ -322,11 +323,10 @@ class Server:
         sequence_start: bool = False,
         sequence_end: bool = False,
     ) -> InferResponse:
-        """The answer of the model's latest version, or of that one. Arrays go in without a copy; strings may be str or
-        bytes.
+        """Return the response of the model's latest version, or of ``version``. Awaitable on any event loop.
 
-        Awaitable on any event loop. Cancelling the await takes the request out of the queue.
-        Raises `HeadraceError`.
+        Arrays are not copied; strings may be str or bytes. Cancelling the await cancels the request. Raises
+        `HeadraceError`.
         """
         self._require_running()
         request = InferRequest(
@@ -348,7 +348,7 @@ class Server:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, self.loop))
 
     def infer(self, model: str, inputs: Mapping[str, npt.ArrayLike | BytesTensor], **settings: Any) -> InferResponse:
-        """`infer_async` for threads: blocks until the answer is there. Refused on the event loop."""
+        """`infer_async` for threads: block until the response arrives. Refused on the event loop."""
         self._require_running()
         if asyncio._get_running_loop() is self.loop:
             raise Unsupported("infer would block the event loop that is to answer it: await infer_async instead")

@@ -1,4 +1,4 @@
-"""Memory that large work took and freed goes back to the system. glibc alone keeps such memory on purpose."""
+"""Memory release: return memory that large work has freed to the system. glibc alone keeps it on purpose."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sys
 from functools import cache
 from typing import Any
 
-# From glibc's malloc.h. Whoever sets one keeps both from growing with what is freed, up to these sizes.
+# From glibc's malloc.h. Setting one of the thresholds keeps glibc from raising both with what is freed.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _TRIM_THRESHOLD_BYTES, _MMAP_THRESHOLD_BYTES = 64 << 20, 32 << 20
-#: Freeing so much lets glibc look at the end of the heap.
+#: Freeing 128 KiB makes glibc trim the end of the heap.
 _LOOK_BYTES = 128 << 10
 
 
 def trim() -> None:
-    """Return what is free in all heaps, and the free end of the calling thread's own, which only it can return.
+    """Return the free memory of all heaps, and the free end of the calling thread's heap, which only that thread can.
 
-    Does nothing but where the C library is glibc. A few milliseconds.
+    Takes a few ms. Does nothing without glibc.
     """
     if (libc := _glibc()) is None:
         return
@@ -29,16 +29,16 @@ def trim() -> None:
 
 
 def share_heap() -> None:
-    """Let threads that begin from here on take their memory from heaps that are there already.
+    """Let threads that start from now on allocate from existing heaps.
 
-    For threads that are not ours: what is free at the end of a heap of its own only such a thread could return, and
-    it never calls `trim`. For the whole process; nothing where the C library is not glibc.
+    For threads that Headrace does not control: they never call `trim`, and only the thread itself can return the free
+    end of a heap of its own. For the whole process. Does nothing without glibc.
     """
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
-@cache  # each would be a cycle
+@cache  # a new one each time would be a reference cycle
 def _glibc() -> Any:
     if sys.platform != "linux":
         return None

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class AgentClasses(Protocol):
-    """Where the classes are looked up: a registry. ``get`` raises `LoadError` with the reason."""
+    """A registry of classes. ``get`` raises `LoadError` with the reason."""
 
     def get(self, name: str) -> type[RepositoryAgent]: ...
 
@@ -40,14 +40,14 @@ def check_agents(name: str, config: ModelConfig, classes: AgentClasses) -> Itera
 
 
 class AgentChain:
-    """Agents, to which `load` gives the whole model. Methods block, and are called on loading threads.
+    """The agents of one load. `load` gives them the whole model. Methods block, and are called on loading threads.
 
-    ``directory`` is the one to load from. The versions share it; when the last of them has given it back, the model is
-    unloaded for the agents.
+    ``directory`` is the directory to load from. All versions share it. When the last version has given it back, the
+    agents' `unload` is called.
     """
 
     def __init__(self, name: str, config: ModelConfig, classes: AgentClasses) -> None:
-        """Raises `ConfigError` for an agent that is missing, or refuses its parameters."""
+        """Create the agents. Raises `ConfigError` for an agent that is missing, or that refuses its parameters."""
         for problem in check_agents(name, config, classes):
             raise ConfigError(problem.message, problem.code, field=problem.field)
         self._name = name
@@ -59,9 +59,10 @@ class AgentChain:
             self._agents.append(_worded(kind.name, name, partial(kind, name, dict(each.parameters))))
 
     def load(self, given: LocalDirectory, new_directory: Callable[[], Path]) -> LocalDirectory:
-        """Have each agent act on the directory ``given``; return the one to load from. Raises `HeadraceError`.
+        """Call each agent's `load` with the directory ``given``. Return the directory to load from. Raises
+        `HeadraceError`.
 
-        ``given`` is given back at the end, and when this raises.
+        ``given`` is given back at the end, and if this raises.
         """
         path, asked = given.path, list[RepositoryAgent]()
 
@@ -83,7 +84,7 @@ class AgentChain:
         return LocalDirectory(path, partial(self._end, given), name=name)
 
     def ended(self, *, is_loaded: bool) -> None:
-        """The load has ended."""
+        """Report the end of the load to the agents."""
         self._is_loaded = is_loaded
         self._tell(self._agents[::-1], "load_complete" if is_loaded else "load_fail")
 
@@ -103,7 +104,7 @@ class AgentChain:
         for agent in agents:
             try:
                 getattr(agent, event)()
-            except Exception:  # a stranger's code; the others are told
+            except Exception:  # code of a plugin; the others are still called
                 log.exception("repository agent '%s' of model '%s' failed in %s", agent.name, self._name, event)
 
 
@@ -115,12 +116,12 @@ def _check_directory(agent: str, model: str, path: Path) -> None:
 
 
 def _worded(agent: str, model: str, act: Callable[[], T]) -> T:
-    """Return what ``act`` returns; what it raises becomes an error of ours."""
+    """Return what ``act`` returns. Turn what it raises into a `HeadraceError`."""
     try:
         return act()
     except HeadraceError:
         raise
     except OSError as error:
         raise LoadError(f"repository agent '{agent}' cannot load model '{model}': {summary(error)}") from error
-    except Exception as error:  # a stranger's code
+    except Exception as error:  # code of a plugin
         raise PluginError(f"repository agent '{agent}' failed for model '{model}': {summary(error)}") from error

@@ -1,7 +1,7 @@
-"""What a repository agent implements: it acts when a model is loaded and unloaded, and may replace its directory.
+"""The interface of a repository agent: it acts when a model is loaded and unloaded, and may replace its directory.
 
-A model's config names its agents, in order, in ``model_repository_agents``.
-Source: docs/spec/behaviours.md section 11.4.
+A model's config names its agents, in order, in ``model_repository_agents``. Source: docs/spec/behaviours.md section
+11.4.
 """
 
 from __future__ import annotations
@@ -15,35 +15,36 @@ class RepositoryAgent:
     """Acts on one load of one model. Each method is called at most once, on threads that may block.
 
     A load ends with `load_complete` or `load_fail`. Only a completed one is followed by `unload` and `unload_complete`.
-    What `load` raises fails the load; what the others raise is logged.
+    An exception of `load` fails the load; exceptions of the other methods are logged.
     """
 
-    #: What ``model_repository_agents`` calls it.
+    #: The name in ``model_repository_agents``.
     name: ClassVar[str]
 
     def __init__(self, model: str, parameters: Mapping[str, str]) -> None:
-        """``parameters`` are those of the config. Raise `ConfigError` if they cannot be right."""
+        """Create the agent with the ``parameters`` of the config. Raise `ConfigError` if they are invalid."""
         self.model = model
         self.parameters = parameters
 
     def load(self, directory: Path, new_directory: Callable[[], Path]) -> Path:
-        """Return the directory to load the model from: ``directory``, or another in its place.
+        """Return the directory to load the model from: ``directory``, or another one.
 
-        ``directory`` holds the whole model, with all its versions, as the agent before this one returned it. Do not
-        write to it. ``new_directory()`` returns a new, empty, private one, which core removes when the model is
-        unloaded, when the load fails, and after the server was killed. If another directory is returned, the config is
-        read from there.
+        ``directory`` has the whole model with all its versions, as the agent before returned it. Do not write to it.
+
+        ``new_directory()`` returns a new, empty, private directory. Core removes it when the model is unloaded, when
+        the load fails, or, after the server was killed, at the next start. If another directory is returned, the config
+        is read from there.
         """
         return directory
 
     def load_complete(self) -> None:
-        """The model is loaded and takes requests."""
+        """Called when the model is loaded and takes requests."""
 
     def load_fail(self) -> None:
-        """The model could not be loaded, because of a later agent, or of the model."""
+        """Called when the load has failed, because of a later agent or of the model."""
 
     def unload(self) -> None:
-        """The last version that was loaded from the directory has closed. The directory is still there."""
+        """Called when the last version from the directory has closed. The directory still exists."""
 
     def unload_complete(self) -> None:
-        """The directory is gone, if it was a new one."""
+        """Called when the directory is removed, if it was a new one."""

@@ -1,22 +1,25 @@
-"""What a backend author implements.
+"""The interface of a backend.
 
-The smallest backend is one class with ``name`` and ``load``, and one instance class with
-``execute``; `headrace.backends.identity` is a complete example. An instance stands on one of
-four rungs, and which one is decided once, at load, by its base class:
+The smallest backend is one class with ``name`` and ``load``, and one instance class with ``execute``;
+`headrace.backends.identity` is a complete example. There are four kinds of instance. The base class decides, once, at
+load:
 
-1. `Instance`: ``execute(tensors) -> tensors``. Rows in, rows out. Core stacks the rows of many
-   requests, splits the answers, and checks names, dtypes and shapes on both sides.
-2. `RequestInstance`: ``execute_requests(requests) -> answers``. For ragged inputs, request
-   parameters and an error per request. From here on, the shapes of outputs are the instance's matter.
-3. `StreamInstance`: ``stream(request) -> iterator of responses``. For decoupled answers.
-4. `DeferredInstance`: ``accept(calls)``. For answers at any time and from any thread.
+| Base class | Method | For |
+|---|---|---|
+| `Instance` | ``execute(tensors) -> tensors`` | rows in, rows out |
+| `RequestInstance` | ``execute_requests(requests) -> answers`` | ragged inputs, parameters, one error per request |
+| `StreamInstance` | ``stream(request) -> iterator of responses`` | decoupled models |
+| `DeferredInstance` | ``accept(calls)`` | answers at any time and from any thread |
 
-``load`` and all methods of an instance but ``is_ready`` run on that instance's own thread, in the
-server's process or in one of the instance's own (`Isolation`). One of the first two rungs that says so
-(``BaseInstance.any_thread``) may execute on others, too.
+For an `Instance`, core stacks the rows of many requests, splits the results, and checks names, dtypes and shapes on
+both sides. For the others, the shapes of outputs are the instance's responsibility.
 
-Nothing here imports more than NumPy, because a process host may run in an environment of its
-model's, which has no more.
+``load`` and all methods of an instance except ``is_ready`` run on that instance's own thread, in the server's process
+or in a process of the instance (`Isolation`). An instance of the first two kinds may allow other threads
+(``BaseInstance.any_thread``).
+
+This module imports only NumPy, because the process of an instance may run in an environment of its model without other
+packages.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ DeviceKind: TypeAlias = Literal["cpu", "gpu", "model"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where an instance runs. ``id`` counts GPUs from 0, and is 0 elsewhere."""
+    """The device of an instance. ``id`` counts GPUs from 0, and is 0 elsewhere."""
 
     kind: DeviceKind = "cpu"
     id: int = 0
@@ -60,15 +63,16 @@ class Device:
 class Isolation:
     """How the instances of a model run in processes of their own.
 
-    ``python`` is the interpreter, ``environ`` is added to the server's environment variables.
-    ``entry`` is ``module:function`` in that interpreter: it is given a
-    `headrace.executors.process.handshake.InstanceSpec` and returns the instance. The default makes the backend
-    anew there and calls its ``load``. An interpreter other than the server's imports ``packages``
-    from the server's installation, and nothing else of it. ``start_timeout_s`` is for the start
-    of the interpreter and ``load_timeout_s`` for the instance; only what they add up to is a bound.
-    ``memory_bytes`` bounds what a process may allocate; 0 is no bound. ``busy_poll_us`` is how long it,
-    and the server for it, look for the next message before they sleep: worth its CPU where a core that sleeps is slow
-    to wake.
+    - ``python``: the interpreter. ``environ`` is added to the server's environment variables.
+    - ``entry``: ``module:function`` in that interpreter. It gets a `headrace.executors.process.handshake.InstanceSpec`
+      and returns the instance. The default creates the backend again there and calls its ``load``.
+    - ``packages``: what an interpreter other than the server's imports from the server's installation, and nothing
+      else.
+    - ``start_timeout_s`` and ``load_timeout_s``: for the start of the interpreter and for the instance. The limit is
+      their sum.
+    - ``memory_bytes``: limit of the memory that a process may allocate; 0 for none.
+    - ``busy_poll_us``: how long the process, and the server for it, poll for the next message before they sleep. This
+      costs CPU time, and helps where a sleeping core is slow to wake.
     """
 
     python: str = sys.executable
@@ -83,21 +87,21 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True)
 class NoParameters:
-    """The ``Parameters`` of a backend that takes none: the config's map passes unread."""
+    """The ``Parameters`` of a backend without any: the config's map is not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One version of a model, as its backend sees it.
+    """One version of a model, for its backend.
 
-    ``path`` is the version's directory. ``config`` is the parsed ``config.pbtxt`` and must not be
-    changed, except by ``Backend.complete_config``. ``parameters`` is an instance of the backend's
-    ``Parameters``, in ``complete_config``, too. ``shared`` is what ``Backend.share`` returned.
-    ``instance_name`` and ``device`` describe the instance being loaded; during ``complete_config`` and
-    ``share`` they are empty.
-    ``services`` is what the server does for its models; None during ``complete_config``.
-    ``is_sent``: the config, or all of the model, came with a load request and not from the repository,
-    so it must not name anything outside the model's directory.
+    - ``path``: the version's directory.
+    - ``config``: the parsed ``config.pbtxt``. Only ``Backend.complete_config`` may change it.
+    - ``parameters``: an object of the backend's ``Parameters``, also in ``complete_config``.
+    - ``shared``: the result of ``Backend.share``.
+    - ``instance_name`` and ``device``: of the instance that is loaded; empty during ``complete_config`` and ``share``.
+    - ``services``: the server's services for models; None during ``complete_config``.
+    - ``is_sent``: True if the config, or the whole model, came with a load request and not from the repository. It must
+      then not name anything outside the model's directory.
     """
 
     name: str
@@ -116,19 +120,19 @@ class Model:
         return self.config.max_batch_size
 
     def file(self, default: str) -> Path:
-        """The model's file: ``default_model_filename`` if the config sets it, else ``default``.
+        """Return the path of the model's file: ``default_model_filename`` if the config sets it, else ``default``.
 
-        Raises `LoadError` naming the path if there is none, or if it leaves the model directory.
+        Raises `LoadError` with the path if it does not exist, or is outside the model directory.
         """
         return self.resource(self.config.default_model_filename or default)
 
     def resource(self, relative: str) -> Path:
-        """``relative`` inside the version's directory, under the rules of `file`."""
+        """Return the path of ``relative`` in the version's directory, with the checks of `file`."""
         if reason := why_path_leaves(relative, levels=1):
             raise LoadError(
                 f"file '{one_line(relative)}' of model '{self.name}' is outside the model directory: {reason}"
             )
-        path = self.path / posixpath.normpath(relative)  # not through a link and up again
+        path = self.path / posixpath.normpath(relative)  # resolves `..` before links are followed
         try:
             kind = special_kind(path.stat().st_mode)
         except OSError as error:
@@ -139,12 +143,16 @@ class Model:
         return path
 
     def resource_or_above(self, relative: str) -> Path:
-        """`resource`, or where the version has no such file, that of the model's directory, which all versions use."""
+        """Return `resource`; if the version lacks the file, the same file of the model's directory, which all versions
+        share."""
         return self.resource(relative if (self.path / relative).exists() else f"../{relative}")
 
     def refuse_if_sent(self, setting: str, field: str = "") -> None:
-        """Raise `ConfigError` if ``setting``, in words, was not written by whoever keeps the repository: for what gives
-        a model more rights than to compute, such as libraries of native code. ``field`` is that of the config."""
+        """Raise `ConfigError` if ``setting`` came with a load request instead of from the repository.
+
+        For settings that give a model more rights than to compute, such as native libraries. ``setting`` is a noun for
+        the message; ``field`` is the field of the config.
+        """
         if self.is_sent:
             raise ConfigError(
                 f"{setting} of model '{self.name}' came with a load request: it counts in the repository only",
@@ -153,7 +161,7 @@ class Model:
 
 
 def _beside(path: Path) -> str:
-    """What to do where ``path`` is missing and one file of its kind stands in its place; empty for none or several."""
+    """Return a hint if ``path`` is missing and its directory has exactly one file with the same suffix; else empty."""
     try:
         found = [one_line(other.name) for other in path.parent.iterdir() if path.suffix and other.suffix == path.suffix]
     except OSError:
@@ -164,166 +172,177 @@ def _beside(path: Path) -> str:
 
 
 class Backend(ABC):
-    """Loads models of one kind. One object per server, made when a model first needs it.
+    """Loads models of one kind. One object per server, created when a model first needs it.
 
-    ``name`` is what ``backend:`` says in a config. ``Parameters`` is a frozen dataclass with
-    defaults; core fills it from the config's ``parameters`` (str, int, float and bool fields) and
-    warns of an unknown key, with the known ones; ``--strict-parameters`` makes it a `ConfigError`.
+    ``name`` is the value of ``backend:`` in a config. ``Parameters`` is a frozen dataclass with defaults. Core fills it
+    from the config's ``parameters`` (str, int, float and bool fields). An unknown key causes a warning with the known
+    ones, or a `ConfigError` with ``--strict-parameters``.
+
     Import the engine inside ``load``.
     """
 
     name: ClassVar[str]
     Parameters: ClassVar[type] = NoParameters
-    #: Kinds of device that an instance can run on, most preferred first.
+    #: The kinds of device that an instance can run on, most preferred first.
     devices: ClassVar[tuple[DeviceKind, ...]] = ("cpu",)
     dtypes: ClassVar[tuple[DataType, ...]] = dtypes.ALL
-    #: Whether an output whose data type or dims are not the config's is passed on as it is, with one
-    #: warning, instead of being an error. For models that were written for Triton, which passes them on.
+    #: True to pass on an output whose data type or dims differ from the config, with one warning, instead of failing.
+    #: For models that were written for Triton, which passes them on.
     outputs_as_given: ClassVar[bool] = False
-    #: Options that ``headrace serve --dev`` sets where the command line says nothing else.
+    #: Options that ``headrace serve --dev`` sets unless the command line does.
     dev_options: ClassVar[Mapping[str, str]] = {}
-    #: Whether a config's ``runtime`` may name a Python file of this backend.
+    #: True if a config's ``runtime`` may name a Python file of this backend.
     has_runtimes: ClassVar[bool] = False
-    #: Instances of a CPU group whose config gives no count, unless `cpu_instances` says otherwise of that config.
+    #: Instances of a CPU group whose config has no count, unless `cpu_instances` is overridden.
     default_cpu_instances: ClassVar[int] = 1
-    #: What it acts on of a config's fields for engines: ``cc_model_filenames``, ``model_operations``,
-    #: ``optimization.cuda``, ``optimization.execution_accelerators``, ``optimization.graph``. The log warns of a config
-    #: that sets another of these. None if it does not say.
+    #: The engine fields of a config on which it acts, of ``cc_model_filenames``, ``model_operations``,
+    #: ``optimization.cuda``, ``optimization.execution_accelerators`` and ``optimization.graph``. The log warns about a
+    #: config that sets another one. None: unknown, no warnings.
     engine_fields: ClassVar[tuple[str, ...] | None] = None
-    #: The base classes that its instances may have; empty if it does not say. For the table of what it can do.
+    #: The base classes of its instances, for the table of capabilities. Empty: unknown.
     rungs: ClassVar[tuple[type[BaseInstance], ...]] = ()
-    #: What of it has never run where it is meant to run, as a sentence without its subject: ``its kernels have not run
-    #: on a GPU yet``. ``headrace plugins`` says it. Empty for nothing.
+    #: What was never run on its target, as a sentence without subject, such as
+    #: ``its kernels have not run on a GPU yet``. ``headrace plugins`` shows it. Empty for nothing.
     unproven: ClassVar[str] = ""
 
     @classmethod
     def location(cls) -> str:
-        """Where its code is, as the log says at start."""
+        """Return the location of its code, for the log at start."""
         return sys.modules[cls.__module__].__file__ or ""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """``options`` are the ``--backend-config=<name>,key=value`` settings."""
+        """Create the backend with its ``--backend-config=<name>,key=value`` settings as ``options``."""
         self.options = options
 
     @abstractmethod
     def load(self, model: Model) -> AnyInstance:
-        """One instance of ``model`` on ``model.device``; called on the instance's thread, while those
-        of its other instances may do the same.
+        """Return one instance of ``model`` on ``model.device``.
 
-        Raises `LoadError` naming the file or the setting at fault.
+        Called on the instance's thread, at the same time as for other instances. Raises `LoadError` with the file or
+        the setting at fault.
         """
 
     def complete_config(self, model: Model) -> None:
-        """Fill what ``model.config`` leaves out, in place: ``max_batch_size``, ``input``,
-        ``output``, a scheduling choice, ``model_transaction_policy``. Not called when
-        auto-completion is off. Raises `LoadError` or `ConfigError`."""
+        """Complete ``model.config`` in place: ``max_batch_size``, ``input``, ``output``, a scheduling choice,
+        ``model_transaction_policy``.
+
+        Not called when auto-completion is off. Raises `LoadError` or `ConfigError`.
+        """
 
     def cpu_instances(self, config: ModelConfig) -> int:
-        """Instances of a CPU group of ``config`` that gives no count: `default_cpu_instances`, unless it depends on
-        the model, as where some keep something from one request to the next. Any thread."""
+        """Return the instances of a CPU group of ``config`` that has no count. Any thread.
+
+        The default is `default_cpu_instances`. Override it if the number depends on the model, for example if the model
+        keeps state between requests.
+        """
         return self.default_cpu_instances
 
     def isolation(self, model: Model) -> Isolation | None:
-        """How to give each instance of ``model`` a process of its own; None for a thread of the server.
+        """Return how each instance of ``model`` gets a process of its own; None for a thread of the server.
 
-        The model parameter ``isolation`` (``process`` or ``thread``) goes before it. Raises
-        `LoadError`.
+        The model parameter ``isolation`` (``process`` or ``thread``) has priority. Raises `LoadError`.
         """
         return None
 
     def share(self, model: Model) -> Any:
-        """Something that the instances of one version use together (weights, an engine): a `Shared`, as a rule."""
+        """Return what the instances of one version share, such as weights or an engine; usually a `Shared`."""
         return None
 
     def unshare(self, shared: Any) -> None:
-        """Release what `share` returned; called after the last instance has closed. A `Shared` is closed."""
+        """Release what `share` returned, after the last instance has closed. A `Shared` is closed."""
         if isinstance(shared, Shared):
             shared.close()
 
 
 class BaseInstance:
-    """The defaulted neighbours that all four rungs have in common."""
+    """What the four kinds of instance have in common. Everything has a default."""
 
-    #: Whether ``execute`` or ``execute_requests`` may be called on any thread, one call at a time, the server's event
-    #: loop among them: it keeps nothing in a thread, and waits for nobody, so that it uses no `Model.services`. Looked
-    #: at once, when the instance is loaded. The other methods are called on the instance's own thread as ever, and
-    #: never while it executes.
+    #: True if ``execute`` or ``execute_requests`` may be called on any thread, one call at a time, also on the server's
+    #: event loop. The instance must then keep no state in a thread, and wait for nothing, so it must not use
+    #: `Model.services`. Read once, when the instance is loaded. The other methods are still called on the instance's
+    #: own thread, and never while it executes.
     any_thread: bool = False
-    #: How many calls of ``execute`` or ``execute_requests`` it takes at once, each on a thread of its own, for engines
-    #: that compute side by side or copy meanwhile. Looked at once, when the instance is loaded. All the same it is
-    #: called once at a time in a process of its own, under a rate limiter, and by schedulers to which instances are not
-    #: alike, as for sequences.
+    #: How many calls of ``execute`` or ``execute_requests`` it takes at once, each on a thread of its own. For engines
+    #: that compute in parallel or copy meanwhile. Read once, when the instance is loaded. One call at a time is made in
+    #: a process of its own, under a rate limiter, and by schedulers that treat instances differently, as for sequences.
     concurrency: int = 1
 
     def warm_up(self) -> None:
         """Make the first request as fast as the second. Called once, before the model is ready."""
 
     def is_ready(self) -> bool:
-        """False takes the model out of readiness. Called on a thread of its own, one call at a time.
+        """Return False to make the model not ready. An exception counts as False, with its text as the reason.
 
-        May block, but not for more than 5 s. A raise is a False with that reason."""
+        Called on a thread of its own, one call at a time. May block, for at most 5 s.
+        """
         return True
 
     def close(self) -> None:
-        """Release everything; no other method is called afterwards."""
+        """Release everything. No other method is called afterwards."""
 
 
 class Instance(BaseInstance, ABC):
-    """Rung 1: stateless rows. ``response_parameters`` go with every answer, and do not change."""
+    """Runs stateless rows. ``response_parameters`` are sent with every response, and do not change."""
 
     response_parameters: ClassVar[Mapping[str, str | int | bool | float]] = MappingProxyType({})
 
     @abstractmethod
     def execute(self, inputs: Tensors) -> Tensors:
-        """``inputs`` and the result map names to tensors that share the first axis, the rows of
-        the batch (no batch axis if ``max_batch_size`` is 0). Do not write to the inputs, and do
-        not reuse an output's buffer. A raise leaves the instance in use: the requests of the batch
-        are executed again, one by one, and the one that raises alone fails; raise `HeadraceError`
-        to choose the code."""
+        """Return the outputs for ``inputs``. Both map names to tensors.
+
+        All tensors share the first axis, the rows of the batch (no batch axis if ``max_batch_size`` is 0). Do not write
+        to the inputs, and do not reuse an output's buffer.
+
+        If this raises, the instance stays in use: the requests of the batch are executed again, one by one, and only
+        the one that raises fails. Raise `HeadraceError` to choose the code.
+        """
 
 
 class RequestInstance(BaseInstance, ABC):
-    """Rung 2: the requests of a batch, one by one."""
+    """Runs the requests of a batch one by one."""
 
     @abstractmethod
     def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | HeadraceError]:
-        """One answer per request, in order. A raise fails the whole batch."""
+        """Return one answer per request, in order. If this raises, the whole batch fails."""
 
 
 class StreamInstance(BaseInstance, ABC):
-    """Rung 3: any number of responses per request."""
+    """Returns any number of responses per request."""
 
     @abstractmethod
     def stream(self, request: InferRequest) -> Iterator[InferResponse]:
-        """The responses, as they become available. ``request.cancelled`` is looked at between
-        them, and closes the iterator. A raise ends the request with an error."""
+        """Return the responses as they become available.
+
+        After each one, ``request.cancelled`` is read; if it is True, the iterator is closed. If this raises, the
+        request ends with an error.
+        """
 
 
 class Call(ABC):
-    """A request that a `DeferredInstance` has accepted, and the way to answer it."""
+    """A request that a `DeferredInstance` has accepted, and the method to answer it."""
 
     request: InferRequest
 
     @abstractmethod
     def send(self, answer: InferResponse | HeadraceError | None, final: bool = True) -> None:
-        """Give one answer; ``final`` says that it is the last. None with ``final`` only ends.
+        """Send one answer. ``final`` marks the last one; None with ``final`` only ends the request.
 
-        Any thread. Blocks while `headrace.messages.ticket.UNREAD` responses are unread; drops
-        what comes after the caller has gone (``request.cancelled``). Must not be called again
-        after ``final``.
+        Any thread. Blocks while `headrace.messages.ticket.UNREAD` responses are unread. Drops answers after the caller
+        has gone (``request.cancelled``). Do not call it again after ``final``.
         """
 
 
 class DeferredInstance(BaseInstance, ABC):
-    """Rung 4: answers at any time, from any thread."""
+    """Answers at any time, from any thread."""
 
     @abstractmethod
     def accept(self, calls: Sequence[Call]) -> Sequence[InferResponse | HeadraceError | None] | None:
-        """Begin a batch. Return when the instance can take the next; the answers may come later.
+        """Start a batch. Return when the instance can take the next one; answers may follow later.
 
-        What is known by then may be returned, which costs less than to send it: for each call, in order, its last
-        answer, or None if that was sent, or will be. Answers that are returned, or sent before, travel together. A
-        raise ends with that error every call of the batch that has no last answer yet."""
+        The result has, for each call in order, its last answer, or None if that was sent or will be. Returning an
+        answer costs less than sending it. Answers that are returned, or sent before the return, are delivered together.
+        If this raises, every call of the batch without a last answer ends with that error.
+        """
 
 
 AnyInstance: TypeAlias = Instance | RequestInstance | StreamInstance | DeferredInstance

@@ -1,8 +1,8 @@
 """The identity backend: each output is the input at the same place in the config.
 
-All data types, any shape. The parameters are those of Triton's sample backend (docs/spec/behaviours.md section
-10.7) and help to test batching and loading. What that one adds to every answer for show costs time,
-so that it is off here: ``--backend-config=identity,triton-sample=true`` turns it on.
+All data types, any shape. The parameters are those of Triton's sample backend (docs/spec/behaviours.md section 10.7).
+They help to test batching and loading. Triton's also adds parameters to every response, which costs time. That is off
+here: ``--backend-config=identity,triton-sample=true`` turns it on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar
 from headrace.backends.base import Backend, Instance, Model, Tensors
 from headrace.errors import ConfigError
 
-#: What Triton's sample backend says with every answer.
+#: The parameters in every response of Triton's sample backend.
 SAMPLE_PARAMETERS: Mapping[str, str | int | bool | float] = {
     "param0": "an example string parameter",
     "param1": 42,
@@ -60,7 +60,7 @@ class Identity(Backend):
 
 
 class Echo(Instance):
-    """``sources`` maps each output to the input it repeats; ``delay_s`` is slept per execution."""
+    """Returns its inputs. ``sources`` maps each output to its input. Sleeps ``delay_s`` per execution."""
 
     def __init__(self, sources: dict[str, str], delay_s: float) -> None:
         self._sources, self._delay_s = sources, delay_s
@@ -73,13 +73,13 @@ class Echo(Instance):
 
 
 class Sample(Echo):
-    """As Triton's: counts the bytes of its inputs, and sends parameters with every answer."""
+    """Triton's sample: also counts the bytes of its inputs, and adds parameters to every response."""
 
     response_parameters = SAMPLE_PARAMETERS
 
     def __init__(self, sources: dict[str, str], delay_s: float, model: Model) -> None:
         super().__init__(sources, delay_s)
-        self.any_thread = False  # services are not for the event loop
+        self.any_thread = False  # services must not be used on the event loop
         services = model.services
         if services is None:
             raise ConfigError(f"identity model '{model.name}': triton-sample needs a server, which keeps its metric")

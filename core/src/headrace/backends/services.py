@@ -1,7 +1,7 @@
-"""What the server does for the instances of its models: `Model.services`.
+"""The server's services for the instances of its models: `Model.services`.
 
-An instance in a thread of the server and one in a process of its own are given the same methods;
-all may be called from any thread except the event loop. Source: docs/spec/behaviours.md sections 9.2 and 9.5.
+An instance in a thread of the server and one in a process of its own get the same methods. Call them on any thread
+except the event loop. Source: docs/spec/behaviours.md sections 9.2 and 9.5.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.messages.ticket import Ticket
 from headrace.telemetry.series import MetricKind, MetricOperation
 
 LogLevel: TypeAlias = Literal["error", "warning", "info", "verbose"]
-#: The same in `logging`, most severe first.
+#: The levels of `logging`, most severe first.
 LOG_LEVELS: Final[Mapping[LogLevel, int]] = {
     "error": logging.ERROR,
     "warning": logging.WARNING,
@@ -28,21 +28,21 @@ LOG_LEVELS: Final[Mapping[LogLevel, int]] = {
 
 
 class Services(ABC):
-    """Other models, the log, and metrics of the model's own."""
+    """Other models, the log, and the model's own metrics."""
 
-    #: Whether answers are the memory of the models that gave them, and not to be written to.
+    #: True if answers are in the memory of the models that gave them, and must not be written to.
     shares_memory: ClassVar[bool] = True
 
     @abstractmethod
     def infer(self, ticket: Ticket) -> None:
-        """Ask another model. Never raises: a refusal is an answer, too.
+        """Send a request to another model. Never raises: a refusal is an answer, too.
 
-        ``ticket.respond`` is called on a thread of the services and must not block.
-        ``callers`` of its request must name the model that asks, after those that wait for it.
+        ``ticket.respond`` is called on a thread of the services and must not block. The request's ``callers`` must end
+        with the name of the calling model, after the models that wait for it.
         """
 
     def ask(self, request: InferRequest) -> Answer:
-        """`infer` for a thread that waits: the last answer that said something, None if none did."""
+        """Do as `infer` and wait. Return the last response or error; None if there was none."""
         sleeper = _Sleeper()
         ticket = Ticket(request, sleeper.respond)
         ticket.respond_at_once = sleeper.respond_at_once
@@ -51,61 +51,61 @@ class Services(ABC):
 
     @abstractmethod
     def cancel(self, ticket: Ticket) -> None:
-        """Nobody waits for ``ticket`` any more."""
+        """Cancel ``ticket``: its answer is not needed any more."""
 
     @abstractmethod
     def stop(self, ticket: Ticket) -> None:
-        """No more of ``ticket`` is wanted: its model is told. What it answers nevertheless is taken."""
+        """Ask the model of ``ticket`` to stop. Answers that it still gives are delivered."""
 
     @abstractmethod
     def read(self, ticket: Ticket) -> None:
-        """One response of ``ticket`` that was not the last has been taken (`Ticket.read`)."""
+        """Count one response of ``ticket``, not the last, as read (`Ticket.read`)."""
 
     @abstractmethod
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Load or reload; ``config`` is JSON or empty, ``files`` maps ``file:<path>`` to contents.
+        """Load or reload a model. ``config`` is JSON or empty; ``files`` maps ``file:<path>`` to contents.
 
         Blocks until it is done. Raises `HeadraceError`.
         """
 
     @abstractmethod
     def unload_model(self, name: str, unload_dependents: bool) -> None:
-        """Unload; returns once the model takes no more requests. Raises `HeadraceError`."""
+        """Unload a model. Returns when it takes no more requests. Raises `HeadraceError`."""
 
     @abstractmethod
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether requests to that version (empty: any) would be taken. Raises `HeadraceError`."""
+        """True if that version (empty: any) would take requests. Raises `HeadraceError`."""
 
     @abstractmethod
     def log(self, level: LogLevel, message: str, file: str, line: int) -> None:
-        """One line in the server's log, as coming from ``line`` of ``file``."""
+        """Write one line to the server's log, as from ``line`` of ``file``."""
 
     @abstractmethod
     def metric_family(self, name: str, description: str, kind: MetricKind) -> int:
-        """The family ``name``, made if need be. Returns its handle. Raises `HeadraceError`."""
+        """Return the handle of the family ``name``, which is created if needed. Raises `HeadraceError`."""
 
     @abstractmethod
     def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
-        """The metric of ``family`` with ``labels``, made if need be. Returns its handle.
+        """Return the handle of the metric of ``family`` with ``labels``, which is created if needed.
 
         Raises `HeadraceError`.
         """
 
     @abstractmethod
     def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
-        """Change a metric. Raises `HeadraceError` where the operation or the value does not fit its kind."""
+        """Change a metric. Raises `HeadraceError` if the operation or the value does not fit its kind."""
 
     @abstractmethod
     def metric_value(self, metric: int) -> float:
-        """The value of a counter or a gauge. Raises `HeadraceError` for a histogram."""
+        """Return the value of a counter or a gauge. Raises `HeadraceError` for a histogram."""
 
     @abstractmethod
     def release(self, handle: int) -> None:
-        """Give up a metric or a family; the last to do so takes it off the page."""
+        """Release a metric or a family. When all its users have, it is removed from the page."""
 
 
 class _Sleeper:
-    """A thread that waits for one answer."""
+    """Waits on a thread for one answer."""
 
     __slots__ = ("_answer", "_has_answered", "_lock")
 

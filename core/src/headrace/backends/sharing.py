@@ -1,4 +1,4 @@
-"""What the instances of one version use together, such as one copy of the weights."""
+"""What the instances of one version share, such as one copy of the weights."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ T = TypeVar("T")
 
 
 class Shared(Generic[K, T]):
-    """At most one engine, session or module for each key, made by the first instance that asks for it.
+    """At most one engine, session or module per key, created by the first instance that needs it.
 
-    A backend returns one from `Backend.share`, and has it as ``model.shared`` when it loads an instance. A key says
-    what instances must have in common to use the same: the device, as a rule. Any thread.
+    A backend returns one from `Backend.share`, and gets it as ``model.shared`` when it loads an instance. Instances
+    with the same key share: usually the device. Any thread.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: What there is, by its key. For whoever must release it in a way of its own.
+        #: What was created, by key. For a backend that must release it in its own way.
         self.made: dict[K, T] = {}
 
     def get(self, key: K, make: Callable[[], T]) -> T:
-        """What is shared under ``key``; ``make`` makes it. Others wait meanwhile, and try again if it raises."""
+        """Return the object of ``key``, created by ``make``. Other threads wait, and try again if ``make`` raises."""
         with self._lock:
             if key not in self.made:
                 self.made[key] = make()
             return self.made[key]
 
     def close(self) -> None:
-        """Forget everything; what an instance still holds lives as long as that."""
+        """Drop all objects. An object that an instance still holds lives as long as the instance."""
         self.made.clear()

@@ -1,8 +1,8 @@
-"""Who may do what: calls that need a key, and files that come with a load. Decided here for every frontend.
+"""Access rules for every frontend: operations that need a key, and files that are sent with a load.
 
-The files of a model are code, which the server will run. By default whoever reaches it from the machine itself may
-send them, or has brought the key of the restricted category ``model-repository``. What a proxy passes on, or a page in
-a browser asks for, does not come from the machine, although its connection does.
+The files of a model are code that the server will run. By default, they may be sent from the machine itself, or with
+the key of the restricted category ``model-repository``. A request through a proxy, or from a page in a browser, does
+not count as from the machine, although its connection does.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from headrace.config.options import ModelFilesFrom, Restriction, ServerOptions
 from headrace.engine import AnyOperation, Caller, Interceptor
 from headrace.errors import CallerError, Code, PermissionDenied, Unsupported
 
-#: Looks up a header or an entry of metadata by its name in lower case.
+#: Returns a header, or an entry of metadata, by its name in lower case.
 Header: TypeAlias = Callable[[str], "bytes | str | None"]
 
 _NO_RULES: Mapping[str, Restriction] = {}
-#: Headers of requests that somebody else has caused: proxies put in the first four, browsers the others.
+#: Headers of requests on behalf of others: the first four are added by proxies, the others by browsers.
 _FOREIGN = ("forwarded", "via", "x-forwarded-for", "x-real-ip", "origin", "sec-fetch-site")
 
 
 class RestrictedApis(Interceptor):
-    """Refuses operations whose category needs a header with a secret value (``--http-restricted-api``,
-    ``--grpc-restricted-protocol``; docs/spec/behaviours.md sections 1.2 and 2.2).
+    """Refuses operations whose category needs a header with a secret value.
 
-    A refusal names the header and never its value, and takes the same time for every wrong one.
+    For ``--http-restricted-api`` and ``--grpc-restricted-protocol``; docs/spec/behaviours.md sections 1.2 and 2.2. A
+    refusal names the header and never its value, and takes the same time for every wrong value.
     """
 
     name = "restricted-apis"
@@ -52,12 +52,14 @@ class RestrictedApis(Interceptor):
         text = f"restricted, expecting header '{rule.header}'"
         if caller.transport == "http":
             raise PermissionDenied(f"This API is {text}")
-        raise CallerError(f"This protocol is {text}", Code.UNAVAILABLE)  # as Triton has it
+        raise CallerError(f"This protocol is {text}", Code.UNAVAILABLE)  # as Triton
 
 
 class Uploads:
-    """Who may send files along with a load to one frontend. ``has_key`` says that its loads are restricted, and
-    checked already; ``restriction`` is the flag that would restrict them."""
+    """Decides whether a load of one frontend may bring files.
+
+    ``has_key``: its loads are restricted, and already checked. ``restriction`` is the flag that restricts them.
+    """
 
     def __init__(self, allowed: ModelFilesFrom, has_key: bool, restriction: str) -> None:
         self._allowed = allowed
@@ -65,9 +67,9 @@ class Uploads:
         self._restriction = restriction
 
     def check(self, parameters: Iterable[str], address: str, header: Header) -> None:
-        """Raise `Unsupported` if the sender of a load may not bring these ``parameters`` along.
+        """Raise `Unsupported` if the sender of a load may not send these ``parameters``.
 
-        ``address`` is the connection's other end, empty where that is not known.
+        ``address`` is the other end of the connection; empty if unknown.
         """
         if not any(name.startswith("file:") for name in parameters) or self._allowed == "any":
             return
@@ -89,16 +91,16 @@ class Uploads:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether ``address``, IPv4 or IPv6 without a port, is of the machine's own loopback interface."""
+    """True if ``address``, IPv4 or IPv6 without a port, is a loopback address."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
         return False
     if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped  # a socket for both families sees IPv4 so
+        found = found.ipv4_mapped  # how a socket for both families shows IPv4
     return found.is_loopback
 
 
 def host_of(peername: object) -> str:
-    """The address in a socket's ``peername``; empty for what is no network address."""
+    """Return the address in a socket's ``peername``; empty if it is not a network address."""
     return str(peername[0]) if isinstance(peername, tuple | list) and peername else ""

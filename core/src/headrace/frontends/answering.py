@@ -1,5 +1,4 @@
-"""One request and its one answer, over any protocol: what is large is read and printed by threads, and what
-goes wrong on the way is worded and told here."""
+"""One request and its one response, over any protocol: threads read and print what is large; errors are worded here."""
 
 from __future__ import annotations
 
@@ -23,26 +22,26 @@ if TYPE_CHECKING:
 
 log = paced(__name__)
 
-#: What the transport is given.
+#: The type that the transport sends.
 R = TypeVar("R")
 
 
 class EncodedAnswer(SingleAnswer, Generic[R]):
-    """Replies to one request with what its model answers, as a protocol says it. Event loop only."""
+    """Replies to one request with its model's response, encoded for a protocol. Event loop only."""
 
     __slots__ = ("_large", "_reply", "view")
 
     def __init__(self, view: ModelView, reply: Callable[[R], None], large: LargeWork) -> None:
-        self._answer, self._count = None, 0  # what the base would do, without the call
+        self._answer, self._count = None, 0  # what the base does, without the call
         self.view, self._reply, self._large = view, reply, large
 
     @abstractmethod
     def encode(self, response: InferResponse, patience: int) -> R:
-        """``response`` on the wire. Raises `HeadraceError`, and `Large` beyond ``patience`` bytes. On any thread."""
+        """Return ``response`` encoded. Any thread. Raises `HeadraceError`, and `Large` beyond ``patience`` bytes."""
 
     @abstractmethod
     def refused(self, error: HeadraceError) -> R:
-        """``error`` on the wire."""
+        """Return ``error`` encoded."""
 
     def settle(self, answer: InferResponse | HeadraceError) -> None:
         if isinstance(answer, HeadraceError):
@@ -61,10 +60,10 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
     def read_large(
         self, read: Callable[[], InferRequest], entrance: Entrance, caller: Caller | None, known_as: str = ""
     ) -> Callable[[], None]:
-        """Let a thread ``read`` the request, which is then submitted as that of ``caller``.
+        """Let a thread ``read`` the request, then submit it as from ``caller``. Return a function that cancels it.
 
-        Returns what cancels it, one way or the other. Raises `Unavailable` if too much waits already, with ``known_as``
-        in front, the `log_id` of the request where it is known.
+        Raises `Unavailable` if too much work waits, with ``known_as`` (the `log_id` of the request, if known) before
+        the text.
         """
         submitted: list[Ticket] = []
 
@@ -78,7 +77,7 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
             except Exception as error:
                 self.settle(worded(error))
             finally:
-                del outcome  # an error and the frame that has it would keep each other, and the body
+                del outcome  # an error and the frame that holds it would keep each other, and the body
 
         leave = self._large.begin(read, submit, known_as)
 
@@ -112,9 +111,9 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
 
 
 def check_strings(view: ModelView, request: InferRequest) -> None:
-    """Find the strings of ``request`` here and not on the event loop, which is to check them.
+    """Find the strings of ``request`` on this thread, so that the event loop need not.
 
-    Raises `InvalidArgument`, as the model would, if they are not as many as the shape says.
+    Raises `InvalidArgument`, as the model would, if their number differs from the shape.
     """
     for tensor in request.inputs.values():
         if isinstance(tensor, BytesTensor) and not tensor.is_complete:

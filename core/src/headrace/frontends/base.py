@@ -1,4 +1,4 @@
-"""What a frontend implements, and what it is given: the engine, which is all that it sees of the server."""
+"""The interface of a frontend. It gets an engine, its only access to the server."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ if TYPE_CHECKING:
     from headrace.engine import Engine
 
 
-#: What a host that bounds its own stop waits beyond ``exit_timeout_secs``: only then do the models that are late
-#: give their last answers, and the server cancels `Frontend.stop` soon after.
+#: A host with a time limit of its own waits 1 s longer than ``exit_timeout_secs``: late models then give their last
+#: answers, and the server cancels `Frontend.stop` soon after.
 LAST_WORDS_S = 1
-#: What callers have at most to send the rest of a request, or to read an answer, once the server stops.
+#: When the server stops, callers get at most 5 s to send the rest of a request, or to read a response.
 _CALLERS_S = 5.0
 
 
 def callers_s(exit_timeout_s: float) -> float:
-    """Return how many seconds of ``exit_timeout_s`` callers may use up: one that drips does not decide the rest."""
+    """Return the seconds of ``exit_timeout_s`` for slow callers, so that one of them cannot use up all the time."""
     return min(_CALLERS_S, exit_timeout_s / 4)
 
 
 def streams_s(exit_timeout_s: float) -> float:
-    """Return after how many seconds of ``exit_timeout_s`` streams are told that the server stops, and end."""
+    """Return the seconds of ``exit_timeout_s`` after which open streams are ended."""
     return exit_timeout_s / 2
 
 
@@ -40,24 +40,24 @@ class Frontend(ABC):
     @property
     @abstractmethod
     def enabled(self) -> bool:
-        """Whether ``engine.options`` asks for this frontend."""
+        """True if ``engine.options`` ask for this frontend."""
 
     @property
     def shares_port(self) -> bool:
-        """Whether other processes listen on the same port, so that this one must not before it is ready."""
+        """True if other processes listen on the same port. It then must not listen before it is ready."""
         return False
 
     @abstractmethod
     async def start(self) -> None:
-        """Listen; raises `Unavailable` naming a busy port.
+        """Listen. Raises `Unavailable` with the port if that is in use.
 
-        This is before the models are loaded, unless the port is shared. Whatever asks the server for a
-        model is refused until then, by the server.
+        Called before the models are loaded, unless the port is shared. Until then, the server itself refuses requests
+        for models.
         """
 
     @abstractmethod
     async def stop(self) -> None:
-        """Stop accepting, answer what is in flight, close. Cancelled, drop what is left.
+        """Stop accepting, answer the requests in flight, and close. If cancelled, drop the rest.
 
-        The caller bounds the time. A raise is logged.
+        The caller limits the time. An exception is logged.
         """

@@ -12,19 +12,19 @@ import numpy.typing as npt
 from headrace.errors import InvalidArgument
 from headrace.messages.tensor import BytesTensor, Tensor, data_type
 
-#: The most elements per item that are ranked.
+#: At most this many elements per item are ranked.
 MAX_ELEMENTS = 1_000_000
-#: Strings that are made at a time: to join a million would hold the interpreter's lock for as long as it takes.
+#: This many strings are created at a time: joining a million would hold the interpreter's lock too long.
 _SLICE = 8192
 _UNRANKED = ("FP16", "BF16", "BOOL", "BYTES")
 
 
 def classify(tensor: Tensor, count: int, labels: Sequence[str], is_batched: bool) -> BytesTensor:
-    """The ``count`` highest elements of each item as strings ``<score>:<index>[:<label>]``.
+    """Return the ``count`` highest elements of each item as strings ``<score>:<index>[:<label>]``.
 
-    ``tensor`` is one item, or with ``is_batched`` one per row. Gives [k], or [rows, k], with
-    k = min(count, elements per item), descending, the lower index first among equals.
-    Raises `InvalidArgument` for data types without an order and for more than `MAX_ELEMENTS`.
+    ``tensor`` is one item, or with ``is_batched`` one per row. The result has shape [k], or [rows, k], with k =
+    min(count, elements per item), in descending order; of equal elements, the lower index is first. Raises
+    `InvalidArgument` for data types without an order, and for more than `MAX_ELEMENTS`.
     """
     datatype = data_type(tensor).name
     if isinstance(tensor, BytesTensor) or datatype in _UNRANKED:
@@ -62,7 +62,7 @@ def _labelled(text: str, index: int, labels: Sequence[str]) -> bytes:
 
 
 def _descending(item: npt.NDArray[Any], k: int) -> npt.NDArray[np.intp]:
-    """Indices of the ``k`` highest; what is not a number ranks lowest. Linear in ``item`` as long as k is small."""
+    """Return the indices of the ``k`` highest. NaN ranks lowest. Linear in ``item`` as long as k is small."""
     if item.dtype.kind == "f":
         item = np.where(np.isnan(item), -np.inf, item)
     if k > len(item) // 8:
@@ -75,7 +75,7 @@ def _descending(item: npt.NDArray[Any], k: int) -> npt.NDArray[np.intp]:
 
 
 def _sorted(item: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """All indices, the highest element's first."""
-    # Stable and reversed twice, because negation would overflow the least integer.
+    """Return all indices, that of the highest element first."""
+    # Stable and reversed twice, because negation would overflow for the smallest integer.
     order: npt.NDArray[np.intp] = len(item) - 1 - np.argsort(item[::-1], kind="stable")[::-1]
     return order

@@ -1,11 +1,10 @@
-"""Requests that were answered with an error: what the log has of them, and what their callers are told.
+"""Requests that were answered with an error: their log lines, and the texts for their callers.
 
-In the log, what is the server's fault is one line each, which the pace of the logger bounds. What is the caller's
-is one line where the log is verbose (``--log-verbose=1``). Successful requests never come here.
+A server's fault is logged as one line, at a limited rate. A caller's fault is logged as one line if the log is verbose
+(``--log-verbose=1``). Successful requests never reach this code.
 
-Errors of models, engines and the file system name files. Whoever runs the server finds them whole
-in its log; a caller elsewhere is told the last name of each. Every frontend passes through `shown`
-what it tells of an error, and the reasons of the index.
+Errors of models, engines and the file system contain paths. The log has them whole; callers get only the last name of
+each. Every frontend passes the text of an error, and the reasons of the index, through `shown`.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ log = paced("headrace.requests")
 
 _SERVER_LOG = logging.getLogger("headrace")
 _LEVELS = {Code.INTERNAL: logging.ERROR, Code.UNKNOWN: logging.ERROR, Code.UNAVAILABLE: logging.WARNING}
-#: Of what a caller has written, in one line.
+#: At most this many characters of a caller's text are logged, in one line.
 _CHARACTERS = 1000
-#: What a path begins with, and nothing else that a message may hold: names of tensors have slashes, too.
+#: The first names of absolute paths. Other texts have slashes, too, such as names of tensors.
 _first_names = {path.name for path in Path("/").iterdir()}
 
 
 class Failure(NamedTuple):
-    """What the log needs of an error, which itself would keep the frames that it came through, and their requests."""
+    """What the log needs of an error. The error itself would keep its frames, and so their requests."""
 
     message: str
     code: Code
@@ -43,19 +42,19 @@ class Failure(NamedTuple):
 
 
 def is_verbose() -> bool:
-    """Whether every failed request is to be told, and requests that succeed, too."""
+    """True if every failed request is logged, and successful ones too."""
     return log.isEnabledFor(logging.DEBUG)
 
 
 def level_of(error: HeadraceError) -> int:
-    """The level of a line about ``error``: DEBUG where the caller is at fault."""
+    """Return the log level for ``error``: DEBUG if the caller is at fault."""
     return logging.DEBUG if isinstance(error, CallerError) else _LEVELS.get(error.code, logging.DEBUG)
 
 
 def tell(failure: Failure, what: str, model: str = "", version: str = "", request_id: str = "") -> None:
     """Log that a request was answered with ``failure``, in Triton's words for an inference.
 
-    ``what`` was asked for: ``Infer``, or the path or the name of the call. Names may be a caller's own.
+    ``what`` is ``Infer``, or the path or the name of the call. It may come from the caller, like the other names.
     """
     if not log.isEnabledFor(failure.level):
         return
@@ -66,12 +65,12 @@ def tell(failure: Failure, what: str, model: str = "", version: str = "", reques
         text += f", model '{_short(model)}'" + (f" version {version[:40]}" if version else "")
     extra = {"model": _short(model), "version": version[:40], "request_id": _short(request_id)}
     given = {name: value for name, value in extra.items() if value}
-    # The log names the caller's line.
+    # The record has the line of this function's caller.
     log.log(failure.level, "%s)", text, extra={**given, "code": failure.code.value}, stacklevel=2)
 
 
 def tell_fault(error: HeadraceError, what: str, model: str = "", version: str = "") -> None:
-    """`tell` where it is the server's fault, unless the log is verbose: then whoever watches requests tells all."""
+    """`tell` a server's fault, unless the log is verbose: the code that logs all requests then logs it."""
     if level_of(error) > logging.DEBUG and not is_verbose():
         tell(Failure.of(error), what, model, version)
 
@@ -81,16 +80,16 @@ def _short(text: str) -> str:
 
 
 def learn_paths(paths: Iterable[str]) -> None:
-    """Know the absolute ones of ``paths`` for paths of this machine even where nothing is found at them yet."""
+    """Treat the absolute ones of ``paths`` as paths of this machine, even if they do not exist yet."""
     _first_names.update(path.lstrip("/").split("/")[0] for path in paths if path.startswith("/"))
     _first_names.discard("")
     _paths.cache_clear()
 
 
 def shown(text: str) -> str:
-    """``text`` for a caller: only the last name of every absolute path, unless the log is verbose.
+    """Return ``text`` for a caller: only the last name of every absolute path, unless the log is verbose.
 
-    Verbose is a logger ``headrace`` at level DEBUG, which ``--log-verbose`` sets from 1 on.
+    It is verbose if the logger ``headrace`` has level DEBUG, which ``--log-verbose`` sets from 1 on.
     """
     if "/" not in text or _SERVER_LOG.isEnabledFor(logging.DEBUG):
         return text
@@ -99,9 +98,10 @@ def shown(text: str) -> str:
 
 @cache
 def _paths() -> re.Pattern[str]:
-    """Linear: a path is looked for where a run of slashes begins, and has no character that ends it.
+    """Return the pattern of a path. It takes linear time: a path starts at a run of slashes, and ends at certain
+    characters.
 
-    One in quotes goes to the closing quote, blanks included.
+    A path in quotes ends at the closing quote, and may have blanks.
     """
     names = "|".join(map(re.escape, sorted(_first_names)))
     return re.compile(

@@ -1,5 +1,8 @@
-"""What all connections of one port make the server hold, in bytes: requests that arrive or are in flight, and answers
-that their callers have not taken. One connection is bounded by its protocol; this bounds all of them together."""
+"""The bytes that all connections of one port hold: requests that arrive or run, and responses that callers have not
+read.
+
+Each connection is limited by its protocol; this limits all of them together.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-#: When too much is held, connections are ended until this part of the limit is left free.
+#: If too much is held, connections are ended until 1/8 of the limit is free.
 _ROOM = 8
-#: A caller that would need longer to move all that is held for it, at the rate of the last sweep, is slow.
+#: A caller is slow if it would take longer than 60 s, at its last rate, to move all that is held for it.
 SLOW_S = 60
 
 
@@ -19,21 +22,21 @@ class Holder(Protocol):
 
     @property
     def waits_for_peer(self) -> bool:
-        """True if some of what it holds waits for the caller, who has to send or to take more."""
+        """True if some of what it holds waits for the caller to send or read more."""
 
     @property
     def is_slow(self) -> bool:
-        """True if the caller would need more than `SLOW_S` for what waits for it."""
+        """True if the caller would take more than `SLOW_S` for that."""
 
     def shed(self) -> None:
         """End the connection: all connections together hold too much."""
 
 
 class HeldBytes:
-    """The sizes of the connections that hold something large. The event loop's.
+    """The sizes of the connections that hold much. Event loop only.
 
-    Beyond ``limit_bytes``, connections end until there is room again: first those whose callers are slow, of these and
-    of the others first the ones that hold most. A connection that holds little never ends for those that hold much.
+    Beyond ``limit_bytes``, connections are ended until there is room again. Those with slow callers are first; among
+    these, and among the others, the largest first. A connection that holds little is never ended.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -43,7 +46,7 @@ class HeldBytes:
         self._is_due = False
 
     def set(self, holder: Holder, size_bytes: int) -> None:
-        """Note that ``holder`` holds ``size_bytes`` now."""
+        """Record that ``holder`` holds ``size_bytes`` now."""
         sizes = self._sizes
         self.total_bytes += size_bytes - sizes.get(holder, 0)
         if size_bytes:
@@ -55,7 +58,7 @@ class HeldBytes:
             sizes.pop(holder, None)
 
     def _make_room(self) -> None:
-        """A turn of the loop later: a connection does not end inside of what it is doing."""
+        """End connections. Runs one turn of the loop later, so that no connection ends inside its own call."""
         self._is_due = False
         waiting = [holder for holder in self._sizes if holder.waits_for_peer]
         waiting.sort(key=lambda holder: (holder.is_slow, self._sizes[holder]))

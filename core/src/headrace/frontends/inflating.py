@@ -1,4 +1,4 @@
-"""Compressed requests, unpacked within bounds (docs/spec/behaviours.md sections 1.3 and 2.6).
+"""Decompression of requests within limits (docs/spec/behaviours.md sections 1.3 and 2.6).
 
 Blocks: about 3 ms per MiB, without the interpreter's lock.
 """
@@ -11,12 +11,12 @@ import numpy as np
 
 from headrace.large import Large
 
-#: What zlib is given and gives at a time. It copies what it has not yet read with every step.
+#: The size of input and output per zlib call. zlib copies its unread input at every call.
 _STEP_BYTES = 256 * 1024
 
 
 class TooLarge(Exception):
-    """It unpacks to ``size_bytes`` at least, and that is more than it may."""
+    """The decompressed data has at least ``size_bytes``, which is over the limit."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(size_bytes)
@@ -24,7 +24,7 @@ class TooLarge(Exception):
 
 
 class CorruptData(Exception):
-    """It cannot be unpacked; the text says why."""
+    """The data cannot be decompressed; the text says why."""
 
     def __init__(self, text: str, is_truncated: bool = False) -> None:
         super().__init__(text)
@@ -32,9 +32,9 @@ class CorruptData(Exception):
 
 
 def inflate(data: memoryview, wbits: int, limit: int, patience: int) -> memoryview:
-    """``data`` unpacked; memory for it grows as it is filled, and is one piece.
+    """Return ``data`` decompressed, in one piece of memory.
 
-    Raises `Large` beyond ``patience`` bytes, received or unpacked, `TooLarge` beyond ``limit``, and `CorruptData`.
+    Raises `Large` beyond ``patience`` bytes of input or output, `TooLarge` beyond ``limit``, and `CorruptData`.
     """
     if data.nbytes > patience:
         raise Large
@@ -52,7 +52,7 @@ def inflate(data: memoryview, wbits: int, limit: int, patience: int) -> memoryvi
             if unpacked.size + len(piece) > patience:
                 raise Large
             unpacked.append(piece)
-    while not unpacker.eof:  # what zlib still holds of the last step
+    while not unpacker.eof:  # the output that zlib still holds
         piece = unpacker.decompress(b"", _STEP_BYTES)
         if not piece:
             raise CorruptData("is truncated", True)
@@ -63,7 +63,7 @@ def inflate(data: memoryview, wbits: int, limit: int, patience: int) -> memoryvi
 
 
 class _Growing:
-    """Bytes in one piece of memory that doubles; large ones come from the system and go back to it at once."""
+    """One piece of memory that doubles when it is full. A large one is mapped by itself and freed at once."""
 
     __slots__ = ("_memory", "size")
 

@@ -1,4 +1,4 @@
-"""Listening sockets, whatever host accepts from them, and what the log says of them."""
+"""Listening sockets for all hosts, and their log lines."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from headrace.errors import Unavailable
 if TYPE_CHECKING:
     from headrace.engine import Engine
 
-#: As many connections may wait to be accepted (docs/spec/behaviours.md section 1.1).
+#: At most this many connections wait to be accepted (docs/spec/behaviours.md section 1.1).
 BACKLOG = 1024
 
 
-#: Gives a socket for an address and a port, which is shared or not, and listens unless it only keeps the port.
+#: Returns a socket for an address and a port: ``listen(address, port, is_shared, listens)``.
 Listen: TypeAlias = "Callable[[str, int, bool, bool], socket.socket]"
 
 
 def bind(address: str, port: int, is_shared: bool, listens: bool = True) -> socket.socket:
-    """A socket that listens on ``address``, or else keeps the port; port 0 takes a free one.
+    """Return a socket that listens on ``address``, or only reserves the port. Port 0 takes a free one.
 
     ``is_shared`` lets other processes listen on the same port. Raises OSError.
     """
@@ -47,7 +47,7 @@ def bind(address: str, port: int, is_shared: bool, listens: bool = True) -> sock
 
 
 def listen_http(address: str, port: int, is_shared: bool, listens: bool = True, service: str = "HTTP") -> socket.socket:
-    """Return `bind` for a service that speaks HTTP. Raises `Unavailable` naming the service, address and port."""
+    """Return `bind` for an HTTP service. Raises `Unavailable` with the service, address and port."""
     try:
         return bind(address, port, is_shared, listens)
     except OSError as error:
@@ -56,18 +56,18 @@ def listen_http(address: str, port: int, is_shared: bool, listens: bool = True, 
 
 
 def claim(listen: Listen, address: str, port: int, is_shared: bool) -> socket.socket:
-    """A socket that keeps a port for processes that will listen on it together, and does not listen itself.
+    """Return a socket that reserves a port for processes that will share it. It does not listen itself.
 
-    Unless ``is_shared``, nobody else may listen there now. Raises what ``listen`` raises.
+    Unless ``is_shared``, raise if another process listens there now. Raises what ``listen`` raises.
     """
-    if not is_shared:  # whoever else shares the port would get a part of the connections
+    if not is_shared:  # another process on the shared port would get a part of the connections
         with listen(address, port, False, True) as probe:
             port = probe.getsockname()[1]
     return listen(address, port, True, False)
 
 
 def announce(engine: Engine, log: logging.Logger, service: str, place: str) -> None:
-    """Say that ``service`` listens at ``place``; and in Triton's words, for which scripts wait, that it is ready."""
+    """Log that ``service`` listens at ``place``. When it is ready, log Triton's line, which scripts wait for."""
     if engine.is_loading:
         log.info("%s listens at %s, and is ready when the models are loaded", service, place)
     engine.when_ready(lambda: log.info("Started %s at %s", service, place))

@@ -1,4 +1,4 @@
-"""Recognizing what came before: clients repeat themselves, and what was read once need not be read again."""
+"""Layouts of earlier requests: a request with a known layout need not be parsed again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from headrace.messages.request import InferRequest, Parameter, Undecoded
 from headrace.messages.tensor import BytesTensor, Tensor
 
-#: Layouts that a protocol keeps, and the bytes besides tensors that a request may have whose layout is kept.
+#: A protocol keeps at most 1024 layouts, of requests with at most 1024 bytes besides their tensors.
 LAYOUTS = 1024
 FIXED_BYTES = 1024
 K = TypeVar("K")
@@ -18,8 +18,10 @@ V = TypeVar("V")
 
 
 class Recent(dict[K, V]):
-    """What was made lately of what callers chose. When it is full it starts anew, so that callers who never repeat
-    themselves cost little, and keep nobody else out."""
+    """A cache of what was computed for keys that callers choose.
+
+    When it is full, it is emptied. So callers that never repeat themselves cost little and displace no other for long.
+    """
 
     __slots__ = ("_most",)
 
@@ -34,7 +36,7 @@ class Recent(dict[K, V]):
 
 
 class TensorPlace(NamedTuple):
-    """An input, and where in a body its bytes are; ``dtype`` is None for strings."""
+    """An input, and the place of its bytes in a body. ``dtype`` is None for strings."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,10 +46,10 @@ class TensorPlace(NamedTuple):
 
 
 class RequestLayout(NamedTuple):
-    """What requests have in common that differ in their ids and the bytes of their tensors only.
+    """What requests have in common that differ only in their ids and the bytes of their tensors.
 
-    A client that sends tensors of one shape sends such requests. What was read out of one is kept, and of the next only
-    the tensors are read. How a request is told to be one of them is its protocol's affair.
+    A client that sends tensors of one shape sends such requests. The layout of the first is kept, and of the next ones
+    only the tensors are read. The protocol decides whether a request has a layout.
     """
 
     places: Sequence[TensorPlace]
@@ -55,14 +57,14 @@ class RequestLayout(NamedTuple):
     parameters: Mapping[str, Parameter]
     priority: int
     timeout_us: int
-    #: Its id, and whether it begins and ends with such a request; None for one that is of no sequence.
+    #: Its id, and whether the request starts and ends it; None without a sequence.
     sequence: tuple[int | str, bool, bool] | None
     #: `InferRequest.alike` of these requests.
     alike: object
 
     @classmethod
     def of(cls, request: InferRequest) -> RequestLayout | None:
-        """The layout of ``request``, whose inputs lie one behind the other; None where it is unusual."""
+        """Return the layout of ``request``, whose inputs are contiguous; None if it is unusual."""
         places, begin = [], 0
         for name, tensor in request.inputs.items():
             if isinstance(tensor, Undecoded) or not tensor.nbytes:
@@ -83,14 +85,14 @@ class RequestLayout(NamedTuple):
         )
 
     def request(self, model: str, version: str, request_id: str, body: memoryview) -> InferRequest:
-        """The request to ``model`` that ``body`` is; its inputs are views on ``body``."""
+        """Return the request to ``model`` in ``body``. Its inputs are views on ``body``."""
         inputs: dict[str, Tensor | Undecoded] = {}
         for name, shape, dtype, begin, end in self.places:
             if dtype is None:
                 inputs[name] = BytesTensor(body[begin:end], shape)
             else:
                 inputs[name] = np.ndarray(shape, dtype, body, begin)
-        parameters = {**self.parameters}  # its own, whatever a careless model does with it
+        parameters = {**self.parameters}  # a copy, because a model may change it
         if self.sequence is None:
             priority, timeout_us, alike = self.priority, self.timeout_us, self.alike
             return InferRequest(

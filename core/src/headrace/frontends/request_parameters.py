@@ -1,4 +1,4 @@
-"""Parameters of infer requests: which have a meaning, and what is refused, however a protocol spells their values.
+"""The parameters of infer requests: those with a meaning, and those that are refused, in every protocol.
 
 Source: docs/spec/behaviours.md sections 1.3 and 2.3.
 """
@@ -14,25 +14,25 @@ from headrace.engine import AnyOperation, Caller, Interceptor, ModelView
 from headrace.errors import InvalidArgument, OperatorError
 from headrace.messages.request import InferRequest, Parameter
 
-#: The one that HTTP has besides those that every protocol has.
+#: The parameter that only HTTP has.
 BINARY_OUTPUTS = "binary_data_output"
-#: What no header can be forwarded as: names of parameters that have a meaning.
+#: Parameters with a meaning: no header may be forwarded under these names.
 _MEANT = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", BINARY_OUTPUTS, "headers")
-#: What names begin with that nobody may choose, and the one of them that gRPC has.
+#: The reserved prefix of names, and the one such name that gRPC has.
 _RESERVED = "triton_"
 EMPTY_FINAL = "triton_enable_empty_final_response"
-#: Sequence ids are numbers of 64 bits, or strings; over HTTP of so many bytes.
+#: Sequence ids are 64-bit numbers, or strings; over HTTP, of at most 128 bytes.
 UINT64_MAX = 2**64 - 1
 MAX_SEQUENCE_ID_BYTES = 128
-#: How a protocol writes a value.
+#: The protocol's type of a value.
 V = TypeVar("V")
 
 
 @dataclass(slots=True)
 class RequestParameters:
-    """The parameters of one request. Those without a meaning of their own are ``custom``.
+    """The parameters of one request. Those without a meaning are ``custom``.
 
-    ``switch`` is the one that only its protocol has.
+    ``switch`` is the parameter that only this protocol has.
     """
 
     sequence_id: int | str = 0
@@ -50,10 +50,10 @@ class RequestParameters:
 
 
 class ParameterReader(Generic[V]):
-    """Reads the parameters of requests of one protocol, which knows how values are spelled on its wire.
+    """Reads the parameters of requests of one protocol.
 
-    ``switch`` is what its own is called: `BINARY_OUTPUTS` or `EMPTY_FINAL`. The rest are functions of a value and its
-    name, which raise `InvalidArgument` for one of a wrong type or out of its range.
+    ``switch`` is the name of its own parameter: `BINARY_OUTPUTS` or `EMPTY_FINAL`. The other arguments convert a value
+    with its name, and raise `InvalidArgument` for a wrong type or range.
     """
 
     __slots__ = ("_boolean", "_custom", "_priority", "_sequence_id", "_switch", "_timeout")
@@ -71,9 +71,9 @@ class ParameterReader(Generic[V]):
         self._priority, self._timeout, self._custom = priority, timeout, custom
 
     def read(self, parameters: Mapping[str, V]) -> RequestParameters:
-        """What ``parameters`` say. Raises `InvalidArgument`."""
+        """Return ``parameters``, read. Raises `InvalidArgument`."""
         result = RequestParameters()
-        if not parameters:  # asking costs less than iterating over nothing, in protobuf
+        if not parameters:  # cheaper than iterating over nothing, in protobuf
             return result
         for name, value in parameters.items():
             if name == "sequence_id":
@@ -103,8 +103,10 @@ class ParameterReader(Generic[V]):
 
 
 class ForwardedHeaders(Interceptor):
-    """Makes parameters of the headers of an inference (``--http-header-forward-pattern``,
-    ``--grpc-header-forward-pattern``)."""
+    """Forwards headers of an inference as parameters.
+
+    For ``--http-header-forward-pattern`` and ``--grpc-header-forward-pattern``.
+    """
 
     name = "forwarded-headers"
 
@@ -118,7 +120,7 @@ class ForwardedHeaders(Interceptor):
         return bool(self._forwarding)
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
-        """Let every operation pass."""
+        """Allow every operation."""
 
     def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:
         forwarding = self._forwarding.get(caller.transport)
@@ -127,7 +129,8 @@ class ForwardedHeaders(Interceptor):
 
 
 class HeaderForwarding:
-    """Which headers, or entries of metadata, become parameters: those whose name the operator's pattern finds.
+    """Selects the headers, or entries of metadata, that become parameters: the operator's pattern must match their
+    name.
 
     An empty pattern forwards nothing. Raises `OperatorError` if the pattern is malformed.
     """
@@ -142,7 +145,7 @@ class HeaderForwarding:
         return self._finds is not None
 
     def parameters(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """The parameters that ``headers`` give; raises `InvalidArgument` for a reserved name."""
+        """Return the parameters from ``headers``. Raises `InvalidArgument` for a reserved name."""
         if self._finds is None:
             return {}
         chosen = {name: value for name, value in headers if self._finds(name)}

@@ -1,7 +1,7 @@
-"""What a storage implements: it keeps models by name under a URL, and core does the rest.
+"""The interface of a storage: it keeps models by name under a URL.
 
-Core lists the models, compares fingerprints, selects versions, and asks for the files of one version at a time. A
-storage knows neither configs nor versions.
+Core lists the models, compares fingerprints, selects versions, and fetches the files of one version at a time. A
+storage has no knowledge of configs and versions.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class Storage(ABC):
-    """The models of one repository: one object for each ``--model-repository`` whose URL has the scheme ``name``.
+    """The models of one repository: one object per ``--model-repository`` whose URL has the scheme ``name``.
 
     All methods run on threads, several at once, and may block. They raise `HeadraceError` with a message for the
-    operator; any other exception is reported as an error of the storage.
+    operator. Any other exception is reported as an error of the storage.
     """
 
     #: The URL scheme, in lower case: ``s3`` for ``s3://bucket/models``.
     name: ClassVar[str]
 
     def __init__(self, url: str, options: ServerOptions) -> None:
-        """``url`` is what ``--model-repository`` says. Raise `ConfigError` if it cannot be right."""
+        """Create the storage of ``url``, the value of ``--model-repository``. Raise `ConfigError` if it is invalid."""
         self.url = url
         self.options = options
 
@@ -39,21 +39,21 @@ class Storage(ABC):
         """Return the files of ``model``, one of `models`: a tag for each path below the model's directory.
 
         The tag changes when the file changes: a time and a size, an ETag, a digest. Paths have the form
-        ``1/model.onnx``. One that ends with ``/`` is a directory, needed only for an empty one. Called at every look
-        of mode poll: do not read contents. A model that is gone has no files.
+        ``1/model.onnx``. A path that ends with ``/`` is a directory, needed only for an empty one. Mode poll calls this
+        at every poll: do not read contents. A model that was removed has no files.
         """
 
     @abstractmethod
     def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
-        """Return a directory on this machine that holds at least ``files``, paths of `fingerprint`, of ``model``.
+        """Return a directory on this machine with at least ``files`` of ``model``, which are paths of `fingerprint`.
 
-        ``new_directory()`` returns a new, empty, private one, which core removes when the version is unloaded, when
-        this method raises, and after the server was killed. A storage that has the files on this machine returns the
-        directory in which they lie instead; it is read only, and given back by `give_back`.
+        ``new_directory()`` returns a new, empty, private directory. Core removes it when the version is unloaded, when
+        this method raises, or, after the server was killed, at the next start. A storage with its files on this machine
+        returns their own directory instead. Core only reads it, and calls `give_back`.
         """
 
     def give_back(self, model: str, directory: Path) -> None:
-        """Called when ``directory``, which `fetch` returned and did not get from ``new_directory``, is used no more."""
+        """Called when ``directory`` is no longer used, if `fetch` did not get it from ``new_directory``."""
 
     def close(self) -> None:
         """Called when the server has stopped."""

@@ -1,4 +1,4 @@
-"""A directory of this machine with files of a model, which may be gone when its last user has given it back."""
+"""A directory of this machine with files of a model, which is released by its last user."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from types import TracebackType
 
 
 class LocalDirectory:
-    """``path``, until `give_back`. The last user to give it back has ``release`` called. Also a context manager.
+    """The directory ``path``, until `give_back`. The last user's call of it calls ``release``. Also a context manager.
 
-    ``name`` is that of the model, for a private directory. Any thread; giving back may block.
+    ``name`` is the model's name, for a private directory. Any thread; giving back may block.
     """
 
     def __init__(self, path: Path, release: Callable[[], None], *, name: str = "") -> None:
@@ -21,19 +21,19 @@ class LocalDirectory:
         self._is_given_back = False
 
     def share(self) -> LocalDirectory:
-        """Return the same directory for another user, who gives it back, too."""
+        """Return the same directory for another user, who must give it back, too."""
         other = LocalDirectory(self.path, self._uses.end, name=self._name)
         self._uses.begin()
         return other
 
     def give_back(self) -> None:
-        """Use it no more. A second call does nothing."""
+        """End the use. A second call does nothing."""
         if not self._is_given_back:
             self._is_given_back = True
             self._uses.end()
 
     def hide(self, text: str) -> str:
-        """Return ``text`` for clients, with the model's name in place of a private directory."""
+        """Return ``text`` for clients: a private directory is replaced by the model's name."""
         return text.replace(str(self.path), self._name) if self._name else text
 
     def __enter__(self) -> LocalDirectory:

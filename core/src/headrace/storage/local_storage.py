@@ -1,9 +1,9 @@
-"""Repositories that are directories of this machine: a model is a directory, and a file of it a file.
+"""Repositories that are directories of this machine: a model is a directory.
 
-Nothing of a model lies outside the model repository, unless ``--allow-external-links`` says that it may. Who may write
-into one model's directory must not thereby read, and have served, what the server's user can read elsewhere. Links that
-stay inside are everyday: a Kubernetes volume is made of them (``config.pbtxt -> ..data/config.pbtxt``), and a
-repository may itself be a link.
+All files of a model must be inside the model repository, unless ``--allow-external-links`` is set. A user who may write
+to one model's directory must not be able to read other files of the server's user through it. Links that stay inside
+are common: a Kubernetes volume consists of them (``config.pbtxt -> ..data/config.pbtxt``), and a repository may be a
+link.
 
 Source: docs/spec/behaviours.md section 5.1.
 """
@@ -23,9 +23,9 @@ from headrace.storage.base import Storage
 
 log = logging.getLogger(__name__)
 
-#: What marks the directory of a Python environment: its links lead to the interpreter that it was made of.
+#: Files that mark a Python environment. Its links lead to the interpreter that created it.
 _ENVIRONMENT = frozenset(("pyvenv.cfg", "conda-meta"))
-#: What Python writes beside a model that it imports is no change of the model; hidden files neither.
+#: Ignored in fingerprints, like hidden files: Python writes it next to an imported model.
 _CACHE = "__pycache__"
 _PREFIX = "file://"
 
@@ -55,7 +55,7 @@ class LocalStorage(Storage):
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of ``url`` in lower case; that of directories if it has none."""
+    """Return the scheme of ``url`` in lower case; ``file`` if it has none."""
     scheme, colon, _ = url.partition("://")
     is_url = colon and scheme.isascii() and scheme.replace("+", "").replace("-", "").replace(".", "").isalnum()
     return scheme.lower() if is_url else LocalStorage.name
@@ -66,7 +66,7 @@ def _path_of(url: str) -> Path:
 
 
 def _is_directory(path: Path) -> bool:
-    """True if ``path`` is a directory; a path too long for the system is none."""
+    """True if ``path`` is a directory. False if the path is too long for the system."""
     try:
         return path.is_dir()
     except OSError:
@@ -74,7 +74,7 @@ def _is_directory(path: Path) -> bool:
 
 
 def is_model(path: Path) -> bool:
-    """True if the directory ``path`` is that of one model: it has a config, or versions that are no models."""
+    """True if ``path`` is the directory of one model: it has a config, or versions that are not models."""
     if not path.is_dir():
         return False
     if (path / "config.pbtxt").is_file():
@@ -87,20 +87,20 @@ def _is_version(path: Path) -> bool:
 
 
 def _has_models(path: Path) -> bool:
-    """True if ``path``, which is called as versions are, is a model itself."""
+    """True if ``path``, whose name is that of a version, is a model itself."""
     return (path / "config.pbtxt").is_file() or any(map(_is_version, path.iterdir()))
 
 
 # ---------------------------------------------------------------------------
-# What a directory holds
+# The files of a directory
 # ---------------------------------------------------------------------------
 
 
 def files_below(directory: Path) -> dict[str, Hashable]:
-    """Return modification time in ns and size of every file below ``directory``, by its path; None for directories.
+    """Return modification time in ns and size of every file below ``directory``, by path; None for directories.
 
-    Follows links; what vanishes meanwhile is left out. Each child of ``directory`` is walked by itself, so that a
-    version which is a link to another has the same files. Blocks.
+    Follows links. Files that are removed meanwhile are left out. Each child of ``directory`` is walked separately, so
+    that a version that is a link to another has the same files. Blocks.
     """
     found: dict[str, Hashable] = {}
     try:
@@ -125,7 +125,7 @@ def _walk(first: os.DirEntry[str], start: int, visited: set[tuple[int, int]]) ->
             yield entry.path[start:], (found.st_mtime_ns, found.st_size)
             continue
         yield f"{entry.path[start:]}/", None
-        if (place := (found.st_dev, found.st_ino)) not in visited:  # links may go in circles
+        if (place := (found.st_dev, found.st_ino)) not in visited:  # links may form a circle
             visited.add(place)
             waiting += _visible(entry.path)
 
@@ -139,16 +139,16 @@ def _visible(folder: str) -> list[os.DirEntry[str]]:
 
 
 # ---------------------------------------------------------------------------
-# What no model may have
+# Files that no model may have
 # ---------------------------------------------------------------------------
 
 
 def check_files(model_path: Path, roots: Iterable[str | Path], *, allow_external_links: bool) -> None:
     """Raise `LoadError` for the first file at or below ``model_path`` that no model may have.
 
-    That is a link that leads out of all repositories, unless these are allowed, and a FIFO or a device, on which an
-    engine that opens it would wait for ever. ``roots`` are the other repositories; the model's own is the directory
-    that it stands in. Looks into directories behind links, once each. Blocks.
+    Not allowed are links out of all repositories (unless ``allow_external_links``), FIFOs and devices, which an engine
+    would wait for forever. ``roots`` are the other repositories; the model's own is its parent directory. Directories
+    behind links are searched, too, once each. Blocks.
     """
     inside = tuple(os.path.realpath(root) for root in (model_path.parent, *roots))
     for path, target, mode in _files(str(model_path)):
@@ -159,7 +159,7 @@ def check_files(model_path: Path, roots: Iterable[str | Path], *, allow_external
                 "--allow-external-links=true permits it"
             )
         kind = special_kind(mode)
-        if kind and not stat.S_ISSOCK(mode):  # to open a socket fails at once
+        if kind and not stat.S_ISSOCK(mode):  # opening a socket fails at once
             raise LoadError(
                 f"'{os.path.relpath(path, model_path.parent)}' is {kind}: a model consists of regular files and "
                 "directories"
@@ -167,9 +167,11 @@ def check_files(model_path: Path, roots: Iterable[str | Path], *, allow_external
 
 
 def _files(top: str) -> Iterator[tuple[str, str, int]]:
-    """Every file at or below ``top``, what is at its end if it is a link, and its mode; 0 if there is nothing.
+    """Yield the path of every file at or below ``top``, its target if it is a link, and its mode (0 if it does not
+    exist).
 
-    Hidden files are looked at, too: links hide there."""
+    Hidden files are included, because they may be links.
+    """
     if Path(top).is_symlink():
         yield top, os.path.realpath(top), 0
     visited = {os.path.realpath(top)}
@@ -190,7 +192,7 @@ def _files(top: str) -> Iterator[tuple[str, str, int]]:
 def _mode(entry: os.DirEntry[str]) -> int:
     try:
         return entry.stat().st_mode
-    except OSError:  # a link to nowhere
+    except OSError:  # a link to nothing
         return 0
 
 
@@ -198,5 +200,5 @@ def _list(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
-    except OSError:  # a file that cannot be looked at cannot be loaded either, and that error is the better one
+    except OSError:  # loading the file fails, too, with a better error
         return []

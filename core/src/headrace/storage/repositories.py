@@ -1,6 +1,6 @@
-"""The model repositories of a server: which models there are, and their files on this machine while they are used.
+"""The model repositories of a server: their models, and the files of these on this machine while they are used.
 
-A `Repository` is a `Storage` whose answers are checked and whose errors are worded.
+A `Repository` is a `Storage` with checked results and worded errors.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The repository of a model, and a tag for each of its files. It is equal while nothing has changed."""
+    """The repository of a model, and a tag for each of its files. Equal as long as nothing has changed."""
 
     place: str
     files: Mapping[str, Hashable]
 
 
 class Repository:
-    """One ``storage``. ``directories`` has those that it fills. Methods block, and raise `HeadraceError`."""
+    """One ``storage``. ``directories`` creates its private directories. Methods block, and raise `HeadraceError`."""
 
     def __init__(self, storage: Storage, directories: TemporaryDirectories) -> None:
         self.url = storage.url
@@ -51,7 +51,7 @@ class Repository:
         return names
 
     def fingerprint(self, model: str) -> Fingerprint:
-        """Return the fingerprint of ``model`` as it is now."""
+        """Return the present fingerprint of ``model``."""
         with self._worded(f"list the files of model '{model}'"):
             files = dict(self._storage.fingerprint(model))
         for path in files:
@@ -61,7 +61,7 @@ class Repository:
         return Fingerprint(self.url, files)
 
     def fetch(self, model: str, files: Collection[str]) -> LocalDirectory:
-        """Return a directory of this machine that has ``files`` of ``model``, for the caller to give back."""
+        """Return a directory of this machine with ``files`` of ``model``. The caller gives it back."""
         made: list[Path] = []
 
         def new_directory() -> Path:
@@ -85,24 +85,24 @@ class Repository:
         return LocalDirectory(path, partial(self._give_back, model, own, made), name=model if is_new else "")
 
     def _give_back(self, model: str, own: Path | None, made: Collection[Path]) -> None:
-        """Remove the directories that were ``made``, and tell the storage that its ``own`` is used no more."""
+        """Remove the directories ``made``, and give the storage's ``own`` directory back to it."""
         for path in made:
             remove(path)
         if own is not None:
             try:
                 self._storage.give_back(model, own)
-            except Exception:  # a stranger's code; the model is gone all the same
+            except Exception:  # code of a plugin; the model is unloaded all the same
                 log.exception("%s failed to take back '%s'", self, own)
 
     def new_directory(self, model: str) -> Path:
-        """Return a new, empty, private directory, for the caller to remove."""
+        """Return a new, empty, private directory. The caller removes it."""
         return self._directories.make(model)
 
     def close(self) -> None:
-        """The server has stopped."""
+        """Close the storage."""
         try:
             self._storage.close()
-        except Exception:  # a stranger's code; the others are closed all the same
+        except Exception:  # code of a plugin; the others are still closed
             log.exception("%s failed to close", self)
 
     @contextmanager
@@ -111,7 +111,7 @@ class Repository:
             yield
         except HeadraceError:
             raise
-        except Exception as error:  # a stranger's code
+        except Exception as error:  # code of a plugin
             raise PluginError(f"{self} failed to {what}: {summary(error)}") from error
 
     def __str__(self) -> str:
@@ -120,9 +120,9 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model as found. ``repositories`` has more than one element if more than one has the model.
+    """A model that was found. ``repositories`` has several elements if several have the model.
 
-    ``config`` takes the place of its config file. One that ``is_temporary`` came whole with a load request.
+    ``config`` replaces its config file. If ``is_temporary``, the whole model came with a load request.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Entry:
 
     @property
     def is_sent(self) -> bool:
-        """True if the config, or all of the model, came with a load request."""
+        """True if the config, or the whole model, came with a load request."""
         return self.config is not None or self.is_temporary
 
     @property
@@ -141,36 +141,36 @@ class Entry:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Where it lies, for people."""
+        """Its locations, for messages."""
         return tuple(f"{repository.url.rstrip('/')}/{self.name}" for repository in self.repositories)
 
     def fingerprint(self) -> Fingerprint:
-        """Return the fingerprint of now. Blocks."""
+        """Return the present fingerprint. Blocks."""
         return self.repositories[0].fingerprint(self.name)
 
     def fingerprints(self) -> tuple[Fingerprint, ...]:
-        """Return the fingerprint of now in each repository that has the model. Blocks."""
+        """Return the present fingerprint in each repository that has the model. Blocks."""
         return tuple(repository.fingerprint(self.name) for repository in self.repositories)
 
     def fetch(self, files: Collection[str]) -> LocalDirectory:
-        """Return a directory of this machine that has ``files``, for the caller to give back. Blocks."""
+        """Return a directory of this machine with ``files``. The caller gives it back. Blocks."""
         return self.repositories[0].fetch(self.name, files)
 
     def new_directory(self) -> Path:
-        """Return a new, empty, private directory, for the caller to remove. Blocks."""
+        """Return a new, empty, private directory. The caller removes it. Blocks."""
         return self.repositories[0].new_directory(self.name)
 
 
 class StorageClasses(Protocol):
-    """Where the classes are looked up: a registry. ``get`` raises `LoadError` with the reason."""
+    """A registry of classes. ``get`` raises `LoadError` with the reason."""
 
     def get(self, name: str) -> type[Storage]: ...
 
 
 class Repositories:
-    """All of ``--model-repository``. Methods block, and may be called from any thread.
+    """All of ``--model-repository``. Methods block, and may be called on any thread.
 
-    Storages are made by the first call that needs them, which raises for a scheme that no plugin has.
+    The first call creates the storages, and raises for a scheme that no plugin has.
     """
 
     def __init__(self, options: ServerOptions, classes: StorageClasses) -> None:
@@ -188,7 +188,7 @@ class Repositories:
         return {name: Entry(name, repositories) for name, repositories in sorted(found.items())}
 
     def find(self, name: str) -> Entry | None:
-        """Return the model called ``name``, whatever that is: it is compared and never made part of a path."""
+        """Return the model ``name``. Any string is safe: it is compared and never used as a path."""
         found = tuple(repository for repository in self._all() if name in repository.models())
         return Entry(name, found) if found else None
 
@@ -222,5 +222,5 @@ class Repositories:
             return Repository(kind(url, self._options), self._directories)
         except HeadraceError:
             raise
-        except Exception as error:  # a stranger's code
+        except Exception as error:  # code of a plugin
             raise PluginError(f"storage '{kind.name}' failed to open '{url}': {summary(error)}") from error

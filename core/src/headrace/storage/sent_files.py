@@ -1,4 +1,4 @@
-"""What a load request brings along: another config, or all files of the model.
+"""What a load request can contain: another config, or all files of the model.
 
 Source: docs/spec/behaviours.md section 5.4.
 """
@@ -16,20 +16,20 @@ from headrace.config.options import ServerOptions
 from headrace.errors import InvalidArgument
 from headrace.storage.base import Storage
 
-#: How the name of a parameter of a load begins that brings a file along.
+#: The prefix of a load parameter that contains a file.
 _FILE = "file:"
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """``config`` takes the place of the config file; ``files`` are the model, by path below its directory."""
+    """``config`` replaces the config file. ``files`` replace the model's files, by path below its directory."""
 
     config: ModelConfig | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def parse_overrides(parameters: Mapping[str, str | bytes]) -> Overrides:
-    """The overrides in the parameters of a load. Raises `InvalidArgument` or `ConfigError`."""
+    """Return the overrides in the parameters of a load. Raises `InvalidArgument` or `ConfigError`."""
     files = {}
     for name, value in parameters.items():
         if name.startswith(_FILE) and isinstance(value, bytes):
@@ -44,7 +44,7 @@ def parse_overrides(parameters: Mapping[str, str | bytes]) -> Overrides:
 
 
 def write_files(files: Mapping[str, bytes], model_path: Path) -> None:
-    """Write ``files`` into the empty directory ``model_path``. Raises `InvalidArgument` naming the file at fault."""
+    """Write ``files`` to the empty directory ``model_path``. Raises `InvalidArgument` with the file at fault."""
     for name, content in files.items():
         path = model_path / name
         try:
@@ -61,9 +61,9 @@ def write_files(files: Mapping[str, bytes], model_path: Path) -> None:
 
 
 def _inside(parameter: str) -> str:
-    """The path that ``parameter`` names, relative to the model's directory; raises if it leads out of it."""
+    """Return the path in ``parameter``, relative to the model's directory. Raises if it is outside."""
     name = parameter.removeprefix(_FILE)
-    path = posixpath.normpath(name.lstrip("/") or ".")  # as Triton: a slash in front is joined below the directory
+    path = posixpath.normpath(name.lstrip("/") or ".")  # as Triton: a leading slash is ignored
     if "\0" in name or path in (".", "..") or path.startswith("../"):
         shown = path.replace("\0", "\\0")
         raise InvalidArgument(
@@ -80,7 +80,7 @@ class SentFiles(Storage):
     def __init__(self, model: str, files: Mapping[str, bytes], options: ServerOptions) -> None:
         super().__init__("", options)
         self._model, self._files = model, files
-        self._tag = object()  # what is sent again is loaded again
+        self._tag = object()  # sent again, loaded again
 
     def models(self) -> Collection[str]:
         return (self._model,)

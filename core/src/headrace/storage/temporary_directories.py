@@ -1,7 +1,7 @@
 """Private directories for files that are on this machine only while they are used.
 
-They are gone when the server is, even after SIGKILL: each process has a directory of its own below one per user, and
-holds a lock on it. A server that starts removes the directories on which no process holds the lock.
+They are removed with the server, even after SIGKILL. Each process has its own directory below one per user, and holds a
+lock on it. A server that starts removes the directories without a locked lock.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class TemporaryDirectories:
         self._mutex = threading.Lock()
 
     def make(self, name: str) -> Path:
-        """A new, empty directory called ``name``, inside one of its own.
+        """Return a new, empty directory ``name``, in a directory of its own.
 
-        ``name`` must be no path. Raises `InvalidArgument` if the file system does not take it.
+        ``name`` must not be a path. Raises `InvalidArgument` if the file system refuses it.
         """
         with self._mutex:
             own = self._own or self._open()
@@ -47,7 +47,7 @@ class TemporaryDirectories:
         return folder / name
 
     def sweep(self) -> None:
-        """Remove what processes left behind that were killed."""
+        """Remove the directories of processes that were killed."""
         if self._user.exists():
             with self._locked() as user:
                 _remove_abandoned(user)
@@ -67,7 +67,7 @@ class TemporaryDirectories:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[Path]:
-        """The user's directory, while no other process creates or sweeps in it."""
+        """Yield the user's directory, while no other process creates or removes anything in it."""
         with contextlib.suppress(FileExistsError):
             self._user.mkdir(mode=0o700)
         found = self._user.lstat()
@@ -81,20 +81,20 @@ class TemporaryDirectories:
 
 
 def remove(model_path: Path) -> None:
-    """Remove what `TemporaryDirectories.make` made."""
+    """Remove a directory that `TemporaryDirectories.make` created."""
     shutil.rmtree(model_path.parent, ignore_errors=True)
 
 
 def _remove_abandoned(user: Path) -> None:
     for path in user.iterdir():
         if path.is_dir():
-            with contextlib.suppress(OSError):  # its owner lives
+            with contextlib.suppress(OSError):  # its process is alive
                 os.close(_lock(path / _LOCK))
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def _lock(path: Path, wait: bool = False) -> int:
-    """An open file descriptor that holds the lock; raises `OSError` if another process does."""
+    """Return an open file descriptor that holds the lock. Raises `OSError` if another process holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
