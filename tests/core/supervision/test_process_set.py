@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from headrace.errors import HeadraceError, InternalError
@@ -39,7 +42,7 @@ async def main(channel):
         raise ValueError("what it was told")
     if told["deed"] == "fail":
         line.send(json_frame(LifeKind.FAILED, {"code": "Unavailable", "message": "no port"}))
-    else:
+    elif told["deed"] != "wait":
         line.send(json_frame(LifeKind.STARTED, {}))
     await line.draining.wait()
     return told["status"]
@@ -80,12 +83,21 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(coroutine, 90))
 
 
+@asynccontextmanager
+async def kept(processes: ProcessSet[Idle]) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as keeping:
+        keeping.start_soon(processes.keep)
+        yield
+        keeping.cancel_scope.cancel()
+
+
 def test_they_end_with_what_they_return_when_they_are_to() -> None:
     async def scenario() -> None:
         found = ProcessSet(2, lambda number: Idle(number, status=number))
         await found.start()
         assert [process.has_started for process in found.processes] == [True, True]
-        found.keep()
+        async with kept(found):
+            pass
         await found.drain()
         assert [process.exit_code for process in found.processes] == [0, 1]
         assert [process.has_started for process in found.processes] == [False, False]
@@ -137,12 +149,12 @@ def test_one_that_dies_is_followed_by_another_even_if_that_fails_at_first(caplog
 
         found = ProcessSet(1, make)
         await found.start()
-        found.keep()
-        (first,) = found.processes
-        os.kill(first.pid, signal.SIGKILL)
-        await first.ended.wait()
-        while not (found.processes[0] is not first and found.processes[0].has_started):
-            await asyncio.sleep(0.01)
+        async with kept(found):
+            (first,) = found.processes
+            os.kill(first.pid, signal.SIGKILL)
+            await first.ended.wait()
+            while not (found.processes[0] is not first and found.processes[0].has_started):
+                await asyncio.sleep(0.01)
         await found.drain()
         found.end()
 
@@ -160,22 +172,17 @@ def test_one_that_dies_is_followed_by_another_even_if_that_fails_at_first(caplog
 def test_one_that_has_just_started_when_all_are_to_end_is_not_replaced(
     turns: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A cancellation in the same turn as the awaited event is lost."""
+    """A cancellation must not be lost in the turn in which the awaited event is set."""
 
     async def scenario() -> None:
-        drains: list[asyncio.Task[None]] = []
+        has_restarted = asyncio.Event()
         made = []
-
-        async def drain() -> None:
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            await found.drain()
 
         class Hasty(Idle):
             def hear(self, message: Frame) -> None:
                 super().hear(message)
                 if message.kind == LifeKind.STARTED:
-                    drains.append(asyncio.ensure_future(drain()))
+                    has_restarted.set()
 
         def make(number: int) -> Idle:
             made.append(number)
@@ -183,15 +190,13 @@ def test_one_that_has_just_started_when_all_are_to_end_is_not_replaced(
 
         found = ProcessSet(1, make)
         await found.start()
-        found.keep()
-        (first,) = found.processes
-        os.kill(first.pid, signal.SIGKILL)
-        await first.ended.wait()
-        while not drains:
-            await asyncio.sleep(0.01)
-        await drains[0]
-        for _ in range(10):
-            await asyncio.sleep(0)
+        async with kept(found):
+            (first,) = found.processes
+            os.kill(first.pid, signal.SIGKILL)
+            await has_restarted.wait()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        await found.drain()
         assert found.processes[0].exit_code == 0
         assert made == [0, 0]
 
@@ -229,15 +234,52 @@ def test_one_that_dies_again_is_followed_after_the_delay_of_the_policy(monkeypat
     async def scenario() -> None:
         found = ProcessSet(1, make)
         await found.start()
-        found.keep()
-        for count in (1, 2):
-            while not (len(made) == count and found.processes[0].has_started):
-                await asyncio.sleep(0.01)
-            os.kill(found.processes[0].pid, signal.SIGKILL)
-        await asked.wait()
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert len(made) == 2
+        async with kept(found):
+            for count in (1, 2):
+                while not (len(made) == count and found.processes[0].has_started):
+                    await asyncio.sleep(0.01)
+                os.kill(found.processes[0].pid, signal.SIGKILL)
+            await asked.wait()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert len(made) == 2
         found.end()
+
+    run(scenario())
+
+
+def test_a_process_that_is_being_launched_when_all_are_to_end_is_killed() -> None:
+    launching, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(Idle):
+        def launch(self) -> LaunchedProcess:
+            launching.set()
+            assert may_go_on.wait(60)
+            return super().launch()
+
+    async def scenario() -> None:
+        found = ProcessSet(1, Slow)
+        async with anyio.create_task_group() as starting:
+            starting.start_soon(found.start)
+            await asyncio.to_thread(launching.wait, 60)
+            starting.cancel_scope.cancel()
+            may_go_on.set()
+        await found.drain()
+        (process,) = found.processes
+        assert (process.exit_code, process.reason) == (-signal.SIGKILL, "idle 0 was not needed any more")
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pid, 0)
+
+    run(scenario())
+
+
+def test_the_first_that_cannot_start_ends_the_start_of_the_others() -> None:
+    async def scenario() -> None:
+        found = ProcessSet(2, lambda number: (Idle(0, "fail"), Idle(1, "wait"))[number])
+        with pytest.raises(HeadraceError, match=r"^no port$"):
+            await found.start()
+        assert not found.processes[1].has_started
+        await found.drain()
+        assert found.processes[1].exit_code == 0
 
     run(scenario())

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from anyio import create_task_group
+
 from headrace.cli import command_line, startup, usage
 from headrace.cli.garbage_collection import CollectionPolicy
 from headrace.cli.startup import log_openness
@@ -87,22 +89,23 @@ async def _supervise(words: Sequence[str], options: ServerOptions) -> int:
     from headrace.cli.server_processes.supervisor import Supervisor
 
     supervisor, told_to_stop = Supervisor(words, options), asyncio.Event()
+    failures: list[Exception] = []
     _watch_signals(told_to_stop)
-    starting, waiting = asyncio.ensure_future(supervisor.start()), asyncio.ensure_future(told_to_stop.wait())
-    await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        log.info("stopping before all workers serve")
-        starting.cancel()
-        return await supervisor.stop()
-    try:
-        starting.result()
-        await waiting
-    except Exception as error:
-        waiting.cancel()
-        _complain(options, f"error: creating server: {_words(error)}")
-        await supervisor.stop()
-        return 1
-    return await supervisor.stop()
+
+    async def serve() -> None:
+        try:
+            await supervisor.serve()
+        except Exception as error:
+            failures.append(error)
+            told_to_stop.set()
+
+    async with create_task_group() as serving:
+        serving.start_soon(serve)
+        await told_to_stop.wait()
+        serving.cancel_scope.cancel()
+    for failure in failures:
+        _complain(options, f"error: creating server: {_words(failure)}")
+    return await supervisor.stop() or len(failures)
 
 
 async def serve_until(
@@ -121,26 +124,31 @@ async def serve_until(
     options = server.options
     garbage = CollectionPolicy(asyncio.get_running_loop())
     server.plugins.register(garbage)
-    starting = asyncio.ensure_future(_start(server, garbage, loaded, tells_tables))
-    waiting = asyncio.ensure_future(told_to_stop.wait())
-    await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        log.info("stopping before all models are loaded")
-        await _stop(server, wait_for_loads=False)
-        _exit_now(0)  # a load cannot be interrupted
-    try:
-        starting.result()
-        if started is not None:
-            started()
-        await waiting
-    except Exception as error:  # log any reason, and stop in order
-        waiting.cancel()
-        _complain(options, f"error: creating server: {_words(error)}")
-        await _stop(server)
-        return _leave(server, 1)
+    is_starting, failures = True, list[Exception]()
+
+    async def start() -> None:
+        nonlocal is_starting
+        try:
+            await _start(server, garbage, loaded, tells_tables)
+            if started is not None:
+                started()
+        except Exception as error:  # log any reason, and stop in order
+            failures.append(error)
+            told_to_stop.set()
+        is_starting = False
+
+    async with create_task_group() as starting:
+        starting.start_soon(start)
+        await told_to_stop.wait()
+        if is_starting:
+            log.info("stopping before all models are loaded")
+            await _stop(server, wait_for_loads=False)
+            _exit_now(0)  # a load cannot be interrupted
+    for failure in failures:
+        _complain(options, f"error: creating server: {_words(failure)}")
     garbage.close()
     await _stop(server)
-    return _leave(server, 0)
+    return _leave(server, len(failures))
 
 
 def _watch_signals(told_to_stop: asyncio.Event) -> None:

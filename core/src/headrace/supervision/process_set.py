@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+import anyio
 
 from headrace.errors import summary
 from headrace.supervision.exits import RestartPolicy
@@ -23,43 +24,50 @@ class ProcessSet(Generic[P]):
     def __init__(self, count: int, make: Callable[[int], P]) -> None:
         self.processes = [make(number) for number in range(count)]
         self._make = make
-        self._keepers: list[asyncio.Task[None]] = []
-        self._is_ending = False
 
     async def start(self) -> None:
         """Start all processes; return when all have started. Raises the first error of a process that cannot start."""
-        await asyncio.gather(*(process.start() for process in self.processes if not process.has_started))
+        errors: list[Exception] = []
 
-    def keep(self) -> None:
-        """From now on, replace each process that exits."""
-        self._keepers = [asyncio.ensure_future(self._keep(number)) for number in range(len(self.processes))]
+        async def start(process: P) -> None:
+            try:
+                await process.start()
+            except Exception as error:
+                errors.append(error)
+                starts.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as starts:
+            for process in self.processes:
+                if not process.has_started:
+                    starts.start_soon(start, process)
+        if errors:
+            raise errors[0]
+
+    async def keep(self) -> None:
+        """Replace each process that exits, until the cancel scope around it ends. Call `drain` and `end` only then."""
+        async with anyio.create_task_group() as keepers:
+            for number in range(len(self.processes)):
+                keepers.start_soon(self._keep, number)
 
     async def drain(self) -> None:
         """Let all finish their requests, and return when they have exited."""
-        self._stop_replacing()
         for process in self.processes:
             process.drain()
-        await asyncio.gather(*(process.ended.wait() for process in self.processes))
+        for process in self.processes:
+            await process.ended.wait()
 
     def end(self) -> None:
         """Kill all processes that still run."""
-        self._stop_replacing()
         for process in self.processes:
             process.kill("was not needed any more")
 
-    def _stop_replacing(self) -> None:
-        self._is_ending = True
-        for keeper in self._keepers:
-            keeper.cancel()
-
     async def _keep(self, number: int) -> None:
         policy = RestartPolicy()
-        # The flag, because a cancellation is lost if the awaited event is set in the same turn (asyncio.wait_for).
-        while not self._is_ending:
+        while True:
             await self.processes[number].ended.wait()
             log.error("%s; its connections are lost", self.processes[number].reason)
             policy.add_exit()
-            await asyncio.sleep(policy.delay_s)
+            await anyio.sleep(policy.delay_s)
             name = self.processes[number].name
             try:
                 process = self.processes[number] = self._make(number)

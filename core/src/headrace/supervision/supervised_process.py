@@ -20,6 +20,8 @@ from enum import IntEnum
 from functools import partial
 from typing import IO, Any, ClassVar
 
+from anyio import get_cancelled_exc_class, to_thread
+
 from headrace.errors import Code, HeadraceError, InternalError, LoadError, summary
 from headrace.ipc.channel import FrameProtocol, connect
 from headrace.ipc.framing import FIRST_OWN_KIND, Frame, ProtocolError, frame
@@ -125,15 +127,14 @@ class SupervisedProcess(ABC):
     # ------------------------------------------------------------------ lifecycle
 
     async def start(self) -> None:
-        """Launch the process; return once it has started. Raises `HeadraceError`; then it is dead, or about to exit."""
+        """Launch the process; return once it has started. Raises `HeadraceError`; then it is dead, or about to exit.
+
+        A cancel scope that ends during the launch takes effect after it. Call `drain` or `kill` then.
+        """
         self._has_begun = True
-        launching = asyncio.ensure_future(asyncio.to_thread(self.launch))
         try:
-            launched = await asyncio.shield(launching)
-        except asyncio.CancelledError:
-            launched = await launching
-            launched.kill()
-            await asyncio.to_thread(launched.wait)
+            launched = await to_thread.run_sync(self.launch)
+        except get_cancelled_exc_class():
             self._mark_dead("was not needed any more")
             raise
         except Exception as error:

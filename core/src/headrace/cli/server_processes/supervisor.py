@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from anyio import fail_after, move_on_after, to_thread
 
 from headrace.cli.server_processes.model_changes import ModelChanges
 from headrace.cli.server_processes.refusals import warning
@@ -48,8 +49,8 @@ class Supervisor:
         self._servers: ProcessSet[ServerProcess] = ProcessSet(options.workers, self._make)
         self._metrics = SummedMetrics(self._engine, self._servers)
 
-    async def start(self) -> None:
-        """Start all servers, and return when they serve.
+    async def serve(self) -> None:
+        """Start all servers, and replace each that exits, until the cancel scope around it ends. Call `stop` then.
 
         The first one starts alone: so errors of models are logged once, and the others find the engines that it has
         built and the environments that it has unpacked. Raises `Unavailable` naming a port in use, or the error of the
@@ -57,24 +58,26 @@ class Supervisor:
         """
         if self._options.workers > 1:
             log.warning("%s", warning(self._options))
-        await asyncio.to_thread(self._claim)
+        await to_thread.run_sync(self._claim)
         if self._metrics.enabled:
             await self._metrics.start()
         await self._servers.processes[0].start()
         await self._servers.start()
-        self._servers.keep()
         self._engine.phase = Phase.READY
         log.info("%d workers serve", self._options.workers)
         self._engine.tell_ready()
+        await self._servers.keep()
 
     async def stop(self) -> int:
         """Let all servers answer their requests and end. Return the exit code: 1 if one failed or was killed."""
+        if self._engine.phase is Phase.STARTING:
+            log.info("stopping before all workers serve")
         self._engine.phase = Phase.EXITING
         timeout_s = self._options.exit_timeout_secs + OVERTIME_S
         serving = [server for server in self._servers.processes if server.has_started]
         try:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._servers.drain(), timeout_s)
+            with move_on_after(timeout_s):
+                await self._servers.drain()
             for server in self._servers.processes:
                 if not server.ended.is_set():
                     server.kill(f"did not end within {timeout_s:g} s and was killed")
@@ -132,8 +135,9 @@ class SummedMetrics(MetricsFrontend):
         if not server.has_started:
             return
         try:
-            found = await asyncio.wait_for(server.ask("measure"), MEASURE_S)
-        except asyncio.TimeoutError:
+            with fail_after(MEASURE_S):
+                found = await server.ask("measure")
+        except TimeoutError:
             log.warning("%s does not answer with its metrics; its last ones count", server.name)
         except HeadraceError as error:
             log.warning("%s does not answer with its metrics: %s", server.name, error.message)

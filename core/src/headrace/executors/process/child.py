@@ -8,6 +8,8 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol
 
+from anyio import move_on_after
+
 from headrace.backends.base import Isolation
 from headrace.errors import LoadError
 from headrace.executors.process.batch_channel import BatchChannel, BatchSink
@@ -125,9 +127,9 @@ class Child:
         self._is_stopping = True
         if not self.is_dead:
             self._work.write(frame(ChildKind.CLOSE, 0))
-        try:
-            await asyncio.wait_for(self._ended.wait(), timeout_s)
-        except asyncio.TimeoutError:
+        with move_on_after(timeout_s):
+            await self._ended.wait()
+        if not self._ended.is_set():
             log.warning("instance '%s' did not close within %g s and is killed", self._name, timeout_s)
             await self.kill("did not close in time")
 
