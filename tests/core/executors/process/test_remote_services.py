@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from headrace.executors.process.handshake import ChildKind
 from headrace.executors.process.remote_services import RemoteServices, ServiceEndpoint, read_update, update_frame
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, FrameParser, Kind, ProtocolError, frame
+from headrace.ipc.json_parts import json_frame
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
@@ -189,3 +191,24 @@ def test_nothing_is_sent_to_a_child_that_is_gone() -> None:
     asked = Asked(at_once=False)
     asked.endpoint.close()
     assert asked.answer(at_once=True) == []
+
+
+def test_a_call_of_a_child_that_is_gone_makes_no_metric() -> None:
+    made: list[str] = []
+
+    def family(name: str, description: str, kind: MetricKind) -> int:
+        made.append(name)
+        return 1
+
+    async def scenario() -> None:
+        endpoint = ServiceEndpoint(cast("Any", SimpleNamespace(submit=None, cancel=None, metric_family=family)), "m")
+        endpoint.open(Encoder(None), Decoder(None, lambda offset: None), lambda message: None, {})
+        call = {"id": 1, "method": "metric_family", "arguments": ["requests", "", "counter"]}
+        for heard in FrameParser().feed(json_frame(Kind.CALL, call)):
+            endpoint.hear(heard, lambda reply: None)
+        endpoint.close()
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert made == []

@@ -197,7 +197,9 @@ class ServiceEndpoint:
         self._requests = IncomingRequests(encoder, decoder, services.submit, services.cancel, running)
 
     def close(self) -> None:
-        """Remove the requests and metrics of the child, which is gone."""
+        """Remove the calls, requests and metrics of the child, which is gone."""
+        for task in self._tasks:
+            task.cancel()
         if self._requests is not None:
             self._requests.close()
             self._requests = None
