@@ -21,6 +21,7 @@ BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/[!_]*/pyproje
 TEMPLATES = sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/_template/pyproject.toml"))
 STORAGES = sorted(path.parent.name for path in ROOT.glob("storages/[!_]*/pyproject.toml"))
 AGENTS = sorted(path.parent.name for path in ROOT.glob("agents/[!_]*/pyproject.toml"))
+COMMANDS = sorted(path.parent.name for path in ROOT.glob("commands/[!_]*/pyproject.toml"))
 CACHES = sorted(path.parent.name for path in ROOT.glob("caches/[!_]*/pyproject.toml"))
 SCHEDULERS = sorted(path.parent.name for path in ROOT.glob("schedulers/[!_]*/pyproject.toml"))
 FRONTENDS = sorted(path.parent.name for path in ROOT.glob("frontends/[!_]*/pyproject.toml"))
@@ -292,6 +293,7 @@ def _folders() -> list[str]:
         "caches": CACHES,
         "storages": STORAGES,
         "agents": AGENTS,
+        "commands": COMMANDS,
     }
     return [TESTING, *(f"{kind}/{name}" for kind, names in kinds.items() for name in names)]
 

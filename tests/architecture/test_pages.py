@@ -142,7 +142,7 @@ def test_a_script_in_the_docs_runs(script: str) -> None:
         assert shown in done.stdout
 
 
-def test_the_plugin_on_the_page_about_parts_works(tmp_path: Path) -> None:
+def test_the_plugin_on_the_page_about_parts_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = blocks("docs/parts.md", "python")
     plugin = ModuleType("watcher")
     exec(compile(block, "docs/parts.md", "exec"), vars(plugin))
@@ -175,3 +175,7 @@ def test_the_plugin_on_the_page_about_parts_works(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     assert [observer.rows for observer in observers] == [3]
+    (command_class,) = plugin.register_commands()
+    command = command_class()
+    assert command.run(command.parse(["you"])) == 0
+    assert capsys.readouterr().out == "hello you\n"

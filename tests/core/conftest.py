@@ -17,7 +17,8 @@ from blockbuster import BlockBuster, blockbuster_ctx
 
 from headrace.backends.base import Backend, Instance, Model, Tensors
 from headrace.config.options import ServerOptions
-from headrace.errors import LoadError
+from headrace.errors import HeadraceError, LoadError
+from headrace.inspection.inspector import Inspector
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Respond, Ticket
@@ -26,6 +27,20 @@ from headrace.registry import PluginInfo
 from headrace.server import Server
 from headrace.storage.repositories import Repositories
 from headrace.telemetry import pacing
+
+
+def inspect(repository: Path, *, has_engines: bool = True, **options: Any) -> list[str]:
+    """Return the problems of all models of ``repository``, as `Inspector` finds them, each with its line."""
+    with Inspector(ServerOptions(model_repository=(str(repository),), **options)) as inspector:
+        found = []
+        for name in inspector.models():
+            try:
+                with inspector.open(name) as model:
+                    problems = model.check(has_engines=has_engines).problems
+                    found += [f"{(model.place(one.field) or (0,))[0]}: {one.message}" for one in problems]
+            except HeadraceError as error:
+                found.append(error.message)
+        return found
 
 
 @pytest.fixture(autouse=True)

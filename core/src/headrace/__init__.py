@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from headrace.backends.sharing import Shared
     from headrace.caches.base import CachedResponse, ResponseCache
     from headrace.caches.packing import pack_response, unpack_response
-    from headrace.config.completed_fields import names_all_tensors
+    from headrace.cli.command import Command
+    from headrace.cli.command_line import parse_options
+    from headrace.config.completed_fields import CompletedField, names_all_tensors
     from headrace.config.config_json import config_to_json
     from headrace.config.derive import padding_inputs
     from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from headrace.config.parse import read_config
     from headrace.config.path_checks import one_line, why_path_leaves
     from headrace.config.regular_files import in_memory, open_regular, read_regular
+    from headrace.config.validation import Problem
     from headrace.engine import (
         AnyOperation,
         Caller,
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
     from headrace.frontends.extension import Addition, Extension
     from headrace.harnesses import InstanceHarness, SchedulerHarness
     from headrace.hookspecs import hookimpl
+    from headrace.inspection.inspector import Findings, InspectedModel, Inspector
     from headrace.messages import dtypes
     from headrace.messages.dtypes import DataType
     from headrace.messages.request import InferRequest
@@ -114,6 +118,7 @@ if TYPE_CHECKING:
     from headrace.supervision.exits import ending
     from headrace.supervision.orphan_reaper import ORPHAN_REAPER
     from headrace.telemetry.executions import BatchTimes, Observer
+    from headrace.telemetry.logs import draw_table
     from headrace.telemetry.pacing import paced
     from headrace.telemetry.published import PublishedMetric
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
@@ -144,8 +149,10 @@ _HOMES = {
     "headrace.backends.sharing": ("Shared",),
     "headrace.caches.base": ("CachedResponse", "ResponseCache"),
     "headrace.caches.packing": ("pack_response", "unpack_response"),
+    "headrace.cli.command": ("Command",),
+    "headrace.cli.command_line": ("parse_options",),
     "headrace.config.path_checks": ("one_line", "why_path_leaves"),
-    "headrace.config.completed_fields": ("names_all_tensors",),
+    "headrace.config.completed_fields": ("CompletedField", "names_all_tensors"),
     "headrace.config.config_json": ("config_to_json",),
     "headrace.config.derive": ("padding_inputs",),
     "headrace.config.model_config_pb2": ("ModelConfig", "ModelInput", "ModelInstanceGroup", "ModelOutput"),
@@ -154,6 +161,7 @@ _HOMES = {
     "headrace.config.parameters": ("parse_parameters", "read_isolation"),
     "headrace.config.parse": ("read_config",),
     "headrace.config.regular_files": ("in_memory", "open_regular", "read_regular"),
+    "headrace.config.validation": ("Problem",),
     "headrace.engine": (
         "AnyOperation",
         "Caller",
@@ -191,6 +199,7 @@ _HOMES = {
     "headrace_http.message": ("HttpReply", "HttpRequest"),
     "headrace_http.plugin_routes": ("HttpCall", "HttpRoute", "HttpStream"),
     "headrace.hookspecs": ("hookimpl",),
+    "headrace.inspection.inspector": ("Findings", "InspectedModel", "Inspector"),
     "headrace.messages.dtypes": ("DataType",),
     "headrace.messages.request": ("InferRequest",),
     "headrace.messages.response": ("Answer", "InferResponse"),
@@ -219,6 +228,7 @@ _HOMES = {
     "headrace.supervision.exits": ("ending",),
     "headrace.supervision.orphan_reaper": ("ORPHAN_REAPER",),
     "headrace.telemetry.executions": ("BatchTimes", "Observer"),
+    "headrace.telemetry.logs": ("draw_table",),
     "headrace.telemetry.pacing": ("paced",),
     "headrace.telemetry.published": ("PublishedMetric",),
     "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
@@ -246,6 +256,8 @@ __all__ = [
     "Cancelled",
     "Clock",
     "Code",
+    "Command",
+    "CompletedField",
     "ConfigError",
     "DataType",
     "DeferredInstance",
@@ -256,6 +268,7 @@ __all__ = [
     "Entrance",
     "Extension",
     "ExtensionOperation",
+    "Findings",
     "Frontend",
     "FullScheduler",
     "GrpcMethod",
@@ -268,6 +281,8 @@ __all__ = [
     "HttpStream",
     "InferRequest",
     "InferResponse",
+    "InspectedModel",
+    "Inspector",
     "Instance",
     "InstanceHarness",
     "InstanceInfo",
@@ -296,6 +311,7 @@ __all__ = [
     "OutputSchema",
     "Padding",
     "PermissionDenied",
+    "Problem",
     "PublishedMetric",
     "RepositoryAgent",
     "RequestInstance",
@@ -331,6 +347,7 @@ __all__ = [
     "child_command",
     "config_to_json",
     "data_type",
+    "draw_table",
     "dtypes",
     "ending",
     "hookimpl",
@@ -342,6 +359,7 @@ __all__ = [
     "paced",
     "pack_response",
     "padding_inputs",
+    "parse_options",
     "parse_parameters",
     "read_config",
     "read_isolation",

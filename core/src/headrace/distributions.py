@@ -25,6 +25,7 @@ _WRITTEN = {
 #: The planned names of distributions for parts of Triton that Headrace does not have yet.
 _PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm", "vllm")}
 _AGENTS = {"checksum": "headrace-checksum"}
+_COMMANDS = dict.fromkeys(("check", "explain"), "headrace-inspect")
 _CACHES = {"redis": "headrace-redis"}
 #: The planned distribution for these URLs.
 _STORAGES_PLANNED = dict.fromkeys(("as", "gs", "s3"), "headrace-cloud")
@@ -62,6 +63,7 @@ def is_known(kind: str, name: str) -> bool:
         "scheduler": _SCHEDULERS,
         "agent": _AGENTS,
         "cache": _CACHES,
+        "command": _COMMANDS,
         "storage": _STORAGES_PLANNED,
         "extension": _EXTENSIONS | _EXTENSIONS_PLANNED,
     }
@@ -91,6 +93,8 @@ def missing(kind: str, name: str) -> str:
         return f"Models with '{name}' need the distribution {own}: pip install {own};"
     if kind == "cache" and name in _CACHES:
         return f"The cache '{name}' comes with the distribution {_CACHES[name]}: pip install {_CACHES[name]};"
+    if kind == "command" and name in _COMMANDS:
+        return f"The command '{name}' comes with the distribution {_COMMANDS[name]}: pip install {_COMMANDS[name]};"
     if kind == "agent" and name in _AGENTS:
         return f"The agent '{name}' comes with the distribution {_AGENTS[name]}: pip install {_AGENTS[name]};"
     if kind == "extension" and name in _EXTENSIONS:

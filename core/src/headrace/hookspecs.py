@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace.agents.base import RepositoryAgent
     from headrace.backends.base import Backend
     from headrace.caches.base import ResponseCache
+    from headrace.cli.command import Command
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
     from headrace.frontends.base import Frontend
@@ -107,6 +108,15 @@ def register_interceptors() -> Sequence[type[Interceptor]]:  # type: ignore[empt
 
     Called once per server, before anything is loaded; same rules as `register_backends`. An operation passes the
     interceptors of core first, then those of plugins in the order of the names of their entry points.
+    """
+
+
+@hookspec
+def register_commands() -> Sequence[type[Command]]:  # type: ignore[empty-body]
+    """Return the command classes of this plugin; ``name`` is what follows ``headrace`` on the command line.
+
+    Called by the command line for a command that is not core's own, and once per server; same rules as
+    `register_backends`. A command that has the name of one of core's breaks its plugin.
     """
 
 

@@ -23,7 +23,7 @@ from headrace.caches.base import ResponseCache
 from headrace.errors import ConfigError
 from headrace.frontends.base import Frontend
 from headrace.models.interceptors import Interceptor
-from headrace.registry import ExtensionRegistry, OptionRegistry, PluginInfo, Registry
+from headrace.registry import CommandRegistry, ExtensionRegistry, OptionRegistry, PluginInfo, Registry
 from headrace.schedulers.base import Scheduler
 from headrace.storage.base import Storage
 
@@ -49,6 +49,7 @@ class Plugins:
         self.agents = self._kind(Registry[type[RepositoryAgent]]("agent", RepositoryAgent, self.plugins))
         self.extensions = self._kind(ExtensionRegistry(self.plugins))
         self.interceptors = self._kind(Registry[type[Interceptor]]("interceptor", Interceptor, self.plugins))
+        self.commands = self._kind(CommandRegistry(self.plugins))
         self.options = self._kind(OptionRegistry(self.plugins))
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hookspecs)

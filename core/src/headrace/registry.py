@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from headrace.cli.command import Command
 from headrace.config.option_groups import OptionGroup, group_flags
 from headrace.distributions import meant, missing
 from headrace.errors import Code, ConfigError, LoadError
@@ -142,6 +144,24 @@ class OptionRegistry(Registry[type[OptionGroup]]):
         for text in self.conflicts():
             raise ConfigError(text)
         return super().__iter__()
+
+
+class CommandRegistry(Registry[type[Command]]):
+    """The commands. None can have the name of one of core's, which are registered first."""
+
+    def __init__(self, plugins: Sequence[PluginInfo]) -> None:
+        super().__init__("command", Command, plugins)
+
+    def require(self, part: object) -> str:
+        shown = super().require(part)
+        name: str = part.name  # type: ignore[attr-defined]
+        if not re.fullmatch("[a-z][a-z0-9-]*", name):
+            raise TypeError(f"command '{name}': expected small letters, digits and '-', beginning with a letter")
+        if not getattr(part, "help", ""):
+            raise TypeError(f"command '{name}' has no help, its line in 'headrace --help'")
+        if any(info.distribution == OWN and own is not part for own, info in self._claims.get(name, ())):
+            raise TypeError(f"command '{name}' is Headrace's own")
+        return shown
 
 
 class ExtensionRegistry(Registry[type[Extension]]):

@@ -44,6 +44,12 @@ For a repository agent, subclass `AgentConformance`, and say how a model is prep
 
         def prepare(self, files): ...  # returns the files in the repository, and the parameters
 
+For a command, subclass `CommandConformance`, and say with which arguments it succeeds and fails::
+
+    class TestGreet(CommandConformance):
+        plugin, command = "headrace_greet", "greet"
+        good, bad = ("you",), ("nobody",)
+
 The plugin must be installed (``pip install -e .`` is enough): the kit finds it by its entry point,
 as a server does. Checks of what the part does not claim are skipped, and the summary says so.
 pytest loads `headrace_testing.plugin` by itself: the fixtures ``write_model``, ``headrace_server``
@@ -57,6 +63,7 @@ from headrace_testing.backend_answers import Answers
 from headrace_testing.backend_loading import Loading
 from headrace_testing.backend_requests import Requests
 from headrace_testing.cache_checks import CacheChecks
+from headrace_testing.command_checks import CommandChecks
 from headrace_testing.example import Example, extreme_values
 from headrace_testing.frontend_checks import FrontendChecks
 from headrace_testing.scheduler_answers import ScheduledAnswers
@@ -68,6 +75,7 @@ __all__ = [
     "AgentConformance",
     "BackendConformance",
     "CacheConformance",
+    "CommandConformance",
     "Example",
     "FrontendConformance",
     "SchedulerConformance",
@@ -114,3 +122,7 @@ class StorageConformance(StorageChecks):
 class AgentConformance(AgentChecks):
     """Every check of repository agents. A subclass sets ``plugin`` and ``agent``, and says how a model is prepared for
     it (see `AgentChecks`)."""
+
+
+class CommandConformance(CommandChecks):
+    """Every check of commands. A subclass sets ``plugin`` and ``command``, and names arguments: see `CommandChecks`."""

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from headrace.agents.base import RepositoryAgent
-from headrace.cli import main
 from headrace.errors import HeadraceError, LoadError
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.server import Server
+from tests.core.conftest import inspect
 
 TWO_AGENTS = """
 backend: "identity" max_batch_size: 8 version_policy { all { } }
@@ -224,26 +224,22 @@ def test_the_config_is_that_of_the_directory_that_agents_leave(
     ],
 )
 def test_an_agent_that_is_missing_is_named_with_what_brings_it(
-    write_model: Any, repository: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
+    write_model: Any, repository: Path, name: str, text: str
 ) -> None:
     write_model("m", TWO_AGENTS.replace('"second"', f'"{name}"'))
     with Server(repository, exit_on_error=False, plugins=()) as server:
         (entry,) = server.index()
         assert text in entry.reason
     assert told() == [], "no agent acts before all are known"
-    for words in ([], ["--no-load"]):
-        assert main(["check", "--plugins", "", *words, str(repository)]) == 1
-        out = capsys.readouterr().out
-        assert text in out
-        assert "config.pbtxt:4:" in out
+    for has_engines in (True, False):
+        problems = inspect(repository, has_engines=has_engines, plugins=())
+        assert any(problem.startswith("4: ") and text in problem for problem in problems), problems
 
 
-def test_check_judges_what_the_agents_leave_and_removes_it(
-    write_model: Any, repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_inspection_judges_what_the_agents_leave_and_removes_it(write_model: Any, repository: Path) -> None:
     path: Path = write_model("m", TWO_AGENTS)
     (path / "1").rmdir()
-    assert main(["check", str(repository)]) == 0, capsys.readouterr().out
+    assert inspect(repository) == []
     assert {event.split()[1] for event in told()} == {"load", "load_complete", "unload", "unload_complete"}
     assert [each for each in First.directories if each != path and each.exists()] == []
 

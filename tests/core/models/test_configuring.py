@@ -8,7 +8,6 @@ import pytest
 
 from headrace.backends.base import AnyInstance, Backend, Model
 from headrace.backends.identity import Identity
-from headrace.cli import main
 from headrace.config.derive import derive
 from headrace.config.options import ServerOptions
 from headrace.config.parse import parse_text
@@ -17,6 +16,7 @@ from headrace.models.configuring import complete, fill, parse, read
 from headrace.plugins import Plugins
 from headrace.server import Server
 from headrace.storage.local_storage import files_below
+from tests.core.conftest import inspect
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_no_version_is_told_of_a_config_without_a_mistake(tmp_path: Path, caplog
 
 
 def test_an_unknown_parameter_is_ignored_with_a_warning_unless_the_server_is_strict(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     wrong = 'parameters { key: "execute_delay" value { string_value: "5" } }'
@@ -184,8 +184,8 @@ def test_an_unknown_parameter_is_ignored_with_a_warning_unless_the_server_is_str
     assert f"failed to load 'm' version 1: Invalid argument: {place}{message}" in reasons(
         tmp_path, caplog, strict_parameters=True
     )
-    assert main(["check", str(tmp_path)]) == 1
-    assert message in capsys.readouterr().out
+    (problem,) = inspect(tmp_path, strict_parameters=True)
+    assert message in problem
 
 
 @pytest.mark.parametrize("versions", [(), (1,)])

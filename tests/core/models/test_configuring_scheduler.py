@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from headrace import HeadraceError, InstanceInfo, Scheduler, Server, Ticket, Wait
-from headrace.cli import check
 from headrace.registry import PluginInfo
+from tests.core.conftest import inspect
 
 CONFIG = """
     backend: "identity" max_batch_size: 8
@@ -79,13 +79,9 @@ def test_a_choice_that_cannot_be_served_is_refused_with_the_reason(tmp_path: Pat
         assert because in server.index()[0].reason
 
 
-@pytest.mark.parametrize("how", [["--no-load"], []])
-def test_check_names_a_scheduler_that_is_not_there(
-    tmp_path: Path, how: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("has_engines", [True, False])
+def test_an_inspection_names_a_scheduler_that_is_not_there(tmp_path: Path, has_engines: bool) -> None:
     served(tmp_path, parameter("scheduler", "dynamic_batchin"))
-    assert check.run([*how, str(tmp_path)]) == 1
-    said = capsys.readouterr().out
-    assert "no plugin provides scheduler 'dynamic_batchin'; did you mean 'dynamic_batching'?" in said
-    assert "config.pbtxt:" in said
-    assert "1 problem\n" in said
+    (problem,) = inspect(tmp_path, has_engines=has_engines)
+    assert "no plugin provides scheduler 'dynamic_batchin'; did you mean 'dynamic_batching'?" in problem
+    assert not problem.startswith("0: "), "it has a line"

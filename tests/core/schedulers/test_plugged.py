@@ -16,9 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace import Answer, BackendError, Cancelled, HeadraceError, InferRequest, InferResponse, Server, Ticket
-from headrace.cli import check
 from headrace.telemetry import exposition
 from headrace_testing.serving import WAYS, on_loop
+from tests.core.conftest import inspect
 
 #: What a stranger has written, who has imported `headrace` only.
 PLUGIN = '''
@@ -408,22 +408,20 @@ def test_a_model_without_a_backend_is_refused_unless_its_scheduler_runs_without_
     plugin: None,
     write_model: WriteModel,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_model(config, "m")
     with Server(tmp_path / "models", disable_auto_complete_config=is_strict, **LENIENT) as server:
         assert said in server.index()[0].reason
-    assert check.run(["--no-load", str(tmp_path / "models")]) == 1
-    assert said in capsys.readouterr().out
+    assert any(said in problem for problem in inspect(tmp_path / "models", has_engines=False))
 
 
-def test_check_finds_nothing_wrong_with_a_model_without_a_backend(
-    plugin: None, write_model: WriteModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_inspection_finds_nothing_wrong_with_a_model_without_a_backend(
+    plugin: None, write_model: WriteModel, tmp_path: Path
 ) -> None:
     write_model(FORWARD, "m")
     write_model(IDENTITY, "one")
-    for how in ([], ["--no-load"]):
-        assert check.run([*how, str(tmp_path / "models")]) == 0, capsys.readouterr().out
+    for has_engines in (True, False):
+        assert inspect(tmp_path / "models", has_engines=has_engines) == []
 
 
 def test_an_ensemble_that_is_cancelled_cancels_what_it_has_asked_and_one_that_fails_says_why(

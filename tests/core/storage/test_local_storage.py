@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.cli import main
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError
 from headrace.storage.local_storage import check_files
-from tests.core.conftest import local_repositories
+from tests.core.conftest import inspect, local_repositories
 
 CONFIG = """
 backend: "identity" max_batch_size: 8
@@ -128,12 +127,12 @@ def test_links_in_circles_end_and_environments_keep_their_interpreter(repository
     check_files(model, (), allow_external_links=False)
 
 
-def test_check_says_so_too(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_inspection_says_so_too(repository: Path, tmp_path: Path) -> None:
     write(tmp_path / "elsewhere")
     (repository / "m").symlink_to(tmp_path / "elsewhere")
-    assert main(["check", str(repository)]) == 1
-    assert "m: 'm' is a link that leads out of the model repository" in capsys.readouterr().out
-    assert main(["check", "--allow-external-links", str(repository)]) == 0
+    (problem,) = inspect(repository)
+    assert problem.startswith("'m' is a link that leads out of the model repository")
+    assert inspect(repository, allow_external_links=True) == []
 
 
 def test_the_flag_is_off_unless_given(repository: Path) -> None:

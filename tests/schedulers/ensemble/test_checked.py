@@ -9,7 +9,7 @@ import pytest
 
 from headrace import Backend
 from headrace.backends.identity import Identity
-from headrace.cli import check
+from headrace.cli import main
 
 from .conftest import Write, ensemble, identity, step
 
@@ -23,7 +23,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[tuple[int, str, str]]]:
-    check.run([*words, "--json"])
+    main(["check", *words, "--json"])
     return {
         report["model"]: [(one["line"], one["field"], one["message"]) for one in report["problems"]]
         for report in json.loads(capsys.readouterr().out)

@@ -1,53 +1,82 @@
-"""The command line: ``headrace serve | check | explain | plugins``.
+"""The command line: ``headrace serve``, ``headrace plugins`` and the commands of plugins.
 
 Exit codes: 0 for success, and 1 for failure or invalid arguments (docs/spec/behaviours.md section 8).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
-from importlib import import_module, metadata
+from importlib import metadata
+from typing import TYPE_CHECKING
 
-_HELP = """\
+if TYPE_CHECKING:
+    from headrace.cli.command import Command
+
+_HEAD = """\
 Usage: headrace <command> [options]
-
-  serve      serve the models of a repository           headrace serve --model-repository=/srv/models
-  check      list the problems of a repository          headrace check /srv/models
-  explain    show why the batches of a model ran        headrace explain mlp
-  plugins    list the installed plugins                 headrace plugins
-
+"""
+_TAIL = """\
   headrace <command> --help    show the options of one command
   headrace --version           print the version
 """
-_COMMANDS = ("serve", "check", "explain", "plugins")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. ``arguments`` default to those of the process."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:
-        print(_HELP, file=sys.stderr, end="")
+        print(_help(), file=sys.stderr, end="")
         return 1
-    command, *rest = words
-    if command in _COMMANDS:
-        return _run(command, rest)
-    if command in ("-h", "--help", "--version"):
-        print(f"headrace {metadata.version('headrace')}" if command == "--version" else _HELP.rstrip())
+    name, *rest = words
+    if name == "--version":
+        print(f"headrace {metadata.version('headrace')}")
         return 0
-    nearest = get_close_matches(command, _COMMANDS, 1)
-    hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
-    print(f"headrace: no command '{command}'{hint}\n\n{_HELP}", file=sys.stderr, end="")
-    return 1
+    if name in ("-h", "--help"):
+        print(_help(), end="")
+        return 0
+    return _run(name, rest)
 
 
-def _run(command: str, words: Sequence[str]) -> int:
+def _run(name: str, words: Sequence[str]) -> int:
+    from headrace.errors import LoadError
+
     try:
-        code = int(import_module(f"headrace.cli.{command}").run(words))
+        command = _find(name)()
+    except LoadError as error:
+        print(f"headrace: {error.message}", file=sys.stderr)
+        return 1
+    try:
+        code = int(command.run(command.parse(words)))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
+
+
+def _find(name: str) -> type[Command]:
+    """Return the command ``name``. Raises `LoadError`. Those of core are found without importing any plugin."""
+    from headrace import builtins
+
+    for command in builtins.register_commands():
+        if command.name == name:
+            return command
+    from headrace.plugins import Plugins
+
+    return Plugins.discover().commands.get(name)
+
+
+def _help() -> str:
+    from headrace.errors import LoadError
+    from headrace.plugins import Plugins
+
+    commands, known = Plugins.discover().commands, []
+    for name in commands.names():
+        with contextlib.suppress(LoadError):  # two plugins have it: `headrace plugins` says so
+            known.append(commands.get(name))
+    width = max(len(command.name) for command in known)
+    lines = [f"  {command.name:<{width}}  {command.help:<42}  {command.example}".rstrip() for command in known]
+    return "\n".join([_HEAD, *lines, "", _TAIL])

@@ -56,6 +56,14 @@ def read_options(
     return options, _warnings(given, options)
 
 
+def parse_options(words: Sequence[str]) -> ServerOptions:
+    """Return the options that the flags ``words`` give ``headrace serve``: ``["--model-repository=models"]``.
+
+    Neither the environment nor options of plugins are read. Raises `ConfigError` with Triton's text.
+    """
+    return read_options(words, {})[0]
+
+
 def split(words: Sequence[str]) -> tuple[list[Given], list[str]]:
     """Return the flags of Headrace with their texts, and the other words."""
     given: list[Given] = []

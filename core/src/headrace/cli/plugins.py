@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from headrace.cli.backend_table import backend_table
-from headrace.cli.usage import Parser
+from headrace.cli.command import Command
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.telemetry import logs
 
 
-def run(words: Sequence[str]) -> int:
-    """Print every plugin. Return 1 if one is broken, has an unmarked hook, or has a part of another's name, else 0."""
-    parser = Parser("headrace plugins", "[options]", "List the installed plugins. Example: headrace plugins --json")
-    parser.add_argument("--json", action="store_true", help="print a JSON array")
-    parser.add_argument("--backends", action="store_true", help="print what each backend can do, as a table")
-    arguments = parser.parse(words)
-    plugins = Plugins.discover()
-    if arguments.backends:
-        print(backend_table(map(plugins.backends.get, plugins.backends.names())), end="")
-    else:
-        print(_json(plugins) if arguments.json else _picture(plugins))
-    return 1 if plugins.complaints else 0
+class ListPlugins(Command):
+    """Exit with 1 if a plugin is broken, has an unmarked hook, or has a part of another's name."""
+
+    name = "plugins"
+    help = "list the installed plugins"
+    description = "List the installed plugins."
+    example = "headrace plugins --json"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help="print a JSON array")
+        parser.add_argument("--backends", action="store_true", help="print what each backend can do, as a table")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        plugins = Plugins.discover()
+        if arguments.backends:
+            print(backend_table(map(plugins.backends.get, plugins.backends.names())), end="")
+        else:
+            print(_json(plugins) if arguments.json else _picture(plugins))
+        return 1 if plugins.complaints else 0
 
 
 def _json(plugins: Plugins) -> str:

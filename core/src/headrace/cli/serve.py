@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import faulthandler
@@ -17,9 +18,9 @@ from typing import NoReturn
 from anyio import create_task_group
 
 from headrace.cli import command_line, startup, usage
+from headrace.cli.command import Command, complain
 from headrace.cli.garbage_collection import CollectionPolicy
 from headrace.cli.startup import log_openness
-from headrace.cli.usage import complain
 from headrace.config import support
 from headrace.config.option_groups import OptionGroup
 from headrace.config.options import ServerOptions
@@ -29,6 +30,20 @@ from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
 
 log = logging.getLogger("headrace.serve")
+
+
+class Serve(Command):
+    """Its flags are parsed as by tritonserver, and not by argparse."""
+
+    name = "serve"
+    help = "serve the models of a repository"
+    example = "headrace serve --model-repository=/srv/models"
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        return argparse.Namespace(words=words)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        return run(arguments.words)
 
 
 def run(words: Sequence[str]) -> int:

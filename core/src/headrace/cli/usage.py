@@ -1,56 +1,17 @@
-"""The help text of ``headrace serve``, and the argument parser of the other commands, with the same messages."""
+"""The help text of ``headrace serve``."""
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import shutil
-import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import MISSING, fields
-from difflib import get_close_matches
-from typing import NoReturn
 
 from headrace.cli.flags import GROUPS, Flag
 from headrace.config.option_groups import OptionGroup, group_flags
 from headrace.config.options import ServerOptions
 from headrace.config.support import SUPPORT, FlagState
-
-#: The exit code of every command for invalid arguments (docs/spec/behaviours.md section 8).
-WRONG = 1
-
-
-def complain(command: str, synopsis: str, text: str) -> int:
-    """Print ``text``, an error in the arguments of ``command``, on stderr. Return the exit code."""
-    print(f"Usage: {command} {synopsis}   ({command} --help lists them)\n\n{text}", file=sys.stderr)
-    return WRONG
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser with the error messages of ``headrace serve``. ``synopsis`` is the usage line after the command."""
-
-    def __init__(self, prog: str, synopsis: str, description: str, epilog: str = "") -> None:
-        super().__init__(prog=prog, usage=f"{prog} {synopsis}", description=description, epilog=epilog)
-        self._synopsis = synopsis
-
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return the arguments in ``words``. Raises SystemExit with the code `WRONG` if they are invalid."""
-        arguments, rest = self.parse_known_args(words)
-        if rest:
-            self.error(self._explain(rest[0]))
-        return arguments
-
-    def error(self, message: str) -> NoReturn:
-        raise SystemExit(complain(self.prog, self._synopsis, message))
-
-    def _explain(self, word: str) -> str:
-        if not word.startswith("-"):
-            return f"Unexpected argument: {word}"
-        name = word.partition("=")[0]
-        nearest = get_close_matches(name, self._option_string_actions, 1)
-        return f"unrecognized option '{name}'" + (f"; did you mean '{nearest[0]}'?" if nearest else "")
-
 
 _HEAD = """\
 Usage: headrace serve --model-repository=<path> [options]

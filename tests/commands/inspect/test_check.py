@@ -14,8 +14,8 @@ import pytest
 
 from headrace.backends.identity import Identity
 from headrace.cli import main
-from headrace.cli.inspection import locate
 from headrace.storage.local_storage import is_model
+from headrace_inspect.reports import locate
 
 
 def write(repository: Path, name: str, config: str) -> Path:
@@ -64,6 +64,29 @@ def test_the_page_about_it_shows_what_it_prints(
     assert capsys.readouterr().out == printed
     assert main(["check", "models/flip"]) == 0
     assert capsys.readouterr().out == printed_alone
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "the following arguments are required: path"),
+        (["--jsn", "x"], "unrecognized option '--jsn'; did you mean '--json'?"),
+    ],
+)
+def test_arguments_that_cannot_be_read_are_refused(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["check", *words])
+    told = capsys.readouterr()
+    assert (leaving.value.code, told.out) == (1, "")
+    assert told.err.startswith("Usage: headrace check [options] <path> ...   (headrace check --help lists them)\n\n")
+    assert text in told.err
+
+
+def test_a_repository_in_a_cloud_is_named_as_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "s3://bucket/models"]) == 1
+    assert capsys.readouterr().err.startswith("repository 's3://bucket/models' cannot be read: ")
 
 
 def test_a_parent_of_a_repository_is_refused_with_the_repository(
@@ -360,7 +383,7 @@ def test_what_a_backend_filled_in_wrongly_has_no_place(
 def test_a_device_that_the_backend_does_not_run_on_is_placed_at_its_group(
     repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.cli.inspection.available_gpus", lambda: (0,))
+    monkeypatch.setattr("headrace.inspection.inspector.available_gpus", lambda: (0,))
     monkeypatch.setattr("headrace.models.configuring.available_gpus", lambda: (0,))
     write(repository, "bad", CONFIG + "instance_group [ { kind: KIND_CPU },\n { kind: KIND_GPU } ]")
     _, found = check(capsys, str(repository))
@@ -480,8 +503,11 @@ def test_a_model_that_could_never_have_its_resources_is_a_problem_where_they_are
     assert checked(headrace, "--rate-limit=execution_count", str(repository))[1]["greedy"]["problems"] == []
     (problem,) = checked(headrace, *limited, str(repository))[1]["greedy"]["problems"]
     assert problem["message"].startswith('Resource count for "R" is limited to 2')
-    with pytest.raises(SystemExit):
-        main(["check", "--rate-limit-resource=R:x", str(repository)])
+    code, stderr = headrace("check", "--rate-limit-resource=R:x", str(repository)).finish()
+    assert (code, stderr) == (
+        1,
+        'Bad option: "--rate-limit-resource".\nInvalid option value. Got x\n',
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["--no-load"]])

@@ -5,36 +5,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from headrace.config import validation
-from headrace.config.model_config_pb2 import ModelConfig
-from headrace.config.options import ServerOptions
-from headrace.errors import HeadraceError
-from headrace.models.configuring import parse
-from headrace.models.versions import files_of
-from headrace.storage.repositories import Entry
+from headrace import HeadraceError, Inspector, ModelConfig, Problem, ServerOptions
 
 
 class ResourceScopes:
-    """The resources in the configs of ``entries``, and the models that declare them. Empty without a rate limit."""
+    """The resources in the configs of ``models``, and the models that declare them. Empty without a rate limit."""
 
-    def __init__(self, entries: Iterable[Entry], options: ServerOptions) -> None:
+    def __init__(self, inspector: Inspector, models: Iterable[str], options: ServerOptions) -> None:
         #: The models that declare a resource, by its name and whether it is global.
         self._named: dict[tuple[str, bool], list[str]] = {}
-        for entry in entries if options.rate_limit == "execution_count" else ():
+        for name in models if options.rate_limit == "execution_count" else ():
             try:
-                with entry.fetch(files_of(entry.fingerprint().files)) as directory:
-                    config = parse(directory.path, options)
+                with inspector.open(name) as model:
+                    config = model.read()
             except HeadraceError:  # the report on that model has the problem
                 continue
             for _, resource, is_global in _resources(config):
-                self._named.setdefault((resource, is_global), []).append(entry.name)
+                self._named.setdefault((resource, is_global), []).append(name)
 
-    def problems(self, config: ModelConfig) -> Iterator[validation.Problem]:
+    def problems(self, config: ModelConfig) -> Iterator[Problem]:
         """Yield a problem for each resource of ``config`` that is declared in the other way elsewhere."""
         for field, resource, is_global in _resources(config):
             if others := self._named.get((resource, not is_global)):
                 said = f"model '{others[0]}' has it {'per device' if is_global else 'global'}"
-                yield validation.Problem(
+                yield Problem(
                     field,
                     f'Resource "{resource}" is present as both global and device-specific resource in the model '
                     f"configuration. Here it is {'global' if is_global else 'per device'}, and {said}",

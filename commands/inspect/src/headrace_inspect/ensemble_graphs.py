@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 
-from headrace.config.model_config_pb2 import ModelConfig
+from headrace import ModelConfig
 
 _WHEN = "ensemble.when."
 #: Pixels: width of a character, height of a line, gap between columns, margin.

@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 from google.protobuf import text_format
 
-from headrace.cli import check
-from headrace.cli.ensemble_graphs import as_svg, as_text, step_graph
+from headrace.cli import main
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace_inspect.ensemble_graphs import as_svg, as_text, step_graph
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -98,15 +98,15 @@ def test_check_shows_the_graph_in_text_in_json_and_as_a_file(
     (tmp_path / "models/e/1").mkdir(parents=True)
     (tmp_path / "models/e/config.pbtxt").write_text(DIAMOND)
     picture = tmp_path / "graph.svg"
-    check.run(["--no-load", f"--graph={picture}", str(tmp_path / "models")])
+    main(["check", "--no-load", f"--graph={picture}", str(tmp_path / "models")])
     assert "  1  step 1  left   k0 <- x  =>  k0 -> m\n" in capsys.readouterr().out
     assert ElementTree.parse(picture).getroot().tag == f"{SVG}svg"
-    check.run(["--no-load", "--json", str(tmp_path / "models")])
+    main(["check", "--no-load", "--json", str(tmp_path / "models")])
     (report,) = json.loads(capsys.readouterr().out)
     assert (report["graph"]["inputs"], report["graph"]["steps"][0]["model"]) == (["x", "<w>"], "left")
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "models").mkdir()
-    assert check.run(["--no-load", f"--graph={tmp_path}/none/x.svg", str(tmp_path / "models")]) == 1
+    assert main(["check", "--no-load", f"--graph={tmp_path}/none/x.svg", str(tmp_path / "models")]) == 1
     assert "cannot write the graph" in capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPException
 from typing import Any
@@ -12,8 +12,7 @@ from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
-from headrace.cli.usage import Parser
-from headrace.telemetry.logs import draw_table, one_line
+from headrace import Command, draw_table, one_line
 
 #: Time limit and size limit of the server's answer.
 _TIMEOUT_S = 10.0
@@ -23,44 +22,42 @@ _BAR = 40
 _MOST_BARS = 16
 
 
-def run(words: Sequence[str]) -> int:
-    """Print the server's answer. Return 0, or 1 if there is none."""
-    arguments = _parser().parse(words)
-    try:
-        told = _ask(_address(arguments.url, arguments.model, arguments.version or ""), arguments.header)
-        text = json.dumps(told, indent=2) if arguments.json else "\n".join(_picture(told, arguments.last))
-    except HTTPError as error:
-        with error:
-            print(f"{arguments.url} answers {error.code}: {_error_in(error)}", file=sys.stderr)
-    except HTTPException:
-        what = "the server on that port does not speak HTTP/1.1; gRPC and HTTP have different ports"
-        print(f"cannot ask {arguments.url} about '{arguments.model}': {what}", file=sys.stderr)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        print(f"cannot ask {arguments.url} about '{arguments.model}': {one_line(str(error))}", file=sys.stderr)
-    else:
-        print(text)  # outside of the try: a closed pipe is not an error of the server
-        return 0
-    return 1
+class Explain(Command):
+    name = "explain"
+    help = "show why the batches of a model ran"
+    synopsis = "[options] <model>"
+    description = "Show why the last batches of a model ran when they did. Asks a running server."
+    example = "headrace explain mlp --url http://127.0.0.1:8000"
 
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("model", help="the model's name")
+        parser.add_argument(
+            "--version", type=_version, metavar="N", help="the version; by default the latest that is ready"
+        )
+        parser.add_argument("--url", default="http://127.0.0.1:8000", help="the HTTP address of the server")
+        parser.add_argument(
+            "--header", type=_header, default={}, metavar="NAME:VALUE", help="the key, if statistics are restricted"
+        )
+        parser.add_argument("--last", type=_count, default=12, metavar="N", help="how many batches to show one by one")
+        parser.add_argument("--json", action="store_true", help="print the server's answer as it is")
 
-def _parser() -> Parser:
-    parser = Parser(
-        "headrace explain",
-        "[options] <model>",
-        "Show why the last batches of a model ran when they did. Asks a running server.",
-        "Example: headrace explain mlp --url http://127.0.0.1:8000",
-    )
-    parser.add_argument("model", help="the model's name")
-    parser.add_argument(
-        "--version", type=_version, metavar="N", help="the version; by default the latest that is ready"
-    )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the HTTP address of the server")
-    parser.add_argument(
-        "--header", type=_header, default={}, metavar="NAME:VALUE", help="the key, if statistics are restricted"
-    )
-    parser.add_argument("--last", type=_count, default=12, metavar="N", help="how many batches to show one by one")
-    parser.add_argument("--json", action="store_true", help="print the server's answer as it is")
-    return parser
+    def run(self, arguments: Namespace) -> int:
+        """Print the server's answer. Return 0, or 1 if there is none."""
+        try:
+            told = _ask(_address(arguments.url, arguments.model, arguments.version or ""), arguments.header)
+            text = json.dumps(told, indent=2) if arguments.json else "\n".join(picture(told, arguments.last))
+        except HTTPError as error:
+            with error:
+                print(f"{arguments.url} answers {error.code}: {_error_in(error)}", file=sys.stderr)
+        except HTTPException:
+            what = "the server on that port does not speak HTTP/1.1; gRPC and HTTP have different ports"
+            print(f"cannot ask {arguments.url} about '{arguments.model}': {what}", file=sys.stderr)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            print(f"cannot ask {arguments.url} about '{arguments.model}': {one_line(str(error))}", file=sys.stderr)
+        else:
+            print(text)  # outside of the try: a closed pipe is not an error of the server
+            return 0
+        return 1
 
 
 def _version(text: str) -> str:
@@ -104,7 +101,8 @@ def _error_in(error: HTTPError) -> str:
         return one_line(error.reason)
 
 
-def _picture(told: Mapping[str, Any], last: int) -> Iterator[str]:
+def picture(told: Mapping[str, Any], last: int) -> Iterator[str]:
+    """Yield the lines to print for ``told``, an answer of the server, with the ``last`` batches one by one."""
     batches = told["batches"]
     yield f"{one_line(told['name'])} version {told['version']}: {_rule(told)}"
     yield f"{told['waiting']} requests wait now, {told['in_flight']} are waiting or being executed"
