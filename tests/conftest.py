@@ -23,7 +23,9 @@ import pytest
 from headrace.messages.request import InferRequest
 
 # Tests start a thousand processes of the same modules. Where byte code is not kept, most of a start is compiling them.
+# For this process it is pytest's rewriting of assertions, half of the time that collecting all tests takes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 with contextlib.suppress(ImportError):  # the session `bare` has next to nothing
     from hypothesis import HealthCheck, settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -22,6 +23,7 @@ CLASS = re.compile(r"docs/spec/security\.md (C\d+(?:(?:, | and | to )C\d+)*)")
 FOREIGN = re.compile(r"RFC \d+|its $")
 
 
+@functools.cache
 def texts() -> dict[str, str]:
     """Every tracked file that may cite, its comments and line ends run together."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -36,20 +38,17 @@ def texts() -> dict[str, str]:
     }
 
 
-TEXTS = texts()
-
-
 def test_the_specification_has_sections_and_classes() -> None:
     assert len(SECTIONS) > 80
     assert len(CLASSES) > 25
-    assert sum(len(SECTION.findall(text)) for text in TEXTS.values()) > 120
+    assert sum(len(SECTION.findall(text)) for text in texts().values()) > 120
 
 
 @pytest.mark.parametrize(("pattern", "known"), [(SECTION, SECTIONS), (CLASS, CLASSES)], ids=["sections", "classes"])
 def test_what_is_cited_exists(pattern: re.Pattern[str], known: set[str]) -> None:
     unknown = [
         f"{path}: {cited}"
-        for path, text in TEXTS.items()
+        for path, text in texts().items()
         for match in pattern.finditer(text)
         for cited in re.findall(rf"C?{NUMBER}", match[1])
         if cited not in known
@@ -60,7 +59,7 @@ def test_what_is_cited_exists(pattern: re.Pattern[str], known: set[str]) -> None
 def test_every_citation_has_the_one_form() -> None:
     """The page by its path from the root, then the section or the class; pages may link it, too."""
     odd = []
-    for path, text in TEXTS.items():
+    for path, text in texts().items():
         plain = CLASS.sub("", SECTION.sub("", text))
         odd += [f"{path}: {text}" for text in re.findall(r"\b[\w./]*(?:behaviours|security)\.md.{0,20}", plain)
                 if not re.match(r"spec/\w+\.md\)", text)]  # fmt: skip

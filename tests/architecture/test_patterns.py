@@ -38,6 +38,8 @@ HARMLESS_S = 0.003
 
 def patterns(source: str, name: str = "source") -> Iterator[tuple[str, re.Pattern[Any] | None]]:
     """Where ``source`` uses a pattern, and the pattern; None where it is not written there."""
+    if not re.search(r"\bre\b", source):
+        return  # most modules use no pattern, and parsing takes time
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = node.func.value
