@@ -18,6 +18,9 @@ from headrace_openvino.openvino_api import reword
 #: Endings of the names of files that are whole models, or have at their side what they need.
 _ENDINGS = (".xml", ".onnx", ".pb", ".pdmodel", ".tflite")
 _SAVED_MODEL = "saved_model.pb"
+#: In the error for a graph that OpenVINO has read, and cannot convert as a whole. Only such a graph is read from
+#: memory: there OpenVINO loops for ever over nodes that form a circle, which it refuses by path.
+_UNCONVERTED = "wasn't fully converted"
 #: What makes a folder one of PaddlePaddle, whose variables are files of any name that it says.
 _PADDLE = "__model__"
 
@@ -31,7 +34,8 @@ def read_model(core: Any, model: Model) -> Any:
     try:
         opened = core.read_model(*files)
     except Exception as error:  # pybind raises classes of its own
-        opened = _read_bytes(core, path) if path.suffix == ".onnx" and not beside else None
+        is_unconverted = path.suffix == ".onnx" and not beside and _UNCONVERTED in str(error)
+        opened = _read_bytes(core, path) if is_unconverted else None
         if opened is None:
             raise LoadError(f"{lead} {reword(error)}") from error
     if not opened.outputs:
