@@ -242,8 +242,7 @@ def under_attack(
         if asked_ms:
             _show(request.config, figures.line)
         assert not seen["failures"], seen["failures"][:5]
-        most_ms = allowed_ms if asked_ms else max(allowed_ms, PATIENCE_MS)
-        assert figures.p99_ms <= most_ms + stolen_ms, figures
+        assert figures.p99_ms <= allowed_ms + stolen_ms, figures
         assert asked_ms is None or is_crowd or figures.after_bytes <= limit, figures
 
     return frame

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import tritonclient.http
 
-from tests.attack.conftest import GIVE_BACK_S, KEPT, KEPT_BYTES, OTHERS_MS
+from tests.attack.conftest import GIVE_BACK_S, KEPT, KEPT_BYTES, PATIENCE_MS
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
@@ -67,7 +67,7 @@ def test_large_requests_to_a_process_leave_nothing(
             ask(100)
         before = resident(server)
         # The event loop copies a batch into the arena, or the message: others wait for hundreds of megabytes.
-        with under_attack(server, OTHERS_MS, kept_bytes=16 << 20):
+        with under_attack(server, PATIENCE_MS, kept_bytes=16 << 20):
             ask(200 << 20)
             ask(300 << 20)
 
