@@ -64,7 +64,7 @@ def test_work_that_waits_for_other_work_in_a_long_row_ends(count: int) -> None:
         depths = []
 
         async def wait_for(depth: int) -> None:
-            async with slots.lent():
+            with slots.lent():
                 await slots.run(work, depth)
 
         def work(depth: int) -> None:
@@ -85,7 +85,7 @@ def test_a_place_that_was_lent_is_one_place_again(count: int) -> None:
     async def scenario(slots: LoadSlots) -> None:
         lenders = [asyncio.ensure_future(slots.run(work)) for _ in range(count)]
         await until(lambda: work.running == count)
-        async with slots.lent():
+        with slots.lent():
             guest = asyncio.ensure_future(slots.run(work))
             await until(lambda: work.running == count + 1)
         work.gate.set()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
+
+from anyio import CapacityLimiter
 
 from headrace.errors import HeadraceError, InvalidArgument, Unavailable
 from headrace.executors.threads import apart
@@ -34,9 +36,7 @@ class LoadSlots:
     """
 
     def __init__(self, count: int) -> None:
-        self._free = asyncio.Semaphore(max(1, count))
-        #: Slots that were taken back while all were in use. As many releases are skipped.
-        self._owed = 0
+        self._slots = CapacityLimiter(max(1, count))
         self._is_closed = False
 
     async def run(self, function: Callable[..., T], *arguments: Any, wait: Wait[T] | None = None) -> T:
@@ -45,39 +45,27 @@ class LoadSlots:
         ``wait`` gets the future of the outcome. When it returns or raises, the slot is free, even if the thread still
         runs.
         """
-        await self._free.acquire()
-        try:
+        async with self._slots:
             if self._is_closed:
                 raise Unavailable("the server is stopping")
             running = apart(partial(function, *arguments), "headrace-load")
             return await (running if wait is None else wait(running))
-        finally:
-            self._give()
 
-    @asynccontextmanager
-    async def lent(self) -> AsyncIterator[None]:
+    @contextmanager
+    def lent(self) -> Iterator[None]:
         """Lend the slot of the current work while that waits for other work.
 
         It is taken back at once, without waiting for a free slot.
         """
-        self._free.release()
+        self._slots.total_tokens += 1
         try:
             yield
         finally:
-            if self._free.locked():
-                self._owed += 1
-            else:
-                await self._free.acquire()
+            self._slots.total_tokens -= 1
 
     def close(self) -> None:
         """Start no more work. Running work goes on."""
         self._is_closed = True
-
-    def _give(self) -> None:
-        if self._owed:
-            self._owed -= 1
-        else:
-            self._free.release()
 
 
 class NestedLoads:
@@ -96,9 +84,8 @@ class NestedLoads:
 
         Raises as `waiting`, and what ``work`` raises.
         """
-        with self.waiting(asker, target):
-            async with self._slots.lent():
-                await work()
+        with self.waiting(asker, target), self._slots.lent():
+            await work()
 
     @contextmanager
     def waiting(self, asker: str, target: str) -> Iterator[None]:
