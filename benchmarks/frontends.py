@@ -237,7 +237,7 @@ def _feed(connection: Any, data: bytes) -> None:
 
 def _http_sender(engine: Engine, requests: Sequence[bytes]) -> tuple[Callable[[], None], Wire]:
     limits = HttpLimits(input_bytes=engine.options.http_max_input_size, **flagged(engine.options))
-    connection, wire = HttpProtocol(NativeConnections(Routes(engine).dispatch, limits, engine.large_work)), Wire()
+    connection, wire = HttpProtocol(NativeConnections(Routes(engine).dispatch, limits, engine.off_loop_work)), Wire()
     connection.connection_made(wire)
     endless = cycle(requests)
 
@@ -251,7 +251,7 @@ def _http_sender(engine: Engine, requests: Sequence[bytes]) -> tuple[Callable[[]
 
 def _grpc_sender(engine: Engine, requests: list[tuple[bytes, bytes]], learns: bool) -> tuple[Callable[[], None], Wire]:
     options = engine.options
-    service = Calls(rpcs(engine), options, engine.large_work)
+    service = Calls(rpcs(engine), options, engine.off_loop_work)
     connections = Connections(service, _limits(options), _keepalive(options))
     connection, wire = Connection(connections), Wire()
     connection.connection_made(wire)

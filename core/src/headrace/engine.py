@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError, PluginError, Unavailable
-from headrace.large import LargeWork
 from headrace.messages.caller import Caller, Outcome, Watch
 from headrace.messages.operation import AnyOperation, ExtensionOperation, Operation
 from headrace.messages.request import InferRequest, with_strings_encoded
@@ -36,6 +35,7 @@ from headrace.models.open_streams import OpenStreams
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import IndexEntry, index_of
 from headrace.models.view import ModelView, statistics_document
+from headrace.off_loop import OffLoopWork
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -126,7 +126,7 @@ class Engine:
         self.options = options
         self.phase = Phase.NEW
         #: The threads on which frontends read and write what is large.
-        self.large_work = LargeWork()
+        self.off_loop_work = OffLoopWork()
         self.collect = collect
         self._table = table
         #: All operations pass it. None if the server has no interceptors.

@@ -40,9 +40,9 @@ from headrace.models.entrance import Entrance, not_by_infer
 from headrace.models.interceptors import make_interceptors
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.loader import Loader
+from headrace.models.local_services import ModelCalls, ServerServices
 from headrace.models.running_loads import LoadSlots, NestedLoads
 from headrace.models.served import ServedModel
-from headrace.models.server_services import ModelCalls, ServerServices
 from headrace.models.serving_table import ServingTable
 from headrace.plugins import Plugins
 from headrace.schedulers.rate_limiter import RateLimiter
@@ -196,7 +196,7 @@ class Server:
         self.loop = asyncio.get_running_loop()
         if self.options.cache_config:
             cache = await asyncio.to_thread(make_cache, self.options.cache_config, self.plugins.caches)
-            self._cache = ServerCache(cache, self.engine.large_work, self.loop)
+            self._cache = ServerCache(cache, self.engine.off_loop_work, self.loop)
         self.engine.phase = Phase.STARTING
         options, plugins, table = self.options, self.plugins, self._table
         for complaint in plugins.complaints:
@@ -256,7 +256,7 @@ class Server:
                 draining.cancel()
                 await asyncio.wait((draining,), timeout=FAREWELL_S)
             self.engine.phase = Phase.STOPPED
-            self.engine.large_work.close()
+            self.engine.off_loop_work.close()
             await asyncio.to_thread(self._control.close)
             if self._cache is not None:
                 await asyncio.to_thread(self._cache.close)

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from headrace.engine import Caller, InterceptorChain, Operation
 from headrace.errors import CallerError, Cancelled, Code, HeadraceError, InvalidArgument
 from headrace.frontends.failures import Failure, is_verbose, tell
-from headrace.large import Large, LargeWork
+from headrace.off_loop import OffLoopWork, TooLargeForLoop
 from headrace_grpc.grpc_service_pb2 import ModelInferRequest
 from headrace_grpc.large_requests import unpack_large
 from headrace_grpc.rpc import (
@@ -92,7 +92,7 @@ class AdmittedContext:
         return self._context.streams
 
 
-def admitted(rpc: Rpc, admission: InterceptorChain, large: LargeWork) -> Rpc:
+def admitted(rpc: Rpc, admission: InterceptorChain, large: OffLoopWork) -> Rpc:
     """Return ``rpc`` with every call admitted before its message is parsed."""
     guard = _Guard(rpc, admission, large)
     if rpc.direct is not None:
@@ -110,7 +110,7 @@ def _unparsed(body: Buffer) -> Buffer:
 class _Guard:
     """Admits the calls of ``rpc``, and parses their messages then."""
 
-    def __init__(self, rpc: Rpc, admission: InterceptorChain, large: LargeWork) -> None:
+    def __init__(self, rpc: Rpc, admission: InterceptorChain, large: OffLoopWork) -> None:
         self._rpc, self._admission, self._large = rpc, admission, large
         #: Calls that wait. The event loop itself keeps no task from the garbage collector.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,7 +134,7 @@ class _Guard:
             if waiting is None:
                 try:
                     return self._begin(handler, self._rpc.parse(body), admitted, reply)
-                except Large:
+                except TooLargeForLoop:
                     pass
                 except Exception as error:
                     caller.end(_worded(error))
@@ -264,7 +264,7 @@ class AdmittedMessage(NamedTuple):
 
 
 async def admit_messages(
-    bodies: AsyncIterator[Any], context: Context, admission: InterceptorChain, large: LargeWork
+    bodies: AsyncIterator[Any], context: Context, admission: InterceptorChain, large: OffLoopWork
 ) -> AsyncIterator[AdmittedMessage]:
     """Admit the inferences of a stream one by one, and parse those that pass."""
     opened = caller_of(context)
@@ -291,11 +291,11 @@ async def admit_messages(
 
 
 async def _read(
-    body: Buffer, parse: Callable[[Any], Any], parse_large: Callable[[Any], Any] | None, large: LargeWork
+    body: Buffer, parse: Callable[[Any], Any], parse_large: Callable[[Any], Any] | None, large: OffLoopWork
 ) -> Any:
     try:
         return parse(body)
-    except Large:
+    except TooLargeForLoop:
         return await large.run(partial(parse_large or parse, body))
 
 

@@ -9,7 +9,7 @@
 
 A call `is_ended` once its status is decided, or once nobody is left to hear it. What its handler
 says afterwards is not heard. Everything runs on the event loop, except that large messages are
-read and packed on the threads of `headrace.large`.
+read and packed on the threads of `headrace.off_loop`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError
-from headrace.large import UNBOUNDED, LargeWork
+from headrace.off_loop import UNBOUNDED, OffLoopWork
 from headrace.telemetry.pacing import paced
 from headrace_grpc.call_headers import CallHead, Refusal, refusal
 from headrace_grpc.hosts import OUT_OF_TIME
@@ -57,7 +57,7 @@ _TASK_NS = 50_000
 class CallState:
     """What all calls of a host share. ``draining``: no further requests are taken."""
 
-    def __init__(self, options: ServerOptions, large: LargeWork) -> None:
+    def __init__(self, options: ServerOptions, large: OffLoopWork) -> None:
         self.loop = asyncio.get_running_loop()
         self.draining = False
         #: Those that answer calls, until they end: the event loop itself keeps none from the garbage collector.
@@ -245,7 +245,7 @@ class GrpcCall(Stream):
         self.done()
 
     def _inflated(self, flag: int, body: Buffer, patience: int) -> Buffer:
-        """What ``body`` is without compression. Raises `Status`, and `Large` beyond ``patience`` bytes."""
+        """What ``body`` is without compression. Raises `Status`, and `TooLargeForLoop` beyond ``patience`` bytes."""
         if not flag:
             return body
         encoding = self._head.encoding

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.tensor_places import no_region
-from headrace.large import UNBOUNDED, Large
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.request import MAX_INPUTS, InferRequest, Parameter, Undecoded, log_id, too_many_inputs
 from headrace.messages.tensor import BytesTensor, Tensor, wire_view
+from headrace.off_loop import UNBOUNDED, TooLargeForLoop
 from headrace_grpc import infer_parameters
 from headrace_grpc.grpc_service_pb2 import InferTensorContents, ModelInferRequest
 from headrace_grpc.large_requests import read_contents
@@ -45,11 +45,11 @@ def decode(
     """What ``raw_request`` asks for; its inputs are views on the received bytes.
 
     ``forwarded`` are parameters that came as metadata. Raises `InvalidArgument` with Triton's
-    text, `NotFound` for a shared-memory region, and `Large` for contents that were left where they
+    text, `NotFound` for a shared-memory region, and `TooLargeForLoop` for contents that were left where they
     were, and for strings of more than ``patience`` bytes.
     """
     if raw_request.contents and patience < UNBOUNDED:
-        raise Large
+        raise TooLargeForLoop
     message = raw_request.message
     read = infer_parameters.read(message.parameters)
     inputs = _inputs(message, raw_request, patience)
@@ -167,7 +167,7 @@ def _from_bytes(
 ) -> Tensor | Undecoded:
     """The tensor whose wire bytes are ``buffer``: a view, never a copy.
 
-    `Undecoded` if the type is unknown, or the bytes contradict the shape. Raises `Large` for strings of more
+    `Undecoded` if the type is unknown, or the bytes contradict the shape. Raises `TooLargeForLoop` for strings of more
     than ``patience`` bytes, which will be looked for one by one.
     """
     found = dtypes.BY_NAME.get(datatype)
@@ -175,7 +175,7 @@ def _from_bytes(
         return Undecoded(datatype, shape, memoryview(buffer))
     if not found.itemsize:
         if len(buffer) > patience:
-            raise Large
+            raise TooLargeForLoop
         return BytesTensor(buffer, shape)
     if len(buffer) == prod(shape) * found.itemsize:
         try:

@@ -11,9 +11,9 @@ from functools import lru_cache
 from headrace.engine import ModelView
 from headrace.errors import InvalidArgument
 from headrace.frontends import classification
-from headrace.large import UNBOUNDED, Large
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import Tensor, data_type, wire_bytes
+from headrace.off_loop import UNBOUNDED, TooLargeForLoop
 from headrace_grpc import infer_parameters
 from headrace_grpc.grpc_service_pb2 import ModelInferResponse
 from headrace_grpc.wire import LENGTH_DELIMITED, MESSAGE_BYTES, Buffer, varint
@@ -37,7 +37,7 @@ def encode(
     ``classes`` maps outputs to the number of classes to send in place of the tensor. ``final`` is
     what streams say about their responses. Raises `InvalidArgument` for an output that cannot
     be classified and for a response too large for gRPC, `PluginError` for a parameter that
-    cannot be sent, and `Large` where more than ``patience`` bytes would have to be ranked.
+    cannot be sent, and `TooLargeForLoop` where more than ``patience`` bytes would have to be ranked.
     """
     tensors = [
         _classify(tensor, name, classes[name], model, patience) if name in classes else tensor
@@ -87,7 +87,7 @@ def encode_empty(id: str, model_name: str = "", model_version: str = "", final: 
 
 def _classify(tensor: Tensor, name: str, count: int, model: ModelView, patience: int) -> Tensor:
     if tensor.nbytes > patience:
-        raise Large
+        raise TooLargeForLoop
     return classification.classify(tensor, count, model.labels.get(name, ()), model.max_batch_size > 0)
 
 

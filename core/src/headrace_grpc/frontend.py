@@ -41,7 +41,7 @@ class GrpcFrontend(Frontend):
         """Listen. Raises `Unavailable` naming a busy address and `ConfigError` for the TLS files."""
         options = self.engine.options
         make_host = await asyncio.to_thread(choose_host, options.grpc_server)
-        host = make_host(rpcs(self.engine), options, self.engine.large_work)
+        host = make_host(rpcs(self.engine), options, self.engine.off_loop_work)
         self.port = await host.start()
         self._host = host
         announce(self.engine, log, "GRPCInferenceService", f"{options.grpc_address}:{self.port}")

@@ -21,9 +21,9 @@ from headrace.errors import CallerError, Code, HeadraceError, InternalError, Una
 from headrace.frontends.base import LAST_WORDS_S, callers_s
 from headrace.frontends.failures import tell_fault
 from headrace.frontends.listening import bind
-from headrace.large import Large, LargeWork
+from headrace.memory_release import share_heap
+from headrace.off_loop import OffLoopWork, TooLargeForLoop
 from headrace.telemetry.pacing import paced
-from headrace.trimming import share_heap
 from headrace_grpc import tls
 from headrace_grpc.hosts import OUT_OF_TIME, Host, address_of
 from headrace_grpc.infer import SHUTTING_DOWN
@@ -55,7 +55,7 @@ _UNREAD_SECONDS = 2.0
 class GrpcioHost(Host):
     """A grpcio server of the RPCs."""
 
-    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: LargeWork) -> None:
+    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: OffLoopWork) -> None:
         super().__init__(rpcs, options, large)
         #: The calls whose handlers run, and the tasks that wait for another message.
         self._running: set[asyncio.Task[Any]] = set()
@@ -216,7 +216,7 @@ class GrpcioHost(Host):
                 self.large.give_back_later()
             try:
                 return parse(body)
-            except Large:
+            except TooLargeForLoop:
                 return await self.large.run(partial(parse_large, body))
 
         return read

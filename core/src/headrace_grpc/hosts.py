@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from headrace.config.options import ServerOptions
-from headrace.large import LargeWork
+from headrace.off_loop import OffLoopWork
 from headrace_grpc.rpc import Rpc
 
 #: What a call is told that the server has no more time for.
@@ -19,7 +19,7 @@ class Host(ABC):
     ``large`` reads large messages and packs large answers.
     """
 
-    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: LargeWork) -> None:
+    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: OffLoopWork) -> None:
         self.rpcs = rpcs
         self.options = options
         self.large = large

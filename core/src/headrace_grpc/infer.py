@@ -12,10 +12,10 @@ from headrace.engine import Caller, admitted, not_by_model_infer
 from headrace.errors import CallerError, Code, HeadraceError, Unavailable
 from headrace.frontends.answering import EncodedAnswer, check_strings
 from headrace.frontends.failures import tell_fault
-from headrace.large import Large
 from headrace.messages.request import InferRequest, log_id
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
+from headrace.off_loop import TooLargeForLoop
 from headrace_grpc import usual_messages
 from headrace_grpc.decode import Decoded, decode
 from headrace_grpc.encode import encode
@@ -33,7 +33,7 @@ class Inference:
     """What the inference RPCs work with."""
 
     def __init__(self, engine: Engine) -> None:
-        self.large_work, self.options, self.admission = engine.large_work, engine.options, engine.admission
+        self.off_loop_work, self.options, self.admission = engine.off_loop_work, engine.options, engine.admission
         self.streams = engine.streams
         #: The tasks that read streams. The event loop itself keeps no task from the garbage collector.
         self.readers: set[asyncio.Task[None]] = set()
@@ -54,10 +54,10 @@ def model_infer(inference: Inference, raw_request: ReadMessage, context: Context
         if context.draining:
             raise Unavailable(SHUTTING_DOWN)
         view = inference.single.find(message.model_name, message.model_version)
-        answer = _Answer(view, reply, inference.large_work)
+        answer = _Answer(view, reply, inference.off_loop_work)
         try:
             decoded = usual_messages.decode(raw_request)
-        except Large:
+        except TooLargeForLoop:
             return _infer_large(inference, raw_request, answer, getattr(context, "caller", None), context.deadline_ns)
         answer.classes = decoded.classes
         if deadline_ns := context.deadline_ns:

@@ -20,9 +20,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from headrace.errors import InvalidArgument
-from headrace.large import SLICE_BYTES
 from headrace.messages.request import MAX_INPUTS
 from headrace.messages.tensor import BytesTensor
+from headrace.off_loop import SLICE_BYTES
 from headrace_grpc.grpc_service_pb2 import InferTensorContents, ModelInferRequest
 from headrace_grpc.wire import FIXED_SIZES, LENGTH_DELIMITED, Buffer, RawRequest, Span, read_varint, varint
 

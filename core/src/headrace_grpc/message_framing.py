@@ -16,7 +16,7 @@ import numpy as np
 from headrace.config.options import CompressionLevel
 from headrace.frontends import inflating
 from headrace.frontends.inflating import CorruptData, TooLarge
-from headrace.large import UNBOUNDED
+from headrace.off_loop import UNBOUNDED
 from headrace_grpc.http2.limits import MIN_MESSAGE_RATE
 from headrace_grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
 from headrace_grpc.wire import MESSAGE_BYTES, Buffer
@@ -218,7 +218,7 @@ def _aligned(size_bytes: int, message_bytes: int) -> memoryview:
 def inflate(data: bytes | memoryview, encoding: bytes, limit: int, patience: int = UNBOUNDED) -> memoryview:
     """``data`` unpacked. Blocks: about 3 ms per MiB.
 
-    Raises `Status` beyond ``limit``, or if ``data`` is malformed, and `Large` beyond ``patience``.
+    Raises `Status` beyond ``limit``, or if ``data`` is malformed, and `TooLargeForLoop` beyond ``patience``.
     """
     try:
         return inflating.inflate(memoryview(data), DECODERS[encoding], limit, patience)

@@ -12,7 +12,7 @@ from headrace.config.options import ServerOptions
 from headrace.errors import Unavailable
 from headrace.frontends.base import LAST_WORDS_S, callers_s
 from headrace.frontends.listening import BACKLOG, bind
-from headrace.large import LargeWork
+from headrace.off_loop import OffLoopWork
 from headrace.telemetry.pacing import paced
 from headrace_grpc import tls
 from headrace_grpc.call_headers import CallHead, Refusal, extended, read_call
@@ -59,7 +59,7 @@ class NativeHost(Host):
 class Calls(CallState, Service["CallHead | Refusal"]):
     """Makes a call of each stream."""
 
-    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: LargeWork) -> None:
+    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: OffLoopWork) -> None:
         super().__init__(options, large)
         self._table = {f"/{rpc.service}/{rpc.name}".encode(): rpc for rpc in rpcs}
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from google.protobuf.message import Message
 
 from headrace.engine import Operation
-from headrace.large import LARGE_BYTES, Large
+from headrace.off_loop import LARGE_BYTES, TooLargeForLoop
 from headrace_grpc.large_requests import bounded_parser
 from headrace_grpc.plugin_methods import GrpcMethod, MethodServices, read_name
 from headrace_grpc.rpc import Answer, Rpc
@@ -59,7 +59,7 @@ def message(operation: Operation, request: type[Message]) -> dict[str, Any]:
 
     def parse(body: Buffer) -> Message:
         if len(body) > LARGE_BYTES:
-            raise Large
+            raise TooLargeForLoop
         return request.FromString(body)  # type: ignore[arg-type]  # a memoryview is taken, too
 
     return {"parse": parse, "parse_large": bounded_parser(request), "model_field": model_field(operation, request)}

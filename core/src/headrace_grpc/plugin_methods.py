@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from headrace.engine import AnyOperation, Caller
 from headrace.errors import CallerError, Code, HeadraceError
 from headrace.frontends.extension import Addition, check_operation
-from headrace.large import LARGE_BYTES, Large
+from headrace.off_loop import LARGE_BYTES, TooLargeForLoop
 from headrace_grpc.admitted_calls import caller_of
 from headrace_grpc.rpc import Answer, Context, Rpc, Send, serialize
 
@@ -95,7 +95,7 @@ class GrpcMethod(Addition):
 
     def _parse(self, body: Buffer) -> Any:
         if len(body) > LARGE_BYTES:
-            raise Large
+            raise TooLargeForLoop
         return self._parse_large(body)
 
     def _parse_large(self, body: Buffer) -> Any:

@@ -74,7 +74,7 @@ class Rpc:
     name: str
     #: What interceptors admit before the message is parsed.
     operation: AnyOperation
-    #: Of bytes or a memoryview. Raises `Large` for what is to be read by ``parse_large``, on a thread.
+    #: Of bytes or a memoryview. Raises `TooLargeForLoop` for what is to be read by ``parse_large``, on a thread.
     parse: Callable[[Any], Any]
     unary: Unary | None = None
     stream: Stream | None = None

@@ -39,7 +39,7 @@ def rpcs(engine: Engine) -> list[Rpc]:
     offered = [method.rpc(shared) for method in methods]
     watched = [_watched(rpc) for rpc in offered] if is_verbose() else offered
     admission = engine.admission
-    return watched if admission is None else [admitted(rpc, admission, engine.large_work) for rpc in watched]
+    return watched if admission is None else [admitted(rpc, admission, engine.off_loop_work) for rpc in watched]
 
 
 class AbsentOwner(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.errors import HeadraceError
 from headrace.frontends.failures import tell_fault
-from headrace.large import LARGE_BYTES, Large
+from headrace.off_loop import LARGE_BYTES, TooLargeForLoop
 from headrace_grpc.call_headers import SUCCESS, begin_block
 from headrace_grpc.calls import COUNTED_BYTES, GrpcCall
 from headrace_grpc.infer import SHUTTING_DOWN
@@ -57,7 +57,7 @@ class SingleCall(GrpcCall):
         self.is_busy = True
         try:
             self._handle(self._head.rpc.parse(self._inflated(flag, body, LARGE_BYTES) if flag else body))
-        except Large:
+        except TooLargeForLoop:
             self._start_large(flag, body)
         except Exception as error:
             self.fail(error)
@@ -148,7 +148,7 @@ class DirectCall(SingleCall):
         try:
             request = rpc.parse(self._inflated(flag, body, LARGE_BYTES) if flag else body)
             cancel = rpc.direct(request, self, self._reply)
-        except Large:
+        except TooLargeForLoop:
             self._start_large(flag, body)
         except Exception as error:
             self.fail(error)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from headrace.errors import Unavailable
-from headrace.large import LARGE_BYTES, Large
+from headrace.off_loop import LARGE_BYTES, TooLargeForLoop
 from headrace_grpc.call_headers import CallHead, begin_block, refusal, trailers
 from headrace_grpc.calls import CallState, GrpcCall
 from headrace_grpc.http2 import frames
@@ -79,7 +79,7 @@ class StreamCall(GrpcCall):
                 self._invite(assembler)
                 try:
                     request = parse(self._inflated(flag, body, LARGE_BYTES) if flag else body)
-                except Large:
+                except TooLargeForLoop:
                     request = await self._calls.large.run(partial(self._read, flag, body))
                 yield request
             if self.is_remote_closed:

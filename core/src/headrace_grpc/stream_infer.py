@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError, InternalError, Unavailable
 from headrace.frontends.failures import Failure, shown, tell
-from headrace.large import LARGE_BYTES, UNBOUNDED, Large
 from headrace.messages.request import log_id
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
+from headrace.off_loop import LARGE_BYTES, UNBOUNDED, TooLargeForLoop
 from headrace.telemetry.pacing import paced
 from headrace_grpc import usual_messages
 from headrace_grpc.admitted_calls import AdmittedMessage, admit_messages
@@ -58,7 +58,7 @@ async def model_stream_infer(
     reader = asyncio.ensure_future(
         stream.read(requests)
         if admission is None
-        else stream.read_admitted(admit_messages(requests, context, admission, inference.large_work))
+        else stream.read_admitted(admit_messages(requests, context, admission, inference.off_loop_work))
     )
     inference.readers.add(reader)
     reader.add_done_callback(inference.readers.discard)
@@ -248,7 +248,7 @@ class _Stream:
                 turn, answer, final = self._ready.popleft()
                 try:
                     body = self._encode(turn, answer, final, LARGE_BYTES)
-                except Large:
+                except TooLargeForLoop:
                     body = await self._encode_large(turn, answer, final)
                 if body is not None:
                     await send(body)
@@ -293,7 +293,7 @@ class _Stream:
         try:
             try:
                 self._submit(turn, raw_request)
-            except Large:
+            except TooLargeForLoop:
                 await self._submit_large(turn, raw_request)
             turn.is_queued = True
         except HeadraceError as error:
@@ -319,7 +319,7 @@ class _Stream:
         inference = self._inference
         assert turn.view is not None
         read = partial(decode_large, turn.view, raw_request)
-        decoded = await inference.large_work.run(read, log_id(turn.message.id))
+        decoded = await inference.off_loop_work.run(read, log_id(turn.message.id))
         turn.view = inference.any_number.submit(turn.take(decoded), turn.caller)
 
     def _release(self) -> None:
@@ -337,7 +337,7 @@ class _Stream:
         """`_encode` on a thread; what there is no room for is an error of its own request."""
         encode = partial(self._encode, turn, answer, final, UNBOUNDED)
         try:
-            return await self._inference.large_work.run(encode, log_id(turn.message.id))
+            return await self._inference.off_loop_work.run(encode, log_id(turn.message.id))
         except Unavailable as error:
             return self._encode_error(turn, error, final)
 
@@ -348,7 +348,7 @@ class _Stream:
             return turn.encode(answer, final, patience)
         except HeadraceError as error:
             return self._encode_error(turn, error, final)
-        except Large:
+        except TooLargeForLoop:
             raise
         except Exception:
             log.exception("a response on a gRPC stream could not be encoded")

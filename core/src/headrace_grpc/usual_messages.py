@@ -21,12 +21,12 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from headrace.errors import HeadraceError
-from headrace.frontends.recognition import Recent
+from headrace.frontends.request_layouts import Recent
 from headrace.frontends.request_parameters import RequestParameters
-from headrace.large import LARGE_BYTES
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest, Parameter, Undecoded
 from headrace.messages.tensor import BytesTensor, Tensor
+from headrace.off_loop import LARGE_BYTES
 from headrace_grpc import infer_parameters, wire
 from headrace_grpc.decode import Decoded
 from headrace_grpc.decode import decode as decode_unusual
@@ -91,7 +91,7 @@ def unpack(body: Buffer) -> ReadMessage:
 
 
 def decode(message: ReadMessage, forwarded: Mapping[str, Parameter] | None = None) -> Decoded:
-    """What ``message`` asks for, as `headrace_grpc.decode.decode` says; `Large` is for that itself."""
+    """What ``message`` asks for, as `headrace_grpc.decode.decode` says; `TooLargeForLoop` is for that itself."""
     if not isinstance(message, UsualMessage):
         return decode_unusual(message, forwarded, LARGE_BYTES)
     body, name, version, request_id, heads, outputs, classes, read, alike = message

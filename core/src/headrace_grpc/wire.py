@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from headrace.large import LARGE_BYTES, Large
+from headrace.off_loop import LARGE_BYTES, TooLargeForLoop
 from headrace_grpc.grpc_service_pb2 import ModelInferRequest
 
 Buffer: TypeAlias = "bytes | memoryview"
@@ -55,7 +55,7 @@ class RawRequest(NamedTuple):
 def unpack(body: Buffer, patience: int = LARGE_BYTES) -> RawRequest:
     """Parse a serialized ``ModelInferRequest``; large raw contents are views of ``body``.
 
-    Raises ``google.protobuf.message.DecodeError`` if ``body`` is malformed, and `Large` if more than
+    Raises ``google.protobuf.message.DecodeError`` if ``body`` is malformed, and `TooLargeForLoop` if more than
     ``patience`` bytes of it are no raw contents: those are for `large_requests.unpack_large`.
     """
     if len(body) > SPLIT_BYTES:
@@ -70,7 +70,7 @@ def split(body: Buffer, patience: int = LARGE_BYTES) -> RawRequest | None:
     """`unpack` without copying raw contents, or None if ``body`` is not laid out as expected."""
     spans = raw_spans(body)
     if len(body) - sum(span.end - span.begin for span in spans or ()) > patience:
-        raise Large
+        raise TooLargeForLoop
     if spans is None:
         return None
     view = memoryview(body)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import Code, InvalidArgument, Unavailable, Unsupported
 from headrace.frontends.access import Uploads
 from headrace.frontends.failures import shown
-from headrace.large import LARGE_BYTES
+from headrace.off_loop import LARGE_BYTES
 from headrace_http.documents import as_boolean, as_object, as_string, malformed, parse_object
 from headrace_http.large_documents import LongString, read_object
 from headrace_http.message import HttpReply, HttpRequest, json_reply, json_type_reply
@@ -111,14 +111,14 @@ class RepositoryHandlers:
         if request.body.nbytes <= LARGE_BYTES:
             values = _load_values(given)
         else:
-            values = await self._engine.large_work.run(partial(_load_values, given))
+            values = await self._engine.off_loop_work.run(partial(_load_values, given))
         await self._engine.load(target.name, values)
         return json_type_reply()
 
     async def _document(self, request: HttpRequest) -> dict[str, Any]:
         if request.body.nbytes <= LARGE_BYTES:
             return parse_object(request.body)
-        return await self._engine.large_work.run(partial(read_object, request.body))
+        return await self._engine.off_loop_work.run(partial(read_object, request.body))
 
     async def unload(self, request: HttpRequest, target: PathTarget) -> HttpReply:
         _refuse_repository(target)

@@ -37,7 +37,7 @@ class NativeHttpHost(HttpHost):
 
     async def start(self) -> None:
         limits = HttpLimits(input_bytes=self.engine.options.http_max_input_size, **flagged(self.engine.options))
-        self._connections = connections = NativeConnections(self.routes.dispatch, limits, self.engine.large_work)
+        self._connections = connections = NativeConnections(self.routes.dispatch, limits, self.engine.off_loop_work)
         self._acceptor = await asyncio.get_running_loop().create_server(
             lambda: HttpProtocol(connections), sock=self.listener, backlog=BACKLOG
         )

@@ -27,7 +27,7 @@ class HypercornHost(HttpHost):
 
     async def start(self) -> None:
         self._limits = limits = HttpLimits(**flagged(self.engine.options))
-        self._connections = connections = OpenConnections(limits, self.engine.large_work)
+        self._connections = connections = OpenConnections(limits, self.engine.off_loop_work)
         self._config = config = Config()
         config.accesslog = config.errorlog = None
         config.include_date_header = config.include_server_header = False

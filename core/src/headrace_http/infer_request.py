@@ -13,18 +13,18 @@ from struct import pack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import InvalidArgument, Unsupported
-from headrace.frontends.recognition import FIXED_BYTES, LAYOUTS, Recent, RequestLayout
+from headrace.frontends.request_layouts import FIXED_BYTES, LAYOUTS, Recent, RequestLayout
 from headrace.frontends.request_parameters import (
     BINARY_OUTPUTS,
     MAX_SEQUENCE_ID_BYTES,
     UINT64_MAX,
     ParameterReader,
 )
-from headrace.large import LARGE_BYTES, UNBOUNDED, Large
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest, Parameter, Undecoded, log_id
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor, Tensor
+from headrace.off_loop import LARGE_BYTES, UNBOUNDED, TooLargeForLoop
 from headrace_http.caller_limits import json_too_large, raw_too_large
 from headrace_http.documents import (
     as_boolean,
@@ -82,12 +82,12 @@ def decode(
 ) -> DecodedBody:
     """The request to ``model`` in ``body``, whose first ``json_bytes`` are JSON.
 
-    Raises `HeadraceError`, and `Large` for JSON beyond ``patience`` bytes.
+    Raises `HeadraceError`, and `TooLargeForLoop` for JSON beyond ``patience`` bytes.
     """
     if json_bytes > max_bytes:
         raise json_too_large(json_bytes, max_bytes)
     if json_bytes > patience:
-        raise Large
+        raise TooLargeForLoop
     document = _document(body if json_bytes == body.nbytes else body[:json_bytes])
     request_id = document.get("id", "")
     if type(request_id) is not str or not request_id.isascii():

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from headrace.engine import Caller, admitted, not_over_http
 from headrace.errors import HeadraceError, Unsupported
 from headrace.frontends.answering import EncodedAnswer, check_strings
-from headrace.large import LARGE_BYTES, UNBOUNDED, Large, LargeWork
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
+from headrace.off_loop import LARGE_BYTES, UNBOUNDED, OffLoopWork, TooLargeForLoop
 from headrace_http.infer_request import BodyLayoutCache, decode, decode_raw, header_length
 from headrace_http.message import HEADER_LENGTH, Cancel, HttpReply, HttpRequest, Reply, error_reply
 from headrace_http.outputs import JSON, OutputFormat, encode, response_encoding
@@ -38,7 +38,7 @@ class InferenceHandler:
         self._find, self._start = self._entrance.find, self._entrance.start
         self.resolve = engine.resolve
         self._max_bytes = engine.options.http_max_input_size
-        self._large = engine.large_work
+        self._large = engine.off_loop_work
         self._layouts = BodyLayoutCache()
 
     def __call__(self, http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
@@ -58,7 +58,7 @@ class InferenceHandler:
         answer = Answer(view, reply, response_encoding(accepted) if accepted else b"identity", self._large)
         try:
             request = self._read(http, target.name, target.version, answer, LARGE_BYTES)
-        except Large:
+        except TooLargeForLoop:
             cancel = self._begin(http, target, answer, getattr(reply, "caller", None), deadline)
             return cancel if deadline is None else deadline.begin(cancel)
         ticket = Ticket(request, answer)
@@ -78,7 +78,7 @@ class InferenceHandler:
         answer = Answer(self.resolve(name, version), _nobody, b"identity", self._large)
         try:
             request = self._read(http, name, version, answer, LARGE_BYTES)
-        except Large:
+        except TooLargeForLoop:
             request = await self._large.run(partial(self._read_large, http, name, version, answer, None))
         if deadline_ns:
             request.expire_at(deadline_ns)
@@ -88,12 +88,13 @@ class InferenceHandler:
         """``response`` as a line of JSON. Raises `HeadraceError`."""
         try:
             reply = encode(response, {}, JSON, {}, False, patience=LARGE_BYTES)
-        except Large:
+        except TooLargeForLoop:
             reply = await self._large.run(partial(encode, response, {}, JSON, {}, False))
         return b"".join(reply.parts)
 
     def _read(self, http: HttpRequest, name: str, version: str, answer: Answer, patience: int) -> InferRequest:
-        """The request, and the formats of its ``answer``. Raises `HeadraceError`, and `Large` beyond ``patience``."""
+        """The request, and the formats of its ``answer``. Raises `HeadraceError`, and `TooLargeForLoop` beyond
+        ``patience``."""
         headers, body = http.headers, http.body
         if b"content-encoding" in headers and headers[b"content-encoding"] in (b"gzip", b"deflate"):
             body = decompress(body, self._max_bytes, patience)
@@ -141,7 +142,7 @@ class Answer(EncodedAnswer[HttpReply]):
 
     __slots__ = ("_encoding", "default", "formats")
 
-    def __init__(self, view: ModelView, reply: Reply, encoding: bytes, large: LargeWork) -> None:
+    def __init__(self, view: ModelView, reply: Reply, encoding: bytes, large: OffLoopWork) -> None:
         super().__init__(view, reply, large)
         self.formats = _NO_FORMATS
         self.default = JSON

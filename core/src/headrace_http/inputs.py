@@ -14,11 +14,11 @@ import numpy as np
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.tensor_places import no_region
-from headrace.large import Large
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.request import MAX_INPUTS, Undecoded, log_id, too_many_inputs
 from headrace.messages.tensor import BytesTensor, Tensor, wire_view
+from headrace.off_loop import TooLargeForLoop
 from headrace_http.documents import (
     MAX_DEPTH,
     as_array,
@@ -64,7 +64,7 @@ def read_inputs(
 ) -> dict[str, Tensor | Undecoded]:
     """The inputs of a request to ``model``. Binary tensors are views on ``body``, from ``position`` on, in order.
 
-    ``max_bytes`` bounds a tensor written as JSON. Raises `InvalidArgument` with Triton's texts, and `Large`
+    ``max_bytes`` bounds a tensor written as JSON. Raises `InvalidArgument` with Triton's texts, and `TooLargeForLoop`
     for strings of more than ``patience`` bytes, which will be looked for one by one.
     """
     inputs: dict[str, Tensor | Undecoded] = {}
@@ -96,7 +96,7 @@ def read_inputs(
                 f"'{model}'"
             )
         if size > patience and kind.known is dtypes.BYTES:
-            raise Large
+            raise TooLargeForLoop
         inputs[name] = view(body, position, end, kind.datatype, kind.shape, kind.size)
         position = end
     if position != body.nbytes:

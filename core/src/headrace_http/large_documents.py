@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import InvalidArgument
-from headrace.large import SLICE_BYTES
+from headrace.off_loop import SLICE_BYTES
 from headrace_http.documents import MAX_DEPTH, parse, parse_object, too_deep, unreadable
 from headrace_http.structure import Window, blank_strings, is_complete, safe_cuts, windows
 

@@ -72,7 +72,7 @@ class MetricsFrontend(Frontend):
         self._connections = connections = NativeConnections(
             self._answer if admission is None else partial(self._admit, admission),
             _Limits(**flagged(options)),
-            self.engine.large_work,
+            self.engine.off_loop_work,
         )
         loop = asyncio.get_running_loop()
         self._acceptor = await loop.create_server(lambda: HttpProtocol(connections), sock=listener)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from headrace.frontends.base import callers_s, streams_s
 from headrace.frontends.held_bytes import HeldBytes
-from headrace.large import LargeWork
+from headrace.off_loop import OffLoopWork
 from headrace_http.caller_limits import SWEEP_SECONDS, HttpLimits
 from headrace_http.message import Cancel, HttpRequest, Reply
 from headrace_http.request_head import RequestHeadCache
@@ -63,7 +63,7 @@ class OpenConnection(Protocol):
 class OpenConnections:
     """Made before listening; the event loop's."""
 
-    def __init__(self, limits: HttpLimits, large: LargeWork) -> None:
+    def __init__(self, limits: HttpLimits, large: OffLoopWork) -> None:
         self.limits = limits
         self._large = large
         self._open: set[OpenConnection] = set()
@@ -174,7 +174,7 @@ class NativeConnections(OpenConnections):
     """
 
     def __init__(
-        self, dispatch: Callable[[HttpRequest, Reply], Cancel | None], limits: HttpLimits, large: LargeWork
+        self, dispatch: Callable[[HttpRequest, Reply], Cancel | None], limits: HttpLimits, large: OffLoopWork
     ) -> None:
         super().__init__(limits, large)
         self.dispatch = dispatch

@@ -17,10 +17,10 @@ import orjson
 from headrace.errors import InvalidArgument
 from headrace.frontends.classification import classify
 from headrace.frontends.tensor_places import no_region
-from headrace.large import LARGE_BYTES, UNBOUNDED, Large, slices
 from headrace.messages import dtypes
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
+from headrace.off_loop import LARGE_BYTES, UNBOUNDED, TooLargeForLoop, slices
 from headrace_http.documents import as_array, as_boolean, as_object, as_string, as_unsigned, member
 from headrace_http.message import JSON_TYPE, Buffer, HttpReply
 
@@ -111,7 +111,7 @@ def encode(
     """The reply to an infer request; binary tensors are views, not copies, unless compressed.
 
     ``formats`` and ``default`` say how to send each output, ``labels`` name the classes of an
-    output. Raises `InvalidArgument` for what has no JSON form or no classes, and `Large` where more than
+    output. Raises `InvalidArgument` for what has no JSON form or no classes, and `TooLargeForLoop` where more than
     ``patience`` bytes would have to be ranked, printed or compressed.
     """
     document: dict[str, Any] = {"id": response.id} if response.id else {}
@@ -132,7 +132,7 @@ def encode(
                 continue
         if wanted.classes:
             if tensor.nbytes > patience:
-                raise Large
+                raise TooLargeForLoop
             tensor = classify(tensor, wanted.classes, labels.get(name, ()), is_batched)
         datatype = data_type(tensor).name
         if wanted.is_binary:
@@ -154,7 +154,7 @@ def encode(
     if encoding == b"identity":
         return HttpReply(200, headers, parts)
     if sum(map(len, parts)) > patience:
-        raise Large
+        raise TooLargeForLoop
     return HttpReply(200, (*headers, (_ENCODING, encoding)), (compressed(parts, encoding),))
 
 
@@ -175,7 +175,7 @@ def _data(tensor: Tensor, datatype: str, patience: int, printed: list[list[bytes
     """The elements, flat and in row-major order, as something orjson prints; what is large goes to ``printed``."""
     if isinstance(tensor, BytesTensor):
         if tensor.nbytes > patience:
-            raise Large
+            raise TooLargeForLoop
         if tensor.nbytes <= LARGE_BYTES:
             return _strings(tensor.items())
         strings = tensor.reshape((len(tensor.offsets) - 1,))
@@ -191,7 +191,7 @@ def _data(tensor: Tensor, datatype: str, patience: int, printed: list[list[bytes
             return _floats(values)
         return values
     if tensor.nbytes > patience:
-        raise Large
+        raise TooLargeForLoop
     flat = np.ascontiguousarray(tensor).reshape(-1)
     if tensor.nbytes <= LARGE_BYTES:
         return _numbers(flat)

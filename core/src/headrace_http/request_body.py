@@ -160,7 +160,7 @@ class ChunkedBody:
 def decompress(body: memoryview, limit_bytes: int, patience: int) -> memoryview:
     """``body`` inflated, gzip or zlib.
 
-    Raises `InvalidArgument` if empty, malformed, truncated, or larger than ``limit_bytes``, and `Large`
+    Raises `InvalidArgument` if empty, malformed, truncated, or larger than ``limit_bytes``, and `TooLargeForLoop`
     beyond ``patience``.
     """
     if not body.nbytes:

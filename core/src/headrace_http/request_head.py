@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import NamedTuple, cast
 
-from headrace.frontends.recognition import Recent
+from headrace.frontends.request_layouts import Recent
 from headrace_http.message import HttpReply, text_error
 
 #: Where a head ends.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.engine import Operation
 from headrace.errors import HeadraceError, InternalError, NotFound
 from headrace.frontends.failures import is_verbose, tell_fault
-from headrace.frontends.recognition import Recent
+from headrace.frontends.request_layouts import Recent
 from headrace.telemetry.pacing import paced
 from headrace_http.absent_routes import absent_routes
 from headrace_http.admitted_requests import AdmittedReply, caller_of

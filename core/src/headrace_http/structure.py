@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from headrace.large import SLICE_BYTES
+from headrace.off_loop import SLICE_BYTES
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 Depths: TypeAlias = "npt.NDArray[np.int32]"

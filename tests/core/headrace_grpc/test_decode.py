@@ -16,10 +16,10 @@ from hypothesis.extra import numpy as hnp
 from tritonclient.grpc._utils import _get_inference_request
 
 from headrace.errors import Code, HeadraceError
-from headrace.large import UNBOUNDED
 from headrace.messages import dtypes
 from headrace.messages.request import MAX_INPUTS, InferRequest, Undecoded
 from headrace.messages.tensor import BytesTensor
+from headrace.off_loop import UNBOUNDED
 from headrace_grpc import wire
 from headrace_grpc.decode import Decoded, decode
 from headrace_grpc.grpc_service_pb2 import InferParameter, ModelInferRequest

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from headrace.config.options import GrpcServer, ServerOptions
 from headrace.engine import ExtensionOperation, Operation
 from headrace.errors import BackendError, Code, HeadraceError
-from headrace.large import LargeWork
+from headrace.off_loop import OffLoopWork
 from headrace_grpc.frontend import choose_host
 from headrace_grpc.hosts import Host
 from headrace_grpc.rpc import Cancel, Context, Reply, Rpc, Send
@@ -166,7 +166,7 @@ UNBOUNDED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 async def serving(name: GrpcServer, **options: Any) -> AsyncIterator[Served]:
     service = TrialService()
     given = ServerOptions(grpc_address="127.0.0.1", **{"grpc_port": 0, "exit_timeout_secs": 5, **options})
-    host = (await asyncio.to_thread(choose_host, name))(service.table(), given, LargeWork())
+    host = (await asyncio.to_thread(choose_host, name))(service.table(), given, OffLoopWork())
     port = await host.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", UNBOUNDED) as channel:
         try:

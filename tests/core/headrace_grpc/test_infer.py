@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as triton
 
-from headrace import large
+from headrace import off_loop
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.engine import Caller, Engine, Entrance
 from headrace.errors import BackendError, Code, HeadraceError, NotFound, Unavailable
 from headrace.frontends.request_parameters import ForwardedHeaders
-from headrace.large import LargeWork
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.models.interceptors import InterceptorChain, make_interceptors
 from headrace.models.open_streams import OpenStreams
+from headrace.off_loop import OffLoopWork
 from headrace_grpc import stream_infer
 from headrace_grpc.infer import Inference, model_infer
 from headrace_grpc.rpc import Metadata, texts
@@ -67,7 +67,7 @@ class StandInEngine:
         self.models = {name: StandIn(name, decoupled=name == "d", enqueue=self.enqueue) for name in "md"}
         self.submitted: asyncio.Queue[Ticket] = asyncio.Queue()
         self.refusal: Exception | None = None
-        self.large_work, self.streams = LargeWork(), OpenStreams()
+        self.off_loop_work, self.streams = OffLoopWork(), OpenStreams()
         self.options = ServerOptions(model_repository=("models",))
         self.admission: InterceptorChain | None = None
 
@@ -384,22 +384,24 @@ def classified(id: str, *, strings: int = 0) -> RawRequest:
 
 @asynchronous
 async def test_what_is_too_large_while_too_much_waits_is_refused_by_its_id_and_the_stream_goes_on() -> None:
-    engine, waiting = StandInEngine(), large.WAITING
+    engine, waiting = StandInEngine(), off_loop.WAITING
     inference = engine.inference()
     text = "[request id: 7] 0 large requests and answers wait to be read or packed, try again later"
-    large.WAITING = 0
+    off_loop.WAITING = 0
     try:
         opened = OpenStream(engine)
         opened.send(classified("7"))
-        wide = InferResponse({"y": np.zeros(large.LARGE_BYTES, np.float32)}, model_name="m", model_version="1", id="7")
+        wide = InferResponse(
+            {"y": np.zeros(off_loop.LARGE_BYTES, np.float32)}, model_name="m", model_version="1", id="7"
+        )
         (await engine.submitted.get()).respond(wide, True)
         refused = [await opened.received.get()]
-        opened.send(classified("7", strings=2 * large.LARGE_BYTES))
+        opened.send(classified("7", strings=2 * off_loop.LARGE_BYTES))
         refused.append(await opened.received.get())
         assert [(message.error_message, message.infer_response.id) for message in refused] == [(text, "7")] * 2
         call = asyncio.ensure_future(infer(inference, classified("7"), Call()))
         (await engine.submitted.get()).respond(wide, True)
-        for answered in (call, infer(inference, classified("7", strings=2 * large.LARGE_BYTES), Call())):
+        for answered in (call, infer(inference, classified("7", strings=2 * off_loop.LARGE_BYTES), Call())):
             with pytest.raises(Unavailable) as refusal:
                 await answered
             assert refusal.value.message == text
@@ -408,7 +410,7 @@ async def test_what_is_too_large_while_too_much_waits_is_refused_by_its_id_and_t
         assert await opened.values(1) == [1]
         await opened.task
     finally:
-        large.WAITING = waiting
+        off_loop.WAITING = waiting
 
 
 def test_a_bug_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,9 +11,9 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from headrace.errors import InvalidArgument
-from headrace.large import Large
 from headrace.messages.request import Undecoded
 from headrace.messages.tensor import BytesTensor
+from headrace.off_loop import TooLargeForLoop
 from headrace_grpc import wire
 from headrace_grpc.decode import decode
 from headrace_grpc.grpc_service_pb2 import ModelInferRequest, RepositoryModelLoadRequest
@@ -56,7 +56,7 @@ def test_long_contents_are_read_as_protobuf_reads_them(name: str) -> None:
     message = request(name)
     body = message.SerializeToString()
     if len(body) > 1 << 16:
-        with pytest.raises(Large):
+        with pytest.raises(TooLargeForLoop):
             wire.unpack(body)
     raw_request = unpack_large(body)
     assert not getattr(raw_request.message.inputs[1].contents, name)

@@ -56,7 +56,7 @@ class TrialService:
     live: bool = True
     ready: bool = False
     calls: list[Any] = field(default_factory=list)
-    large_work: Any = None
+    off_loop_work: Any = None
     streams: OpenStreams = field(default_factory=OpenStreams)
 
     @property

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from headrace.config.options import ServerOptions
 from headrace.engine import Operation
-from headrace.large import LargeWork
+from headrace.off_loop import OffLoopWork
 from headrace_grpc.http2.connection import Connection
 from headrace_grpc.http2.connections import Connections
 from headrace_grpc.http2.lifetime import Keepalive
@@ -71,7 +71,7 @@ class Server:
     def __init__(self) -> None:
         self.kept: list[bytes | memoryview] = []
         calls = Calls(
-            [Rpc("test.Echo", "Echo", Operation.LIVE, self._keep, direct=self._echo)], ServerOptions(), LargeWork()
+            [Rpc("test.Echo", "Echo", Operation.LIVE, self._keep, direct=self._echo)], ServerOptions(), OffLoopWork()
         )
         self.wire = Wire()
         self.connection = Connection(Connections(calls, Limits(), Keepalive()))

@@ -17,7 +17,6 @@ from headrace.builtins import register_interceptors
 from headrace.config.model_config_pb2 import DataType, ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.engine import Engine, ModelView, Phase
-from headrace.large import LargeWork
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
@@ -27,6 +26,7 @@ from headrace.models.serving_table import ServingTable
 from headrace.models.signature import Signature, explain
 from headrace.models.states import ModelRecord, VersionRecord
 from headrace.models.view import metadata_document
+from headrace.off_loop import OffLoopWork
 from headrace.plugins import Plugins
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
 from headrace_http.caller_limits import HttpLimits
@@ -222,7 +222,7 @@ class Peer:
         self.unread = b""
         self.turns: list[Callable[[], None]] = []
         self.takes_turns = True
-        large = LargeWork()
+        large = OffLoopWork()
         #: How often what large answers took was to go back to the system.
         self.given_back = 0
         large.give_back_later = self._give_back  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.frontends.recognition import RequestLayout
+from headrace.frontends.request_layouts import RequestLayout
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.tensor import BytesTensor

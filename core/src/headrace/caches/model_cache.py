@@ -15,11 +15,11 @@ from headrace.caches.remote_calls import Found, RemoteCalls
 from headrace.config.model_config_pb2 import ModelParameter
 from headrace.config.parameters import parse_parameters, unknown
 from headrace.errors import ConfigError, HeadraceError, InvalidArgument, PluginError, Unavailable, summary
-from headrace.large import LargeWork
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import data_type
+from headrace.off_loop import OffLoopWork
 from headrace.telemetry.pacing import paced
 
 log = paced(__name__)
@@ -55,8 +55,8 @@ def make_cache(configured: Mapping[str, Mapping[str, str]], classes: CacheClasse
 class ServerCache:
     """The cache of a server, with the threads for work that is too long for its event loop. Event loop only."""
 
-    def __init__(self, cache: ResponseCache, large_work: LargeWork, loop: asyncio.AbstractEventLoop) -> None:
-        self.cache, self.large_work = cache, large_work
+    def __init__(self, cache: ResponseCache, off_loop_work: OffLoopWork, loop: asyncio.AbstractEventLoop) -> None:
+        self.cache, self.off_loop_work = cache, off_loop_work
         self.remote = RemoteCalls(cache, loop) if cache.is_remote else None
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class ModelCache:
         """Compute the key of a large ``request`` on a thread; ``done`` is called with it. Return False if too much work
         is queued."""
         try:
-            self._server.large_work.begin(partial(self.keys.key, request), done)
+            self._server.off_loop_work.begin(partial(self.keys.key, request), done)
         except Unavailable:
             return False
         return True
@@ -128,7 +128,7 @@ class ModelCache:
 
     def _copy_apart(self, key: bytes, response: InferResponse) -> None:
         try:
-            self._server.large_work.begin(partial(own, response), partial(self._copied, key))
+            self._server.off_loop_work.begin(partial(own, response), partial(self._copied, key))
         except Unavailable as error:
             self.failed(error)
 

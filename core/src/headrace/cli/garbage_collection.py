@@ -20,7 +20,7 @@ from time import monotonic, process_time
 from typing import TYPE_CHECKING, Any
 
 from headrace.hookspecs import hookimpl
-from headrace.trimming import trim
+from headrace.memory_release import release_memory
 
 if TYPE_CHECKING:
     from headrace.models.served import ServedModel
@@ -101,7 +101,7 @@ class CollectionPolicy:
         gc.collect()
         gc.freeze()
         self._is_collecting = False
-        trim()
+        release_memory()
         self._expect(self._resident_bytes())
 
     def tick(self) -> None:
@@ -118,7 +118,7 @@ class CollectionPolicy:
             if self._resident_bytes() > self._limit_bytes:
                 self.collect_all()
         elif is_idle and abs(resident_bytes - self._trimmed_bytes) > TRIM_BYTES:
-            trim()  # memory that large requests have freed
+            release_memory()  # memory that large requests have freed
             self._trimmed_bytes = self._resident_bytes()
 
     def _tick(self) -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from headrace.errors import HeadraceError, InternalError
 from headrace.frontends.failures import tell_fault
-from headrace.large import LARGE_BYTES, UNBOUNDED, Large, LargeWork, worded
 from headrace.messages.request import InferRequest, log_id
 from headrace.messages.response import InferResponse
 from headrace.messages.single import SingleAnswer
 from headrace.messages.tensor import BytesTensor
 from headrace.messages.ticket import Ticket
+from headrace.off_loop import LARGE_BYTES, UNBOUNDED, OffLoopWork, TooLargeForLoop, worded
 from headrace.telemetry.pacing import paced
 
 if TYPE_CHECKING:
@@ -31,13 +31,14 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
 
     __slots__ = ("_large", "_reply", "view")
 
-    def __init__(self, view: ModelView, reply: Callable[[R], None], large: LargeWork) -> None:
+    def __init__(self, view: ModelView, reply: Callable[[R], None], large: OffLoopWork) -> None:
         self._answer, self._count = None, 0  # what the base does, without the call
         self.view, self._reply, self._large = view, reply, large
 
     @abstractmethod
     def encode(self, response: InferResponse, patience: int) -> R:
-        """Return ``response`` encoded. Any thread. Raises `HeadraceError`, and `Large` beyond ``patience`` bytes."""
+        """Return ``response`` encoded. Any thread. Raises `HeadraceError`, and `TooLargeForLoop` beyond ``patience``
+        bytes."""
 
     @abstractmethod
     def refused(self, error: HeadraceError) -> R:
@@ -50,7 +51,7 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
             return
         try:
             reply = self.encode(answer, LARGE_BYTES)
-        except Large:
+        except TooLargeForLoop:
             self._settle_large(answer)
             return
         except Exception as error:

@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from headrace.large import Large
+from headrace.off_loop import TooLargeForLoop
 
 #: The size of input and output per zlib call. zlib copies its unread input at every call.
 _STEP_BYTES = 256 * 1024
@@ -34,10 +34,11 @@ class CorruptData(Exception):
 def inflate(data: memoryview, wbits: int, limit: int, patience: int) -> memoryview:
     """Return ``data`` decompressed, in one piece of memory.
 
-    Raises `Large` beyond ``patience`` bytes of input or output, `TooLarge` beyond ``limit``, and `CorruptData`.
+    Raises `TooLargeForLoop` beyond ``patience`` bytes of input or output, `TooLarge` beyond ``limit``, and
+    `CorruptData`.
     """
     if data.nbytes > patience:
-        raise Large
+        raise TooLargeForLoop
     unpacker, unpacked = zlib.decompressobj(wbits), _Growing()
     for at in range(0, data.nbytes, _STEP_BYTES):
         rest: bytes | memoryview = data[at : at + _STEP_BYTES]
@@ -50,7 +51,7 @@ def inflate(data: memoryview, wbits: int, limit: int, patience: int) -> memoryvi
             if unpacked.size + len(piece) > limit:
                 raise TooLarge(unpacked.size + len(piece))
             if unpacked.size + len(piece) > patience:
-                raise Large
+                raise TooLargeForLoop
             unpacked.append(piece)
     while not unpacker.eof:  # the output that zlib still holds
         piece = unpacker.decompress(b"", _STEP_BYTES)

@@ -36,7 +36,7 @@ from headrace.executors.threads import side_by_side
 from headrace.executors.warmup import WarmupSample, prepare, read_samples
 from headrace.messages.spec import Spec
 from headrace.models.configuring import load_timeout_s
-from headrace.models.server_services import LocalServices, SiblingServices
+from headrace.models.local_services import LocalServices, SiblingServices
 from headrace.models.signature import Signature
 from headrace.telemetry.executions import ExecutionCounter
 from headrace.telemetry.log_output import speak_for

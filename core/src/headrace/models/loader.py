@@ -42,9 +42,9 @@ from headrace.models.configuring import (
 from headrace.models.executor_factory import ExecutorFactory, isolation_of
 from headrace.models.instance_set import InstanceSet
 from headrace.models.labels import read_labels
+from headrace.models.local_services import SiblingServices
 from headrace.models.opened_model import OpenedModel, open_model, placed
 from headrace.models.served import PreparedChange, ServedModel
-from headrace.models.server_services import SiblingServices
 from headrace.models.signature import Signature
 from headrace.models.states import ShutdownDeadline
 from headrace.models.versions import (

@@ -90,7 +90,7 @@ class Supervisor:
             await self._metrics.stop()
             for claimed in self._claimed:
                 claimed.close()
-            self._engine.large_work.close()
+            self._engine.off_loop_work.close()
         return int(bool(failures))
 
     def _make(self, number: int) -> ServerProcess:

@@ -10,7 +10,7 @@ import pytest
 THREAD = """
 import gc, re, threading
 from pathlib import Path
-from headrace.trimming import trim
+from headrace.memory_release import release_memory
 
 def resident_mib():
     return int(re.search(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
@@ -22,7 +22,7 @@ def work():
     lives_on = bytearray({above})
     del block
     kept = resident_mib() - before
-    trim()
+    release_memory()
     print(kept, resident_mib() - before)
 
 thread = threading.Thread(target=work)
@@ -44,12 +44,12 @@ def test_the_heap_of_a_thread_shrinks_to_what_it_was(above: int) -> None:
 SHARED = """
 import re, threading
 from pathlib import Path
-from headrace.trimming import share_heap, trim
+from headrace.memory_release import share_heap, release_memory
 
 def resident_mib():
     return int(re.search(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
 
-trim()  # as a server does when it has started
+release_memory()  # as a server does when it has started
 {share}
 before, worked, idle = resident_mib(), threading.Event(), threading.Event()
 pieces = []
@@ -64,7 +64,7 @@ thread = threading.Thread(target=work)
 thread.start()
 worked.wait()
 kept = resident_mib() - before
-trim()
+release_memory()
 print(kept, resident_mib() - before)
 idle.set()
 """

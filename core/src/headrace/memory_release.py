@@ -14,7 +14,7 @@ _TRIM_THRESHOLD_BYTES, _MMAP_THRESHOLD_BYTES = 64 << 20, 32 << 20
 _LOOK_BYTES = 128 << 10
 
 
-def trim() -> None:
+def release_memory() -> None:
     """Return the free memory of all heaps, and the free end of the calling thread's heap, which only that thread can.
 
     Takes a few ms. Does nothing without glibc.
@@ -31,8 +31,8 @@ def trim() -> None:
 def share_heap() -> None:
     """Let threads that start from now on allocate from existing heaps.
 
-    For threads that Headrace does not control: they never call `trim`, and only the thread itself can return the free
-    end of a heap of its own. For the whole process. Does nothing without glibc.
+    For threads that Headrace does not control: they never call `release_memory`, and only the thread itself can return
+    the free end of a heap of its own. For the whole process. Does nothing without glibc.
     """
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_ARENA_MAX, 1)

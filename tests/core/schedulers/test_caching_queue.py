@@ -17,10 +17,10 @@ from headrace.caches.local import LocalCache, LocalCacheParameters
 from headrace.caches.model_cache import LARGE_BYTES, ModelCache, ServerCache
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import BackendError, Cancelled, HeadraceError, InvalidArgument, Unavailable
-from headrace.large import LargeWork
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.models.signature import Signature
+from headrace.off_loop import OffLoopWork
 from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler
 from headrace.schedulers.caching import CachingKernel
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
@@ -49,9 +49,9 @@ class CachedStage:
     ) -> None:
         self.clock, self.statistics = TurnedClock(), ModelStatistics()
         self.local = LocalCache(LocalCacheParameters(size))
-        self.large_work = LargeWork()
+        self.off_loop_work = OffLoopWork()
         loop, model = asyncio.get_running_loop(), config(settings)
-        self.server = ServerCache(cache or self.local, self.large_work, loop)
+        self.server = ServerCache(cache or self.local, self.off_loop_work, loop)
         signature = Signature("m", model)
         kept = ModelCache(self.server, "m", "7", b"identity", signature)
         info = InstanceInfo("m_0_0", Device("cpu"), 4)
@@ -460,7 +460,7 @@ async def test_what_is_large_is_digested_and_copied_by_a_thread_and_kept_as_well
     assert stage.counts() == (2, 1)
     with pytest.raises(ValueError, match="read-only"):
         np.asarray(stage.response("b").outputs["y"])[:] = 0
-    stage.large_work.close()
+    stage.off_loop_work.close()
 
 
 @staged
@@ -472,7 +472,7 @@ async def test_one_who_leaves_before_it_is_digested_is_not_executed() -> None:
     await until(lambda: stage.kernel.pending)
     assert await stage.execute() == ["b"]
     assert len(stage.answers["a"]) == 1
-    stage.large_work.close()
+    stage.off_loop_work.close()
 
 
 @staged

@@ -25,7 +25,7 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.models.deadlocks import LOOK_S
-from headrace.models.server_services import MAX_CALLERS
+from headrace.models.local_services import MAX_CALLERS
 from headrace.registry import PluginInfo
 from headrace.server import Server
 

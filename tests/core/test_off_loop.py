@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from headrace import large
+from headrace import off_loop
 from headrace.errors import InvalidArgument, Unavailable
-from headrace.large import LargeWork
+from headrace.off_loop import OffLoopWork
 
 
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -42,7 +42,7 @@ async def test_the_loop_goes_on_while_a_thread_works() -> None:
         go_on.set()
 
     task = asyncio.ensure_future(beside())
-    assert await LargeWork().run(lambda: go_on.wait(30)) is True
+    assert await OffLoopWork().run(lambda: go_on.wait(30)) is True
     assert heard == ["the loop"]
     await task
 
@@ -57,14 +57,14 @@ async def test_what_work_raises_comes_back_without_the_frames_that_hold_memory()
         raise InvalidArgument("no")
 
     with pytest.raises(InvalidArgument, match="no"):
-        await LargeWork().run(work)
+        await OffLoopWork().run(work)
     assert held[0]() is None
 
 
 @on_a_loop
 async def test_cancelled_work_is_not_done_and_holds_nothing_though_it_waits() -> None:
-    work, go_on, done = LargeWork(), threading.Event(), []
-    busy = [asyncio.ensure_future(work.run(lambda: go_on.wait(30))) for _ in range(large.THREADS)]
+    work, go_on, done = OffLoopWork(), threading.Event(), []
+    busy = [asyncio.ensure_future(work.run(lambda: go_on.wait(30))) for _ in range(off_loop.THREADS)]
     await asyncio.sleep(0)
     kept = Held()
     gone = weakref.ref(kept)
@@ -73,15 +73,15 @@ async def test_cancelled_work_is_not_done_and_holds_nothing_though_it_waits() ->
     cancel()
     assert gone() is None
     go_on.set()
-    assert await asyncio.gather(*busy) == [True] * large.THREADS
+    assert await asyncio.gather(*busy) == [True] * off_loop.THREADS
     assert await work.run(lambda: 1) == 1
     assert done == []
 
 
 @on_a_loop
 async def test_more_than_may_wait_is_refused_and_soon_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large, "WAITING", 3)
-    work, go_on = LargeWork(), threading.Event()
+    monkeypatch.setattr(off_loop, "WAITING", 3)
+    work, go_on = OffLoopWork(), threading.Event()
     waiting = [asyncio.ensure_future(work.run(lambda: go_on.wait(30))) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(Unavailable, match="3 large requests and answers wait"):
@@ -96,7 +96,7 @@ async def test_more_than_may_wait_is_refused_and_soon_taken_again(monkeypatch: p
 @on_a_loop
 async def test_the_lock_is_given_up_sooner_while_work_is_done_and_only_then() -> None:
     usual = sys.getswitchinterval()
-    assert await LargeWork().run(sys.getswitchinterval) == pytest.approx(large.SWITCH_S, rel=0.01)
+    assert await OffLoopWork().run(sys.getswitchinterval) == pytest.approx(off_loop.SWITCH_S, rel=0.01)
     assert sys.getswitchinterval() == usual
 
 
@@ -113,7 +113,7 @@ async def test_what_was_refused_is_free_at_once() -> None:
     del document
     gc.disable()
     try:
-        await LargeWork().run(job)
+        await OffLoopWork().run(job)
     except InvalidArgument:
         pass
     finally:
@@ -138,7 +138,7 @@ async def test_what_has_failed_is_free_without_the_collector_wherever_it_is_rais
 
     document, told = Held(), asyncio.Event()
     held = weakref.ref(document)
-    LargeWork().begin(functools.partial(fail, document), tell)
+    OffLoopWork().begin(functools.partial(fail, document), tell)
     del document
     await told.wait()
     deadline = time.monotonic() + 20
@@ -149,10 +149,10 @@ async def test_what_has_failed_is_free_without_the_collector_wherever_it_is_rais
 
 @on_a_loop
 async def test_work_that_ends_after_the_close_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large, "QUIET_S", 0.0)
+    monkeypatch.setattr(off_loop, "QUIET_S", 0.0)
     failures = list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-    work, go_on, done = LargeWork(), threading.Event(), asyncio.Event()
+    work, go_on, done = OffLoopWork(), threading.Event(), asyncio.Event()
     work.begin(lambda: go_on.wait(30), lambda _: done.set())
     work.close()
     go_on.set()
@@ -164,13 +164,13 @@ async def test_work_that_ends_after_the_close_disturbs_nobody(monkeypatch: pytes
 
 @on_a_loop
 async def test_what_the_last_large_thing_leaves_is_given_back_once_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large, "QUIET_S", 0.05)
+    monkeypatch.setattr(off_loop, "QUIET_S", 0.05)
     trimmed = threading.Semaphore(0)
-    monkeypatch.setattr(large, "trim", trimmed.release)
-    work = LargeWork()
+    monkeypatch.setattr(off_loop, "release_memory", trimmed.release)
+    work = OffLoopWork()
     for _ in range(3):  # each puts it off
         work.give_back_later()
-    for _ in range(large.THREADS):
+    for _ in range(off_loop.THREADS):
         assert await asyncio.to_thread(trimmed.acquire, timeout=30)
     assert not trimmed.acquire(blocking=False)
     work.give_back_later()

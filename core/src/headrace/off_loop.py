@@ -1,7 +1,7 @@
 """Work that is too long for the event loop: reading, printing and packing on a few threads.
 
 Small work stays on the loop, where a thread switch would cost more than the work. Code that finds large work there
-raises `Large` before it begins, and is called again by a thread of `LargeWork`.
+raises `TooLargeForLoop` before it begins, and is called again by a thread of `OffLoopWork`.
 
 A thread helps only while it releases the interpreter's lock: zlib and NumPy do, parsers do not. So parsers work in
 slices of about `SLICE_BYTES`, and the loop can run between two of them.
@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from headrace.errors import HeadraceError, InternalError, Unavailable
-from headrace.trimming import trim
+from headrace.memory_release import release_memory
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,10 @@ T = TypeVar("T")
 LARGE_BYTES = 64 * 1024
 #: Parsed or printed in one piece, with the interpreter's lock held.
 SLICE_BYTES = 64 * 1024
-#: No limit: for a thread of `LargeWork`.
+#: No limit: for a thread of `OffLoopWork`.
 UNBOUNDED = 2**63
 THREADS = 2
-#: A thread of `LargeWork` holds the interpreter's lock for at most 0.5 ms while the event loop waits for it. Python's
+#: A thread of `OffLoopWork` holds the interpreter's lock for at most 0.5 ms while the event loop waits for it. Python's
 #: default is 5 ms, for each time that the loop waits.
 SWITCH_S = 0.0005
 #: At most this many pieces of work wait for a thread. Each holds received bytes, which are limited elsewhere.
@@ -42,8 +42,8 @@ WAITING = 1024
 QUIET_S = 1.0
 
 
-class Large(Exception):
-    """Raised before work begins that would delay the event loop. The caller then uses `LargeWork`."""
+class TooLargeForLoop(Exception):
+    """Raised before work begins that would delay the event loop. The caller then uses `OffLoopWork`."""
 
 
 def worded(error: Exception) -> HeadraceError:
@@ -61,11 +61,11 @@ def slices(count: int, item_bytes: int) -> Iterator[tuple[int, int]]:
         yield begin, min(begin + size, count)
 
 
-class LargeWork:
+class OffLoopWork:
     """`THREADS` threads for large work. One per server; the threads start when needed. Event loop only."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(THREADS, "headrace-large")
+        self._pool = ThreadPoolExecutor(THREADS, "headrace-off-loop")
         self._count = 0
         self._giving_back: asyncio.TimerHandle | None = None
 
@@ -133,7 +133,7 @@ class LargeWork:
         def give_back() -> None:
             with contextlib.suppress(threading.BrokenBarrierError):
                 together.wait(QUIET_S)  # so that each thread runs one
-            trim()
+            release_memory()
 
         with contextlib.suppress(RuntimeError):  # closed while the last work ran
             for _ in range(THREADS):
