@@ -84,7 +84,7 @@ class ScheduledAnswers(ScheduledSubject):
     def test_instances_may_come_and_go(self) -> None:
         async def scene() -> None:
             stage = self.stage(2)
-            if not stage.kernel.can_exchange:
+            if not stage.kernel.can_replace_instances:
                 self.not_claimed("its model gets other instances by a new version")
             self.send(stage, 4)
             await stage.settle()

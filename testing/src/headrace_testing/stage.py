@@ -134,7 +134,7 @@ class Stage:
         """One more instance, which asks at once."""
         slots = self.kernel.instances[0].slots
         info = InstanceInfo(f"{NAME}_0_{len(self.instances)}", Device("cpu"), slots)
-        (source,) = self.kernel.exchange([info], [])
+        (source,) = self.kernel.replace_instances([info], [])
         self.instances.append(PlayedInstance(source, self.wrong))
         self.instances[-1].ask()
         return self.instances[-1]
@@ -142,7 +142,7 @@ class Stage:
     def dismiss(self, instance: PlayedInstance) -> asyncio.Future[None]:
         """Have ``instance`` leave; done when it has run all that it was given or that is bound to it."""
         (source,) = [source for source in self.kernel.sources if source is instance.source]
-        self.kernel.exchange([], [source])
+        self.kernel.replace_instances([], [source])
         return asyncio.ensure_future(self.kernel.dismiss(source))
 
     # ------------------------------------------------------------------ time

@@ -243,7 +243,7 @@ def test_an_instance_that_leaves_runs_all_that_it_was_given() -> None:
             answers = [asyncio.ensure_future(ask(scene.kernel)) for _ in range(2)]
             await scene.entered(2)
             source = scene.kernel.sources[0]
-            scene.kernel.exchange([], [source])
+            scene.kernel.replace_instances([], [source])
             dismissed = asyncio.ensure_future(scene.kernel.dismiss(source))
             scene.instance.may_go_on.release(2)
             assert all(isinstance(each, InferResponse) for each in await asyncio.gather(*answers))

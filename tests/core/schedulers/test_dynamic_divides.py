@@ -154,7 +154,7 @@ def test_an_instance_that_leaves_last_gets_what_is_there() -> None:
         (source,) = stage.kernel.sources
         for _ in range(6):
             stage.send()
-        stage.kernel.exchange([], [source])
+        stage.kernel.replace_instances([], [source])
         assert len(stage.kernel.scheduler.next(source.instance, 0)) == 6  # type: ignore[arg-type]
 
     play(run)

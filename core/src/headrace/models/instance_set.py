@@ -116,7 +116,7 @@ class InstanceSet:
         members = [None if index is None else self._members[index] for index in kept]
         return InstanceChange(self, config, members, list(zip(coming, executors, strict=True)))
 
-    def exchange(
+    def replace_instances(
         self, config: ModelConfig, kept: Sequence[Member | None], added: Sequence[tuple[Placement, Executor]]
     ) -> list[Future[None]]:
         """Replace instances: put the ``added`` executors into the free slots of ``kept``, and close every instance that
@@ -126,7 +126,7 @@ class InstanceSet:
         """
         leaving = [member for member in self._members if member not in kept]
         infos = [instance_info(placement, config) for placement, _ in added]
-        sources = self._kernel.exchange(infos, [member.source for member in leaving])
+        sources = self._kernel.replace_instances(infos, [member.source for member in leaving])
         come = iter([Member(*pair, source) for pair, source in zip(added, sources, strict=True)])
         self._claims += [placement.claim for placement, _ in added]
         before = self._members
@@ -202,7 +202,7 @@ class InstanceChange:
 
     def commit(self) -> list[Future[None]]:
         """Serve with the new instances. Each future is done when one old instance has closed. Event loop only."""
-        return self._instances.exchange(self.config, self._kept, self._added)
+        return self._instances.replace_instances(self.config, self._kept, self._added)
 
     def discard(self) -> None:
         """Close the new instances, which never served. Blocks."""

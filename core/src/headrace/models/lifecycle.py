@@ -348,17 +348,19 @@ class Lifecycle:
             if plan.dependencies and not isinstance(first, LoadError):
                 raise OperatorError(f"load failed for model '{plan.name}': {first.message}\n")
             raise versions_failure(plan.name, failed)
-        leaving = [left for number, change in changes.items() for left in self._exchange(record, plan, number, change)]
+        leaving = [
+            left for number, change in changes.items() for left in self._replace_instances(record, plan, number, change)
+        ]
         self._swap(record, plan, loaded)
         record.fingerprint = plan.fingerprint
         return leaving
 
-    def _exchange(
+    def _replace_instances(
         self, record: ModelRecord, plan: LoadPlan, number: int, change: PreparedChange
     ) -> Sequence[Future[None]]:
         current = record.versions[number]
         assert current.served is not None
-        leaving = current.served.exchange(change)
+        leaving = current.served.replace_instances(change)
         current.fingerprint = plan.versions[number]
         log.info(
             "instances of '%s' version %d: %d serve, %d leave",

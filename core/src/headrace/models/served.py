@@ -185,11 +185,11 @@ class ServedModel:
         }
 
     @property
-    def can_exchange_instances(self) -> bool:
+    def can_replace_instances(self) -> bool:
         """True if it can go on while its instances are replaced."""
-        return bool(self.executors) and self.scheduler.can_exchange
+        return bool(self.executors) and self.scheduler.can_replace_instances
 
-    def exchange(self, change: PreparedChange) -> Sequence[Future[None]]:
+    def replace_instances(self, change: PreparedChange) -> Sequence[Future[None]]:
         """Serve with other instances. Each future is done when one old instance has closed. Event loop only.
 
         ``view`` is replaced, too.

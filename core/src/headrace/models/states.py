@@ -59,7 +59,7 @@ class VersionRecord:
         return (
             self.served is not None
             and self.served.ready
-            and self.served.can_exchange_instances
+            and self.served.can_replace_instances
             and fingerprint.differs_in_instances(self.fingerprint)
         )
 

@@ -232,12 +232,12 @@ class Kernel(Dispatcher):
     # ------------------------------------------------------------------ instances that come and go
 
     @property
-    def can_exchange(self) -> bool:
+    def can_replace_instances(self) -> bool:
         """True if the scheduler is kept when its model gets other instances."""
         hears_of_it = type(self.full).instances_changed is not FullScheduler.instances_changed
         return self.scheduler.instances_alike or hears_of_it
 
-    def exchange(self, come: Sequence[InstanceInfo], leave: Sequence[InstanceSource]) -> list[InstanceSource]:
+    def replace_instances(self, come: Sequence[InstanceInfo], leave: Sequence[InstanceSource]) -> list[InstanceSource]:
         """Add the instances ``come`` and stop counting the sources ``leave``. Return the sources of the new instances.
 
         The caller then calls `dismiss` for each source that leaves.
