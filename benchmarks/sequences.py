@@ -23,7 +23,7 @@ from headrace.executors.output_schema import OutputSchema
 from headrace.executors.threads import LoopWakeup
 from headrace.plugins import Plugins
 from headrace.schedulers.base import ScheduledModel
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
 
 CALLERS = 64
@@ -50,7 +50,7 @@ class Nothing(Instance):
 
 
 class Bench:
-    """A kernel and its one instance."""
+    """A model queue and its one instance."""
 
     def __init__(self, name: str) -> None:
         text = f'name: "m" backend: "identity" max_batch_size: {CALLERS} {CONFIGS[name]}'
@@ -63,11 +63,11 @@ class Bench:
         statistics = ModelStatistics()
         info = InstanceInfo("m_0", Device("cpu"), CALLERS)
         model = ScheduledModel(config, [info], {"x": _X}, {"y": _Y})
-        self._kernel = Kernel(kind, model, statistics, asyncio.get_running_loop())
-        outputs = {"y": _Y, **self._kernel.full.kept}
+        self._model_queue = ModelQueue(kind, model, statistics, asyncio.get_running_loop())
+        outputs = {"y": _Y, **self._model_queue.full.kept}
         self._runner = runner_for(Nothing(), OutputSchema("m", "1", outputs, True))
         self._recorder = ExecutionRecorder("m_0", statistics.for_instance)
-        (self._source,) = self._kernel.sources
+        (self._source,) = self._model_queue.sources
         self._wakeup = LoopWakeup(lambda: None)
         self._inputs = {"x": np.ones((1, 16), np.float32)}
         self._starts = True
@@ -77,7 +77,7 @@ class Bench:
         """What a request costs, in nanoseconds: all have one."""
         tickets = [self._ticket(number) for number in range(1, CALLERS + 1)]
         self._starts = False
-        source, submit = self._source, self._kernel.submit
+        source, submit = self._source, self._model_queue.submit
         begun = perf_counter_ns()
         for ticket in tickets:
             submit(ticket)

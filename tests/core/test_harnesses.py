@@ -98,9 +98,9 @@ def test_threads_run_what_the_scheduler_chooses() -> None:
         harness = scheduled(TwoByTwo, parsed())
         await harness.start_threads(Doubles)
         for number in (1, 2, 3, 4):
-            harness.kernel.submit(ticket_for([[number]], answers))
-        await harness.kernel.drain()
-        harness.kernel.close()
+            harness.model_queue.submit(ticket_for([[number]], answers))
+        await harness.model_queue.drain()
+        harness.model_queue.close()
         await harness.join_threads()
         assert "headrace-m_0_0" not in [thread.name for thread in threading.enumerate()]
         executions = harness.statistics.snapshot().executions

@@ -16,7 +16,7 @@ import pytest
 from headrace import Cancelled, Unavailable
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.dynamic import QueuePolicy
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.model_queue import ModelQueue
 from headrace_testing import BackendConformance, Example
 
 #: How a saboteur's exception may look: a failed assertion, or the backend's own error.
@@ -250,20 +250,20 @@ def test_a_scheduler_that_cancels_the_neighbours_is_caught(
     check: str,
     position: int,
 ) -> None:
-    deliver = Kernel.deliver
+    deliver = ModelQueue.deliver
 
-    def cancel_all(self: Kernel, ticket: Ticket) -> None:
+    def cancel_all(self: ModelQueue, ticket: Ticket) -> None:
         for other in self.queue:
             self._give_up(other, Cancelled("caught in the crossfire"), self.statistics.cancelled)
 
-    def deliver_none(self: Kernel, tickets: Sequence[Ticket], answers: Sequence[Any]) -> None:
+    def deliver_none(self: ModelQueue, tickets: Sequence[Ticket], answers: Sequence[Any]) -> None:
         if any(ticket.cancelled for ticket in tickets):
             answers = [Unavailable("a neighbour left")] * len(tickets)
         deliver(self, tickets, answers)
 
     install(sound)
-    monkeypatch.setattr(Kernel, "_cancel", cancel_all)
-    monkeypatch.setattr(Kernel, "deliver", deliver_none)
+    monkeypatch.setattr(ModelQueue, "_cancel", cancel_all)
+    monkeypatch.setattr(ModelQueue, "deliver", deliver_none)
     with pytest.raises(AssertionError, match="failed with its neighbour"):
         run(check, position=position)
 

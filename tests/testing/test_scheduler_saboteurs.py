@@ -29,7 +29,7 @@ from headrace import (
     Ticket,
     Wait,
 )
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.model_queue import ModelQueue
 from headrace_testing import SchedulerConformance
 
 MS = 1_000_000
@@ -586,13 +586,13 @@ def test_a_saboteur_is_caught(check: str, kind: type[Scheduler], because: str) -
     ],
 )
 def test_a_kernel_that_forgets_who_leaves_is_caught(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer_twice(self: Kernel, ticket: Ticket) -> None:
+    def answer_twice(self: ModelQueue, ticket: Ticket) -> None:
         for _ in range(2):
             ticket.respond(InferResponse({}), True)
 
-    monkeypatch.setattr(Kernel, "_give_up" if "waiting" in check else "_cancel", lambda self, *given: None)
+    monkeypatch.setattr(ModelQueue, "_give_up" if "waiting" in check else "_cancel", lambda self, *given: None)
     if "running" in check:
-        monkeypatch.setattr(Kernel, "_cancel", answer_twice)
+        monkeypatch.setattr(ModelQueue, "_cancel", answer_twice)
     with pytest.raises(AssertionError, match=r"answered at once|is told"):
         run(check, Sound)
 

@@ -18,7 +18,7 @@ from headrace.messages.ticket import Ticket
 from headrace.models.configuring import scheduler_parameters
 from headrace.models.signature import Signature
 from headrace.schedulers.base import Clock, Dependency, InstanceInfo, OtherModel, ScheduledModel, Scheduler, full_class
-from headrace.schedulers.rescheduling import kernel_of
+from headrace.schedulers.rescheduling_queue import model_queue_class
 from headrace.telemetry.statistics import ModelStatistics
 
 
@@ -40,10 +40,10 @@ class InstanceHarness:
 class SchedulerHarness:
     """Runs a scheduler of class ``kind`` for a model without a repository. Event loop only.
 
-    ``kernel`` is the server's own class. ``kernel.submit(ticket)`` submits a request. Each of ``kernel.sources`` is one
-    of the ``instances``: ``poll(wakeup)`` returns its next batch, or an empty list and later calls ``wakeup.wake()``.
-    ``deliver(tickets, answers)`` takes the answers of a batch. ``call`` receives the requests to other models. Raises
-    `ConfigError` for unknown parameters of the scheduler.
+    ``model_queue`` is the server's own class. ``model_queue.submit(ticket)`` submits a request. Each of
+    ``model_queue.sources`` is one of the ``instances``: ``poll(wakeup)`` returns its next batch, or an empty list and
+    later calls ``wakeup.wake()``. ``deliver(tickets, answers)`` takes the answers of a batch. ``call`` receives the
+    requests to other models. Raises `ConfigError` for unknown parameters of the scheduler.
     """
 
     def __init__(
@@ -62,24 +62,24 @@ class SchedulerHarness:
         model = ScheduledModel(config, instances, inputs, outputs, call, parameters, others=others)
         self.statistics, self._outputs, self._loop = ModelStatistics(), outputs, asyncio.get_running_loop()
         self._threads: list[InstanceThread] = []
-        self.kernel = kernel_of(kind, config)(kind, model, self.statistics, self._loop, clock)
+        self.model_queue = model_queue_class(kind, config)(kind, model, self.statistics, self._loop, clock)
 
     async def start_threads(self, make: Callable[[], AnyInstance]) -> None:
         """Start a thread for each of ``instances``. It runs the instance that ``make`` returns."""
-        outputs = {**self._outputs, **self.kernel.full.kept}
+        outputs = {**self._outputs, **self.model_queue.full.kept}
         schema = OutputSchema("", "1", outputs, True)
 
         def load() -> tuple[AnyInstance, Runner]:
             instance = make()
             return instance, runner_for(instance, schema)
 
-        for source in self.kernel.sources:
+        for source in self.model_queue.sources:
             thread = InstanceThread(source.instance.name, load, self.statistics.for_instance)
             self._threads.append(thread)
             await asyncio.to_thread(thread.load)
             thread.serve(source, self._loop)
 
     async def join_threads(self) -> None:
-        """Wait until the threads have ended. Call ``kernel.close()`` first."""
+        """Wait until the threads have ended. Call ``model_queue.close()`` first."""
         for thread in self._threads:
             await asyncio.to_thread(thread.join)

@@ -98,7 +98,7 @@ class SchedulerConformance(ScheduledAnswers, ScheduledTimes, ScheduledService):
     """Every check of schedulers. A subclass sets ``plugin`` and ``scheduler``, and says what it claims (see
     `ScheduledSubject`); one that has several ways to run is tested by several subclasses, each with its ``config``.
 
-    The kernel is the real one. Time stands still until a check turns it, so that nothing sleeps, and a delay is
+    The model queue is the real one. Time stands still until a check turns it, so that nothing sleeps, and a delay is
     kept to the microsecond or not at all.
     """
 

@@ -91,7 +91,7 @@ class PlayedInstance:
             return
         try:
             self.batch = self.source.poll(self) or []
-        except Exception as error:  # what the scheduler raised, or the kernel about what it said
+        except Exception as error:  # what the scheduler raised, or the model queue about what it said
             self._wrong.append(str(error))
         self.given += self.batch
 

@@ -51,7 +51,7 @@ class ScheduledAnswers(ScheduledSubject):
                 gone = tickets.pop(position)
                 gone.cancel()
                 await stage.settle()
-                at_once = stage.told(gone) or stage.kernel.full.keeps_order  # then it is told in its turn
+                at_once = stage.told(gone) or stage.model_queue.full.keeps_order  # then it is told in its turn
                 assert at_once, "a request that is cancelled while it waits is not answered at once"
                 await stage.run(self.patience_ns)
                 assert gone not in stage.instances[0].given, "a request was run that had left before"
@@ -84,7 +84,7 @@ class ScheduledAnswers(ScheduledSubject):
     def test_instances_may_come_and_go(self) -> None:
         async def scene() -> None:
             stage = self.stage(2)
-            if not stage.kernel.can_replace_instances:
+            if not stage.model_queue.can_replace_instances:
                 self.not_claimed("its model gets other instances by a new version")
             self.send(stage, 4)
             await stage.settle()
@@ -132,7 +132,7 @@ class ScheduledAnswers(ScheduledSubject):
             for count in (1, 2, self.max_batch + 1):
                 stage = self.stage()
                 tickets = self.send(stage, count)
-                draining = asyncio.ensure_future(stage.kernel.drain())
+                draining = asyncio.ensure_future(stage.model_queue.drain())
                 await stage.settle()
                 with pytest.raises(Unavailable):
                     self.send(stage)
@@ -151,12 +151,12 @@ class ScheduledAnswers(ScheduledSubject):
             self.send(stage, 3)
             await stage.settle()
             batch = stage.instances[0].batch
-            stage.kernel.abandon()
+            stage.model_queue.abandon()
             for ticket in stage.tickets:
                 assert [type(answer) for answer in stage.told(ticket)] == [Unavailable], (
                     f"the server does not wait for request '{ticket.request.id}', which is told {stage.told(ticket)}"
                 )
-            stage.kernel.sources[0].deliver(batch, [InferResponse({}) for _ in batch])
+            stage.model_queue.sources[0].deliver(batch, [InferResponse({}) for _ in batch])
             await stage.turn(MINUTE)
             assert all(len(told) == 1 for told in stage.answers.values()), "somebody is answered twice"
             assert stage.clock.pending == 0, "timers are left when all is over"
@@ -222,7 +222,7 @@ class ScheduledAnswers(ScheduledSubject):
     def test_abandoning_answers_those_for_whom_other_models_are_asked(self) -> None:
         async def scene() -> None:
             stage = await self.calling(3)
-            stage.kernel.abandon()
+            stage.model_queue.abandon()
             stage.answer_calls()
             await stage.settle()
             for ticket in stage.tickets:

@@ -181,7 +181,7 @@ class ScheduledService(ScheduledSubject):
             _read(stage, seen)
             await stage.turn(MINUTE)
             _read(stage, seen)
-            stage.kernel.close()
+            stage.model_queue.close()
             _read(stage, seen)
 
         play(scene)
@@ -203,7 +203,7 @@ class ScheduledService(ScheduledSubject):
 def _read(stage: Stage, seen: dict[str, float]) -> None:
     """Read the metrics as the server does, and hold those that only grow against what was ``seen``."""
     try:
-        read = measured(stage.kernel.full)
+        read = measured(stage.model_queue.full)
     except BaseException as error:
         raise AssertionError(f"its metrics cannot be read: {error!r}") from error
     for metric, value in read:
@@ -221,6 +221,6 @@ def _add_up(stage: Stage) -> None:
         ("answers", numbers.success.count, len(stage.tickets) - len(gone)),
         ("rows", numbers.executions.inference_count, rows),
         ("cancelled requests", numbers.cancelled.count, len(gone)),
-        ("waiting requests", stage.kernel.pending, 0),
+        ("waiting requests", stage.model_queue.pending, 0),
     ):
         assert counted == right, f"{counted} {what} are counted, and there were {right}"

@@ -74,7 +74,7 @@ class ScheduledTimes(ScheduledSubject):
     def test_answers_are_given_in_order_if_the_scheduler_keeps_it(self) -> None:
         async def scene() -> None:
             stage = await self.busy(2)
-            if not stage.kernel.full.keeps_order:
+            if not stage.model_queue.full.keeps_order:
                 self.not_claimed("answers in the order of requests are not claimed")
             first, second = stage.tickets
             for instance in sorted(stage.instances, key=lambda each: first in each.batch):
@@ -101,7 +101,7 @@ class ScheduledTimes(ScheduledSubject):
                     assert waited_ns <= longest_ns, (
                         f"a request of {rows} rows still waits after {waited_ns / MS:g} ms, because others keep coming"
                     )
-                    self.send(stage, max(0, 2 * self.max_batch - stage.kernel.pending))
+                    self.send(stage, max(0, 2 * self.max_batch - stage.model_queue.pending))
                     await stage.turn(_EXECUTION_NS)
                     stage.instances[0].finish()
             await stage.run(self.patience_ns)
@@ -124,10 +124,10 @@ class ScheduledTimes(ScheduledSubject):
             for instance in reversed(stage.instances):
                 self.send(stage)
                 await stage.settle()
-                assert stage.kernel.pending == 1, "a request runs that nobody is free for"
+                assert stage.model_queue.pending == 1, "a request runs that nobody is free for"
                 instance.finish()
                 await stage.turn(self.delay_ns)
-                assert stage.kernel.pending == 0, f"'{instance.name}' is free, and does not get what waits"
+                assert stage.model_queue.pending == 0, f"'{instance.name}' is free, and does not get what waits"
             stage.check()
 
         play(scene)
@@ -144,7 +144,7 @@ class ScheduledTimes(ScheduledSubject):
             await stage.turn(self.timeout_us * US - US)
             assert not stage.told(late), f"a request that may wait {self.timeout_us} µs is rejected before"
             await stage.turn(US)
-            told = stage.told(late) or stage.kernel.full.keeps_order  # then it is told in its turn
+            told = stage.told(late) or stage.model_queue.full.keeps_order  # then it is told in its turn
             assert told, f"a request that may wait {self.timeout_us} µs is told nothing when they are over"
             await stage.run(self.patience_ns)
             assert [type(answer) for answer in stage.told(late)] == [Unavailable], (

@@ -1,4 +1,4 @@
-"""A scheduler on a stage: the real kernel, a clock that stands still, and instances that the test plays."""
+"""A scheduler on a stage: the real model queue, a clock that stands still, and instances that the test plays."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 class Stage:
-    """The kernel with a scheduler of ``kind``. ``answers`` has what each caller was told, by the id of its request.
+    """The model queue with a scheduler of ``kind``. ``answers`` has what each caller was told, by the id of its
+    request.
 
     ``wrong`` tells what the scheduler did that none may: what it raised, and batches that fit no instance. ``asked``
     counts its answers to the question what an instance runs next. ``calls`` are the requests that other models have
@@ -81,8 +82,8 @@ class Stage:
         self._harness = SchedulerHarness(
             _observed(kind, self), config, infos, {"x": _X}, {"y": _Y}, self.clock, self._call, others
         )
-        self.kernel, self.statistics = self._harness.kernel, self._harness.statistics
-        self.instances = [PlayedInstance(source, self.wrong) for source in self.kernel.sources]
+        self.model_queue, self.statistics = self._harness.model_queue, self._harness.statistics
+        self.instances = [PlayedInstance(source, self.wrong) for source in self.model_queue.sources]
 
     # ------------------------------------------------------------------ the callers
 
@@ -96,7 +97,7 @@ class Stage:
         ticket.rows, ticket.batch_key, ticket.arrival_ns = rows, key, self.clock.now_ns()
         self.tickets.append(ticket)
         self.rows[name] = rows
-        self.kernel.submit(ticket)
+        self.model_queue.submit(ticket)
         return ticket
 
     def told(self, ticket: Ticket) -> list[Answer]:
@@ -132,18 +133,18 @@ class Stage:
 
     def enter(self) -> PlayedInstance:
         """One more instance, which asks at once."""
-        slots = self.kernel.instances[0].slots
+        slots = self.model_queue.instances[0].slots
         info = InstanceInfo(f"{NAME}_0_{len(self.instances)}", Device("cpu"), slots)
-        (source,) = self.kernel.replace_instances([info], [])
+        (source,) = self.model_queue.replace_instances([info], [])
         self.instances.append(PlayedInstance(source, self.wrong))
         self.instances[-1].ask()
         return self.instances[-1]
 
     def dismiss(self, instance: PlayedInstance) -> asyncio.Future[None]:
         """Have ``instance`` leave; done when it has run all that it was given or that is bound to it."""
-        (source,) = [source for source in self.kernel.sources if source is instance.source]
-        self.kernel.replace_instances([], [source])
-        return asyncio.ensure_future(self.kernel.dismiss(source))
+        (source,) = [source for source in self.model_queue.sources if source is instance.source]
+        self.model_queue.replace_instances([], [source])
+        return asyncio.ensure_future(self.model_queue.dismiss(source))
 
     # ------------------------------------------------------------------ time
 
@@ -169,7 +170,7 @@ class Stage:
         """
         end_ns = self.clock.now_ns() + patience_ns
         await self.settle()
-        while self.kernel.in_flight:
+        while self.model_queue.in_flight:
             busy = [instance for instance in self.instances if instance.batch]
             for instance in busy:
                 instance.finish()
@@ -188,15 +189,15 @@ class Stage:
     async def start_threads(self) -> None:
         """Replace the played instances by real threads."""
         self.has_threads = True
-        outputs = {"y": _Y, **self.kernel.full.kept}
+        outputs = {"y": _Y, **self.model_queue.full.kept}
         await self._harness.start_threads(lambda: DoublingInstance(outputs))
 
     async def end_threads(self) -> None:
         """Let time pass until every request is answered, and join the threads."""
-        while self.kernel.in_flight:
+        while self.model_queue.in_flight:
             self.clock.turn(1_000_000)
             await asyncio.sleep(0)
-        self.kernel.close()
+        self.model_queue.close()
         await self._harness.join_threads()
 
     # ------------------------------------------------------------------ what it watches
@@ -266,7 +267,7 @@ def _observed(kind: type[Scheduler], stage: Stage) -> type[Scheduler]:
 
     for name in ("submit", "rescheduled", "finished", "expired"):
         method = getattr(kind, name, None)
-        if method not in (None, getattr(FullScheduler, name)):  # the kernel does less for who overrides less
+        if method not in (None, getattr(FullScheduler, name)):  # the model queue does less for who overrides less
             setattr(Observed, name, _passed_on(method, heard))
     return Observed
 

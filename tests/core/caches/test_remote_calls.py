@@ -11,7 +11,7 @@ from headrace.caches import remote_calls
 from headrace.caches.base import CachedResponse, ResponseCache
 from headrace.errors import Cancelled
 from headrace.schedulers.dynamic import DynamicScheduler
-from tests.core.schedulers.test_caching import CachedStage, staged, until
+from tests.core.schedulers.test_caching_queue import CachedStage, staged, until
 
 Y = np.full((1, 4), 2.0, np.float32)
 
@@ -58,8 +58,8 @@ async def test_a_remote_cache_is_asked_on_threads_once_for_all_who_ask_the_same(
     stage = CachedStage(cache=shelf)
     for name in "abc":
         stage.send(name)
-    assert (stage.kernel.pending, stage.kernel.in_flight) == (0, 3)
-    await until(lambda: stage.kernel.pending)
+    assert (stage.model_queue.pending, stage.model_queue.in_flight) == (0, 3)
+    await until(lambda: stage.model_queue.pending)
     assert shelf.asked == 1
     assert await stage.execute() == ["a"]
     assert stage.y("b") == stage.y("c") == [2.0] * 4
@@ -85,12 +85,12 @@ async def test_one_who_leaves_while_the_cache_is_asked_is_not_executed() -> None
     stage.tickets["a"].cancel()
     assert isinstance(stage.answers["a"][0], Cancelled)
     shelf.gate.set()
-    await until(lambda: stage.kernel.pending)
+    await until(lambda: stage.model_queue.pending)
     assert await stage.execute() == ["b"]
     stage.send("c", 2.0)
     stage.tickets["c"].cancel()
-    await until(lambda: shelf.asked == 2 and not stage.kernel._flights)
-    assert stage.kernel.in_flight == 0
+    await until(lambda: shelf.asked == 2 and not stage.model_queue._flights)
+    assert stage.model_queue.in_flight == 0
     stage.server.close()
 
 
@@ -112,13 +112,13 @@ def test_what_the_model_would_never_answer_is_not_believed(wrong: CachedResponse
         shelf = Shelf()
         stage = CachedStage(cache=shelf)
         stage.send("a")
-        await until(lambda: stage.kernel.pending)
+        await until(lambda: stage.model_queue.pending)
         await stage.execute()
         await until(lambda: shelf.kept)
         for key in shelf.kept:
             shelf.kept[key] = wrong
         stage.send("b")
-        await until(lambda: stage.kernel.pending)
+        await until(lambda: stage.model_queue.pending)
         assert await stage.execute() == ["b"]
         assert stage.statistics.cache_failures == 1
         stage.server.close()
@@ -134,11 +134,11 @@ async def test_a_cache_that_is_slow_keeps_nobody_waiting() -> None:
         shelf.gate.clear()
         stage = CachedStage(cache=shelf)
         stage.send("a")
-        await until(lambda: stage.kernel.pending)
+        await until(lambda: stage.model_queue.pending)
         assert await stage.execute() == ["a"]
         assert stage.statistics.cache_failures == 1
         stage.send("b", 3.0)  # the cache is paused, so no request waits for it
-        assert stage.kernel.pending == 1
+        assert stage.model_queue.pending == 1
         assert shelf.asked == 1
         shelf.gate.set()
         assert await stage.execute() == ["b"]
@@ -160,12 +160,12 @@ def test_a_dead_cache_costs_one_line_and_comes_back(error: BaseException, caplog
             shelf.error = error
             for number in range(3):
                 stage.send(str(number), float(number))
-                await until(lambda: stage.kernel.pending)
+                await until(lambda: stage.model_queue.pending)
                 assert await stage.execute() == [str(number)]
             await until(lambda: stage.statistics.cache_failures == 3)
             shelf.error = None
             stage.send("a", 9.0)
-            await until(lambda: stage.kernel.pending)
+            await until(lambda: stage.model_queue.pending)
             await stage.execute()
             await until(lambda: shelf.kept)
             stage.send("b", 9.0)
@@ -193,23 +193,23 @@ def test_a_full_cache_goes_on_answering_and_costs_one_line(caplog: pytest.LogCap
         try:
             stage = CachedStage(cache=shelf)
             stage.send("kept", 5.0)
-            await until(lambda: stage.kernel.pending)
+            await until(lambda: stage.model_queue.pending)
             await stage.execute()
             await until(lambda: shelf.kept)
             shelf.full = ValueError("full")
             for number in range(3):
                 stage.send(str(number), float(number))
-                await until(lambda: stage.kernel.pending)
+                await until(lambda: stage.model_queue.pending)
                 await stage.execute()
                 await until(lambda: stage.statistics.cache_failures > 0)
                 stage.statistics.cache_failures = 0
                 again = f"again {number}"
                 stage.send(again, 5.0)
-                await until(lambda: not stage.kernel.in_flight)
+                await until(lambda: not stage.model_queue.in_flight)
                 assert stage.y(again) == [10.0] * 4
             shelf.full = None
             stage.send("a", 9.0)
-            await until(lambda: stage.kernel.pending)
+            await until(lambda: stage.model_queue.pending)
             await stage.execute()
             await until(lambda: len(shelf.kept) == 2)
             await until(lambda: caplog.records[-1].levelname == "INFO")
@@ -234,18 +234,18 @@ async def test_of_a_cache_that_hangs_one_question_waits_and_nobody_else() -> Non
         shelf.gate.clear()
         stage = CachedStage(cache=shelf)
         stage.send("a")
-        await until(lambda: stage.kernel.pending)
+        await until(lambda: stage.model_queue.pending)
         assert await stage.execute() == ["a"]
         for number in range(3):
             stage.send(str(number), float(number + 3))
-            assert stage.kernel.pending == 1, "it is asked, though it has not answered the first"
+            assert stage.model_queue.pending == 1, "it is asked, though it has not answered the first"
             await stage.execute()
         assert shelf.asked == 1
         shelf.gate.set()
         await until(lambda: not stage.server.remote._getting)  # type: ignore[union-attr]
         stage.send("b", 9.0)
-        assert stage.kernel.pending == 0
-        await until(lambda: stage.kernel.pending)
+        assert stage.model_queue.pending == 0
+        await until(lambda: stage.model_queue.pending)
         assert shelf.asked == 2
         stage.server.close()
     finally:
@@ -261,9 +261,9 @@ async def test_no_more_than_a_few_wait_for_a_cache() -> None:
         stage = CachedStage(cache=shelf)
         for number in range(5):
             stage.send(str(number), float(number))
-        assert stage.kernel.pending == 2
+        assert stage.model_queue.pending == 2
         shelf.gate.set()
-        await until(lambda: stage.kernel.pending == 5)
+        await until(lambda: stage.model_queue.pending == 5)
         stage.server.close()
     finally:
         remote_calls.WAITING = waiting
@@ -280,7 +280,7 @@ async def test_a_remote_cache_is_asked_in_turn_where_answers_keep_their_order() 
     assert await stage.execute() == ["second"]
     assert stage.answers["second"] == []
     shelf.gate.set()
-    await until(lambda: stage.kernel.pending)
+    await until(lambda: stage.model_queue.pending)
     assert await stage.execute() == ["first"]
     assert stage.y("second") == [4.0] * 4
     stage.server.close()

@@ -24,7 +24,7 @@ from headrace.messages.spec import Spec
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo, ScheduledModel, Wait
 from headrace.schedulers.dynamic import DirectScheduler
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
 from tests.core.conftest import make_ticket
 
@@ -52,15 +52,15 @@ def thread_of(statistics: ModelStatistics) -> InstanceThread:
     return InstanceThread("m_0", lambda: (echo, runner_for(echo, schema)), statistics.for_instance)
 
 
-def scheduler_of(statistics: ModelStatistics, failures: int = 0) -> Kernel:
+def scheduler_of(statistics: ModelStatistics, failures: int = 0) -> ModelQueue:
     model = ScheduledModel(ModelConfig(name="m"), [InstanceInfo("m_0", Device("cpu"))])
-    kernel = Kernel(Failing, model, statistics, asyncio.get_running_loop())
-    assert isinstance(kernel.scheduler, Failing)
-    kernel.scheduler.failures = failures
-    return kernel
+    model_queue = ModelQueue(Failing, model, statistics, asyncio.get_running_loop())
+    assert isinstance(model_queue.scheduler, Failing)
+    model_queue.scheduler.failures = failures
+    return model_queue
 
 
-async def ask(scheduler: Kernel) -> Answer:
+async def ask(scheduler: ModelQueue) -> Answer:
     answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     ticket = make_ticket("m", {"x": np.ones(1, np.float32)}, lambda given, final: answer.set_result(given))
     scheduler.submit(ticket)
@@ -160,7 +160,7 @@ class Apart(DirectScheduler):
 class TogetherScene(NamedTuple):
     instance: Together
     thread: InstanceThread
-    kernel: Kernel
+    model_queue: ModelQueue
     statistics: ModelStatistics
 
     async def entered(self, count: int) -> None:
@@ -175,14 +175,14 @@ async def together(kind: type[DirectScheduler] = DirectScheduler) -> AsyncIterat
     schema = OutputSchema("m", "1", {"x": Spec("x", dtypes.FP32, (1,))}, False)
     thread = InstanceThread("m_0", lambda: (instance, runner_for(instance, schema)), statistics.for_instance)
     model = ScheduledModel(ModelConfig(name="m"), [InstanceInfo("m_0", Device("cpu"))])
-    kernel = Kernel(kind, model, statistics, asyncio.get_running_loop())
+    model_queue = ModelQueue(kind, model, statistics, asyncio.get_running_loop())
     await asyncio.to_thread(thread.load)
-    thread.serve(kernel.sources[0], asyncio.get_running_loop())
+    thread.serve(model_queue.sources[0], asyncio.get_running_loop())
     try:
-        yield TogetherScene(instance, thread, kernel, statistics)
+        yield TogetherScene(instance, thread, model_queue, statistics)
     finally:
         instance.may_go_on.release(100)
-        kernel.close()
+        model_queue.close()
         await asyncio.wait_for(asyncio.to_thread(thread.join), 10)
     assert instance.is_closed
     assert not [each.name for each in threading.enumerate() if each.name.startswith("headrace-m_0")]
@@ -191,17 +191,17 @@ async def together(kind: type[DirectScheduler] = DirectScheduler) -> AsyncIterat
 def test_an_instance_is_called_as_often_at_once_as_it_takes_and_no_more() -> None:
     async def scenario() -> None:
         async with together() as scene:
-            answers = [asyncio.ensure_future(ask(scene.kernel)) for _ in range(5)]
+            answers = [asyncio.ensure_future(ask(scene.model_queue)) for _ in range(5)]
             await scene.entered(3)
             assert len(scene.thread.executing) == 3
-            assert scene.kernel.pending == 2
+            assert scene.model_queue.pending == 2
             scene.instance.may_go_on.release(5)
             assert all(isinstance(each, InferResponse) for each in await asyncio.gather(*answers))
             assert scene.instance.most == 3
             executions = scene.statistics.snapshot().executions
             assert (executions.execution_count, executions.success.count) == (5, 5)
-            assert scene.kernel.at_once == 3
-            assert scene.kernel.last_ns > 0
+            assert scene.model_queue.at_once == 3
+            assert scene.model_queue.last_ns > 0
             assert not scene.thread.executing
 
     asyncio.run(scenario())
@@ -210,7 +210,7 @@ def test_an_instance_is_called_as_often_at_once_as_it_takes_and_no_more() -> Non
 def test_where_instances_are_not_alike_calls_come_one_at_a_time() -> None:
     async def scenario() -> None:
         async with together(Apart) as scene:
-            answers = [asyncio.ensure_future(ask(scene.kernel)) for _ in range(4)]
+            answers = [asyncio.ensure_future(ask(scene.model_queue)) for _ in range(4)]
             await scene.entered(1)
             await asyncio.sleep(0.05)  # a second call would have come by now
             scene.instance.may_go_on.release(4)
@@ -223,9 +223,9 @@ def test_where_instances_are_not_alike_calls_come_one_at_a_time() -> None:
 def test_an_instance_closes_when_the_last_of_its_calls_has_returned() -> None:
     async def scenario() -> None:
         async with together() as scene:
-            answers = [asyncio.ensure_future(ask(scene.kernel)) for _ in range(2)]
+            answers = [asyncio.ensure_future(ask(scene.model_queue)) for _ in range(2)]
             await scene.entered(2)
-            scene.kernel.close()
+            scene.model_queue.close()
             joined = asyncio.ensure_future(asyncio.to_thread(scene.thread.join))
             await asyncio.sleep(0.05)
             assert not joined.done()
@@ -240,11 +240,11 @@ def test_an_instance_closes_when_the_last_of_its_calls_has_returned() -> None:
 def test_an_instance_that_leaves_runs_all_that_it_was_given() -> None:
     async def scenario() -> None:
         async with together() as scene:
-            answers = [asyncio.ensure_future(ask(scene.kernel)) for _ in range(2)]
+            answers = [asyncio.ensure_future(ask(scene.model_queue)) for _ in range(2)]
             await scene.entered(2)
-            source = scene.kernel.sources[0]
-            scene.kernel.replace_instances([], [source])
-            dismissed = asyncio.ensure_future(scene.kernel.dismiss(source))
+            source = scene.model_queue.sources[0]
+            scene.model_queue.replace_instances([], [source])
+            dismissed = asyncio.ensure_future(scene.model_queue.dismiss(source))
             scene.instance.may_go_on.release(2)
             assert all(isinstance(each, InferResponse) for each in await asyncio.gather(*answers))
             await asyncio.wait_for(dismissed, 10)

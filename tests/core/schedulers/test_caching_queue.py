@@ -22,7 +22,7 @@ from headrace.messages.ticket import Ticket
 from headrace.models.signature import Signature
 from headrace.off_loop import OffLoopWork
 from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler
-from headrace.schedulers.caching import CachingKernel
+from headrace.schedulers.caching_queue import CachingModelQueue
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.telemetry.statistics import ModelStatistics
 from headrace_testing.played import PlayedInstance, TurnedClock
@@ -38,7 +38,7 @@ def config(text: str = "") -> ModelConfig:
 
 
 class CachedStage:
-    """A kernel with a cache, and an instance that the test plays; what the callers were told, by their names."""
+    """A model queue with a cache, and an instance that the test plays; what the callers were told, by their names."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class CachedStage:
         kept = ModelCache(self.server, "m", "7", b"identity", signature)
         info = InstanceInfo("m_0_0", Device("cpu"), 4)
         given = ScheduledModel(model, [info], signature.inputs, signature.outputs)
-        self.kernel = CachingKernel(kind, given, self.statistics, loop, kept, self.clock)
+        self.model_queue = CachingModelQueue(kind, given, self.statistics, loop, kept, self.clock)
         self.wrong: list[str] = []
-        self.instance = PlayedInstance(self.kernel.sources[0], self.wrong)
+        self.instance = PlayedInstance(self.model_queue.sources[0], self.wrong)
         self.answers: dict[str, list[Answer]] = {}
         self.tickets: dict[str, Ticket] = {}
 
@@ -67,7 +67,7 @@ class CachedStage:
         x = np.full((1, floats), value, np.float32)
         ticket = make_ticket("m", {"x": x}, lambda answer, final: heard.append(answer), id=name, **fields)
         ticket.arrival_ns = self.clock.now_ns()
-        self.kernel.submit(ticket)
+        self.model_queue.submit(ticket)
         self.tickets[name] = ticket
         return ticket
 
@@ -83,7 +83,7 @@ class CachedStage:
         batch = list(self.instance.batch)
         self.instance.batch.clear()
         answers = [answer or doubled(ticket) for ticket in batch]
-        self.kernel.sources[0].deliver(batch, answers)
+        self.model_queue.sources[0].deliver(batch, answers)
         return [ticket.request.id for ticket in batch]
 
     def response(self, name: str) -> InferResponse:
@@ -132,7 +132,7 @@ async def test_what_was_asked_before_is_answered_at_once_under_its_own_id() -> N
     assert (answer.id, answer.model_name, answer.model_version) == ("second", "m", "7")
     assert stage.y("second") == stage.y("first") == [2.0] * 4
     assert answer.parameters == {"note": "n"}
-    assert (stage.kernel.in_flight, stage.kernel.pending) == (0, 0)
+    assert (stage.model_queue.in_flight, stage.model_queue.pending) == (0, 0)
     assert stage.counts() == (1, 1)
 
 
@@ -207,7 +207,7 @@ async def test_a_bypass_that_says_neither_is_refused_and_named() -> None:
     stage = CachedStage()
     with pytest.raises(InvalidArgument, match="parameter 'bypass_response_cache' is 'perhaps', expected true or false"):
         stage.send("first", parameters={BYPASS: "perhaps"})
-    assert stage.kernel.in_flight == 0
+    assert stage.model_queue.in_flight == 0
     stage.send("second", parameters={BYPASS: False})
     stage.send("third")
     assert await stage.execute() == ["second"]
@@ -261,12 +261,12 @@ async def test_those_who_ask_the_same_meanwhile_wait_for_the_first() -> None:
     stage = CachedStage()
     for name in "abcd":
         stage.send(name)
-    assert stage.kernel.in_flight == 4
+    assert stage.model_queue.in_flight == 4
     assert await stage.execute() == ["a"]
     assert [stage.y(name) for name in "abcd"] == [[2.0] * 4] * 4
     assert [stage.response(name).id for name in "abcd"] == list("abcd")
     assert stage.counts() == (3, 1)
-    assert stage.kernel.in_flight == 0
+    assert stage.model_queue.in_flight == 0
 
 
 @staged
@@ -343,12 +343,12 @@ async def test_a_full_queue_refuses_him_who_goes_on_and_the_next_tries() -> None
     stage.send("other", 2.0)  # fills the queue
     running = list(stage.instance.batch)
     stage.instance.batch.clear()
-    stage.kernel.sources[0].deliver(running, [BackendError("no")])
+    stage.model_queue.sources[0].deliver(running, [BackendError("no")])
     for name in "bcd":
         assert isinstance(stage.answers[name][0], Unavailable)
     assert stage.statistics.rejected.count == 3
     assert await stage.execute() == ["other"]
-    assert stage.kernel.in_flight == 0
+    assert stage.model_queue.in_flight == 0
 
 
 @staged
@@ -372,8 +372,8 @@ async def test_two_responses_of_one_request_are_kept_for_nobody() -> None:
     await stage.settle()
     stage.instance.ask()
     stage.instance.batch.clear()
-    stage.kernel.progress(ticket, doubled(ticket))
-    stage.kernel.deliver([ticket], [doubled(ticket)])
+    stage.model_queue.progress(ticket, doubled(ticket))
+    stage.model_queue.deliver([ticket], [doubled(ticket)])
     assert await stage.execute() == ["b"]
 
 
@@ -385,8 +385,8 @@ async def test_a_response_that_comes_before_the_end_is_kept() -> None:
     await stage.settle()
     stage.instance.ask()
     stage.instance.batch.clear()
-    stage.kernel.progress(ticket, doubled(ticket))
-    stage.kernel.deliver([ticket], [None])
+    stage.model_queue.progress(ticket, doubled(ticket))
+    stage.model_queue.deliver([ticket], [None])
     assert stage.y("b") == [2.0] * 4
     stage.send("c")
     assert stage.y("c") == [2.0] * 4
@@ -404,7 +404,7 @@ async def test_a_kernel_that_drains_refuses_hits_and_lets_those_who_wait_go_on()
     await stage.execute()
     for name in "abc":
         stage.send(name)
-    draining = asyncio.ensure_future(stage.kernel.drain())
+    draining = asyncio.ensure_future(stage.model_queue.drain())
     await stage.settle()
     with pytest.raises(Unavailable, match="Server is stopping"):
         stage.send("hit", 9.0)
@@ -422,10 +422,10 @@ def test_whoever_waits_at_the_end_is_told_once(end: str) -> None:
         stage = CachedStage()
         for name in "abc":
             stage.send(name)
-        getattr(stage.kernel, end)()
+        getattr(stage.model_queue, end)()
         for name in "abc":
             assert [type(answer) for answer in stage.answers[name]] == [Unavailable]
-        assert (stage.kernel.in_flight, stage.kernel.pending) == (0, 0)
+        assert (stage.model_queue.in_flight, stage.model_queue.pending) == (0, 0)
 
     scene()
 
@@ -446,11 +446,11 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_what_is_large_is_digested_and_copied_by_a_thread_and_kept_as_well() -> None:
     stage = CachedStage(size=1 << 24)
     stage.send("a", floats=MANY)
-    assert (stage.kernel.pending, stage.kernel.in_flight) == (0, 1)
-    await until(lambda: stage.kernel.pending)
+    assert (stage.model_queue.pending, stage.model_queue.in_flight) == (0, 1)
+    await until(lambda: stage.model_queue.pending)
     stage.send("b", floats=MANY)  # only now: which of two threads is done first is chance
-    await until(lambda: any(flight.followers for flight in stage.kernel._flights.values()))
-    assert (stage.kernel.pending, stage.kernel.in_flight) == (1, 2)
+    await until(lambda: any(flight.followers for flight in stage.model_queue._flights.values()))
+    assert (stage.model_queue.pending, stage.model_queue.in_flight) == (1, 2)
     assert await stage.execute() == ["a"]
     await until(lambda: stage.answers["b"])
     assert stage.y("b")[:2] == [2.0, 2.0]
@@ -469,7 +469,7 @@ async def test_one_who_leaves_before_it_is_digested_is_not_executed() -> None:
     stage.send("a", floats=MANY).cancel()
     assert isinstance(stage.answers["a"][0], Cancelled)
     stage.send("b", 2.0, floats=MANY)
-    await until(lambda: stage.kernel.pending)
+    await until(lambda: stage.model_queue.pending)
     assert await stage.execute() == ["b"]
     assert len(stage.answers["a"]) == 1
     stage.off_loop_work.close()
@@ -525,7 +525,7 @@ def test_answers_keep_the_order_of_their_requests_where_the_model_preserves_it()
             order.append(answer.id)
 
         for name in ("first", "second"):
-            stage.kernel.submit(make_ticket("m", {"x": np.ones((1, 4), np.float32)}, respond, id=name))
+            stage.model_queue.submit(make_ticket("m", {"x": np.ones((1, 4), np.float32)}, respond, id=name))
         assert await stage.execute() == ["first"]
         assert order == ["first", "second"]
 

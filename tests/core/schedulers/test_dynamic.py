@@ -21,7 +21,7 @@ from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo, ScheduledModel
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.instance_source import InstanceSource
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
 from tests.core.conftest import make_ticket
 
@@ -31,7 +31,7 @@ Answer = InferResponse | HeadraceError | None
 class Caller:
     """Sends requests and keeps the answers, in the order in which they came."""
 
-    def __init__(self, scheduler: Kernel) -> None:
+    def __init__(self, scheduler: ModelQueue) -> None:
         self.scheduler = scheduler
         self.source = scheduler.sources[0]
         self.answers: dict[str, list[Answer]] = {}
@@ -55,7 +55,7 @@ def make(text: str = "", *, max_batch_size: int = 8, kind: type[DynamicScheduler
     config = ModelConfig(name="m", max_batch_size=max_batch_size)
     text_format.Parse(f"dynamic_batching {{ {text} }}", config)
     instances = [InstanceInfo(f"m_0_{number}", Device("cpu"), max_batch_size) for number in range(3)]
-    return Caller(Kernel(kind, ScheduledModel(config, instances), ModelStatistics(), asyncio.get_running_loop()))
+    return Caller(ModelQueue(kind, ScheduledModel(config, instances), ModelStatistics(), asyncio.get_running_loop()))
 
 
 def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:

@@ -25,7 +25,7 @@ def staged(instances: int, text: str = "", took_ns: int = LONG_NS) -> Stage:
     config = text_format.Parse(f'name: "m" max_batch_size: 8 dynamic_batching {{ {text} }}', ModelConfig())
     stage = Stage(DynamicScheduler, config, instances)
     stage.begin()
-    stage.kernel.sources[0].executed(took_ns)
+    stage.model_queue.sources[0].executed(took_ns)
     return stage
 
 
@@ -41,7 +41,7 @@ def running(stage: Stage) -> list[int]:
 
 
 def reasons(stage: Stage) -> list[str]:
-    document = stage.kernel.history.document(stage.clock.now_ns())
+    document = stage.model_queue.history.document(stage.clock.now_ns())
     return [batch["reason"] for batch in document["batches"]]
 
 
@@ -54,7 +54,7 @@ def test_what_comes_together_is_divided(instances: int, requests: int, shares: l
         stage = staged(instances)
         await send(stage, requests)
         assert sorted(running(stage), reverse=True) == shares
-        assert stage.kernel.pending == 0
+        assert stage.model_queue.pending == 0
         assert reasons(stage) == ["divided"] * (sum(map(bool, shares)) - 1) + ["idle_instance"]
 
     play(run)
@@ -66,7 +66,7 @@ def test_what_others_run_counts() -> None:
         await send(stage, 1)
         await send(stage, 3)
         assert sorted(running(stage)) == [1, 2], "of four in flight two are one's part"
-        assert stage.kernel.pending == 1
+        assert stage.model_queue.pending == 1
 
     play(run)
 
@@ -127,10 +127,10 @@ def test_there_are_no_more_parts_than_cores(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_instance_that_takes_several_calls_at_once_counts_as_many() -> None:
     async def run() -> None:
         stage = staged(1)
-        stage.kernel.sources[0].calls_at_once = 2
+        stage.model_queue.sources[0].calls_at_once = 2
         await send(stage, 6)
         assert running(stage) == [3]
-        assert stage.kernel.pending == 3
+        assert stage.model_queue.pending == 3
 
     play(run)
 
@@ -138,7 +138,7 @@ def test_an_instance_that_takes_several_calls_at_once_counts_as_many() -> None:
 def test_a_gpu_is_not_divided() -> None:
     async def run() -> None:
         stage = staged(2)
-        scheduler = stage.kernel.scheduler
+        scheduler = stage.model_queue.scheduler
         for _ in range(6):
             stage.send()
         assert len(scheduler.next(InstanceInfo("m_0", Device("gpu")), 0)) == 6  # type: ignore[arg-type]
@@ -151,10 +151,10 @@ def test_a_gpu_is_not_divided() -> None:
 def test_an_instance_that_leaves_last_gets_what_is_there() -> None:
     async def run() -> None:
         stage = staged(1)
-        (source,) = stage.kernel.sources
+        (source,) = stage.model_queue.sources
         for _ in range(6):
             stage.send()
-        stage.kernel.replace_instances([], [source])
-        assert len(stage.kernel.scheduler.next(source.instance, 0)) == 6  # type: ignore[arg-type]
+        stage.model_queue.replace_instances([], [source])
+        assert len(stage.model_queue.scheduler.next(source.instance, 0)) == 6  # type: ignore[arg-type]
 
     play(run)

@@ -27,7 +27,7 @@ def staged(text: str = "", kind: type[Scheduler] = DynamicScheduler, instances: 
 
 
 def told(stage: Stage) -> dict[str, Any]:
-    return stage.kernel.history.document(stage.clock.now_ns())
+    return stage.model_queue.history.document(stage.clock.now_ns())
 
 
 def reasons(stage: Stage) -> list[tuple[str, int]]:

@@ -41,14 +41,14 @@ def execution_ns(rows: int) -> int:
 
 
 async def ran(config: ModelConfig, arrivals_ns: list[int], instances: int) -> list[tuple[int, list[int]]]:
-    """Of each batch that the server's kernel ran: when it began, and its requests by number."""
+    """Of each batch that the server's model queue ran: when it began, and its requests by number."""
     stage = Stage(DynamicScheduler, config, instances)
     stage.begin()
     begin_ns = stage.clock.now_ns()
     busy: dict[int, int] = {}
     batches: list[tuple[int, list[int]]] = []
     coming = 0
-    while coming < len(arrivals_ns) or busy or stage.kernel.in_flight:
+    while coming < len(arrivals_ns) or busy or stage.model_queue.in_flight:
         events = [*busy.values(), *arrivals_ns[coming : coming + 1]]
         if stage.clock.next_ns is not None:
             events.append(stage.clock.next_ns - begin_ns)

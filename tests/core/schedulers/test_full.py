@@ -12,7 +12,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import Unavailable
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import FullScheduler, InstanceInfo, ScheduledModel, Scheduler, SchedulerContext, full
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
 from tests.core.conftest import make_ticket
 
@@ -48,19 +48,19 @@ def test_the_kernel_has_the_defaults_of_what_a_policy_does_not_say() -> None:
 
     async def scene() -> None:
         statistics = ModelStatistics()
-        kernel = Kernel(Policy, ScheduledModel(ModelConfig(name="m")), statistics, asyncio.get_running_loop())
+        model_queue = ModelQueue(Policy, ScheduledModel(ModelConfig(name="m")), statistics, asyncio.get_running_loop())
         told = asyncio.Event()
 
         def respond(answer: Any, final: bool) -> None:
             got.append(answer)
             told.set()
 
-        kernel.submit(make_ticket("m", {}, respond))
+        model_queue.submit(make_ticket("m", {}, respond))
         await asyncio.wait_for(told.wait(), 60)
-        await kernel.drain()
+        await model_queue.drain()
         with pytest.raises(Unavailable, match="Server is stopping"):
-            kernel.submit(make_ticket("m", {}, respond))
-        kernel.close()
+            model_queue.submit(make_ticket("m", {}, respond))
+        model_queue.close()
         assert statistics.snapshot().rejected.count == 1
 
     asyncio.run(scene())

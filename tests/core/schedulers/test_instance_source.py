@@ -23,7 +23,7 @@ from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import Clock, InstanceInfo, LoopClock, ScheduledModel
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.instance_source import TURN_NS
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
 from headrace_testing.played import TurnedClock
 from tests.core.conftest import make_ticket
@@ -46,7 +46,7 @@ class Played:
         config = ModelConfig(name="m", max_batch_size=max_batch_size)
         text_format.Parse(f"dynamic_batching {{ {text} }}", config)
         model = ScheduledModel(config, [InstanceInfo("m_0", Device("cpu"), max_batch_size)])
-        self.scheduler = Kernel(kind, model, ModelStatistics(), self.loop, real_clock or self.clock)
+        self.scheduler = ModelQueue(kind, model, ModelStatistics(), self.loop, real_clock or self.clock)
         (self.source,) = self.scheduler.sources
 
     def send(self, name: str, rows: int = 1, key: object = None, timeout_us: int = 0, priority: int = 0) -> Ticket:

@@ -1,4 +1,5 @@
-"""What the kernel does for a scheduler that it knows nothing of: played by hand, on a clock that the test turns."""
+"""What the model queue does for a scheduler that it knows nothing of: played by hand, on a clock that the test
+turns."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from headrace.messages.spec import Spec
 from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.schedulers.base import FullScheduler, InstanceInfo, ScheduledModel, Scheduler, SchedulerContext, Wait
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
 from headrace_testing.played import TurnedClock
 from tests.core.conftest import make_ticket
@@ -43,14 +44,14 @@ class First(FullScheduler):
 
 
 class Stage:
-    """A kernel with instances that the test plays, and what the callers were told."""
+    """A model queue with instances that the test plays, and what the callers were told."""
 
     def __init__(self, kind: type[Scheduler], instances: int = 1, **model: Any) -> None:
         self.clock, self.statistics = TurnedClock(), ModelStatistics()
         self.config = ModelConfig(name="m", max_batch_size=4)
         infos = [InstanceInfo(f"m_0_{number}", Device("cpu"), 4) for number in range(instances)]
         given = ScheduledModel(self.config, infos, {"x": X}, {"x": X}, **model)
-        self.kernel = Kernel(kind, given, self.statistics, asyncio.get_running_loop(), self.clock)
+        self.model_queue = ModelQueue(kind, given, self.statistics, asyncio.get_running_loop(), self.clock)
         self.answers: dict[str, list[Answer]] = {}
         self.given: list[tuple[str, list[str]]] = []
         self.batches: list[list[Ticket]] = []
@@ -61,12 +62,12 @@ class Stage:
             self.answers.setdefault(name, []).append(answer)
 
         ticket = make_ticket("m", {"x": np.ones((rows, 1), np.float32)}, respond, id=name, rows=rows, **fields)
-        self.kernel.submit(ticket)
+        self.model_queue.submit(ticket)
         return ticket
 
     def serve(self, number: int = 0) -> None:
         """Have an instance ask whenever it is woken; it keeps what it gets until `finish`."""
-        source = self.kernel.sources[number]
+        source = self.model_queue.sources[number]
 
         def pull() -> None:
             if batch := source.poll(wakeup):
@@ -82,7 +83,7 @@ class Stage:
 
     def finish(self, number: int = 0, outputs: dict[str, Any] | None = None) -> None:
         batch = self.batches.pop(0)
-        self.kernel.sources[number].deliver(batch, [InferResponse(outputs or {}, id=t.request.id) for t in batch])
+        self.model_queue.sources[number].deliver(batch, [InferResponse(outputs or {}, id=t.request.id) for t in batch])
         self.serve(number)
 
 
@@ -94,10 +95,10 @@ def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
     return run
 
 
-def threaded(kernel: Kernel, number: int, instance: Instance, outputs: dict[str, Spec]) -> InstanceThread:
+def threaded(model_queue: ModelQueue, number: int, instance: Instance, outputs: dict[str, Spec]) -> InstanceThread:
     schema = OutputSchema("m", "1", outputs, True)
-    name = kernel.sources[number].instance.name
-    return InstanceThread(name, lambda: (instance, runner_for(instance, schema)), kernel.statistics.for_instance)
+    name = model_queue.sources[number].instance.name
+    return InstanceThread(name, lambda: (instance, runner_for(instance, schema)), model_queue.statistics.for_instance)
 
 
 @on_loop
@@ -111,7 +112,7 @@ async def test_a_scheduler_of_one_method_serves_and_hears_of_nobody_who_leaves()
     stage.finish()
     assert isinstance(stage.answers["a"][0], InferResponse)
     assert isinstance(stage.answers["gone"][0], Cancelled)
-    assert (stage.kernel.in_flight, stage.kernel.pending) == (0, 0)
+    assert (stage.model_queue.in_flight, stage.model_queue.pending) == (0, 0)
     assert stage.statistics.cancelled.count == 1
 
 
@@ -234,15 +235,15 @@ class Gated(Wakeup):
         self.open.wait()
 
 
-async def take_on_threads(kernel: Kernel, wakeups: Sequence[Wakeup]) -> list[asyncio.Future[list[str]]]:
+async def take_on_threads(model_queue: ModelQueue, wakeups: Sequence[Wakeup]) -> list[asyncio.Future[list[str]]]:
     """Threads that take one batch each, and are idle now."""
 
     def take(number: int) -> list[str]:
-        return [ticket.request.id for ticket in kernel.sources[number].take(wakeups[number]) or ()]
+        return [ticket.request.id for ticket in model_queue.sources[number].take(wakeups[number]) or ()]
 
     numbers = range(len(wakeups))
     taken: list[asyncio.Future[list[str]]] = [asyncio.ensure_future(asyncio.to_thread(take, n)) for n in numbers]
-    while len(kernel.idle) < len(taken):
+    while len(model_queue.idle) < len(taken):
         await asyncio.sleep(0)
     return taken
 
@@ -250,10 +251,10 @@ async def take_on_threads(kernel: Kernel, wakeups: Sequence[Wakeup]) -> list[asy
 @on_loop
 async def test_where_nothing_waits_for_more_a_thread_takes_what_has_come_until_it_is_awake() -> None:
     stage, wakeup = Stage(DynamicScheduler), Gated()
-    (taken,) = await take_on_threads(stage.kernel, [wakeup])
+    (taken,) = await take_on_threads(stage.model_queue, [wakeup])
     stage.send("a")
     await asyncio.to_thread(wakeup.rung.wait)
-    assert stage.kernel.pending == 1
+    assert stage.model_queue.pending == 1
     stage.send("b")
     wakeup.open.set()
     assert await taken == ["a", "b"]
@@ -262,7 +263,7 @@ async def test_where_nothing_waits_for_more_a_thread_takes_what_has_come_until_i
 @on_loop
 async def test_a_thread_that_leaves_something_hands_it_on_to_the_next() -> None:
     stage, wakeups = Stage(DirectScheduler, 2), [Gated(), Gated()]
-    taken = await take_on_threads(stage.kernel, wakeups)
+    taken = await take_on_threads(stage.model_queue, wakeups)
     stage.send("a")
     stage.send("b")
     first, second = wakeups
@@ -280,15 +281,15 @@ async def test_once_something_has_waited_for_more_the_loop_claims_for_threads() 
         on_threads = instances_alike = True
 
     stage, wakeup = Stage(Waited), Gated()
-    (taken,) = await take_on_threads(stage.kernel, [wakeup])
+    (taken,) = await take_on_threads(stage.model_queue, [wakeup])
     stage.send("a")
     wakeup.open.set()
-    while stage.kernel.threads_take:
+    while stage.model_queue.threads_take:
         await asyncio.sleep(0)
     while not stage.clock.pending:
         await asyncio.sleep(0)
     stage.clock.turn(5 * MS)
-    assert stage.kernel.pending == 0
+    assert stage.model_queue.pending == 0
     assert await taken == ["a"]
 
 
@@ -312,7 +313,7 @@ async def test_levels_come_in_order_and_a_deadline_is_kept_by_the_clock() -> Non
     (refusal,) = stage.answers["dead"]
     assert isinstance(refusal, HeadraceError)
     assert (refusal.message, refusal.code) == ("Request timeout expired", Code.UNAVAILABLE)
-    assert [ticket.request.id for ticket in stage.kernel.queue] == ["first", "second", "late"]
+    assert [ticket.request.id for ticket in stage.model_queue.queue] == ["first", "second", "late"]
 
 
 @on_loop
@@ -339,11 +340,11 @@ async def test_what_a_scheduler_takes_in_without_queueing_is_its_own_to_answer()
     stage = Stage(Forwarding, 0, call=asked.append)
     stage.send("a")
     gone = stage.send("gone")
-    assert (stage.kernel.in_flight, stage.kernel.pending) == (2, 0)
+    assert (stage.model_queue.in_flight, stage.model_queue.pending) == (2, 0)
     gone.cancel()
     gone.cancel()
     assert heard == [("gone", None)]
-    draining = asyncio.ensure_future(stage.kernel.drain())
+    draining = asyncio.ensure_future(stage.model_queue.drain())
     await stage.settle()
     assert not draining.done()
     for ticket in asked:
@@ -366,11 +367,11 @@ async def test_abandoning_answers_what_a_scheduler_has_for_itself() -> None:
 
     stage = Stage(Hoarding)
     ticket = stage.send("a")
-    stage.kernel.abandon()
+    stage.model_queue.abandon()
     assert isinstance(stage.answers["a"][0], Unavailable)
     assert ticket.cancelled
-    await stage.kernel.drain()
-    stage.kernel.scheduler.context.answer(ticket, InferResponse({}), True)
+    await stage.model_queue.drain()
+    stage.model_queue.scheduler.context.answer(ticket, InferResponse({}), True)
     assert len(stage.answers["a"]) == 1
 
 
@@ -418,9 +419,9 @@ def test_a_batch_carries_inputs_padding_and_outputs_that_are_nobodys() -> None:
     @on_loop
     async def scenario() -> None:
         stage, sums = Stage(Stateful), Sums()
-        thread = threaded(stage.kernel, 0, sums, {"x": X, "state": STATE})
+        thread = threaded(stage.model_queue, 0, sums, {"x": X, "state": STATE})
         await asyncio.to_thread(thread.load)
-        thread.serve(stage.kernel.sources[0], asyncio.get_running_loop())
+        thread.serve(stage.model_queue.sources[0], asyncio.get_running_loop())
         for turn in (1, 2):
             for name, outputs in (("a", ()), ("b", ("x",))):
                 stage.send(name, outputs=outputs)
@@ -433,7 +434,7 @@ def test_a_batch_carries_inputs_padding_and_outputs_that_are_nobodys() -> None:
         assert set(sums.rows) == {4}
         snapshot = stage.statistics.snapshot()
         assert (snapshot.success.count, snapshot.executions.inference_count) == (4, 4)
-        stage.kernel.close()
+        stage.model_queue.close()
         await asyncio.to_thread(thread.join)
 
     scenario()
@@ -443,17 +444,17 @@ def test_a_pinned_batch_that_fails_is_not_tried_one_by_one() -> None:
     @on_loop
     async def scenario() -> None:
         stage, sums = Stage(Stateful), Sums()
-        thread = threaded(stage.kernel, 0, sums, {"x": X, "state": STATE})
+        thread = threaded(stage.model_queue, 0, sums, {"x": X, "state": STATE})
         await asyncio.to_thread(thread.load)
         bad = stage.send("bad")
         bad.request = bad.request.with_inputs({"x": -np.ones((1, 1), np.float32)})
         stage.send("good")
-        thread.serve(stage.kernel.sources[0], asyncio.get_running_loop())
+        thread.serve(stage.model_queue.sources[0], asyncio.get_running_loop())
         while len(stage.answers) < 2:
             await asyncio.sleep(0)
         assert [str(stage.answers[name][0]) for name in ("bad", "good")] == ["negative", "negative"]
         assert sums.rows == [4]
-        stage.kernel.close()
+        stage.model_queue.close()
         await asyncio.to_thread(thread.join)
 
     scenario()
@@ -473,8 +474,8 @@ async def test_a_submit_that_raises_leaves_nothing_behind() -> None:
     Broken.error = SystemExit("stray")
     with pytest.raises(InternalError, match="SystemExit: stray"):
         stage.send("b")
-    assert (stage.kernel.in_flight, stage.kernel.pending, stage.statistics.rejected.count) == (0, 0, 1)
-    await stage.kernel.drain()
+    assert (stage.model_queue.in_flight, stage.model_queue.pending, stage.statistics.rejected.count) == (0, 0, 1)
+    await stage.model_queue.drain()
 
 
 def test_a_scheduler_that_raises_on_the_loop_is_asked_again_a_second_later(caplog: pytest.LogCaptureFixture) -> None:
@@ -491,10 +492,10 @@ def test_a_scheduler_that_raises_on_the_loop_is_asked_again_a_second_later(caplo
     async def scenario() -> None:
         stage = Stage(Stumbling)
         instance = Sums()
-        thread = threaded(stage.kernel, 0, instance, {"x": X})
+        thread = threaded(stage.model_queue, 0, instance, {"x": X})
         await asyncio.to_thread(thread.load)
-        thread.serve(stage.kernel.sources[0], asyncio.get_running_loop())
-        while not stage.kernel.idle:
+        thread.serve(stage.model_queue.sources[0], asyncio.get_running_loop())
+        while not stage.model_queue.idle:
             await asyncio.sleep(0)
         stage.send("a")
         while "raised an exception in next()" not in caplog.text:
@@ -503,7 +504,7 @@ def test_a_scheduler_that_raises_on_the_loop_is_asked_again_a_second_later(caplo
         stage.clock.turn(1000 * MS)
         while "a" not in stage.answers:
             await asyncio.sleep(0)
-        stage.kernel.close()
+        stage.model_queue.close()
         await asyncio.to_thread(thread.join)
 
     scenario()
@@ -526,7 +527,7 @@ async def test_a_finished_or_expired_that_raises_keeps_no_answer_back() -> None:
     stage.serve()
     stage.finish()
     assert isinstance(stage.answers["a"][0], InferResponse)
-    stage.kernel.sources[0].leave(LoopWakeup(lambda: None))
+    stage.model_queue.sources[0].leave(LoopWakeup(lambda: None))
     stage.send("b")
     stage.clock.turn(MS)
     assert isinstance(stage.answers["b"][0], Unavailable)
@@ -563,19 +564,19 @@ def test_a_thread_gets_batches_from_a_scheduler_that_is_asked_on_the_loop_only()
     @on_loop
     async def scenario() -> None:
         stage = Stage(Here, 2)
-        hosts = [threaded(stage.kernel, number, Echo(), {"x": X}) for number in range(2)]
+        hosts = [threaded(stage.model_queue, number, Echo(), {"x": X}) for number in range(2)]
         for number, host in enumerate(hosts):
             await asyncio.to_thread(host.load)
-            host.serve(stage.kernel.sources[number], asyncio.get_running_loop())
+            host.serve(stage.model_queue.sources[number], asyncio.get_running_loop())
         for name in range(40):
             stage.send(str(name))
             if name % 3 == 0:
                 await asyncio.sleep(0)
-        await stage.kernel.drain()
+        await stage.model_queue.drain()
         assert all(isinstance(answers[0], InferResponse) for answers in stage.answers.values())
         assert len(stage.answers) == 40
         assert threads == {threading.get_ident()}
-        stage.kernel.close()
+        stage.model_queue.close()
         for host in hosts:
             await asyncio.to_thread(host.join)
 

@@ -1,4 +1,5 @@
-"""Models that share resources: simulated on the kernels of several models at once, whose instances the test plays."""
+"""Models that share resources: simulated on the model queues of several models at once, whose instances the test
+plays."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import ScheduledModel, Scheduler
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.instance_source import InstanceSource
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.model_queue import ModelQueue
 from headrace.schedulers.rate_limiter import LimitedSource, RateLimiter, instance_info
 from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.statistics import ModelStatistics
@@ -78,7 +79,7 @@ class Scene:
     def __init__(self, *given: RateLimitResource) -> None:
         self.clock, self.loop = TurnedClock(), asyncio.get_running_loop()
         self.limiter = RateLimiter(self.loop, given)
-        self.kernels: dict[str, Kernel] = {}
+        self.model_queues: dict[str, ModelQueue] = {}
         self.players: list[Player] = []
         self.order: list[str] = []
         self.answers: list[Answer] = []
@@ -93,14 +94,14 @@ class Scene:
         return players
 
     def played(self, name: str, *claims: Claim, kind: type[Scheduler], rows: int, delay_us: int = 0) -> list[Player]:
-        kernel = self.kernel(name, *claims, kind=kind, rows=rows, delay_us=delay_us)
-        players = [Player(self, source, claim) for source, claim in zip(kernel.sources, claims, strict=True)]
+        model_queue = self.model_queue(name, *claims, kind=kind, rows=rows, delay_us=delay_us)
+        players = [Player(self, source, claim) for source, claim in zip(model_queue.sources, claims, strict=True)]
         self.players += players
         return players
 
-    def kernel(
+    def model_queue(
         self, name: str, *claims: Claim, kind: type[Scheduler] = DirectScheduler, rows: int = 4, delay_us: int = 0
-    ) -> Kernel:
+    ) -> ModelQueue:
         self.limiter.add(claims)
         config = ModelConfig(name=name, max_batch_size=rows)
         config.dynamic_batching.max_queue_delay_microseconds = delay_us
@@ -108,14 +109,14 @@ class Scene:
             instance_info(Placement(f"{name}_{n}", Device("cpu"), claim), config) for n, claim in enumerate(claims)
         ]
         model, statistics = ScheduledModel(config, infos), ModelStatistics()
-        kernel = self.kernels[name] = Kernel(kind, model, statistics, self.loop, self.clock, self.limiter)
-        return kernel
+        model_queue = self.model_queues[name] = ModelQueue(kind, model, statistics, self.loop, self.clock, self.limiter)
+        return model_queue
 
     def send(self, name: str, count: int = 1) -> list[Ticket]:
         x = {"x": np.ones((1, 1), np.float32)}
         tickets = [make_ticket(name, x, lambda answer, final: self.answers.append(answer)) for _ in range(count)]
         for ticket in tickets:
-            self.kernels[name].submit(ticket)
+            self.model_queues[name].submit(ticket)
         return tickets
 
     async def settle(self) -> None:
@@ -297,11 +298,11 @@ def test_it_is_told_who_has_what_who_waits_for_it_and_which_batches_had_to() -> 
         stage.model("other", claim(G_everywhere=1))
 
         def told(name: str) -> list[tuple[Any, ...]]:
-            uses = stage.limiter.uses(tuple(stage.kernels[name].instances))
+            uses = stage.limiter.uses(tuple(stage.model_queues[name].instances))
             return [(use.resource, use.units, dict(use.held), dict(use.wanted)) for use in uses]
 
         def reasons(name: str) -> list[str]:
-            return list(stage.kernels[name].history.document(0)["reasons"])
+            return list(stage.model_queues[name].history.document(0)["reasons"])
 
         assert told("large") == [(GLOBAL, 1, {}, {}), (R, 4, {}, {})]
         stage.send("small", 2)
@@ -437,7 +438,7 @@ def test_whatever_happens_nobody_takes_too_much_and_all_of_it_comes_back(seed: i
         sent = 0
         tickets: list[Ticket] = []
         for _ in range(400):
-            name, player = pick.choice(sorted(stage.kernels)), pick.choice(stage.players)
+            name, player = pick.choice(sorted(stage.model_queues)), pick.choice(stage.players)
             happens = pick.random()
             if happens < 0.4:
                 count = pick.randint(1, 3)
@@ -460,7 +461,7 @@ def test_whatever_happens_nobody_takes_too_much_and_all_of_it_comes_back(seed: i
                 player.rise()
         for _ in range(10_000):
             await stage.settle()
-            if not any(kernel.in_flight for kernel in stage.kernels.values()):
+            if not any(model_queue.in_flight for model_queue in stage.model_queues.values()):
                 break
             if stage.running:
                 pick.choice(stage.running).finish()
@@ -471,8 +472,8 @@ def test_whatever_happens_nobody_takes_too_much_and_all_of_it_comes_back(seed: i
         await stage.settle()
         assert not stage.limiter.taken
         assert not stage.limiter._staged
-        for name in stage.kernels:
-            stage.kernels[name].close()
+        for name in stage.model_queues:
+            stage.model_queues[name].close()
             stage.limiter.remove(claims[name])
         await stage.settle()
         assert not stage.limiter._claims
@@ -503,7 +504,7 @@ def test_what_an_instance_holds_that_never_returns_is_free_when_it_is_gone(end: 
             hangs.claim = claim()  # what it runs takes nothing any more
             stage.limiter.remove([needs])
         else:
-            stage.kernels["hangs"].abandon()
+            stage.model_queues["hangs"].abandon()
             hangs.finish()
         await stage.settle()
         assert "waits_0" in {player.name for player in stage.running}
@@ -541,23 +542,23 @@ def test_threads_that_would_ask_by_themselves_run_only_as_many_at_once_as_there_
         spec = {"y": Spec("y", dtypes.FP32, (1,))}
         threads = []
         for name in ("a", "b"):
-            kernel = stage.kernel(name, claim(R=units), claim(R=units))
-            for source in kernel.sources:
+            model_queue = stage.model_queue(name, claim(R=units), claim(R=units))
+            for source in model_queue.sources:
                 load = partial(_loaded, OutputSchema(name, "1", spec, True))
-                thread = InstanceThread(source.instance.name, load, kernel.statistics.for_instance)
+                thread = InstanceThread(source.instance.name, load, model_queue.statistics.for_instance)
                 await asyncio.to_thread(thread.load)
                 thread.serve(source, stage.loop)
                 threads.append(thread)
         for _ in range(100):
             stage.send("a"), stage.send("b")
             await asyncio.sleep(0)
-        while any(kernel.in_flight for kernel in stage.kernels.values()):
+        while any(model_queue.in_flight for model_queue in stage.model_queues.values()):
             await asyncio.sleep(0)
         assert len(stage.answers) == 200
         assert all(isinstance(answer, InferResponse) for answer in stage.answers)
         assert Watched.most <= most
-        for kernel in stage.kernels.values():
-            kernel.close()
+        for model_queue in stage.model_queues.values():
+            model_queue.close()
         for thread in threads:
             await asyncio.to_thread(thread.join)
         await stage.settle()
@@ -623,8 +624,8 @@ def test_a_device_is_that_of_a_gpu_and_0_elsewhere() -> None:
 def test_who_takes_nothing_does_not_pass_by_the_limiter() -> None:
     async def scene() -> None:
         stage = Scene()
-        plain, limited = stage.kernel("plain", Claim()), stage.kernel("limited", claim(R=1))
-        assert [type(kernel.sources[0]) for kernel in (plain, limited)] == [InstanceSource, LimitedSource]
+        plain, limited = stage.model_queue("plain", Claim()), stage.model_queue("limited", claim(R=1))
+        assert [type(model_queue.sources[0]) for model_queue in (plain, limited)] == [InstanceSource, LimitedSource]
         assert (plain.threads_take, limited.threads_take) == (True, False)
 
     play(scene)

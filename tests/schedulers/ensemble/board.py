@@ -1,4 +1,5 @@
-"""An ensemble on a board: the real kernel and scheduler, a clock that stands still, and models that the test plays."""
+"""An ensemble on a board: the real model queue and scheduler, a clock that stands still, and models that the test
+plays."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from google.protobuf import text_format
 from headrace import Answer, Dependency, InferRequest, InferResponse, ModelConfig, OtherModel, Spec, Ticket
 from headrace.models.configuring import scheduler_parameters
 from headrace.schedulers.base import ScheduledModel
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
 from headrace_ensemble import EnsembleScheduler
 from headrace_testing.played import TurnedClock
@@ -77,7 +78,7 @@ class Board:
         told = scheduler_parameters(parsed_config, EnsembleScheduler)
         inputs, outputs = specs(parsed_config)
         model = ScheduledModel(parsed_config, (), inputs, outputs, parameters=told, others=others, version="1")
-        self.kernel = Kernel(EnsembleScheduler, model, self.statistics, asyncio.get_running_loop(), self.clock)
+        self.model_queue = ModelQueue(EnsembleScheduler, model, self.statistics, asyncio.get_running_loop(), self.clock)
 
     def _model(self, config: str, needed: Dependency) -> OtherModel:
         return other(config, needed.model, self._ask)
@@ -98,7 +99,7 @@ class Board:
         request = InferRequest("e", inputs, outputs, **fields)
         ticket = Ticket(request, lambda answer, final: self._told(caller, answer, final))
         caller = Caller(ticket, answers)
-        self.kernel.submit(caller.ticket)
+        self.model_queue.submit(caller.ticket)
         return caller
 
     def _told(self, caller: Caller, answer: Answer, final: bool) -> None:

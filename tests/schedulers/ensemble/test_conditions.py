@@ -56,7 +56,7 @@ def test_a_step_runs_only_if_its_condition_holds_and_who_can_do_without_its_outp
         assert [*board.calls[0].request.inputs] == [given]
         board.answer(board.calls[0], {"r": 3 * ROW})
         assert caller.outputs == [{written: [[2.0]], "y": [[3.0]]}]
-        assert (caller.ends, board.kernel.in_flight) == (1, 0)
+        assert (caller.ends, board.model_queue.in_flight) == (1, 0)
 
     play(scene)
 
@@ -122,7 +122,7 @@ def test_rows_that_do_not_agree_are_an_error_and_an_integer_counts_as_true() -> 
         (error,) = caller.answers
         assert isinstance(error, HeadraceError)
         assert error.message == "in ensemble 'e', the rows of the condition of step 1 ('one') differ"
-        assert (caller.ends, board.kernel.in_flight, len(board.calls)) == (1, 0, 0)
+        assert (caller.ends, board.model_queue.in_flight, len(board.calls)) == (1, 0, 0)
 
         whole = DECIDES.replace("BOOL", "INT32")
         board = Board(EITHER, {**MODELS, "decides": whole})

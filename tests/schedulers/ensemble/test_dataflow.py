@@ -123,7 +123,7 @@ def test_a_graph_gives_what_its_steps_one_by_one_give_and_runs_each_as_soon_as_i
         assert done == runs
         assert caller.ends == 1
         assert caller.outputs == [{name: expected[name].tolist() for name in outputs if name in (wanted or outputs)}]
-        assert board.kernel.in_flight == 0
+        assert board.model_queue.in_flight == 0
 
     play(scene)
 
@@ -155,7 +155,7 @@ def test_who_leaves_at_any_moment_is_told_once_and_everything_that_runs_for_him_
         assert isinstance(caller.answers[-1], InferResponse if is_over else Cancelled)
         assert all(call.abandoned for call in board.calls)
         end(board, nodes, data)
-        assert (len(board.asked), board.kernel.in_flight, caller.ends) == (asked, 0, 1)
+        assert (len(board.asked), board.model_queue.in_flight, caller.ends) == (asked, 0, 1)
         assert board.statistics.snapshot().cancelled.count == (not is_over)
 
     play(scene)
@@ -187,7 +187,7 @@ def test_the_first_error_is_told_once_when_nothing_runs_any_more(
         (error,) = caller.answers
         assert isinstance(error, HeadraceError)
         assert (error.message, error.code) == ("in ensemble 'e', boom", InternalError.code)
-        assert (len(board.asked), caller.ends, board.kernel.in_flight) == (asked, 1, 0)
+        assert (len(board.asked), caller.ends, board.model_queue.in_flight) == (asked, 1, 0)
 
     play(scene)
 
@@ -201,7 +201,9 @@ def test_a_step_that_is_refused_is_an_error_of_the_ensemble() -> None:
         (error,) = caller.answers
         assert isinstance(error, HeadraceError)
         assert (error.message, error.code) == ("in ensemble 'e', Exceeds maximum queue size", Unavailable.code)
-        assert (caller.ends, board.kernel.in_flight, board.refused) == (1, 0, 1), "nothing is begun after the error"
+        assert (caller.ends, board.model_queue.in_flight, board.refused) == (1, 0, 1), (
+            "nothing is begun after the error"
+        )
 
     play(scene)
 
@@ -393,7 +395,7 @@ def test_every_response_of_a_decoupled_step_goes_its_own_way_to_the_end(data: st
                 board.answer(call, None)
         assert caller.ends == 1
         assert sorted(each["y"][0][0] for each in caller.outputs) == sorted(expected)
-        assert board.kernel.in_flight == 0
+        assert board.model_queue.in_flight == 0
         assert board.reads == responses, "every response that went its way lets its model go on"
 
     play(scene)
@@ -459,7 +461,7 @@ def test_a_step_is_asked_for_so_many_items_at_a_time_and_the_others_wait_in_orde
             seen.append(float(np.asarray(call.request.inputs["p"])[0, 0]))
             board.answer(call, {"s": call.request.inputs["p"]})
         assert seen == [0, 1, 2, 3, 4]
-        assert (len(caller.outputs), caller.ends, board.kernel.in_flight) == (5, 1, 0)
+        assert (len(caller.outputs), caller.ends, board.model_queue.in_flight) == (5, 1, 0)
 
     play(scene)
 
@@ -481,7 +483,7 @@ def test_items_that_wait_for_their_turn_end_with_an_error_and_with_a_caller_who_
             board.answer(board.call("add"), InternalError("boom"))
         while board.calls:
             board.answer(board.calls[0], Cancelled("") if board.calls[0] is not many else None)
-        assert (caller.ends, board.kernel.in_flight, len(board.asked)) == (1, 0, 2)
+        assert (caller.ends, board.model_queue.in_flight, len(board.asked)) == (1, 0, 2)
 
     play(lambda: scene(True))
     play(lambda: scene(False))

@@ -443,8 +443,8 @@ def test_callers_who_leave_at_any_time_are_told_once_and_leave_nothing_behind(
     snapshot = server.served("e")[0].snapshot()
     assert snapshot.success.count + snapshot.cancelled.count == 2000
     assert snapshot.cancelled.count > 500
-    kernel = server.served("e")[0].scheduler
-    assert (kernel.in_flight, vars(kernel.scheduler)["_under_way"]) == (0, {})
+    model_queue = server.served("e")[0].scheduler
+    assert (model_queue.in_flight, vars(model_queue.scheduler)["_under_way"]) == (0, {})
 
 
 ASKS = """

@@ -1,4 +1,4 @@
-"""The scheduler on a stage: the real kernel, a clock that stands still, and instances that the test plays."""
+"""The scheduler on a stage: the real model queue, a clock that stands still, and instances that the test plays."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Theatre(Stage):
         """Answer what the instance runs, each request with its own."""
         played = self.instances[instance]
         batch, played.batch = played.batch, []
-        self.kernel.sources[instance].deliver(batch, answers)
+        self.model_queue.sources[instance].deliver(batch, answers)
         played.ask()
 
     def told(self, ticket: Ticket) -> list[Answer]:

@@ -41,12 +41,12 @@ def test_nothing_runs_until_enough_wait_in_slots_and_in_the_backlog(
                 Ticket(InferRequest("m", inputs, sequence_id=name, sequence_start=start, sequence_end=end), hear)
             )
 
-        kernel = server.served("m")[0].scheduler
+        model_queue = server.served("m")[0].scheduler
         for waiting, (start, end) in enumerate(((True, False), (False, False), (False, True)), 1):
             send(1, start, end)
             for _ in range(20):
                 await asyncio.sleep(0)
-            assert (told, kernel.pending) == ([], waiting)
+            assert (told, model_queue.pending) == ([], waiting)
         send(2, True, True)
         await done.wait()
         assert all(isinstance(answer, InferResponse) for answer in told)

@@ -83,7 +83,7 @@ def test_an_instance_gets_nothing_until_the_states_are_there() -> None:
         batch, played.batch = played.batch, []
         played.ask()
         assert played.batch == []
-        stage.kernel.sources[0].deliver(batch, given([7]))
+        stage.model_queue.sources[0].deliver(batch, given([7]))
         await stage.settle()
         assert states_of(stage) == [[[7]]]
 
@@ -172,7 +172,7 @@ def test_a_file_that_does_not_have_an_initial_state_is_refused(
 
 def test_the_scheduler_keeps_what_is_a_state() -> None:
     async def scene() -> None:
-        kept = Theatre("direct { }" + STATE.format(1, "")).kernel.full.kept
+        kept = Theatre("direct { }" + STATE.format(1, "")).model_queue.full.kept
         assert [(spec.name, spec.datatype.name, spec.dims) for spec in kept.values()] == [("t", "FP32", (1,))]
 
     play(scene)

@@ -42,7 +42,7 @@ class Generator(Theatre):
         for number, instance in enumerate(self.instances):
             if instance.batch:
                 for ticket in instance.batch if outputs is not None else ():
-                    self.kernel.sources[number].progress(ticket, InferResponse(outputs or {}))
+                    self.model_queue.sources[number].progress(ticket, InferResponse(outputs or {}))
                 self.give([self.outcome(ticket) for ticket in instance.batch], number)
         return shown
 
@@ -64,7 +64,7 @@ def test_a_request_that_comes_meanwhile_joins_the_very_next_batch(strategy: str)
         assert is_answered(stage, a)
         assert is_answered(stage, b)
         assert await stage.shown() == [[]]
-        assert (stage.kernel.in_flight, stage.kernel.pending) == (0, 0)
+        assert (stage.model_queue.in_flight, stage.model_queue.pending) == (0, 0)
 
     play(scene)
 
@@ -219,7 +219,7 @@ def test_who_leaves_between_two_runs_is_run_no_more_and_his_slot_is_free(strateg
         assert [type(answer) for answer in stage.told(gone)] == [Cancelled]
         assert await stage.run_once() == [["b"]]
         assert is_answered(stage, next_one)
-        assert stage.kernel.in_flight == 0
+        assert stage.model_queue.in_flight == 0
         assert stage.statistics.snapshot().cancelled.count == 1
 
     play(scene)
@@ -263,7 +263,7 @@ def test_draining_runs_what_iterates_to_its_end(strategy: str) -> None:
         stage = Generator(strategy)
         stage.generate("a", "b", runs=3)
         await stage.run_once()
-        draining = asyncio.ensure_future(stage.kernel.drain())
+        draining = asyncio.ensure_future(stage.model_queue.drain())
         await stage.settle()
         with pytest.raises(Unavailable, match="has stopped accepting new inference requests"):
             stage.generate("c")
@@ -283,7 +283,7 @@ def test_what_is_given_back_when_the_time_to_stop_is_over_is_told_so(strategy: s
         stage = Generator(strategy)
         (a,) = stage.generate("a", runs=100)
         await stage.shown()
-        stage.kernel.close()
+        stage.model_queue.close()
         stage.give([Rescheduled()])
         assert [type(answer) for answer in stage.told(a)] == [Unavailable]
 
@@ -295,7 +295,7 @@ def test_the_state_goes_from_run_to_run_and_begins_anew_with_each_request() -> N
 
     async def scene() -> None:
         stage = Generator("oldest { }", more=state)
-        stage.kernel._tracker._counted = True
+        stage.model_queue._tracker._counted = True
         for _ in range(2):
             (a,) = stage.generate("a", runs=3)
             seen = []
@@ -313,7 +313,7 @@ def test_the_state_goes_from_run_to_run_and_begins_anew_with_each_request() -> N
 def test_a_caller_who_does_not_read_is_run_again_when_he_does_and_holds_nobody_up() -> None:
     async def scene() -> None:
         stage = Generator("oldest { max_candidate_sequences: 2 }", rows=2)
-        stage.kernel._tracker._counted = True  # as of a decoupled model: callers say what they have read
+        stage.model_queue._tracker._counted = True  # as of a decoupled model: callers say what they have read
         (slow,) = stage.generate("slow", runs=1000)
         for _ in range(UNREAD):
             assert await stage.run_once({}) == [["slow"]]
@@ -329,7 +329,7 @@ def test_a_caller_who_does_not_read_is_run_again_when_he_does_and_holds_nobody_u
         assert await stage.shown() == [[]]
         slow.cancel()
         assert isinstance(stage.told(slow)[-1], Cancelled)
-        assert stage.kernel.in_flight == 0
+        assert stage.model_queue.in_flight == 0
 
     play(scene)
 
@@ -432,7 +432,7 @@ def test_who_leaves_leaves_alone_though_others_use_the_same_id(strategy: str, ru
         assert [isinstance(stage.told(ticket)[-1], Cancelled) for ticket in (first, third)] == [True, True]
         assert is_answered(stage, second)
         assert is_answered(stage, fourth)
-        assert stage.kernel.scheduler.active == 0  # type: ignore[attr-defined]
+        assert stage.model_queue.scheduler.active == 0  # type: ignore[attr-defined]
 
     play(scene)
 

@@ -21,7 +21,7 @@ def refused(stage: Theatre, *words: str, rows: int = 1, **fields: Any) -> Headra
     with pytest.raises(HeadraceError) as refusal:
         stage.send(rows, **fields) if fields else stage.ask(*words)
     stage.wrong.clear()  # the stage notes all that is raised and is not Unavailable
-    assert stage.kernel.in_flight == len([ticket for ticket in stage.tickets if not stage.told(ticket)]) - 1
+    assert stage.model_queue.in_flight == len([ticket for ticket in stage.tickets if not stage.told(ticket)]) - 1
     stage.tickets.pop()
     return refusal.value
 
@@ -101,7 +101,7 @@ def test_a_model_that_stops_takes_no_more_and_runs_what_it_has() -> None:
     async def scene() -> None:
         stage = Theatre("direct { }")
         stage.ask("1S", "1E")
-        draining = asyncio.ensure_future(stage.kernel.drain())
+        draining = asyncio.ensure_future(stage.model_queue.drain())
         await stage.settle()
         with pytest.raises(Unavailable, match="Server is stopping, scheduler for model has stopped accepting new"):
             stage.ask("2S")
@@ -160,7 +160,7 @@ def test_who_cancels_one_request_cancels_its_sequence_and_frees_its_slot(strateg
         assert await stage.step() == [["2SE"]]
         assert is_answered(stage, next_one)
         assert is_answered(stage, busy[0])
-        assert stage.kernel.pending == stage.kernel.in_flight == 0
+        assert stage.model_queue.pending == stage.model_queue.in_flight == 0
 
     play(scene)
 
@@ -186,7 +186,7 @@ def test_while_the_server_stops_a_sequence_that_has_begun_may_end_and_none_may_b
         stage = Theatre(strategy)
         stage.ask("1S")
         await stage.shown()
-        draining = asyncio.ensure_future(stage.kernel.drain())
+        draining = asyncio.ensure_future(stage.model_queue.drain())
         await stage.settle()
         none = refused(stage, "2S")
         assert type(none) is Unavailable

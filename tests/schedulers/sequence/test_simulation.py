@@ -180,7 +180,7 @@ async def compared(oldest: bool, done: list[tuple[str, int, str]], instances: in
             assert [
                 numbers.get(ticket.request.id) if ticket in stage.names else None for ticket in played.batch
             ] == batch
-        scheduler = stage.kernel.scheduler
+        scheduler = stage.model_queue.scheduler
         assert isinstance(scheduler, SequenceScheduler)
         assert scheduler.backlogged == len(simulation.backlog)
         assert scheduler.active == sum(one is not None for slots in simulation.slots for one in slots)
@@ -218,7 +218,7 @@ async def compared(oldest: bool, done: list[tuple[str, int, str]], instances: in
             simulation.finish(which)
             stage.instances[which].finish()
         elif what == "cancel" and which < len(stage.tickets) and not stage.told(stage.tickets[which]):
-            is_waiting = stage.kernel.has_waiting(stage.tickets[which])
+            is_waiting = stage.model_queue.has_waiting(stage.tickets[which])
             (simulation.cancel if is_waiting else simulation.leave)(which)
             stage.tickets[which].cancel()
         elif what == "turn":
@@ -229,14 +229,14 @@ async def compared(oldest: bool, done: list[tuple[str, int, str]], instances: in
 
 async def everybody_is_answered(stage: Theatre) -> None:
     """Once, in order, and by an answer or because one of the sequence has left."""
-    while stage.kernel.in_flight:
+    while stage.model_queue.in_flight:
         await stage.settle()
         for instance in stage.instances:
             if instance.batch:
                 instance.finish()
         await stage.turn(IDLE_NS)
     stage.check()
-    assert stage.kernel.pending == 0
+    assert stage.model_queue.pending == 0
     await stage.turn(IDLE_NS)
     await stage.turn(IDLE_NS)
     assert stage.clock.pending == 0

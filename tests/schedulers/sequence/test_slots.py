@@ -176,14 +176,14 @@ def test_an_idle_sequence_ends_to_the_microsecond_and_the_backlog_gets_its_slot(
         assert await stage.step() == [["1S"]]
         await stage.turn(5000 * MS)
         assert stage.clock.pending == 0
-        assert stage.kernel.in_flight == 0
+        assert stage.model_queue.in_flight == 0
 
     play(scene)
 
 
 def test_the_metrics_page_is_told_who_has_a_slot_who_waits_for_one_and_who_was_idle() -> None:
     def measured(theatre: Theatre) -> list[float]:
-        return [value for _, value in read_metrics(theatre.kernel.full)]
+        return [value for _, value in read_metrics(theatre.model_queue.full)]
 
     async def scene() -> None:
         theatre = Theatre("direct {} max_sequence_idle_microseconds: 1000", rows=2)
@@ -233,7 +233,7 @@ def test_a_model_that_is_unloaded_leaves_no_timer() -> None:
         stage.ask("1S")
         await stage.step()
         assert stage.clock.pending == 1
-        stage.kernel.close()
+        stage.model_queue.close()
         assert stage.clock.pending == 0
 
     play(scene)

@@ -23,7 +23,7 @@ from headrace.executors.executor import Executor
 from headrace.executors.threads import apart
 from headrace.models.executor_factory import ExecutorFactory
 from headrace.schedulers.instance_source import InstanceSource
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.model_queue import ModelQueue
 from headrace.schedulers.rate_limiter import RateLimiter, instance_info
 from headrace.telemetry.executions import Observer
 
@@ -52,7 +52,7 @@ class InstanceSet:
 
     def __init__(
         self,
-        kernel: Kernel,
+        model_queue: ModelQueue,
         factory: ExecutorFactory,
         limiter: RateLimiter | None,
         claims: list[Claim],
@@ -60,7 +60,7 @@ class InstanceSet:
     ) -> None:
         #: In the order of the config's groups. Replaced, never changed.
         self.executors: tuple[Executor, ...] = ()
-        self._kernel, self._factory, self._limiter = kernel, factory, limiter
+        self._model_queue, self._factory, self._limiter = model_queue, factory, limiter
         self._claims, self._loop = claims, loop
         self._members: Sequence[Member] = ()
         #: A list of its own: the executors see its changes.
@@ -72,7 +72,7 @@ class InstanceSet:
         """Add the first ``executors``, which are loaded. They do not serve yet."""
         self._settle(
             Member(placement, executor, source)
-            for placement, executor, source in zip(placements, executors, self._kernel.sources, strict=True)
+            for placement, executor, source in zip(placements, executors, self._model_queue.sources, strict=True)
         )
 
     def serve(self, observers: Sequence[Observer]) -> None:
@@ -126,7 +126,7 @@ class InstanceSet:
         """
         leaving = [member for member in self._members if member not in kept]
         infos = [instance_info(placement, config) for placement, _ in added]
-        sources = self._kernel.replace_instances(infos, [member.source for member in leaving])
+        sources = self._model_queue.replace_instances(infos, [member.source for member in leaving])
         come = iter([Member(*pair, source) for pair, source in zip(added, sources, strict=True)])
         self._claims += [placement.claim for placement, _ in added]
         before = self._members
@@ -158,8 +158,8 @@ class InstanceSet:
 
     async def _leave(self, member: Member) -> None:
         try:
-            await self._kernel.dismiss(member.source)
-            await self._kernel.answered(member.executor.held)
+            await self._model_queue.dismiss(member.source)
+            await self._model_queue.answered(member.executor.held)
             member.source.end()
             await apart(partial(self._end, member), f"headrace-close-{member.executor.name}")
         except Exception:
@@ -167,7 +167,7 @@ class InstanceSet:
         finally:
             self._past_restarts += member.executor.restarts
             del self._leaving[member]
-            self._kernel.ask_again()  # requests may have been assigned to it that it did not take
+            self._model_queue.ask_again()  # requests may have been assigned to it that it did not take
 
     def _end(self, member: Member) -> None:
         try:

@@ -54,10 +54,10 @@ from headrace.models.versions import (
     versions_to_serve,
 )
 from headrace.schedulers.base import Dependency, HeldUntil, OtherModel, ScheduledModel
-from headrace.schedulers.caching import CachingKernel
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.caching_queue import CachingModelQueue
+from headrace.schedulers.model_queue import ModelQueue
 from headrace.schedulers.rate_limiter import RateLimiter, instance_info
-from headrace.schedulers.rescheduling import kernel_of
+from headrace.schedulers.rescheduling_queue import model_queue_class
 from headrace.storage.local_directory import LocalDirectory
 from headrace.storage.repositories import Entry, Fingerprint
 from headrace.telemetry.first_responses import FirstResponseTimes, bounds_of
@@ -260,25 +260,25 @@ class Loader:
             if self._limiter is not None:
                 self._limiter.add(claims)
                 undo.callback(self._limiter.remove, claims)
-            kernel = self._kernel(model, signature, placements, statistics, services, others)
-            labels = {**kernel.full.labels, **read_labels(config, model.path.parent)}
+            model_queue = self._model_queue(model, signature, placements, statistics, services, others)
+            labels = {**model_queue.full.labels, **read_labels(config, model.path.parent)}
             factory = ExecutorFactory(
                 backend,
                 model,
                 signature,
                 isolation,
-                kernel.full.kept,
+                model_queue.full.kept,
                 statistics,
                 services,
                 self._executors,
             )
-            instances = InstanceSet(kernel, factory, self._limiter, claims, self._loop)
+            instances = InstanceSet(model_queue, factory, self._limiter, claims, self._loop)
             instances.begin(placements, factory.load(placements, config))
             release = undo.pop_all().close
             undo.callback(release)
             undo.callback(instances.join)
             served = ServedModel(
-                model, signature, kernel, instances, statistics, labels, release, tuple(needed.values())
+                model, signature, model_queue, instances, statistics, labels, release, tuple(needed.values())
             )
             observers = [
                 observer for observer in self._plugins.hook.observe_model(model=served) if observer is not None
@@ -287,7 +287,7 @@ class Loader:
             undo.pop_all()
         return served
 
-    def _kernel(
+    def _model_queue(
         self,
         model: Model,
         signature: Signature,
@@ -295,7 +295,7 @@ class Loader:
         statistics: ModelStatistics,
         services: SiblingServices,
         others: Mapping[Dependency, OtherModel],
-    ) -> Kernel:
+    ) -> ModelQueue:
         config = model.config
         scheduler = find_scheduler(config, self._plugins.schedulers)
         if scheduler.name == "dynamic_batching":  # there is no such thread, but scripts search the log for the line
@@ -320,11 +320,11 @@ class Loader:
             directory=model.path.parent,
         )
         if self._cache is None or not config.response_cache.enable:
-            kind = kernel_of(scheduler, config)
+            kind = model_queue_class(scheduler, config)
             return kind(scheduler, scheduled, statistics, self._loop, limiter=self._limiter)
         identity = identity_of(model, is_shared=self._cache.cache.is_remote)
         cache = ModelCache(self._cache, model.name, str(model.version), identity, signature)
-        return CachingKernel(scheduler, scheduled, statistics, self._loop, cache, limiter=self._limiter)
+        return CachingModelQueue(scheduler, scheduled, statistics, self._loop, cache, limiter=self._limiter)
 
 
 def _other(served: ServedModel, ask: Callable[[Ticket], None]) -> OtherModel:

@@ -18,7 +18,7 @@ from headrace.messages.ticket import Ticket
 from headrace.models.readiness import Readiness
 from headrace.models.signature import Signature, explain
 from headrace.models.view import ModelView, metadata_document
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.executions import Observer, SpanKeeper
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
 
@@ -60,7 +60,7 @@ class Instances(Protocol):
 
 
 class ServedModel:
-    """Signature, kernel and instances of one version, put together at load.
+    """Signature, model queue and instances of one version, put together at load.
 
     ``labels`` maps an output to the lines of its label file. ``release`` is called after the last instance has closed.
     ``others`` are the versions that it calls, kept for it (`keep`) until it has answered its last request.
@@ -70,7 +70,7 @@ class ServedModel:
         self,
         model: Model,
         signature: Signature,
-        scheduler: Kernel,
+        scheduler: ModelQueue,
         instances: Instances,
         statistics: ModelStatistics,
         labels: Mapping[str, Sequence[str]],
@@ -167,21 +167,21 @@ class ServedModel:
 
     def explain(self) -> dict[str, Any]:
         """Return the response of ``GET .../explain``: why the last batches ran, and what waits now. Any thread."""
-        kernel, batching = self.scheduler, self.config.dynamic_batching
-        uses = () if kernel.limiter is None else kernel.limiter.uses(tuple(kernel.instances))
+        model_queue, batching = self.scheduler, self.config.dynamic_batching
+        uses = () if model_queue.limiter is None else model_queue.limiter.uses(tuple(model_queue.instances))
         return {
             "name": self.name,
             "version": str(self.version),
-            "scheduler": kernel.scheduler.name,
+            "scheduler": model_queue.scheduler.name,
             "instances": len(self.executors),
             "runs_on": {executor.name: executor.runs_on for executor in self.executors},
             "max_batch_size": self.max_batch_size,
             "preferred_batch_size": list(batching.preferred_batch_size),
             "max_queue_delay_us": batching.max_queue_delay_microseconds,
-            "waiting": kernel.pending,
-            "in_flight": kernel.in_flight,
+            "waiting": model_queue.pending,
+            "in_flight": model_queue.in_flight,
             "resources": [use.document() for use in uses],
-            **kernel.history.document(kernel.clock.now_ns()),
+            **model_queue.history.document(model_queue.clock.now_ns()),
         }
 
     @property

@@ -42,7 +42,7 @@ class ModelView:
     check: Callable[[Ticket], None]
     #: `headrace.models.signature.explain` of the version: returns why a request is invalid.
     explain: Callable[[InferRequest], HeadraceError]
-    #: `Kernel.submit` of the version, for a request that was checked.
+    #: `ModelQueue.submit` of the version, for a request that was checked.
     enqueue: Callable[[Ticket], None]
 
 

@@ -1,6 +1,6 @@
 """The interface of a scheduler: `Scheduler`, `FullScheduler`, and the `SchedulerContext` that each object gets.
 
-A scheduler is the policy only. `headrace.schedulers.kernel` does everything else.
+A scheduler is the policy only. `headrace.schedulers.model_queue` does everything else.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LoopClock:
 class Waiting(Protocol):
     """The requests that wait for an instance: lower levels first, each level in order of arrival.
 
-    Any thread may read it. Only the kernel adds and removes requests.
+    Any thread may read it. Only the model queue adds and removes requests.
     """
 
     def __len__(self) -> int: ...
@@ -208,8 +208,8 @@ class Scheduler(ABC):
     """Decides which requests run together, where and when. One object per version of a model.
 
     A policy needs three methods: `submit` takes in a request, `next` returns what an instance runs, and `finished` gets
-    the results. `FullScheduler` has more. The kernel does everything else: it keeps the waiting requests, sets timers,
-    wakes instances, delivers responses, and removes cancelled requests.
+    the results. `FullScheduler` has more. The model queue does everything else: it keeps the waiting requests, sets
+    timers, wakes instances, delivers responses, and removes cancelled requests.
 
     ``name`` selects the scheduler: by the field of the config's ``scheduling_choice``, else by the model's parameter
     ``scheduler``, else ``direct``. Every method runs on the event loop and must not block. Exception: ``on_threads``.
@@ -221,7 +221,8 @@ class Scheduler(ABC):
     #: True if the threads of instances may call `next` too, at the same time. `next` must then choose from ``waiting``
     #: only. In return, a busy instance need not wait for the event loop.
     on_threads: ClassVar[bool] = False
-    #: True if `next` returns the same for every instance. The kernel then asks for one instance instead of for all.
+    #: True if `next` returns the same for every instance. The model queue then asks for one instance instead of for
+    #: all.
     instances_alike: ClassVar[bool] = False
     #: True if a result may depend on earlier requests of the same caller, as in a sequence. One server must then get
     #: all of them: such a model is refused where several servers share a port (``--workers``).
@@ -263,7 +264,7 @@ class Scheduler(ABC):
 
 
 class FullScheduler(Scheduler):
-    """A `Scheduler` with everything that the kernel can ask of one. Everything has a default: override what you
+    """A `Scheduler` with everything that the model queue can call. Everything has a default: override what you
     need."""
 
     #: False if its models run without instances. They may then have no backend, and `next` is never called.
@@ -302,7 +303,7 @@ class FullScheduler(Scheduler):
     def reschedules(cls, config: ModelConfig) -> bool:
         """Return True if a model with ``config`` may run a request more than once.
 
-        It then returns `headrace.Rescheduled` instead of the last response, and the kernel calls `rescheduled`.
+        It then returns `headrace.Rescheduled` instead of the last response, and the model queue calls `rescheduled`.
         Otherwise `headrace.Rescheduled` is an error of the model.
         """
         return False
@@ -373,7 +374,7 @@ class _Defaults(FullScheduler):
     name = "defaults"
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket]:
-        raise AssertionError("the kernel asks the scheduler itself")
+        raise AssertionError("the model queue calls the scheduler itself")
 
 
 def full(scheduler: Scheduler) -> FullScheduler:
@@ -404,7 +405,7 @@ def nobody_to_call(ticket: Ticket) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledModel:
-    """What the kernel needs to know about its version. ``parameters`` is an object of the scheduler's
+    """What the model queue needs to know about its version. ``parameters`` is an object of the scheduler's
     ``Parameters``."""
 
     config: ModelConfig

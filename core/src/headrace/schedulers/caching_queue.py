@@ -24,14 +24,14 @@ from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import Clock, ScheduledModel, Scheduler
 from headrace.schedulers.in_flight import AWAITED
 from headrace.schedulers.instance_source import Limiter
-from headrace.schedulers.kernel import STOPPING, Kernel
+from headrace.schedulers.model_queue import STOPPING, ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
 
 #: After this many failed executions, each follower is executed by itself instead of one after the other.
 _ATTEMPTS = 2
 
 
-class Flight:
+class SingleFlight:
     """A key whose response is pending, from an execution (``leader``) or from a remote cache (``leader`` is None).
 
     ``followers`` wait for it in order of arrival. Each has the time at which it asked.
@@ -58,8 +58,8 @@ class Flight:
         self.is_passed_on = False
 
 
-class CachingKernel(Kernel):
-    """The kernel of a version whose responses are stored in ``cache``. Event loop only, like `Kernel`."""
+class CachingModelQueue(ModelQueue):
+    """The model queue of a version whose responses are stored in ``cache``. Event loop only, like `ModelQueue`."""
 
     def __init__(
         self,
@@ -74,14 +74,15 @@ class CachingKernel(Kernel):
         super().__init__(kind, model, statistics, loop, clock, limiter)
         self._cache = cache
         statistics.has_cache, cache.failed = True, self._count_failure
-        self._flights: dict[bytes, Flight] = {}
-        #: Requests that have entered and wait outside the scheduler: for a `Flight`, or (None) for their own key.
-        self._followed: dict[Ticket, Flight | None] = {}
+        self._flights: dict[bytes, SingleFlight] = {}
+        #: Requests that have entered and wait outside the scheduler: for a `SingleFlight`, or (None) for their own key.
+        self._followed: dict[Ticket, SingleFlight | None] = {}
 
     # ------------------------------------------------------------------ in
 
     def submit(self, ticket: Ticket, has_entered: bool = False) -> None:
-        """Do as `Kernel.submit`. Also raises `InvalidArgument` if the parameter `BYPASS` is neither true nor false."""
+        """Do as `ModelQueue.submit`. Also raises `InvalidArgument` if the parameter `BYPASS` is neither true nor
+        false."""
         request = ticket.request
         if bypasses(request):
             super().submit(ticket)
@@ -122,7 +123,7 @@ class CachingKernel(Kernel):
             self._open[ticket] = AWAITED
             self._hit(ticket, found, asked_ns)
             return
-        flight = self._flights[key] = Flight(key, request.priority)
+        flight = self._flights[key] = SingleFlight(key, request.priority)
         if self._cache.is_remote and self._cache.ask(key, partial(self._found, flight)):
             self._wait(ticket, flight, asked_ns)
             return
@@ -132,14 +133,14 @@ class CachingKernel(Kernel):
             self._flights.pop(key, None)
             raise
 
-    def _wait(self, ticket: Ticket, flight: Flight | None, asked_ns: int) -> None:
+    def _wait(self, ticket: Ticket, flight: SingleFlight | None, asked_ns: int) -> None:
         self._open[ticket] = AWAITED
         ticket.queued_ns, ticket.on_cancel = asked_ns, self._depart
         self._followed[ticket] = flight
         if flight is not None:
             flight.followers[ticket] = asked_ns
 
-    def _lead(self, flight: Flight, ticket: Ticket, asked_ns: int, execute: Callable[[Ticket], None]) -> None:
+    def _lead(self, flight: SingleFlight, ticket: Ticket, asked_ns: int, execute: Callable[[Ticket], None]) -> None:
         """Execute ``ticket`` for all requests that wait for ``flight``."""
         flight.leader, flight.spent_ns = ticket, self._now_ns() - asked_ns
         watcher = partial(self._answered, flight)
@@ -165,7 +166,7 @@ class CachingKernel(Kernel):
 
     # ------------------------------------------------------------------ out
 
-    def _answered(self, flight: Flight, leader: Ticket, answer: Answer, final: bool) -> Answer:
+    def _answered(self, flight: SingleFlight, leader: Ticket, answer: Answer, final: bool) -> Answer:
         """Record an answer to the leader of ``flight``. If it is the last one, answer the followers."""
         if isinstance(answer, InferResponse):
             flight.responses += 1
@@ -175,7 +176,7 @@ class CachingKernel(Kernel):
             self._land(flight, leader)
         return answer
 
-    def _land(self, flight: Flight, leader: Ticket) -> None:
+    def _land(self, flight: SingleFlight, leader: Ticket) -> None:
         answer, single = flight.answer, flight.responses == 1
         flight.leader, flight.answer, flight.responses = None, None, 0
         if isinstance(answer, InferResponse) and single:
@@ -188,21 +189,21 @@ class CachingKernel(Kernel):
         flight.failures += not leader.cancelled
         self._pass_on(flight)
 
-    def _found(self, flight: Flight, found: CachedResponse | Exception | None) -> None:
+    def _found(self, flight: SingleFlight, found: CachedResponse | Exception | None) -> None:
         """Use the response of the remote cache; without one, execute the first follower."""
         if isinstance(found, CachedResponse):
             self._give(flight, found)
         else:
             self._pass_on(flight)
 
-    def _give(self, flight: Flight, kept: CachedResponse) -> None:
+    def _give(self, flight: SingleFlight, kept: CachedResponse) -> None:
         """Answer all requests that wait for ``flight``."""
         self._flights.pop(flight.key, None)
         for ticket, asked_ns in tuple(flight.followers.items()):
             if self._followed.pop(ticket, self) is not self:
                 self._hit(ticket, kept, asked_ns)
 
-    def _pass_on(self, flight: Flight) -> None:
+    def _pass_on(self, flight: SingleFlight) -> None:
         """Execute the first follower of ``flight``, which has no leader now. After `_ATTEMPTS` failures, execute them
         all."""
         if flight.is_passed_on:  # already in the loop below, which takes the next follower
@@ -244,7 +245,7 @@ class CachingKernel(Kernel):
         flight = self._followed.pop(ticket, self)
         if flight is self:
             return
-        if isinstance(flight, Flight):
+        if isinstance(flight, SingleFlight):
             del flight.followers[ticket]
         reason = self.statistics.cancelled if isinstance(error, Cancelled) else self.statistics.rejected
         reason.count += 1

@@ -16,7 +16,7 @@ from headrace.schedulers.in_flight import RequestQueue
 from headrace.telemetry.batch_history import BatchHistory
 
 #: A number of arrived rows that wakes every instance, even one that waits for a full batch.
-NEWS = 1 << 32
+WAKES_ALL = 1 << 32
 
 
 class InstanceToWake(Protocol):
@@ -37,7 +37,7 @@ class InstanceToWake(Protocol):
 
 
 class Dispatcher(ABC):
-    """Keeps the idle instances and wakes them: the part of the kernel that instance sources use.
+    """Keeps the idle instances and wakes them: the part of the model queue that instance sources use.
 
     ``sources`` give the instances their batches, in the order of ``instances``. ``last_ns`` is the duration of the last
     execution. Event loop only, except `hand_on`, `choose_who_takes` and the `headrace.schedulers.base.Occupancy` part.
@@ -54,7 +54,7 @@ class Dispatcher(ABC):
     ) -> None:
         self.clock = LoopClock(loop) if clock is None else clock
         self.closed = False
-        self.arrived = 0  # rows, plus `NEWS` for each other change
+        self.arrived = 0  # rows, plus `WAKES_ALL` for each other change
         self.last_ns = 0
         self.idle: deque[InstanceToWake] = deque()
         self.queue = RequestQueue()
@@ -135,7 +135,7 @@ class Dispatcher(ABC):
 
     def ask_again(self) -> None:
         """Call `Scheduler.next` soon for all idle instances."""
-        self.arrived += NEWS
+        self.arrived += WAKES_ALL
         self.wake_soon()
 
     def wake_soon(self) -> None:

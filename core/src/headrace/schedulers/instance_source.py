@@ -28,9 +28,9 @@ TURN_NS = 500_000
 class InstanceSource:
     """The `headrace.executors.executor.BatchSource` of ``instance``, whose executor either takes or polls.
 
-    While the source is among the kernel's idle ones, the event loop may offer it a batch. ``wake_at`` is the number of
-    arrived rows at which it does. ``wait`` is the scheduler's last `Wait`. A ``closed`` source gives out nothing.
-    ``on_return``, if set, is called when the instance has returned from its last batch.
+    While the source is among the model queue's idle ones, the event loop may offer it a batch. ``wake_at`` is the
+    number of arrived rows at which it does. ``wait`` is the scheduler's last `Wait`. A ``closed`` source gives out
+    nothing. ``on_return``, if set, is called when the instance has returned from its last batch.
     """
 
     __slots__ = (
@@ -41,7 +41,7 @@ class InstanceSource:
         "_is_ended",
         "_is_parked",
         "_kept",
-        "_kernel",
+        "_model_queue",
         "_name",
         "_next",
         "_now_ns",
@@ -65,20 +65,24 @@ class InstanceSource:
     #: True if requests may wait although this instance is idle, so that another instance must be asked.
     is_limited: ClassVar[bool] = False
 
-    def __init__(self, kernel: Dispatcher, instance: InstanceInfo) -> None:
+    def __init__(self, model_queue: Dispatcher, instance: InstanceInfo) -> None:
         self.instance, self._name = instance, instance.name
         self.wait: Wait | None = None
         self.wake_at: float = 0
         self.calls_at_once = 1
-        self.progress = kernel.progress
+        self.progress = model_queue.progress
         #: `Dispatcher.deliver`, or `Dispatcher.deliver_heard` if the scheduler has a `Scheduler.finished`.
-        self.deliver = partial(kernel.deliver_heard, self) if kernel.hears else kernel.deliver
-        self._kernel = kernel
+        self.deliver = partial(model_queue.deliver_heard, self) if model_queue.hears else model_queue.deliver
+        self._model_queue = model_queue
         # Bound once, because every batch needs them: `Scheduler.next`, `Clock.now_ns`, `RequestQueue.remove`,
         # `BatchHistory.add`.
-        self._next, self._now_ns, self._remove = kernel.scheduler.next, kernel.clock.now_ns, kernel.queue.remove
-        self._kept, self._queue, self._remember = kernel.kept, kernel.queue, kernel.history.add
-        self._on_threads = kernel.scheduler.on_threads
+        self._next, self._now_ns, self._remove = (
+            model_queue.scheduler.next,
+            model_queue.clock.now_ns,
+            model_queue.queue.remove,
+        )
+        self._kept, self._queue, self._remember = model_queue.kept, model_queue.queue, model_queue.history.add
+        self._on_threads = model_queue.scheduler.on_threads
         self._on_loop = False
         #: The argument of `run_on_loop`: runs a batch on the event loop. None if the instance's thread runs them.
         self._run: Callable[[list[Ticket]], int] | None = None
@@ -86,8 +90,8 @@ class InstanceSource:
         self._batch: list[Ticket] | None = None
         self._alarm: Timer | None = None
         self._is_parked = self._is_away = self._has_returned = self._is_ended = False
-        self.closed = kernel.closed
-        #: `Kernel.dismiss` sets it.
+        self.closed = model_queue.closed
+        #: `ModelQueue.dismiss` sets it.
         self.on_return: Callable[[], None] | None = None
         #: The executor that runs the batches, once the instance serves.
         self.executor: Executor | None = None
@@ -103,7 +107,7 @@ class InstanceSource:
         now_ns = self._now_ns()
         chosen = self._next(self.instance, now_ns)
         if isinstance(chosen, Wait):
-            self.wait, self._kernel.forms_batches, self._kernel.threads_take = chosen, True, False
+            self.wait, self._model_queue.forms_batches, self._model_queue.threads_take = chosen, True, False
             return []
         self.wait = None
         return self._claim(chosen, now_ns) or self._ask_after_losing() if chosen else []
@@ -143,11 +147,11 @@ class InstanceSource:
         return claimed
 
     def _ask_for_kept(self, chosen: Sequence[Ticket]) -> None:
-        shown = self._kernel.kept - self._kernel.hidden
+        shown = self._model_queue.kept - self._model_queue.hidden
         for ticket in chosen:
             if outputs := ticket.request.outputs:
                 if unasked := shown.difference(outputs):
-                    self._kernel.unasked[ticket] = self._kernel.hidden | unasked
+                    self._model_queue.unasked[ticket] = self._model_queue.hidden | unasked
                 ticket.request = ticket.request.with_outputs(tuple(dict.fromkeys((*outputs, *self._kept))))
 
     def _ask_after_losing(self) -> list[Ticket]:
@@ -163,30 +167,30 @@ class InstanceSource:
                 return []
             if batch := self._claim(chosen, now_ns):
                 return batch
-        raise InternalError(f"scheduler '{self._kernel.scheduler.name}' returned requests that do not wait")
+        raise InternalError(f"scheduler '{self._model_queue.scheduler.name}' returned requests that do not wait")
 
     # ------------------------------------------------------------------ the instance's thread
 
     def take(self, wakeup: Wakeup) -> list[Ticket] | None:
         """Return the next batch, owned by the caller. Block on ``wakeup`` until there is one. Return None when
         closed."""
-        kernel, idle = self._kernel, self._kernel.idle
+        model_queue, idle = self._model_queue, self._model_queue.idle
         self._wakeup = wakeup
         while not self.closed:
-            arrived, self.wake_at, self.wait = kernel.arrived, 0, None
+            arrived, self.wake_at, self.wait = model_queue.arrived, 0, None
             asks = self._on_threads and self._run is None
             if asks and (batch := self._ask()):
                 if idle:
-                    kernel.hand_on()
+                    model_queue.hand_on()
                 return batch
             idle.append(self)
-            if self.closed or (kernel.arrived != arrived and asks):
+            if self.closed or (model_queue.arrived != arrived and asks):
                 with suppress(ValueError):
                     idle.remove(self)
                     continue
             elif self.wait is not None or not asks:  # the event loop keeps the timers, and may have to ask itself
                 with suppress(RuntimeError):  # the loop has ended, and so has the server
-                    kernel.call_soon_threadsafe(kernel.wake_soon)
+                    model_queue.call_soon_threadsafe(model_queue.wake_soon)
             wakeup.wait()
             given, self._batch = self._batch, None
             if given:
@@ -201,13 +205,13 @@ class InstanceSource:
         between two batches, or by ``run``.
         """
         self._run = run
-        self._kernel.choose_who_takes()
+        self._model_queue.choose_who_takes()
 
     def _stand_by(self, wakeup: Wakeup) -> None:
         """Report the return of the instance, and keep its thread alive while its earlier requests may still need it."""
         with suppress(RuntimeError):  # the loop has ended, and so has the server
-            self._kernel.call_soon_threadsafe(self._return)
-            if not (self._kernel.closed or self._is_ended):
+            self._model_queue.call_soon_threadsafe(self._return)
+            if not (self._model_queue.closed or self._is_ended):
                 wakeup.wait()
 
     # ------------------------------------------------------------------ event loop
@@ -234,23 +238,23 @@ class InstanceSource:
     def leave(self, wakeup: LoopWakeup) -> None:
         """Stop polling for now. Another instance gets what ``wakeup`` was woken for."""
         with suppress(ValueError):
-            self._kernel.idle.remove(self)
+            self._model_queue.idle.remove(self)
         self._silence()
         self._is_away = True
         if self.closed:
             self._return()
-        self._kernel.ask_again()
+        self._model_queue.ask_again()
 
     def offer(self) -> bool:
-        """Ask for this instance, which is no longer idle. Return True if the kernel need not ask for another. Event
-        loop only."""
+        """Ask for this instance, which is no longer idle. Return True if the model queue need not ask for another.
+        Event loop only."""
         self._silence()
         self._is_parked = False
-        wakeup, kernel, run = self._wakeup, self._kernel, self._run
+        wakeup, model_queue, run = self._wakeup, self._model_queue, self._run
         assert wakeup is not None
         if run is not None:
             return self._run_what_waits(run)
-        if self._on_loop or kernel.threads_take:
+        if self._on_loop or model_queue.threads_take:
             wakeup.wake()  # the thread takes all that waits when it wakes, and wakes another thread for the rest
             return self._on_loop and not self._is_parked
         batch = self._ask_on_loop()
@@ -261,7 +265,7 @@ class InstanceSource:
         return True
 
     def _run_what_waits(self, run: Callable[[list[Ticket]], int]) -> bool:
-        """Run batches until none waits or `TURN_NS` is over. Return True if the kernel need not ask for another
+        """Run batches until none waits or `TURN_NS` is over. Return True if the model queue need not ask for another
         instance."""
         until_ns = 0
         while batch := self._ask_on_loop():
@@ -273,14 +277,14 @@ class InstanceSource:
             until_ns = until_ns or ended_ns + TURN_NS
             if ended_ns >= until_ns or self._run is None:
                 self.wake_at = 0
-                self._kernel.idle.append(self)
-                self._kernel.wake_soon()
+                self._model_queue.idle.append(self)
+                self._model_queue.wake_soon()
                 return False
         return batch is None
 
     def executed(self, took_ns: int) -> None:
         """Record the duration of an execution. Any thread."""
-        self._kernel.last_ns = took_ns
+        self._model_queue.last_ns = took_ns
 
     @property
     def may_overlap(self) -> bool:
@@ -289,7 +293,7 @@ class InstanceSource:
         False if the scheduler treats instances differently, or if the resources of an execution are counted from one
         `take` to the next.
         """
-        return self._kernel.scheduler.instances_alike and not self.is_limited
+        return self._model_queue.scheduler.instances_alike and not self.is_limited
 
     @property
     def runs_on_loop(self) -> bool:
@@ -304,14 +308,14 @@ class InstanceSource:
 
         Return None if the scheduler failed: the instance is then parked for `RETRY_NS`.
         """
-        kernel = self._kernel
+        model_queue = self._model_queue
         try:
             batch = self._ask()
         except BaseException as error:
             log.exception("the scheduler of instance '%s' raised an exception in next()", self.instance.name)
             self.wake_at = inf
-            self._alarm = kernel.clock.call_later(RETRY_NS, self.look)
-            kernel.idle.append(self)
+            self._alarm = model_queue.clock.call_later(RETRY_NS, self.look)
+            model_queue.idle.append(self)
             if isinstance(error, KeyboardInterrupt):
                 raise
             return None
@@ -328,7 +332,7 @@ class InstanceSource:
         """Give out nothing more. `on_return` is called now, or when the instance has returned. Event loop only."""
         self.closed = True
         try:
-            self._kernel.idle.remove(self)
+            self._model_queue.idle.remove(self)
         except ValueError:  # it runs a batch, or is about to ask
             if not (self._is_away or self._has_returned):
                 return
@@ -342,7 +346,7 @@ class InstanceSource:
         def ask(instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
             if not lets_go(instance):
                 return choose(instance, now_ns)
-            self._kernel.call_soon_threadsafe(self.close)
+            self._model_queue.call_soon_threadsafe(self.close)
             return ()
 
         self._next = ask
@@ -353,7 +357,7 @@ class InstanceSource:
         told, self.on_return = self.on_return, None
         if told is not None:
             told()
-        if self._kernel.closed and not self._is_away:
+        if self._model_queue.closed and not self._is_away:
             self.end()
 
     def end(self) -> None:
@@ -365,23 +369,23 @@ class InstanceSource:
                 self.wake()
 
     def _park(self) -> None:
-        kernel, wait = self._kernel, self.wait
+        model_queue, wait = self._model_queue, self.wait
         self._is_parked = True
         if wait is None:
             self.wake_at = 0
             # An instance on the event loop needs no waking, so it is first. But a batch that is forming goes before it.
-            is_first = self._run is not None and not kernel.forms_batches
-            (kernel.idle.appendleft if is_first else kernel.idle.append)(self)
+            is_first = self._run is not None and not model_queue.forms_batches
+            (model_queue.idle.appendleft if is_first else model_queue.idle.append)(self)
         else:
-            self.wake_at = kernel.arrived + wait.rows
-            self._alarm = kernel.clock.call_later(wait.delay_ns, self.look)
-            kernel.idle.appendleft(self)  # it is forming a batch: arrivals are offered to it first
+            self.wake_at = model_queue.arrived + wait.rows
+            self._alarm = model_queue.clock.call_later(wait.delay_ns, self.look)
+            model_queue.idle.appendleft(self)  # it is forming a batch: arrivals are offered to it first
 
     def look(self) -> bool:
         """Ask again now. Return True if the instance was idle. Event loop only."""
         self._alarm = None
         try:
-            self._kernel.idle.remove(self)
+            self._model_queue.idle.remove(self)
         except ValueError:  # another thread has taken it from the idle ones
             return False
         self.offer()
@@ -397,7 +401,7 @@ class Limiter(Protocol):
     """Shares scarce resources among the instances of several models: a
     `headrace.schedulers.rate_limiter.RateLimiter`."""
 
-    def source(self, kernel: Dispatcher, instance: InstanceInfo) -> InstanceSource:
+    def source(self, model_queue: Dispatcher, instance: InstanceInfo) -> InstanceSource:
         """Return the source of batches of ``instance``."""
 
     def uses(self, instances: Sequence[InstanceInfo]) -> Sequence[ResourceUse]:

@@ -1,6 +1,6 @@
 """What all schedulers have in common: requests wait, instances sleep and are woken, every request is answered once.
 
-A `Scheduler` says which requests run next, and the kernel does the rest. For an idle instance, `Scheduler.next` is
+A `Scheduler` says which requests run next, and the model queue does the rest. For an idle instance, `Scheduler.next` is
 called on the event loop, at most once per turn of the loop, and only after a change. The instance is then woken with
 its batch. An instance that returns from a batch calls `next` on its own thread, if its scheduler allows that.
 """
@@ -29,7 +29,7 @@ log = paced(__name__)
 STOPPING = "Server is stopping"
 
 
-class Kernel(Dispatcher):
+class ModelQueue(Dispatcher):
     """Runs a scheduler of class ``kind`` for one version of a model. Event loop only, except `InstanceSource.take`.
 
     ``limiter``, if there is one, creates the sources of the instances.
@@ -72,8 +72,9 @@ class Kernel(Dispatcher):
 
         Raises `Unavailable`, and what the scheduler raises, if the request is refused; ``ticket`` is then not owned.
 
-        All requests enter here. `CachingKernel` answers some before this, and submits others late. Those have already
-        entered (``has_entered``): they are not refused while the server stops, and stay owned if the scheduler raises.
+        All requests enter here. `CachingModelQueue` answers some before this, and submits others late. Those have
+        already entered (``has_entered``): they are not refused while the server stops, and stay owned if the scheduler
+        raises.
         """
         if self._tracker.is_closing and not (has_entered or self.full.continues(ticket)):
             raise self._closing(ticket)

@@ -59,8 +59,8 @@ class LimitedSource(InstanceSource):
 
     is_limited = True
 
-    def __init__(self, kernel: Dispatcher, instance: LimitedInstance, limiter: RateLimiter) -> None:
-        super().__init__(kernel, instance)
+    def __init__(self, model_queue: Dispatcher, instance: LimitedInstance, limiter: RateLimiter) -> None:
+        super().__init__(model_queue, instance)
         self.claim = instance.claim
         #: How often it has run, and how often others that need the same have since it began to wait.
         self.executions = self.overtaken = 0
@@ -82,7 +82,7 @@ class LimitedSource(InstanceSource):
     @property
     def has_waiting(self) -> bool:
         """Whether there is any request that it could run."""
-        return len(self._kernel.queue) > 0
+        return len(self._model_queue.queue) > 0
 
     def _ask(self) -> list[Ticket]:
         if self.has_waiting and not self._limiter.admits(self):
@@ -99,19 +99,19 @@ class LimitedSource(InstanceSource):
         return batch
 
     def take(self, wakeup: Wakeup) -> list[Ticket] | None:
-        kernel, idle = self._kernel, self._kernel.idle
+        model_queue, idle = self._model_queue, self._model_queue.idle
         self._wakeup = wakeup
         while not self.closed:
             self.wake_at, self.wait = 0, None
             idle.append(self)
             with suppress(RuntimeError):  # the loop has ended, and the server with it
-                kernel.call_soon_threadsafe(self._come_back)
+                model_queue.call_soon_threadsafe(self._come_back)
             wakeup.wait()
             given, self._batch = self._batch, None
             if given:
                 return given
         with suppress(RuntimeError):
-            kernel.call_soon_threadsafe(self._limiter.give_back, self)
+            model_queue.call_soon_threadsafe(self._limiter.give_back, self)
         self._stand_by(wakeup)
         return None
 
@@ -187,11 +187,11 @@ class RateLimiter:
         log.debug("%s", shown(self._limits))
         self._tell_loop(claims)
 
-    def source(self, kernel: Dispatcher, instance: InstanceInfo) -> InstanceSource:
+    def source(self, model_queue: Dispatcher, instance: InstanceInfo) -> InstanceSource:
         """Where ``instance`` gets its batches from: one that takes nothing does not pass by here."""
         if not isinstance(instance, LimitedInstance):
-            return InstanceSource(kernel, instance)
-        source = self._sources[instance.claim] = LimitedSource(kernel, instance, self)
+            return InstanceSource(model_queue, instance)
+        source = self._sources[instance.claim] = LimitedSource(model_queue, instance, self)
         return source
 
     def _tell_loop(self, claims: Sequence[Claim]) -> None:

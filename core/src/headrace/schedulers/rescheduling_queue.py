@@ -1,4 +1,4 @@
-"""The kernel of models that may run a request more than once.
+"""The model queue of models that may run a request more than once.
 
 A request that its model gives back waits again before `Scheduler.next` is called for the instance. So it can join the
 requests that have arrived meanwhile. Each run is an execution of its own, in the statistics and for the rate limiter.
@@ -16,7 +16,7 @@ from headrace.messages.tensor import Tensor
 from headrace.messages.ticket import UNREAD, Ticket
 from headrace.schedulers.base import Clock, ScheduledModel, Scheduler, full_class
 from headrace.schedulers.instance_source import InstanceSource, Limiter
-from headrace.schedulers.kernel import STOPPING, Kernel
+from headrace.schedulers.model_queue import STOPPING, ModelQueue
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import ModelStatistics
 
@@ -25,8 +25,8 @@ log = paced(__name__)
 _NOTHING: Mapping[str, Tensor] = {}
 
 
-class ReschedulingKernel(Kernel):
-    """A `Kernel` for a scheduler that `FullScheduler.reschedules`. Event loop only.
+class ReschedulingModelQueue(ModelQueue):
+    """A `ModelQueue` for a scheduler that `FullScheduler.reschedules`. Event loop only.
 
     If a caller has `UNREAD` unread responses, the request is held between two runs until half of them are read. For its
     scheduler, it is still running. Within a run, the executor holds it.
@@ -130,6 +130,6 @@ class ReschedulingKernel(Kernel):
             self.ask_again()
 
 
-def kernel_of(kind: type[Scheduler], config: ModelConfig) -> type[Kernel]:
-    """Return the class of kernel that runs a scheduler of class ``kind`` for a model with ``config``."""
-    return ReschedulingKernel if full_class(kind).reschedules(config) else Kernel
+def model_queue_class(kind: type[Scheduler], config: ModelConfig) -> type[ModelQueue]:
+    """Return the class of model queue that runs a scheduler of class ``kind`` for a model with ``config``."""
+    return ReschedulingModelQueue if full_class(kind).reschedules(config) else ModelQueue
