@@ -6,36 +6,28 @@ last instance that uses it releases it. An instance that ends releases all of it
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count, pairwise
-from math import isfinite
+from itertools import count
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from headrace.errors import AlreadyExists, InternalError, InvalidArgument
+from headrace.errors import AlreadyExists, InternalError
 from headrace.telemetry.exposition import number
-from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
-
-#: Prefixes of the names of the server's own families.
-OWN = (
-    "headrace_",
-    "nv_cache_",
-    "nv_cpu_",
-    "nv_energy_",
-    "nv_gpu_",
-    "nv_inference_",
-    "nv_model_",
-    "nv_pinned_memory_",
+from headrace.telemetry.series import (
+    MetricKind,
+    MetricOperation,
+    check_buckets,
+    check_family_name,
+    check_labels,
+    check_metric_update,
+    metric_without_value,
 )
-_FAMILY_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class CustomMetric:
@@ -132,7 +124,7 @@ class CustomMetrics(Collector):
         Raises `InvalidArgument` for a name that Prometheus or the server does not allow, `AlreadyExists` if a
         family of another kind has the name, or another family has samples of the same name.
         """
-        _check_name(name)
+        check_family_name(name)
         with self._taken():
             family = self._families.get(name)
             if family is None:
@@ -149,7 +141,9 @@ class CustomMetrics(Collector):
 
     def metric(self, family: CustomFamily, labels: Mapping[str, str], buckets: Sequence[float] | None) -> CustomMetric:
         """Return the metric of ``family`` with ``labels``, with one more holder. Raises `InvalidArgument`."""
-        made = _make(family, labels, buckets)
+        check_labels(family.name, family.kind, labels)
+        check_buckets(family.kind, buckets)
+        made = CustomMetric(family, labels, buckets or ())
         with self._taken():
             metric = family.metrics.setdefault(tuple(made.labels.items()), made)
             metric.holders += 1
@@ -232,35 +226,3 @@ class InstanceMetrics:
         if metric is None:
             raise InternalError("the metric has been released")
         return metric
-
-
-def _make(family: CustomFamily, labels: Mapping[str, str], buckets: Sequence[float] | None) -> CustomMetric:
-    _check_labels(family, labels)
-    if family.kind != "histogram":
-        if buckets is not None:
-            raise InvalidArgument(f"Unexpected args found in {family.kind} Metric constructor.")
-    elif buckets is None:
-        raise InvalidArgument("Bucket boundaries not found in Metric args.")
-    elif not all(map(isfinite, buckets)) or not all(low < high for low, high in pairwise(buckets)):
-        raise InvalidArgument(f"Bucket Boundaries must be strictly sorted, finite numbers; they are {list(buckets)}")
-    return CustomMetric(family, labels, buckets or ())
-
-
-def _check_name(name: str) -> None:
-    if not _FAMILY_NAME.fullmatch(name):
-        raise InvalidArgument(
-            f"metric family name {name!r}: it must have only letters, digits, '_' and ':', and not begin with a digit"
-        )
-    if name.startswith(OWN):
-        raise InvalidArgument(f"metric family name '{name}': names with this prefix are reserved for the server")
-
-
-def _check_labels(family: CustomFamily, labels: Mapping[str, str]) -> None:
-    for name, value in labels.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidArgument(f"metric family '{family.name}': label {name!r} is {value!r}; both must be strings")
-        if not _LABEL_NAME.fullmatch(name) or (family.kind == "histogram" and name == "le"):
-            raise InvalidArgument(
-                f"metric family '{family.name}': label name {name!r}: it must have only letters, digits and '_', and "
-                "begin with a letter or a single '_'; 'le' is reserved in histograms"
-            )

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from prometheus_client import Metric
 from prometheus_client.samples import Sample
 
-from headrace.telemetry.custom import OWN
+from headrace.telemetry.series import OWN
 
 #: Gauges of which the page has the greatest value.
 GREATEST: Final = frozenset(("nv_model_load_duration_secs",))
