@@ -1,9 +1,8 @@
 """The HTTP frontend: the KServe v2 protocol with Triton's extensions (docs/spec/behaviours.md section 1).
 
-Two hosts stand above one transport-neutral core. `protocol` speaks HTTP/1.1 and is the
-default; `asgi` is an ASGI app, run by hypercorn where HTTP/2 is wanted. ``--http-server`` chooses.
-Both turn bytes into an `HttpRequest`, hand it to `Routes.dispatch`, and write the `HttpReply`
-that comes back::
+Two hosts share one core that knows no transport. `protocol` is the default and implements HTTP/1.1. `asgi` is an ASGI
+app, which hypercorn runs for HTTP/2. ``--http-server`` selects one. Both turn bytes into an `HttpRequest`, pass it to
+`Routes.dispatch`, and write the `HttpReply`::
 
     bytes -> host -> Routes -> InferenceHandler: decode -> submit ... respond -> encode -> host -> bytes
 """

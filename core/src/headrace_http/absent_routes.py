@@ -1,6 +1,6 @@
-"""The paths of Triton's extensions that are not installed. They answer as Triton answers what it was built without.
+"""The paths of Triton's extensions that are not installed. They answer like a Triton that was built without them.
 
-An extension that is installed and has one of these paths answers it in place of these routes, which are tried last.
+These routes are tried last, so an installed extension with the same path replaces them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace_http.url_paths import MODEL, PathTarget
 
 
 class AbsentRoute(NamedTuple):
-    """A path of ``extension``, and who answers it, by method."""
+    """A path of ``extension``, with its handlers by method."""
 
     extension: str
     path: str
@@ -25,7 +25,7 @@ class AbsentRoute(NamedTuple):
 
 
 def absent_routes() -> list[AbsentRoute]:
-    """Return all of them."""
+    """Return all absent routes."""
     routes = [
         AbsentRoute("logging", "/v2/logging", Operation.LOG_SETTINGS, _refusing("log settings", "GET", "POST")),
         AbsentRoute(

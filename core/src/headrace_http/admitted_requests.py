@@ -1,4 +1,4 @@
-"""Admission of HTTP requests: what stands between a host and the handlers on a server with interceptors."""
+"""Admission of HTTP requests: runs between a host and the handlers, on a server with interceptors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from headrace.engine import AnyOperation, InterceptorChain
     from headrace_http.message import Cancel
 
-#: Answers a request that was admitted. Returns what cancels it, or None. Never raises.
+#: Answers an admitted request. Returns a function that cancels it, or None. Never raises.
 Begin: TypeAlias = "Callable[[], Cancel | None]"
-#: Answers a request that was not admitted.
+#: Answers a refused request.
 Refuse: TypeAlias = Callable[[HeadraceError], None]
 
 
 def caller_of(http: HttpRequest, reply: Reply, transport: str = "http") -> Caller:
-    """Return who sent ``http``. A proxy in front of the server ends TLS, so that there is no certificate."""
+    """Return the caller of ``http``. It has no certificate, because a proxy in front of the server ends TLS."""
     found = getattr(reply, "caller", None)
     if isinstance(found, Caller):
         return found
@@ -43,7 +43,7 @@ def caller_of(http: HttpRequest, reply: Reply, transport: str = "http") -> Calle
 
 
 class AdmittedReply:
-    """Takes the answer of a request for ``reply``. The operation of ``caller`` ends with it."""
+    """Takes the answer of a request for ``reply``, and ends the operation of ``caller`` with it."""
 
     __slots__ = ("_cancel", "_is_answered", "_reply", "_task", "caller")
 
@@ -56,7 +56,7 @@ class AdmittedReply:
 
     @property
     def peer(self) -> str:
-        """The address of the other end; empty if it is not known."""
+        """The address of the other end; empty if unknown."""
         return self.caller.peer
 
     def stream(self, head: HttpReply) -> ReplyStream:
@@ -71,7 +71,7 @@ class AdmittedReply:
     def begin(
         self, admission: InterceptorChain, operation: AnyOperation, model: str, answer: Begin, refuse: Refuse
     ) -> Cancel | None:
-        """Have the operation admitted, and then answered. Returns what to call if the caller goes away first."""
+        """Admit the operation, then answer it. Return a function to call if the caller disconnects first."""
         try:
             waiting = admission.admit(self.caller, operation, model)
         except HeadraceError as error:
@@ -106,7 +106,7 @@ class AdmittedReply:
 
 
 class _EndingStream:
-    """An answer that is sent while it is made. The operation ends with its last chunk."""
+    """A streamed answer. The operation ends with its last chunk."""
 
     __slots__ = ("_caller", "_stream")
 

@@ -1,7 +1,7 @@
 """The HTTP frontend as an ASGI application, for hypercorn and any other ASGI server.
 
-The same routes as the native host, at the price of a future and two tasks per request. The server
-above parses, so its own limits on heads apply.
+It has the routes of the native host, and costs a future and two tasks per request. The ASGI server parses heads, so its
+own limits on heads apply.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _AMBIGUOUS = error_reply(InvalidArgument("the request states the length of its b
 )
 
 
-#: What is copied, or given to the server, in one turn of the loop.
+#: At most this much is copied, or passed to the server, in one turn of the loop.
 _TURN_BYTES = 1 << 20
 
 
@@ -41,11 +41,11 @@ class _Gone(Exception):
 
 
 class _Broken(Exception):
-    """An answer has begun and will not be whole; the server above ends the connection, or the stream."""
+    """An answer has begun and will not be complete: the ASGI server ends the connection, or the stream."""
 
 
 class _Reply:
-    """Takes the first reply to a request, which came from the address ``peer``; empty if that is not known."""
+    """Takes the first reply to a request from the address ``peer``, which is empty if unknown."""
 
     __slots__ = ("_answered", "_send", "peer")
 
@@ -62,7 +62,7 @@ class _Reply:
 
 
 class _Streamed:
-    """An answer that is sent while it is made. The server above waits for the caller, and chooses the framing."""
+    """A streamed answer. The ASGI server waits for the caller, and chooses the framing."""
 
     def __init__(self, answered: asyncio.Future[HttpReply | None], send: Send, head: HttpReply) -> None:
         self._answered, self._send = answered, send
@@ -73,7 +73,7 @@ class _Streamed:
         for at in range(0, len(chunk), _TURN_BYTES):
             body = bytes(chunk[at : at + _TURN_BYTES])
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
-        await asyncio.sleep(0)  # servers go on at once for a client that takes all
+        await asyncio.sleep(0)  # a server may return at once if the client reads everything
 
     async def end(self) -> None:
         await self._begin()
@@ -93,9 +93,9 @@ class _Streamed:
 
 
 def create_app(engine: Engine, routes: Routes | None = None) -> App:
-    """An ASGI application in front of ``engine``, whose server must have been started on the same loop.
+    """Return an ASGI application for ``engine``, whose server was started on the same loop.
 
-    ``routes`` are its own unless given.
+    Without ``routes``, it creates its own.
     """
     answering = Routes(engine) if routes is None else routes
     limits = HttpLimits(input_bytes=engine.options.http_max_input_size, **flagged(engine.options))
@@ -110,7 +110,7 @@ def create_app(engine: Engine, routes: Routes | None = None) -> App:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Nothing is started or stopped here: the server has its own life."""
+    """Confirm the lifespan events. Nothing starts or stops here: the server has its own lifecycle."""
     while True:
         event = await receive()
         await send({"type": f"{event['type']}.complete"})
@@ -144,13 +144,13 @@ async def _serve(routes: Routes, limits: HttpLimits, scope: Scope, receive: Rece
 
 
 def _is_ambiguous(headers: dict[bytes, bytes]) -> bool:
-    """Two statements about where the body ends: a proxy in front may have believed the other one."""
+    """True if two headers say where the body ends: a proxy in front may have used the other one."""
     length = headers.get(b"content-length")
     return length is not None and (b"," in length or b"transfer-encoding" in headers)
 
 
 async def _receive_body(receive: Receive, limits: HttpLimits, path: str, headers: dict[bytes, bytes]) -> memoryview:
-    """The whole body; its tensors at an aligned address if it came in several pieces."""
+    """Return the whole body. If it came in several pieces, its tensors start at an aligned address."""
     limit = limits.body_limit(path, headers)
     announced = headers.get(b"content-length", b"0")
     if announced.isdigit() and int(announced[:20]) > limit:
@@ -172,7 +172,7 @@ async def _receive_body(receive: Receive, limits: HttpLimits, path: str, headers
 
 
 async def _join(pieces: list[bytes], size: int, headers: dict[bytes, bytes]) -> memoryview:
-    """``pieces`` in one buffer. Copies every byte once, `_TURN_BYTES` in a turn of the loop."""
+    """Return ``pieces`` in one buffer. Copies every byte once, `_TURN_BYTES` per turn of the loop."""
     length = headers.get(HEADER_LENGTH, b"0")
     memory, position = aligned(size, int(length) if length.isdigit() and len(length) < 12 else 0), 0
     for piece in pieces:
@@ -184,7 +184,7 @@ async def _join(pieces: list[bytes], size: int, headers: dict[bytes, bytes]) -> 
 
 
 async def _answer(routes: Routes, request: HttpRequest, receive: Receive, send: Send, peer: str) -> HttpReply | None:
-    """The reply, or None if it has been sent already, or if the caller left first: then the request is cancelled."""
+    """Return the reply, or None if it was sent already, or if the caller disconnected, which cancels the request."""
     answered: asyncio.Future[HttpReply | None] = asyncio.get_running_loop().create_future()
     cancel = routes.dispatch(request, _Reply(answered, send, peer))
     if answered.done():
@@ -213,7 +213,7 @@ async def _send(send: Send, reply: HttpReply, method: str) -> None:
     headers.append((b"content-length", b"%d" % size))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     parts = reply.parts if method != "HEAD" else ()
-    # Servers frame what they are given; one piece is one write for small replies.
+    # Servers frame each piece, so a small reply is one piece, and one write.
     body = b"".join(parts) if size <= _TURN_BYTES else None
     if body is not None:
         await send({"type": "http.response.body", "body": body})
@@ -221,5 +221,5 @@ async def _send(send: Send, reply: HttpReply, method: str) -> None:
     for part in parts:
         for at in range(0, len(part), _TURN_BYTES):
             await send({"type": "http.response.body", "body": bytes(part[at : at + _TURN_BYTES]), "more_body": True})
-            await asyncio.sleep(0)  # servers go on at once for a client that takes all
+            await asyncio.sleep(0)  # a server may return at once if the client reads everything
     await send({"type": "http.response.body", "body": b""})

@@ -1,8 +1,8 @@
-"""How much a caller may send, and how slow it may be, before the server says no.
+"""Limits: how much a caller may send, and how slow it may be.
 
-Flags set ``input_bytes`` (``--http-max-input-size``), ``connections`` and what is said in seconds; the rest are far
-from anything a client of Triton sends. Slowness is judged by progress, and not by total time, so that a slow caller
-with much to send is served. Sources: docs/spec/behaviours.md sections 1.1, 1.3 and 14; docs/spec/security.md C11, C15.
+Flags set ``input_bytes`` (``--http-max-input-size``), ``connections`` and the times. The other limits are far above
+what clients of Triton send. A caller is slow by its rate, not by its total time, so a slow caller with much to send is
+served. Sources: docs/spec/behaviours.md sections 1.1, 1.3 and 14; docs/spec/security.md C11, C15.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ try:
 except ImportError:  # Windows
     ioctl = None  # type: ignore[assignment]
 
-#: What Triton's parser of ``Content-Length`` can hold, and so the largest body of all.
+#: The largest ``Content-Length`` that Triton's parser can hold, and so the largest body.
 MAX_BODY_BYTES = 2**31 - 1
-#: How often the host looks for connections whose time is over.
+#: Time limits of connections are checked once per second.
 SWEEP_SECONDS = 1.0
-#: Of ``SO_LINGER``: what is closed is reset, and drops what it has not sent.
+#: The value of ``SO_LINGER`` with which a close resets the connection and drops unsent bytes.
 _AT_ONCE = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Bounds on one connection; what is said in seconds is looked at every `SWEEP_SECONDS`, and 0 is for ever."""
+    """Limits of one connection. Times are checked every `SWEEP_SECONDS`; 0 is no limit."""
 
     input_bytes: int = 64 * 1024 * 1024
-    #: Of a head, and of the trailers or of the chunk extensions of a body.
+    #: For a head, and for the trailers or chunk extensions of a body.
     head_bytes: int = 64 * 1024
     headers: int = 128
     chunks: int = 65536
     #: Connections of one port.
     connections: int = 4096
-    #: Bytes of large requests and of untaken answers of all connections of a port (`HeldBytes`).
+    #: Bytes of large requests and unread answers of all connections of a port (`HeldBytes`).
     held_bytes: int = 0
-    #: From its first byte, or from the beginning of the connection, to the end of a head.
+    #: From the first byte of a head, or from the start of the connection, to its end.
     header_timeout_s: int = 60
     #: Between two requests.
     keepalive_timeout_s: int = 620
-    #: What a body must arrive with, and an answer be taken with, in bytes a second (`Pace`).
+    #: The minimum rate of a body and of an answer, in bytes per second (`Pace`).
     min_data_rate: int = 1024
-    #: Without which progress they are given up after so long.
+    #: After this time below the rate, the connection is closed.
     stall_timeout_s: int = 30
-    #: How long a refused caller is still listened to, so that it reads the refusal.
+    #: After a refusal, input is read and dropped for this time, so that the caller can read the refusal.
     linger_s: int = 30
 
     def body_limit(self, path: str, headers: Mapping[bytes, bytes]) -> int:
-        """The most body bytes that this request may have.
+        """Return the limit of this request's body, in bytes.
 
-        The binary tensors of an infer request are bounded by `MAX_BODY_BYTES` only.
+        The binary tensors of an infer request are limited by `MAX_BODY_BYTES` only.
         """
         has_tensors = headers.get(HEADER_LENGTH, b"0") != b"0" and path.endswith("/infer")
         return MAX_BODY_BYTES if has_tensors and not is_compressed(headers) else self.input_bytes
 
     def body_refusal(self, size_bytes: int, path: str, headers: Mapping[bytes, bytes]) -> InvalidArgument:
-        """Why a body of ``size_bytes`` is refused. As in Triton, only inference reads the number as one of 32 bits."""
+        """Return the refusal of a body of ``size_bytes``. As in Triton, only inference parses the number as 32 bits."""
         if size_bytes > MAX_BODY_BYTES and path.endswith("/infer"):
             return InvalidArgument(
                 f"Unable to parse Content-Length, value is out of range [ -2147483648, 2147483647 ], got: {size_bytes}"
@@ -78,7 +78,7 @@ class HttpLimits:
 
 
 def flagged(options: ServerOptions) -> dict[str, int]:
-    """The fields of `HttpLimits` that flags set for every port."""
+    """Return the fields of `HttpLimits` that flags set for every port."""
     return {
         "connections": options.http_max_connections,
         "held_bytes": options.http_max_held_size,
@@ -126,10 +126,10 @@ class Socket(Protocol):
 
 
 class Pace:
-    """Judges, once a second, what a caller has sent or taken.
+    """Checks once per second how fast a caller sends or reads.
 
-    It may be below ``rate``, in bytes a second, for ``timeout_s``, and for that much longer as it was faster before,
-    up to ``timeout_s`` again. 0 of either allows any.
+    The caller may be below ``rate``, in bytes per second, for ``timeout_s``. Time at a higher rate is credited, up to
+    ``timeout_s``. 0 for either one turns the check off.
     """
 
     __slots__ = ("_patience_s", "_rate", "_seen", "_timeout_s", "moved_bytes")
@@ -139,13 +139,13 @@ class Pace:
         self.begin(0)
 
     def begin(self, count: int) -> None:
-        """From here on, ``count`` bytes have been moved already."""
+        """Start a new measurement at ``count`` bytes."""
         self._patience_s, self._seen = float(self._timeout_s), count
-        #: In the last second.
+        #: bytes in the last second
         self.moved_bytes = 0
 
     def is_too_slow(self, count: int) -> bool:
-        """Whether the caller has been below the rate for too long; ``count`` bytes have been moved up to now."""
+        """True if the caller has been below the rate for too long. ``count`` is the number of bytes so far."""
         self.moved_bytes, self._seen = max(0, count - self._seen), count
         if not self._rate or not self._timeout_s:
             return False
@@ -154,19 +154,19 @@ class Pace:
 
 
 def unsent_bytes(connection: Socket | None) -> int:
-    """What the system holds for a caller who has not taken it yet: a megabyte may go there at once, and stay."""
+    """Return the bytes in the socket's send buffer, which may hold a megabyte that the caller has not read."""
     if ioctl is None or connection is None or connection.fileno() < 0:
         return 0
     return int.from_bytes(ioctl(connection.fileno(), TIOCOUTQ, bytes(4)), "little")
 
 
 def has_left(connection: Socket | None) -> bool:
-    """Whether a caller who has closed its side turned out to have closed the other side, too."""
+    """True if a caller that has closed its sending side has closed the other side, too."""
     return connection is not None and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Close so that the caller cannot take it for the end of what was sent."""
+    """Reset the connection, so that the caller does not mistake this for the end of the answer."""
     connection = transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)

@@ -1,7 +1,7 @@
-"""JSON in, with Triton's tolerance and Triton's words.
+"""JSON input, with Triton's tolerance and Triton's texts.
 
-A document that cannot be read, or a member of the wrong type, is `Code.INTERNAL` and so HTTP
-500, because that is what Triton answers (docs/spec/behaviours.md sections 0 and 1.3).
+A document that cannot be read, or a member of the wrong type, is `Code.INTERNAL`, and so HTTP 500, as in Triton
+(docs/spec/behaviours.md sections 0 and 1.3).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import orjson
 from headrace.errors import Code, InvalidArgument
 from headrace_http.structure import is_complete
 
-#: Levels of nesting that tensor data may have, less one.
+#: The maximum nesting of tensor data, less one.
 MAX_DEPTH = 100
 
-#: What may end a string, or begin one, and the literal ``Inf``, which only rapidjson reads. It never tries
-#: twice: an expression for whole strings would begin anew at each quote of a string that does not end.
+#: The start or end of a string, and the literal ``Inf``, which only rapidjson reads. A pattern of whole strings would
+#: be quadratic for a string without an end.
 _INF = re.compile(rb'\\.|"|Inf(?!inity)', re.DOTALL)
 
 
-#: By the texts of orjson: those of RapidJSON, Triton's parser.
+#: Texts of RapidJSON, Triton's parser, by those of orjson.
 _TRITONS_WORDS = {
     "no digit after sign": "Invalid value.",
     "unexpected character, expected a JSON value": "Invalid value.",
@@ -42,7 +42,7 @@ _TRITONS_WORDS = {
 
 
 def malformed(text: str) -> InvalidArgument:
-    """An error about JSON itself: the caller's fault under the code that Triton gives it."""
+    """Return an error about JSON: the caller's fault, with the code that Triton uses."""
     return InvalidArgument(text, Code.INTERNAL)
 
 
@@ -51,10 +51,10 @@ def too_deep() -> InvalidArgument:
 
 
 def parse(body: memoryview, offset: int = 0) -> Any:
-    """The document in ``body``; accepts ``NaN``, ``Inf`` and ``Infinity``, signed or not.
+    """Return the document in ``body``. Accepts ``NaN``, ``Inf`` and ``Infinity``, with or without a sign.
 
-    Raises `InvalidArgument`: malformed (500), with its place from ``offset`` on, or nested deeper than any
-    parser's stack (400).
+    Raises `InvalidArgument`: malformed (500, with the position, counted from ``offset``), or nested too deep for a
+    parser (400).
     """
     try:
         return orjson.loads(body)
@@ -73,7 +73,7 @@ def parse(body: memoryview, offset: int = 0) -> Any:
 
 
 def parse_object(body: memoryview) -> dict[str, Any]:
-    """The object in ``body``, nested at most `MAX_DEPTH` levels; ``{}`` for an empty body."""
+    """Return the object in ``body``, nested at most `MAX_DEPTH` levels; ``{}`` for an empty body."""
     if not body.nbytes:
         return {}
     document = parse(body)
@@ -82,7 +82,7 @@ def parse_object(body: memoryview) -> dict[str, Any]:
 
 
 def check_depth(document: Any) -> None:
-    """Refuse what is nested deeper than `MAX_DEPTH`; time and memory linear in the document."""
+    """Raise if the document is nested deeper than `MAX_DEPTH`. Linear time and memory."""
     level = [document]
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in _children(node)]
@@ -122,7 +122,7 @@ def as_unsigned(value: Any, field: str) -> int:
 
 
 def member(container: dict[str, Any], field: str) -> Any:
-    """``container[field]``, which must be there."""
+    """Return ``container[field]``. Raises if it is missing."""
     try:
         return container[field]
     except KeyError:
@@ -141,13 +141,12 @@ def _children(node: Any) -> Iterable[Any]:
 
 
 def _deep_or_open(body: memoryview, offset: int) -> InvalidArgument:
-    """Why ``body`` cannot be followed: it is too deep, or it does not end, which goes first as in Triton."""
+    """Return the error for ``body``: too deep, or incomplete, which is reported first, as in Triton."""
     return too_deep() if is_complete(body) else unreadable("Invalid value.", offset + body.nbytes)
 
 
 def _tritons_words(error: orjson.JSONDecodeError) -> tuple[str, int]:
-    """Return what Triton's parser says instead of ``error``, and at which character; orjson's text where Triton has
-    several."""
+    """Return the text of Triton's parser for ``error``, and the position; orjson's text if Triton has several."""
     position = error.pos
     if found := re.fullmatch("invalid literal, expected '([a-z]+)'", error.msg):
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(found[1], error.doc[position:], strict=False))
@@ -170,7 +169,7 @@ def _parse_literals(raw: bytes, offset: int) -> Any:
 
 
 def _spell_out(raw: bytes) -> bytes:
-    """``raw`` with ``Infinity`` for each ``Inf`` that is no part of a string. Linear in ``raw``."""
+    """Return ``raw`` with ``Infinity`` for each ``Inf`` outside a string. Linear time."""
     parts, end, in_string = list[bytes](), 0, False
     for found in _INF.finditer(raw):
         if found[0] == b'"':

@@ -1,8 +1,8 @@
-"""The request of one connection that is not answered yet, and the half of the connection that writes its answer: whole
-or while it is made, and no faster than the caller takes it.
+"""The unanswered request of one connection, and the writing half of the connection.
 
-A connection has one request at a time, as in Triton: the next one of a pipeline is not taken before the caller has
-taken the answer, except for what the transport buffers. So one connection holds one request and one answer.
+The answer is written whole or while it is made, no faster than the caller reads it. As in Triton, a connection has one
+request at a time: the next one of a pipeline is taken when the caller has read the answer, except for what the
+transport buffers. So one connection holds one request and one answer.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from headrace_http.caller_limits import reset
 from headrace_http.message import BEGINNING, JOIN_BYTES, Buffer, Cancel, HttpReply, serialise, stream_head
 from headrace_http.request_head import RequestHead
 
-#: From here on the parts of a reply are written one after the other. ``writelines`` of Python 3.11 joins them and
-#: copies them twice more: a tenth of a second for 32 MiB, in which nobody else is served.
+#: From this size on, the parts of a reply are written one after the other. ``writelines`` of Python 3.11 joins them and
+#: copies them twice more: 0.1 s for 32 MiB, during which no other request is served.
 _JOINED_BYTES = 1 << 20
 
 
 class Exchange:
-    """One request and its answer. It is itself the ``reply`` that the handler gets; a second reply is ignored."""
+    """One request and its answer. It is the ``reply`` for the handler; a second reply is ignored."""
 
     __slots__ = ("_protocol", "cancel", "closes", "head", "reply")
 
@@ -35,31 +35,31 @@ class Exchange:
 
     @property
     def is_head(self) -> bool:
-        """Whether only the head of the answer is wanted."""
+        """True if only the head of the answer is sent."""
         return self.head.method == "HEAD"
 
     @property
     def peer(self) -> str:
-        """The address of the other end; empty where that is not known."""
+        """The address of the other end; empty if unknown."""
         return self._protocol.peer
 
     def stream(self, head: HttpReply) -> ChunkedAnswer:
-        """Answer in pieces, instead."""
+        """Start a streamed answer."""
         return self._protocol.begin_stream(self, head)
 
     def __call__(self, reply: HttpReply) -> None:
         if self.reply is None:
             self.reply = reply
-            # It leads back here through the request, whose tensors would wait for the collector.
+            # It refers to this object through the request, whose tensors would stay until a garbage collection.
             self.cancel = None
             self._protocol.answered()
 
 
 class ChunkedAnswer:
-    """An answer that is written while it is made, in chunks (RFC 9112, 7.1). Event loop only.
+    """A streamed answer, in chunks (RFC 9112, 7.1). Event loop only.
 
-    Waits for the caller. To callers of HTTP/1.0 the end of the connection is the end of the answer. A task that waits
-    in it when the connection is lost is cancelled.
+    Waits for the caller. For HTTP/1.0, the end of the connection is the end of the answer. A task that waits here when
+    the connection is lost is cancelled.
     """
 
     __slots__ = ("_exchange", "_head", "_is_plain", "_protocol", "_woken", "has_begun")
@@ -71,7 +71,7 @@ class ChunkedAnswer:
         self._woken: asyncio.Future[None] | None = None
 
     async def send(self, chunk: Buffer) -> None:
-        """Return once more may be sent."""
+        """Send ``chunk``. Return when more may be sent."""
         await self._turn()
         size, parts = len(chunk), [self._begin()]
         parts += (chunk,) if self._is_plain else (b"%x\r\n" % size, chunk, b"\r\n")
@@ -86,16 +86,17 @@ class ChunkedAnswer:
         self._protocol.end_stream(self._exchange)
 
     def break_off(self) -> None:
-        """End, so that the caller can tell that it is not the end."""
+        """Close so that the caller can tell that the answer is incomplete."""
         self._protocol.break_off(is_plain=self._is_plain)
 
     def wake(self) -> None:
-        """The caller may take more."""
+        """Let the task go on: the caller can read more."""
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
     def provoke(self) -> None:
-        """Write what changes nothing, and what whoever has gone answers with a reset: a zero before the next size."""
+        """Write one harmless byte, a zero before the next chunk size: if the client has disconnected, the kernel
+        answers with a reset."""
         if self.has_begun and not self._is_plain:
             self._protocol.write_stream([b"0"])
 
@@ -112,45 +113,45 @@ class ChunkedAnswer:
 
 
 class AnsweringProtocol(asyncio.BufferedProtocol):
-    """The half of a connection that writes. The other half, which reads, is the subclass."""
+    """The writing half of a connection. The subclass is the reading half."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
         self._exchange: Exchange | None = None
-        self._stream: ChunkedAnswer | None = None  # the answer to it, if that is being made
+        self._stream: ChunkedAnswer | None = None  # its answer, if that is streamed
         self._streamed_bytes = 0
-        self._request_bytes = 0  # that are counted, because there are many
+        self._request_bytes = 0  # counted only if it is large
         self._is_reading = True
         self._is_writable = True
-        self._has_begun = False  # the answer that is next has been begun
+        self._has_begun = False  # the first bytes of the next answer are written
 
     # ------------------------------------------------------------------ what the half that reads is told
 
     @abstractmethod
     def _go_on(self) -> None:
-        """Read on, where a request is unanswered, or the caller did not take the answer."""
+        """Read on after an answer was taken."""
 
     @abstractmethod
     def _read_no_more(self) -> None:
-        """Throw away what has arrived of a request, and what will."""
+        """Drop the received part of a request, and everything after it."""
 
     @abstractmethod
     def _hold(self, request_bytes: int) -> None:
-        """So much is held of the request."""
+        """Record how many bytes of the request are held."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Close: the last answer is written."""
+        """Close the connection: the last answer is written."""
 
     # ------------------------------------------------------------------ answers
 
     @property
     def peer(self) -> str:
-        """The address of the other end; empty where that is not known."""
+        """The address of the other end; empty if unknown."""
         return host_of(self._transport.get_extra_info("peername"))
 
     def answered(self) -> None:
-        """Write the reply if it is there and the caller takes it, and go on."""
+        """Write the reply, if there is one and the caller reads, and go on."""
         exchange = self._exchange
         if exchange is not None and self._is_writable:
             reply = exchange.reply
@@ -182,8 +183,7 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
                 self._transport.write(buffer)
 
     def _provoke(self) -> None:
-        """Write what a caller that has gone answers with a reset, and what is part of the answer to one that has
-        not."""
+        """Write the first bytes of the answer, so that the kernel of a client that has gone answers with a reset."""
         if self._is_writable and not self._has_begun:
             if self._stream is not None and self._stream.has_begun:
                 self._stream.provoke()
@@ -192,7 +192,7 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
                 self._transport.write(BEGINNING)
 
     def _cancel(self) -> None:
-        """The caller has gone."""
+        """Cancel the request: the caller has gone."""
         exchange, self._exchange, self._stream = self._exchange, None, None
         if exchange is not None and exchange.cancel is not None and exchange.reply is None:
             exchange.cancel()
@@ -200,12 +200,12 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------ answers in pieces
 
     def begin_stream(self, exchange: Exchange, head: HttpReply) -> ChunkedAnswer:
-        """Have ``exchange`` answered in pieces."""
+        """Start a streamed answer to ``exchange``."""
         self._stream = stream = ChunkedAnswer(self, exchange, head)
         return stream
 
     def may_stream(self, exchange: Exchange) -> bool:
-        """True if a piece of the answer to ``exchange`` may be written now."""
+        """True if a chunk of the answer to ``exchange`` may be written now."""
         return self._is_writable and self._exchange is exchange
 
     def write_stream(self, buffers: Sequence[Buffer]) -> None:
@@ -217,7 +217,7 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
             self._transport.write(buffer)
 
     def end_stream(self, exchange: Exchange) -> None:
-        """``exchange`` has its whole answer."""
+        """Finish ``exchange``, whose answer is complete."""
         self._exchange = self._stream = exchange.cancel = None
         self._hold(0)
         if exchange.closes:
@@ -226,9 +226,9 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
             self.answered()
 
     def break_off(self, *, is_plain: bool) -> None:
-        """Close behind what is written of an answer that will not be whole."""
+        """Close after the written part of an incomplete answer."""
         self._read_no_more()
-        if is_plain:  # an end would be the end of the answer
+        if is_plain:  # a normal close would look like the end of the answer
             reset(self._transport)
         else:
             self._transport.close()

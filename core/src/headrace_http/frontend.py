@@ -1,4 +1,4 @@
-"""The HTTP frontend as the server sees it: start, stop, and which host is started."""
+"""The HTTP frontend: start, stop, and the choice of its host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class HttpFrontend(Frontend):
-    """KServe v2 over HTTP. ``port`` is the one that is listened on, once started."""
+    """KServe v2 over HTTP. ``port`` is the port in use, once started."""
 
     name: ClassVar[str] = "http"
     port: int = 0
@@ -52,9 +52,9 @@ class HttpFrontend(Frontend):
 
 
 def choose_host(wanted: str) -> type[HttpHost]:
-    """The host for ``--http-server``; ``auto`` takes the native one.
+    """Return the host for ``--http-server``; ``auto`` means the native one.
 
-    Imports what the host is made of, so call it on a thread. Raises `ConfigError` where that is not installed.
+    Imports the host's modules, so call it on a thread. Raises `ConfigError` if they are not installed.
     """
     if wanted == "hypercorn":
         need("hypercorn", "--http-server=hypercorn")

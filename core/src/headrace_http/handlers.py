@@ -1,5 +1,7 @@
-"""The handlers of all that is no inference: health, metadata, config, statistics; index, load, unload of models
-(docs/spec/behaviours.md sections 1.2, 1.6, 5.4)."""
+"""The handlers of everything except inference: health, metadata, config, statistics; index, load and unload.
+
+Source: docs/spec/behaviours.md sections 1.2, 1.6, 5.4.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,7 @@ if TYPE_CHECKING:
 
 
 class DescriptionHandlers:
-    """What the server and its models are. Each takes a request and its target and returns the reply, or what to await
-    for it; most are made on the spot."""
+    """Describe the server and its models. Each handler returns the reply, or an awaitable of it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -77,13 +78,13 @@ class DescriptionHandlers:
         return HttpReply(200 if is_well else 400)
 
 
-#: The head of a document of `RepositoryHandlers.index` whose ``ready`` is an array or an object, without its spaces.
+#: The start of an `index` document whose ``ready`` is an array or an object, without blanks.
 _NESTED_READY = (b'{"ready":[', b'{"ready":{')
 _HEAD_BYTES = 256
 
 
 class RepositoryHandlers:
-    """The model repository; all run as tasks."""
+    """The model repository. All handlers run as tasks."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -93,7 +94,7 @@ class RepositoryHandlers:
     async def index(self, request: HttpRequest, target: PathTarget) -> HttpReply:
         try:
             ready_only = (await self._document(request)).get("ready", False)
-        except InvalidArgument as error:  # how deep it is nested does not count where it must be a boolean
+        except InvalidArgument as error:  # a nested value must be a boolean, whatever its depth
             if error.code is Code.INTERNAL or not _begins_nested(request.body):
                 raise
             ready_only = None
@@ -102,7 +103,7 @@ class RepositoryHandlers:
         return json_reply([_entry(entry) for entry in await self._engine.list_repository(ready_only)])
 
     async def load(self, request: HttpRequest, target: PathTarget, peer: str) -> HttpReply:
-        """``peer`` is the address that the request came from."""
+        """Load a model. ``peer`` is the address of the sender."""
         _refuse_repository(target)
         given = (await self._document(request)).get("parameters", {})
         if type(given) is not dict:
@@ -143,7 +144,7 @@ def _load_values(given: dict[str, Any]) -> dict[str, str | bytes]:
 
 
 def _load_value(name: str, value: Any) -> str | bytes:
-    """``config`` as text and ``file:...`` as the bytes that its base64 stands for."""
+    """Return ``config`` as text, or ``file:...`` as the bytes of its base64."""
     parts = value.parts() if isinstance(value, LongString) else iter((as_string(value, None),))
     if name == "config":
         return "".join(parts)
@@ -156,7 +157,7 @@ def _load_value(name: str, value: Any) -> str | bytes:
 
 
 def _decode(parts: Iterable[str]) -> Iterator[bytes]:
-    """What ``parts`` of a text in base64 stand for. Between two of them other threads have their turn."""
+    """Yield the bytes of base64 text that comes in ``parts``. Other threads can run between two parts."""
     left, is_padded = "", False
     for part in parts:
         left += part

@@ -1,7 +1,7 @@
-"""The extensions of Headrace itself over HTTP: every path that it answers (docs/spec/behaviours.md section 1.2).
+"""Headrace's own extensions over HTTP: every path that it answers (docs/spec/behaviours.md section 1.2).
 
-Their routes answer by callback. Where a path fits two routes, the first one answers, which is Triton's order:
-``/v2/models/stats`` are the statistics of all models, and not the metadata of a model called ``stats``.
+Their routes answer by callback. If a path fits two routes, the first one answers, in Triton's order: for example,
+``/v2/models/stats`` is the statistics of all models, not the metadata of a model called ``stats``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class HttpModelRepository(Extension):
 
 
 class HttpExplain(Extension):
-    """Why the last batches ran when they did. Triton does not have it."""
+    """Explains the last batches. Not in Triton."""
 
     name: ClassVar[str] = "http_explain"
     adds: ClassVar[tuple[type[Addition], ...]] = (

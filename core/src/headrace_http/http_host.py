@@ -1,4 +1,4 @@
-"""What accepts connections and speaks HTTP: one interface, and the host of our own, which is the fast one."""
+"""The interface of an HTTP host, and the native host, which is the fast one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HttpHost(ABC):
-    """Serves ``listener``, which it owns once started, until stopped."""
+    """Serves ``listener`` until it is stopped. Owns it once started."""
 
     def __init__(self, engine: Engine, listener: socket.socket) -> None:
         self.engine, self.listener, self.routes = engine, listener, Routes(engine)
@@ -29,7 +29,7 @@ class HttpHost(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """Stop accepting, answer what is in flight, close. Cancelled, drop what is left."""
+        """Stop accepting, answer the requests in flight, and close. If cancelled, drop the rest."""
 
 
 class NativeHttpHost(HttpHost):

@@ -1,8 +1,7 @@
-"""The body of an infer request, to an `InferRequest` (docs/spec/behaviours.md sections 1.3 and 1.5).
+"""From the body of an infer request to an `InferRequest` (docs/spec/behaviours.md sections 1.3 and 1.5).
 
-Binary tensors become views on the body and are never copied. What contradicts itself in a way
-that only the model's signature can word becomes `Undecoded`. JSON in front of binary tensors that
-has been read before is not parsed again.
+Binary tensors become views on the body and are never copied. Contradictions that only the model's signature can report
+become `Undecoded`. JSON before binary tensors that was parsed before is not parsed again.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ if TYPE_CHECKING:
     from headrace.engine import ModelView
 
 _NO_FORMATS: Mapping[str, OutputFormat] = {}
-#: What clients begin with that give requests an id.
+#: The start of the JSON of clients that set a request id.
 _ID_FIRST = b'{"id":"'
 _LENGTH_NAME = "Inference-Header-Content-Length"
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
 class DecodedBody(NamedTuple):
-    """A request, the format of each output that is listed, and that of the others."""
+    """A request, the format of each listed output, and the format of the others."""
 
     request: InferRequest
     formats: Mapping[str, OutputFormat]
@@ -60,7 +59,7 @@ class DecodedBody(NamedTuple):
 
 
 def header_length(value: bytes, body_bytes: int) -> int:
-    """The value of ``Inference-Header-Content-Length``: bytes of JSON in front of the tensors."""
+    """Return the value of ``Inference-Header-Content-Length``: bytes of JSON before the tensors."""
     if value.isdigit() and len(value) < 10 and int(value) <= body_bytes:
         return int(value)
     text = value.decode("latin-1")
@@ -80,7 +79,7 @@ def header_length(value: bytes, body_bytes: int) -> int:
 def decode(
     model: str, version: str, body: memoryview, json_bytes: int, max_bytes: int, patience: int = UNBOUNDED
 ) -> DecodedBody:
-    """The request to ``model`` in ``body``, whose first ``json_bytes`` are JSON.
+    """Return the request to ``model`` in ``body``, whose first ``json_bytes`` are JSON.
 
     Raises `HeadraceError`, and `TooLargeForLoop` for JSON beyond ``patience`` bytes.
     """
@@ -116,7 +115,7 @@ def decode(
 
 
 def decode_raw(name: str, version: str, body: memoryview, model: ModelView, max_bytes: int) -> DecodedBody:
-    """The request to ``model``, under ``name`` and ``version``, with the one input that it has: the whole body."""
+    """Return the request to ``model``, under ``name`` and ``version``, whose only input is the whole body."""
     if body.nbytes > max_bytes:
         raise raw_too_large(body.nbytes, max_bytes)
     if len(model.inputs) != 1:
@@ -136,7 +135,7 @@ def decode_raw(name: str, version: str, body: memoryview, model: ModelView, max_
 
 
 class BodyLayout(NamedTuple):
-    """A body with ``tensor_bytes`` behind its JSON: what that says, and where the tensors lie behind it."""
+    """The layout of a body: the content of its JSON, and the places of its ``tensor_bytes`` after it."""
 
     tensor_bytes: int
     layout: RequestLayout
@@ -145,15 +144,17 @@ class BodyLayout(NamedTuple):
 
 
 class BodyLayoutCache:
-    """Layouts by their JSON without its id, where that is what it begins with."""
+    """Layouts by their JSON, without the id that it starts with."""
 
     def __init__(self) -> None:
         self._known = Recent[bytes, BodyLayout](LAYOUTS)
         self._seen = Recent[int, None](LAYOUTS)
 
     def find(self, body: memoryview, json_bytes: int) -> tuple[BodyLayout | None, str, bytes]:
-        """The layout of ``body``, whose first ``json_bytes`` are JSON, or None if it is not known; the id, and the JSON
-        without it, which is empty where nothing is to be known."""
+        """Return the layout of ``body`` or None, its id, and its JSON without the id.
+
+        The first ``json_bytes`` are JSON. The last value is empty if the layout will not be kept.
+        """
         if json_bytes > FIXED_BYTES or json_bytes == body.nbytes:
             return None, "", b""
         request_id, rest = "", body[:json_bytes].tobytes()
@@ -165,8 +166,11 @@ class BodyLayoutCache:
         return layout, request_id, rest
 
     def keep(self, request_id: str, rest: bytes, decoded: DecodedBody, tensor_bytes: int) -> None:
-        """Know the layout of a body, of which ``decoded`` was made, from the second time on: most that come twice come
-        again. The first two are what `find` gave, and ``tensor_bytes`` are behind its JSON."""
+        """Keep the layout of a body, from the second time on: most that come twice come again.
+
+        ``request_id`` and ``rest`` are from `find`; ``tensor_bytes`` come after the JSON; ``decoded`` is the body,
+        decoded.
+        """
         digest = hash(rest)
         if digest not in self._seen:
             self._seen.keep(digest, None)
@@ -175,13 +179,13 @@ class BodyLayoutCache:
         if request.id != request_id or (request_id and _may_name_an_id(rest)):
             return
         layout = RequestLayout.of(request)
-        # Otherwise some were written in the JSON.
+        # else some tensors were in the JSON
         if layout is not None and layout.places and layout.places[-1].end == tensor_bytes:
             self._known.keep(rest, BodyLayout(tensor_bytes, layout, formats, default))
 
 
 def _cut_id(front: bytes) -> tuple[str, bytes]:
-    """The id that ``front`` begins with, and the rest; no id and all of it where that needs a parser."""
+    """Return the id at the start of ``front``, and the rest; no id and all of it if that needs a parser."""
     end = front.find(b'"', len(_ID_FIRST))
     text = front[len(_ID_FIRST) : end]
     if not text.isascii() or b"\\" in text:
@@ -191,7 +195,7 @@ def _cut_id(front: bytes) -> tuple[str, bytes]:
 
 
 def _may_name_an_id(rest: bytes) -> bool:
-    """Whether there may be another id behind the first, which would be the one that counts."""
+    """True if there may be a second id, which would count."""
     return b'"id"' in rest or b"\\" in rest
 
 
@@ -200,7 +204,7 @@ def _document(body: memoryview) -> dict[str, Any]:
     if type(document) is dict:
         return document
     check_depth(document)
-    return {}  # has no member, as Triton sees it
+    return {}  # as Triton: it has no member
 
 
 def _sequence_id(value: Any, name: str) -> int | str:
@@ -215,7 +219,7 @@ def _sequence_id(value: Any, name: str) -> int | str:
 
 def _custom(value: Any, name: str) -> Parameter:
     if type(value) is int:
-        # An integer that int64 cannot hold is a double to the parser that Triton uses.
+        # As Triton's parser, an integer outside int64 is a double.
         return value if _INT64_MIN <= value <= _INT64_MAX else float(value)
     if type(value) in (str, bool, float):
         return value  # type: ignore[no-any-return]
@@ -228,7 +232,7 @@ _read_parameters = ParameterReader[Any](
 
 
 def _id(value: Any) -> str:
-    """The request id, which goes back to the caller and so must be Unicode."""
+    """Return the request id. It is sent back to the caller, so it must be Unicode."""
     text = as_string(value, "id")
     try:
         text.encode()
@@ -246,7 +250,7 @@ def _raw_string(spec: Spec, body: memoryview, batch: tuple[int, ...]) -> BytesTe
 
 
 def _deduce(spec: Spec, size_bytes: int, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """The dims, with the variable one, if any, found from the size of the body."""
+    """Return the dims. The variable one, if any, follows from the size of the body."""
     variable = spec.dims.count(-1)
     if variable > 1:
         raise InvalidArgument(

@@ -1,6 +1,6 @@
 """``POST .../infer``: decode, submit, encode, all by callback on the event loop.
 
-The order of the steps decides which error wins; it is that of docs/spec/behaviours.md section 1.3.
+The order of the steps, which decides which error is reported, is that of docs/spec/behaviours.md section 1.3.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class InferenceHandler:
         self._layouts = BodyLayoutCache()
 
     def __call__(self, http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
-        """Answer ``http`` through ``reply``, now or later; raises `HeadraceError` if refused now.
+        """Answer ``http`` through ``reply``, now or later. Raises `HeadraceError` if it is refused now.
 
-        What is returned cancels the request.
+        Returns a function that cancels the request.
         """
         view = self._find(target.name, target.version)
         headers = http.headers
@@ -70,7 +70,7 @@ class InferenceHandler:
         return deadline.begin(ticket.cancel)
 
     async def read_request(self, http: HttpRequest, name: str, version: str) -> InferRequest:
-        """What the body of ``http`` asks of a model, whichever way it answers. Raises `HeadraceError`."""
+        """Return the inference in the body of ``http``. Raises `HeadraceError`."""
         headers = http.headers
         if b"content-encoding" in headers and headers[b"content-encoding"] not in DECODABLE:
             raise Unsupported("Unsupported compression type")
@@ -85,7 +85,7 @@ class InferenceHandler:
         return request
 
     async def print_response(self, response: InferResponse) -> bytes:
-        """``response`` as a line of JSON. Raises `HeadraceError`."""
+        """Return ``response`` as a line of JSON. Raises `HeadraceError`."""
         try:
             reply = encode(response, {}, JSON, {}, False, patience=LARGE_BYTES)
         except TooLargeForLoop:
@@ -93,8 +93,10 @@ class InferenceHandler:
         return b"".join(reply.parts)
 
     def _read(self, http: HttpRequest, name: str, version: str, answer: Answer, patience: int) -> InferRequest:
-        """The request, and the formats of its ``answer``. Raises `HeadraceError`, and `TooLargeForLoop` beyond
-        ``patience``."""
+        """Return the request, and set the formats of its ``answer``.
+
+        Raises `HeadraceError`, and `TooLargeForLoop` beyond ``patience``.
+        """
         headers, body = http.headers, http.body
         if b"content-encoding" in headers and headers[b"content-encoding"] in (b"gzip", b"deflate"):
             body = decompress(body, self._max_bytes, patience)
@@ -107,7 +109,7 @@ class InferenceHandler:
                 _, layout, answer.formats, answer.default = known
                 return layout.request(name, version, request_id, body[json_bytes:])
             decoded = decode(name, version, body, json_bytes, self._max_bytes, patience)
-            if rest and patience < UNBOUNDED:  # those are the event loop's
+            if rest and patience < UNBOUNDED:  # only the event loop uses the layouts
                 self._layouts.keep(request_id, rest, decoded, body.nbytes - json_bytes)
         else:
             decoded = decode_raw(name, version, body, answer.view, self._max_bytes)
@@ -122,14 +124,14 @@ class InferenceHandler:
         caller: Caller | None,
         deadline: RequestDeadline | None,
     ) -> Cancel:
-        """Let a thread read what is large, and then submit it."""
+        """Let a thread read a large request, then submit it."""
         read = partial(self._read_large, http, target.name, target.version, answer, deadline)
         return answer.read_large(read, self._entrance, caller)
 
     def _read_large(
         self, http: HttpRequest, name: str, version: str, answer: Answer, deadline: RequestDeadline | None
     ) -> InferRequest:
-        """`_read` for what is large, on a thread."""
+        """`_read` of a large request, on a thread."""
         request = self._read(http, name, version, answer, UNBOUNDED)
         check_strings(answer.view, request)
         if deadline is not None:
@@ -138,7 +140,7 @@ class InferenceHandler:
 
 
 class Answer(EncodedAnswer[HttpReply]):
-    """Replies to one request with what its model answers."""
+    """Replies to one request with its model's response."""
 
     __slots__ = ("_encoding", "default", "formats")
 
@@ -159,7 +161,7 @@ class Answer(EncodedAnswer[HttpReply]):
 
 
 def _nobody(reply: HttpReply) -> None:
-    """Takes the answer to a request that is another's to answer."""
+    """Do nothing: another part answers this request."""
 
 
 def _unsupported_encoding() -> HttpReply:

@@ -1,5 +1,7 @@
-"""The ``inputs`` of an infer request, to tensors: views on binary data, and data in JSON by the type rules of
-docs/spec/behaviours.md section 1.3."""
+"""From the ``inputs`` of an infer request to tensors: views on binary data, or data in JSON.
+
+The type rules are those of docs/spec/behaviours.md section 1.3.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +36,21 @@ from headrace_http.large_documents import Pieces
 
 _INT64_MAX = 2**63 - 1
 _MANY_DIMS = 64
-#: More than any model has, and fewer than any NumPy takes.
+#: More than any model has, and fewer than the maximum of NumPy.
 _USUAL_DIMS = 16
-#: Types of JSON's numbers, and of arrays that take both of them.
+#: The Python types of JSON numbers, and the typecodes of arrays that take both.
 _REAL, _TYPECODES = frozenset((float, int)), {"FP32": "f", "FP64": "d"}
 _SOURCES = ("data", "binary_data_size", "shared_memory_region")
 
 
 class _UnusualInput(Exception):
-    """Left to what words errors."""
+    """The general code, which reports errors, must read this input."""
 
 
 class _InputKind(NamedTuple):
-    """What is said of an input besides its name; ``known`` is None for a data type that is none.
+    """The description of an input without its name. ``known`` is None for an unknown data type.
 
-    ``typecode`` is that of an `array.array` of its numbers, where integers do as well as fractions; empty where they
-    do not, or nothing is read.
+    ``typecode`` is that of an `array.array` for its numbers, if integers and fractions are both valid; else empty.
     """
 
     datatype: str
@@ -62,10 +63,11 @@ class _InputKind(NamedTuple):
 def read_inputs(
     entries: Any, model: str, request_id: str, body: memoryview, position: int, max_bytes: int, patience: int
 ) -> dict[str, Tensor | Undecoded]:
-    """The inputs of a request to ``model``. Binary tensors are views on ``body``, from ``position`` on, in order.
+    """Return the inputs of a request to ``model``. Binary tensors are views on ``body``, from ``position`` on, in
+    order.
 
-    ``max_bytes`` bounds a tensor written as JSON. Raises `InvalidArgument` with Triton's texts, and `TooLargeForLoop`
-    for strings of more than ``patience`` bytes, which will be looked for one by one.
+    ``max_bytes`` limits a tensor in JSON. Raises `InvalidArgument` with Triton's texts, and `TooLargeForLoop` for
+    strings of more than ``patience`` bytes.
     """
     inputs: dict[str, Tensor | Undecoded] = {}
     if type(entries) is not list:
@@ -107,7 +109,7 @@ def read_inputs(
 def view(
     body: memoryview, begin: int, end: int, datatype: str, shape: tuple[int, ...], count: int
 ) -> Tensor | Undecoded:
-    """``body[begin:end]`` as a tensor that shares its memory."""
+    """Return ``body[begin:end]`` as a tensor that shares its memory."""
     known = dtypes.BY_NAME.get(datatype)
     if known is dtypes.BYTES:
         return BytesTensor(body[begin:end], shape)
@@ -120,9 +122,9 @@ def view(
     return viewed
 
 
-@lru_cache(2048, typed=True)  # True is no dim, and equal to one
+@lru_cache(2048, typed=True)  # typed: True equals 1 and is not a dim
 def _usual_kind(datatype: str, *dims: int) -> _InputKind:
-    """What nearly every input is, and was before. Raises `_UnusualInput`."""
+    """Return the kind of a usual input. Raises `_UnusualInput`."""
     known = dtypes.BY_NAME.get(datatype)
     if known is None or any(type(dim) is not int or not 0 <= dim <= _INT64_MAX for dim in dims):
         raise _UnusualInput
@@ -146,7 +148,7 @@ def _head(entry: Any) -> tuple[str, str, tuple[int, ...]]:
 
 
 def _count(name: str, shape: tuple[int, ...], datatype: str) -> int:
-    """Number of elements; raises if int64 cannot hold it, or the bytes."""
+    """Return the number of elements. Raises if int64 cannot hold it, or the bytes."""
     count = prod(shape) if len(shape) < _MANY_DIMS else _bounded_product(shape)
     if count > _INT64_MAX:
         printed = ",".join(map(str, shape))
@@ -164,7 +166,7 @@ def _count(name: str, shape: tuple[int, ...], datatype: str) -> int:
 
 
 def _bounded_product(shape: tuple[int, ...]) -> int:
-    """The product of ``shape``, or something beyond int64: `prod` takes minutes for a million dims."""
+    """Return the product of ``shape``, or a number beyond int64: `prod` takes minutes for a million dims."""
     if 0 in shape:
         return 0
     count = 1
@@ -176,12 +178,12 @@ def _bounded_product(shape: tuple[int, ...]) -> int:
 
 
 def _binary_size(entry: dict[str, Any]) -> int | None:
-    """``binary_data_size``, or None for data in JSON; raises unless there is exactly one source."""
+    """Return ``binary_data_size``, or None for data in JSON. Raises unless there is exactly one source."""
     parameters = entry.get("parameters")
     if type(parameters) is dict and len(parameters) == 1 and "data" not in entry:
         size = parameters.get("binary_data_size")
         if type(size) is int and size >= 0:
-            return size  # what nearly every request looks like
+            return size  # the usual case
     if not parameters:
         if "data" in entry:
             return None
@@ -214,12 +216,12 @@ def _from_json(data: Any, name: str, kind: _InputKind, max_bytes: int) -> Tensor
         and count * known.itemsize <= max_bytes
     ):
         try:
-            # An array rounds as a C cast does; NumPy would warn of values that become infinite.
+            # An array rounds as a C cast does; NumPy would warn about values that become infinite.
             numbers: Tensor = np.ndarray(shape, known.numpy, array(typecode, data))
         except OverflowError:
             raise _wrong_leaf("f") from None
         return numbers
-    if not count or not shape:  # no data is read; what has no shape is for the signature to refuse
+    if not count or not shape:  # no data is read; the signature refuses an input without a shape
         if type(data) is Pieces:
             data.check()
         return view(memoryview(b""), 0, 0, datatype, shape, count)
@@ -236,10 +238,10 @@ def _from_json(data: Any, name: str, kind: _InputKind, max_bytes: int) -> Tensor
 
 
 def _to_tensor(data: Any, datatype: DataType, shape: tuple[int, ...], count: int) -> Tensor | Undecoded:
-    """``data`` as a tensor of ``count`` elements in ``shape``; one copy.
+    """Return ``data`` as a tensor of ``count`` elements in ``shape``. Copies once.
 
-    ``data`` is nested to any depth below `MAX_DEPTH` and read in row-major order; only its number
-    of leaves must agree with the shape. Raises `InvalidArgument` with Triton's texts.
+    ``data`` may be nested to any depth below `MAX_DEPTH`. It is read in row-major order, and only the number of its
+    elements must fit the shape. Raises `InvalidArgument` with Triton's texts.
     """
     if type(data) is not list:
         if type(data) is Pieces:
@@ -258,7 +260,7 @@ def _to_tensor(data: Any, datatype: DataType, shape: tuple[int, ...], count: int
 
 
 def _assembled(pieces: Pieces, datatype: DataType, shape: tuple[int, ...], count: int) -> Tensor | Undecoded:
-    """The tensor whose elements come in ``pieces``: what one is made of is gone before the next is read."""
+    """Return the tensor of the elements in ``pieces``, one piece in memory at a time."""
     is_text, found = datatype is dtypes.BYTES, 0
     parts = list[Any]()
     numbers = np.empty(0 if is_text else count, datatype.numpy)
@@ -290,7 +292,7 @@ def _numbers(leaves: list[Any], kinds: set[type], datatype: DataType) -> np.ndar
             return np.frombuffer(array(_TYPECODES[datatype.name], leaves), datatype.numpy)
         if kind == "i" and kinds == {int}:
             return np.array(leaves, np.int64).astype(datatype.numpy, copy=False)
-        if kind == "u" and kinds == {int} and min(leaves) >= 0:  # NumPy 1 would wrap a negative one
+        if kind == "u" and kinds == {int} and min(leaves) >= 0:  # NumPy 1 would wrap a negative number
             return np.array(leaves, np.uint64).astype(datatype.numpy, copy=False)
     except OverflowError:
         raise _wrong_leaf(kind) from None
@@ -306,7 +308,7 @@ def _strings(leaves: list[Any], kinds: set[type]) -> list[bytes]:
 
 
 def _flatten(nested: list[Any]) -> list[Any]:
-    """The leaves in row-major order, in time linear in the document."""
+    """Return the elements in row-major order, in linear time."""
     level, depth = nested, 1
     while (kinds := set(map(type, level))) == {list}:
         depth += 1
@@ -317,7 +319,7 @@ def _flatten(nested: list[Any]) -> list[Any]:
 
 
 def _walk(nested: list[Any], depth: int) -> Iterator[Any]:
-    """Depth first, for data whose nesting is not the same everywhere."""
+    """Yield the elements of irregularly nested data, depth first."""
     pending = [iter(nested)]
     while pending:
         for item in pending[-1]:

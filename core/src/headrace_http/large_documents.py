@@ -1,8 +1,8 @@
-"""Large JSON documents, of which what is long is cut out before they are parsed.
+"""Large JSON documents: long parts are cut out before the rest is parsed.
 
-To parse one whole would hold the interpreter's lock for as long, and make an object of every number. Of an infer
-request the arrays are cut out that tensors are made of, and read later, in `Pieces` between commas (`read_document`);
-of a load the strings that are its files (`read_object`). What is left of a document is small.
+Parsing such a document whole would hold the interpreter's lock for as long, and create an object per number. From an
+infer request, the arrays of tensors are cut out and read later, in `Pieces` between commas (`read_document`). From a
+load, the strings of files are (`read_object`). The rest of the document is small.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from headrace.off_loop import SLICE_BYTES
 from headrace_http.documents import MAX_DEPTH, parse, parse_object, too_deep, unreadable
 from headrace_http.structure import Window, blank_strings, is_complete, safe_cuts, windows
 
-#: The brackets around the ``data`` of an input: the document, ``inputs`` and its entry.
+#: The nesting of ``data``: the document, ``inputs`` and its entry.
 _DATA_DEPTH = 3
-#: Brackets that the parser of the rest follows.
+#: The maximum nesting that the parser follows.
 _PARSED_DEPTH = 1024
 _BLANKS = b" \t\n\r"
 _ARRAY = ord("[")
-#: For `bytes.translate`: all that is no bracket and no comma is a zero; and brackets are blanks.
+#: Tables for `bytes.translate`: one turns everything except brackets and commas into zeros; one brackets into blanks.
 _KINDS = bytes(byte if byte in b"[]," else ord("0") for byte in range(256))
 _WITHOUT_BRACKETS = bytes.maketrans(b"[]", b"  ")
-#: Beside each other where no value is missing these do not stand.
+#: Pairs that do not occur in a valid array.
 _MISPLACED = (b",]", b"[,", b"][", b"]0", b"0[")
-#: Arrays below this stay where they are.
+#: Arrays below this size are not cut out.
 _SHORT_BYTES = 256
-#: A piece is longer only for a string that is.
+#: A longer piece consists of one long string.
 _LONG_PIECE_BYTES = 3 * SLICE_BYTES
-#: Values that a large document may have besides tensors: each is an object. No request comes near.
+#: At most this many values besides tensors, because each becomes an object. No valid request has as many.
 MAX_VALUES = 64 * 1024
-#: What a large document may be besides tensors: it is parsed in one go. No request comes near.
+#: At most this many bytes besides tensors, because they are parsed in one piece. No valid request has as many.
 MAX_REST_BYTES = 4 << 20
-#: Stands for what was cut out, with its number behind it. No caller knows it.
+#: The placeholder of a part that was cut out, before its number. Random, so that callers cannot use it.
 _TOKEN = os.urandom(12).hex()
 
 
@@ -51,7 +51,7 @@ class Pieces(NamedTuple):
     is_deep: bool
 
     def read(self) -> Iterator[list[Any]]:
-        """The values of the array and of all arrays in it, in order, those between two cuts at a time.
+        """Yield the values of the array and of all arrays in it, in order, one piece at a time.
 
         Raises `InvalidArgument`: malformed, nested too deep, or with an empty array in it.
         """
@@ -69,13 +69,13 @@ class Pieces(NamedTuple):
 
 
 class LongString(NamedTuple):
-    """The string whose content, as it stands between its quotes, is ``text``, from byte ``at`` of a document on."""
+    """A string: ``text`` is its content between the quotes, ``at`` its position in the document."""
 
     text: memoryview
     at: int
 
     def parts(self) -> Iterator[str]:
-        """The string, a part at a time. Raises `InvalidArgument` if it is malformed."""
+        """Yield the string in parts. Raises `InvalidArgument` if it is malformed."""
         at = self.at
         for part in safe_cuts(self.text):
             yield parse(memoryview(b'"%s"' % bytes(part)), at - 1)
@@ -83,10 +83,10 @@ class LongString(NamedTuple):
 
 
 def read_document(body: memoryview) -> Any:
-    """The document in ``body``, with `Pieces` in place of the long ``data`` of its ``inputs``.
+    """Return the document in ``body``, with `Pieces` in place of the long ``data`` of its ``inputs``.
 
-    Raises `InvalidArgument`: malformed as far as it was read, nested too deep, of more than `MAX_VALUES`, or with
-    more than `MAX_REST_BYTES` besides tensors.
+    Raises `InvalidArgument` if what was read is malformed or too deep, or if there are more than `MAX_VALUES`, or more
+    than `MAX_REST_BYTES` besides tensors.
     """
     arrays = _arrays(body)
     rest_bytes = body.nbytes - sum(array.end - array.begin for array in arrays)
@@ -104,7 +104,7 @@ def read_document(body: memoryview) -> Any:
 def read_object(body: memoryview) -> dict[str, Any]:
     """`parse_object` for a large ``body``, with a `LongString` for each long member of its ``parameters``.
 
-    Raises `InvalidArgument`, too, if it has more than `MAX_VALUES`, or more than `MAX_REST_BYTES` besides those.
+    Also raises `InvalidArgument` for more than `MAX_VALUES`, or more than `MAX_REST_BYTES` besides these.
     """
     strings = _long_strings(body)
     spans = [(string.at, string.at + string.text.nbytes) for string in strings]
@@ -140,7 +140,7 @@ def _too_much_besides(what: str, size_bytes: int) -> InvalidArgument:
 
 
 def _check_depth(body: memoryview) -> None:
-    """Refuse what is nested too deep or does not end, which is told first, as of a small document."""
+    """Raise if the document is nested too deep or incomplete, in the order of a small document."""
     for window in windows(body):
         _depth_of(window, body)
 
@@ -156,10 +156,10 @@ def _values(body: memoryview, begin: int, end: int) -> list[Any]:
 
 
 def _text(body: memoryview, begin: int, end: int) -> list[Any]:
-    """The one string of a piece that is long because of it, parsed in parts."""
+    """Return the one long string of a piece, parsed in parts."""
     head = bytes(body[begin : begin + SLICE_BYTES]).partition(b'"')[0]
     tail = bytes(body[end - SLICE_BYTES : end]).rpartition(b'"')[2]
-    if max(len(head), len(tail)) >= SLICE_BYTES:  # no string, or blanks without end
+    if max(len(head), len(tail)) >= SLICE_BYTES:  # not a string, or endless blanks
         raise unreadable("number or blanks without end", begin)
     parse(memoryview(b"[%s]" % _without_brackets(head + b"0" + tail, begin)), begin)
     parts = [
@@ -170,7 +170,7 @@ def _text(body: memoryview, begin: int, end: int) -> list[Any]:
 
 
 def _without_brackets(piece: bytes, at: int) -> bytes:
-    """``piece`` with blanks for its brackets. Raises `InvalidArgument` where they do not stand as they must."""
+    """Return ``piece`` with blanks for its brackets. Raises `InvalidArgument` if a bracket is misplaced."""
     shown = blank_strings(memoryview(piece)) if b'"' in piece else piece
     kinds = shown.translate(_KINDS, _BLANKS)
     if b"[]" in kinds:
@@ -185,7 +185,7 @@ def _without_brackets(piece: bytes, at: int) -> bytes:
 
 
 def _without(body: memoryview, spans: list[tuple[int, int]], mark: bytes) -> bytes:
-    """``body`` with ``mark``, which `_TOKEN` and a number complete, in the place of each of ``spans``."""
+    """Return ``body`` with ``mark``, completed by `_TOKEN` and a number, in place of each of ``spans``."""
     parts, end = list[bytes | memoryview](), 0
     for number, (begin, behind) in enumerate(spans):
         parts += (body[end:begin], mark % (_TOKEN.encode(), number))
@@ -194,7 +194,7 @@ def _without(body: memoryview, spans: list[tuple[int, int]], mark: bytes) -> byt
 
 
 def _depth_of(window: Window, body: memoryview) -> int:
-    """How deep ``window`` of ``body`` is nested. Raises `InvalidArgument` where the parser would not follow."""
+    """Return how deep ``window`` of ``body`` is nested. Raises `InvalidArgument` if that is too deep for the parser."""
     deepest = int(window.depth.max())
     if deepest > _PARSED_DEPTH:
         raise too_deep() if is_complete(body) else unreadable("Invalid value.", body.nbytes)
@@ -202,7 +202,7 @@ def _depth_of(window: Window, body: memoryview) -> int:
 
 
 def _put_back(document: Any, arrays: list[Pieces]) -> None:
-    """Give the inputs of ``document`` their ``data``, and read whatever else was cut out at once."""
+    """Give the inputs of ``document`` their ``data``. Read everything else that was cut out at once."""
     left = dict(enumerate(arrays))
     entries = document.get("inputs") if type(document) is dict else None
     places = [
@@ -224,7 +224,7 @@ def _put_back(document: Any, arrays: list[Pieces]) -> None:
 
 
 def _arrays(body: memoryview) -> list[Pieces]:
-    """The arrays of at least `_SHORT_BYTES` that stand where the ``data`` of inputs does."""
+    """Return the arrays of at least `_SHORT_BYTES` at the place of an input's ``data``."""
     arrays, open_array = list[Pieces](), _Open(-1)
     for window in windows(body):
         deepest = _depth_of(window, body)
@@ -251,7 +251,7 @@ def _arrays(body: memoryview) -> list[Pieces]:
 
 
 class _Open:
-    """An array whose end was not seen yet."""
+    """An array whose end is not reached yet."""
 
     def __init__(self, begin: int, is_deep: bool = False) -> None:
         self.begin = begin
@@ -271,7 +271,7 @@ class _Open:
             self.cuts.append(window.at + at)
 
     def close(self, window: Window, end: int) -> None:
-        """What has gone on for windows without a comma stands alone: cut it off at the first before ``end``."""
+        """End a piece that had no comma for a whole window: cut at the first comma before ``end``."""
         if self._was_without:
             at = window.at + window.first_comma(max(self.begin - window.at, 0))
             if window.at <= at < end:
@@ -280,7 +280,7 @@ class _Open:
 
 
 def _long_strings(body: memoryview) -> list[LongString]:
-    """The strings of ``body`` that fill a window or more."""
+    """Return the strings of ``body`` that fill a window or more."""
     found, begin, is_long = list[LongString](), -1, False
     for window in windows(body):
         inside = window.inside

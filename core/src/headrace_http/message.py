@@ -1,7 +1,7 @@
-"""What travels between the hosts (bytes) and the handlers (meaning): requests, and replies with their wire form.
+"""Requests and replies between the hosts (bytes) and the handlers, with the wire form of replies.
 
-Named tuples and not dataclasses: one of each is made per request, and these are made in a third
-of the time of a frozen dataclass.
+Named tuples instead of dataclasses, because one of each is created per request: they take a third of the time of a
+frozen dataclass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.frontends.failures import Failure, shown
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
-#: From code to HTTP status (docs/spec/behaviours.md section 0).
+#: The HTTP status of each code (docs/spec/behaviours.md section 0).
 STATUS = {
     Code.UNKNOWN: 400,
     Code.INTERNAL: 500,
@@ -33,13 +33,13 @@ STATUS = {
     Code.RESOURCE_EXHAUSTED: 429,
 }
 
-#: The length of the JSON in front of binary tensors: as received, and as sent.
+#: The header with the length of the JSON before binary tensors, in requests and replies.
 HEADER_LENGTH = b"inference-header-content-length"
-#: The headers of an answer that is JSON and nothing else.
+#: The headers of a reply that is only JSON.
 JSON_TYPE = ((b"Content-Type", b"application/json"),)
 #: Replies up to this size are joined into one buffer; larger parts stay as they are.
 JOIN_BYTES = 32 * 1024
-#: What every answer begins with.
+#: The start of every reply.
 BEGINNING = b"HTTP/1.1 "
 _STATUS_LINES = {status.value: BEGINNING + b"%d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 
@@ -49,21 +49,23 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class HttpRequest(NamedTuple):
-    """One request. ``path`` is as received, without the query. ``headers`` have names in lower
-    case and the values of repeated ones joined by commas; ``received`` is what they were read from, a head of HTTP/1,
-    or names and values. ``body`` stays valid for as long as somebody keeps a view of it."""
+    """One request. ``path`` is as received, without the query.
+
+    ``headers`` have names in lower case; the values of repeated ones are joined by commas. ``received`` is their
+    source: a head of HTTP/1, or names and values. ``body`` stays valid as long as there is a view of it.
+    """
 
     method: str
     path: str
     headers: Mapping[bytes, bytes]
     body: memoryview
     received: bytes | Sequence[tuple[bytes, bytes]] = ()
-    #: Set where ``received`` does not have it.
+    #: Set if ``received`` does not have it.
     query_string: str = ""
 
     @property
     def query(self) -> str:
-        """What stands behind the ``?`` of the URL, as received; few ask."""
+        """The query of the URL, as received."""
         if not isinstance(self.received, bytes):
             return self.query_string
         target = self.received.partition(b"\r\n")[0].split(b" ")[1:2]
@@ -71,7 +73,7 @@ class HttpRequest(NamedTuple):
 
     @property
     def raw_headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """Names and values as received; few ask."""
+        """Names and values of headers, as received."""
         if not isinstance(self.received, bytes):
             return self.received
         fields = [line.partition(b":") for line in self.received.split(b"\r\n")[1:-2]]
@@ -79,8 +81,10 @@ class HttpRequest(NamedTuple):
 
 
 class HttpReply(NamedTuple):
-    """One answer. ``parts`` are written one after the other and must not change afterwards.
-    ``headers`` leave out ``Content-Length``, which the host adds."""
+    """One reply. ``parts`` are written one after the other and must not change afterwards.
+
+    ``headers`` do not have ``Content-Length``, which the host adds.
+    """
 
     status: int
     headers: Sequence[tuple[bytes, bytes]] = ()
@@ -88,48 +92,48 @@ class HttpReply(NamedTuple):
 
 
 class ErrorReply(HttpReply):
-    """The answer to a request that failed, which remembers why. The log may say more than the answer does."""
+    """The reply to a request that failed, with the failure. The log may say more than the reply."""
 
     failure: Failure
 
 
 #: Takes the one answer to a request. Event loop only.
 Reply: TypeAlias = Callable[[HttpReply], None]
-#: Tells a handler that the caller has gone. Event loop only.
+#: Cancels the work of a handler, because the caller has gone. Event loop only.
 Cancel: TypeAlias = Callable[[], object]
 
 
 class ReplyStream(Protocol):
-    """An answer that is written while it is made, in place of the one that a `Reply` takes. Event loop only."""
+    """A streamed answer, instead of a whole `HttpReply`. Event loop only."""
 
     async def send(self, chunk: Buffer) -> None:
-        """Return once the caller has taken so much that more may be sent. ``chunk`` is not empty."""
+        """Send ``chunk``, which is not empty. Return when more may be sent."""
 
     async def end(self) -> None:
-        """That was all."""
+        """Finish the answer."""
 
     def break_off(self) -> None:
-        """Have the caller see that this is not all, and that no more will come."""
+        """Close so that the caller can tell that the answer is incomplete."""
 
 
 def reply_stream(reply: Reply, head: HttpReply) -> ReplyStream:
-    """What takes the body of an answer with the status and the headers of ``head``. Hosts' replies have it."""
+    """Return the stream for the body of an answer with the status and headers of ``head``, from a host's reply."""
     stream: ReplyStream = reply.stream(head)  # type: ignore[attr-defined]
     return stream
 
 
 def json_reply(value: Any, status: int = 200) -> HttpReply:
-    """``value`` as a JSON body."""
+    """Return ``value`` as a JSON body."""
     return HttpReply(status, JSON_TYPE, (orjson.dumps(value),))
 
 
 def json_type_reply() -> HttpReply:
-    """An empty success that is marked as JSON, as Triton marks those of load and unload."""
+    """Return an empty success with the type of JSON, as Triton's for load and unload."""
     return HttpReply(200, JSON_TYPE)
 
 
 def error_reply(error: HeadraceError) -> HttpReply:
-    """``error`` as Triton words errors: one JSON object with the single key ``error``."""
+    """Return ``error`` in Triton's form: one JSON object with the single key ``error``."""
     status, headers, parts = text_error(STATUS[error.code], shown(error.message))
     reply = ErrorReply(status, (*headers, *_advice(error)), parts)
     reply.failure = Failure.of(error)
@@ -145,20 +149,20 @@ def _advice(error: HeadraceError) -> Iterator[tuple[bytes, bytes]]:
 
 
 def text_error(status: int, text: str) -> HttpReply:
-    """An error with a status of its own; ``text`` may hold anything a caller sent."""
+    """Return an error with a status of its own. ``text`` may contain anything from a caller."""
     try:
         return json_reply({"error": text}, status)
-    except orjson.JSONEncodeError:  # half a surrogate pair, out of a request's JSON
+    except orjson.JSONEncodeError:  # half a surrogate pair, from a request's JSON
         return json_reply({"error": text.encode(errors="replace").decode()}, status)
 
 
 def serialise(reply: HttpReply, closes: bool, is_head: bool) -> list[Buffer]:
-    """``reply`` as HTTP/1.1: what to write, in order; one buffer for a small reply, uncopied parts for a large one.
+    """Return ``reply`` as HTTP/1.1, as buffers to write in order. Large parts are not copied.
 
-    ``closes`` announces that the connection ends here. The answer to a HEAD request has no body.
+    ``closes`` adds the header that the connection ends here. The answer to a HEAD request has no body.
     """
     status, headers, parts = reply
-    if headers is JSON_TYPE and status == 200 and len(parts) == 1 and not (closes or is_head):  # what most answers are
+    if headers is JSON_TYPE and status == 200 and len(parts) == 1 and not (closes or is_head):  # most answers
         (body,) = parts
         if len(body) <= JOIN_BYTES:
             return [_JSON_ANSWER % (len(body), body)]
@@ -177,7 +181,7 @@ def serialise(reply: HttpReply, closes: bool, is_head: bool) -> list[Buffer]:
 
 
 def stream_head(reply: HttpReply, closes: bool, is_chunked: bool) -> bytes:
-    """The head of an answer whose body comes in chunks, or else ends with the connection."""
+    """Return the head of an answer whose body is sent in chunks, or ends with the connection."""
     head = [_STATUS_LINES[reply.status]]
     for name, value in reply.headers:
         head += (name, b": ", value, b"\r\n")

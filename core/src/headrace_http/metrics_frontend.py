@@ -36,7 +36,7 @@ _TEXT = ((b"Content-Type", exposition.CONTENT_TYPE.encode()),)
 
 @dataclass(frozen=True, slots=True)
 class _Limits(HttpLimits):
-    """Nobody has a reason to send a body here, whatever its path and headers say."""
+    """Requests for metrics have no body, so the limit is small, whatever path and headers say."""
 
     input_bytes: int = 1024
 
@@ -45,9 +45,9 @@ class _Limits(HttpLimits):
 
 
 class MetricsFrontend(Frontend):
-    """``GET /metrics``. ``port`` is the one that is listened on, once started.
+    """``GET /metrics``. ``port`` is the port in use, once started.
 
-    Everything is read when it is asked for. The event loop adds up the statistics, in about 0.3 ms for each model. A
+    Everything is read when the page is requested. The event loop adds up the statistics, in about 0.3 ms per model. A
     thread prints the page, compresses it if the client accepts that, and reads the devices, whose drivers may block.
     """
 
@@ -86,7 +86,7 @@ class MetricsFrontend(Frontend):
             await self._connections.drain(self.engine.options.exit_timeout_secs, serves_on=False)
 
     async def families(self) -> Iterable[Metric]:
-        """Return what is measured of the models now. Any thread may iterate it, once."""
+        """Return the metrics of the models now. Any thread may iterate over them, once."""
         return self.engine.collect()
 
     def _admit(self, admission: InterceptorChain, request: HttpRequest, reply: Reply) -> Cancel | None:
@@ -100,7 +100,7 @@ class MetricsFrontend(Frontend):
         )
 
     def _answer(self, request: HttpRequest, reply: Reply) -> None:
-        """As Triton: a path that is not known is an empty success."""
+        """Answer ``request``. As in Triton, an unknown path is an empty success."""
         if request.method != "GET":
             reply(text_error(405, "Method Not Allowed"))
         elif request.path in ("/metrics", "/metrics/"):
@@ -127,7 +127,7 @@ class MetricsFrontend(Frontend):
 
 
 def _devices(options: ServerOptions) -> CollectorRegistry:
-    """What is known about the machine. Blocks: the GPU driver is loaded here."""
+    """Return the collectors of the machine. Blocks: this loads the GPU driver."""
     registry = CollectorRegistry()
     registry.register(PinnedPoolCollector(options.pinned_memory_pool_byte_size))
     if options.allow_cpu_metrics and HostCollector.is_possible():

@@ -1,4 +1,4 @@
-"""The open connections of one port: how many, for how long, and how they end."""
+"""The open connections of one port: their number, their idle times, and their end."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from headrace_http.request_head import RequestHeadCache
 log = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 64 * 1024
-#: How soon a caller who has closed its side is looked at for the first time. A reset, which says that it has gone
-#: altogether, comes a round trip after what was written; each look waits twice as long as the one before.
+#: The first check of a caller that has closed its sending side. If it has gone altogether, a reset arrives a round trip
+#: after the first write. Each further check waits twice as long.
 _FIRST_LOOK_S = 0.01
-#: This part of all connections makes room when there are too many.
+#: If there are too many connections, 1/16 of them are closed.
 _ROOM = 16
-#: For the answers that are made by a route to say that the server stops.
+#: Streamed answers of routes get this time to report that the server stops.
 _FAREWELL_S = 1.0
 
 
 class OpenConnection(Protocol):
-    """What a host's connections can do."""
+    """A connection of a host."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight and nothing is arriving."""
+        """True if no request is in flight or arriving."""
 
     @property
     def idle_seconds(self) -> int:
@@ -42,26 +42,26 @@ class OpenConnection(Protocol):
 
     @property
     def has_left(self) -> bool:
-        """Whether a caller who has closed its side turned out to have closed the other side, too."""
+        """True if a caller that has closed its sending side has closed the other side, too."""
 
     def stop(self) -> None:
-        """Answer what has arrived, and what arrives whole while others are answered, and close behind it."""
+        """Answer the requests that have arrived, and those that arrive completely meanwhile, then close."""
 
     def end_streams(self) -> None:
-        """Close, if an answer is still being made that has begun."""
+        """Close if a streamed answer has begun."""
 
     def close(self) -> None:
-        """Close, once what was written has been sent."""
+        """Close after everything written was sent."""
 
     def abort(self) -> None:
         """Close now."""
 
     def sweep(self) -> None:
-        """Called every `SWEEP_SECONDS`: give up a caller whose time is over."""
+        """Check the time limits. Called every `SWEEP_SECONDS`."""
 
 
 class OpenConnections:
-    """Made before listening; the event loop's."""
+    """The connections of a port. Create it before listening. Event loop only."""
 
     def __init__(self, limits: HttpLimits, large: OffLoopWork) -> None:
         self.limits = limits
@@ -71,11 +71,12 @@ class OpenConnections:
         self._empty.set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_draining = False
-        #: A caller who takes longer to take its answers is given up.
+        #: A caller that takes longer to read its answers is disconnected.
         self.taking_s = inf
 
     def add(self, connection: OpenConnection) -> bool:
-        """Whether there is room for ``connection``; those that have been idle for longest give way."""
+        """Add ``connection``. Return True if there is room; the connections that were idle longest are closed for
+        it."""
         self._open.add(connection)
         self._empty.clear()
         return not 0 < self.limits.connections < len(self._open) or self._make_room()
@@ -87,9 +88,9 @@ class OpenConnections:
         self.settle()
 
     def settle(self) -> None:
-        """End the idle connections of a server that stops, once no other is busy.
+        """Close the idle connections of a server that stops, when no other is busy.
 
-        Until then, more requests may arrive on them, and are answered.
+        Until then, further requests may arrive on them, and are answered.
         """
         if self._is_draining and all(connection.is_idle for connection in self._open):
             for connection in tuple(self._open):
@@ -99,17 +100,19 @@ class OpenConnections:
         asyncio.get_running_loop().call_soon(callback)
 
     def give_up(self, connection: OpenConnection) -> None:
-        """Abort ``connection``, whose caller does not take its answers. What they took goes back to the system."""
+        """Abort ``connection``, whose caller does not read its answers, and return their memory to the system."""
         connection.abort()
         self.give_back()
 
     def give_back(self) -> None:
-        """Something large was thrown away: return its memory to the system soon."""
+        """Return memory to the system soon, after something large was dropped."""
         self._large.give_back_later()
 
     def watch_for_reset(self, connection: OpenConnection, wait_s: float = _FIRST_LOOK_S) -> None:
-        """Abort ``connection`` soon after its caller, who has closed its side, turns out to have gone: what it asked is
-        not to run on until the next sweep but one."""
+        """Abort ``connection`` soon after its caller, which has closed its sending side, has gone altogether.
+
+        Its request must not run until the next sweep but one.
+        """
         if connection.has_left:
             connection.abort()
         elif wait_s < SWEEP_SECONDS and not connection.is_idle:
@@ -125,10 +128,10 @@ class OpenConnections:
         self._timer = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self.watch)
 
     async def drain(self, exit_timeout_s: float, *, serves_on: bool) -> None:
-        """Wait until each connection has had its answers and is closed; cancelled, close them all.
+        """Wait until each connection has its answers and is closed. If cancelled, close them all.
 
-        With ``serves_on``, the connections are served as before for a short time, as by Triton. A request that has
-        not arrived by then is refused, and an answer that its caller does not take is given up.
+        With ``serves_on``, the connections are served as before for a short time, as in Triton. A request that has not
+        arrived by then is refused, and an unread answer is dropped.
         """
         now, patience_s = asyncio.get_running_loop().time(), callers_s(exit_timeout_s)
         ends = now + exit_timeout_s
@@ -150,7 +153,7 @@ class OpenConnections:
                 connection.abort()
 
     async def _emptied(self, until: float, ends: float) -> None:
-        """Wait until there is no connection, or until the time of the loop is ``until``, and say how many there are."""
+        """Wait until there is no connection, or until the loop's time is ``until``. Log how many there are."""
         loop = asyncio.get_running_loop()
         while self._open and (left_s := until - loop.time()) > 0:
             log.info("Timeout %d: Found %d HTTP service connections", round(ends - loop.time()), len(self._open))
@@ -158,7 +161,7 @@ class OpenConnections:
                 await asyncio.wait_for(self._empty.wait(), min(left_s, 1.0))
 
     def _make_room(self) -> bool:
-        """Many at once, so that a flood of connections does not have them sorted for each."""
+        """Close many at once, so that a flood of connections does not sort them for each one."""
         idle = [connection for connection in self._open if connection.is_idle and connection.idle_seconds]
         idle.sort(key=lambda connection: connection.idle_seconds, reverse=True)
         for connection in idle[: 1 + self.limits.connections // _ROOM]:
@@ -167,10 +170,10 @@ class OpenConnections:
 
 
 class NativeConnections(OpenConnections):
-    """Those of the native host.
+    """The connections of the native host.
 
-    ``received`` is one receive buffer for all, and ``buffer`` a view of it: the loop fills and
-    parses it in one step, so that ten thousand idle connections hold no memory for it.
+    ``received`` is one receive buffer for all, and ``buffer`` a view of it. The loop fills and parses it in one step,
+    so ten thousand idle connections need no memory for it.
     """
 
     def __init__(

@@ -1,5 +1,7 @@
-"""The ``outputs`` of an infer request: the format in which each is wanted, and what is sent of it: JSON, binary,
-or its top classes (docs/spec/behaviours.md section 1.3, response)."""
+"""The ``outputs`` of an infer request: the requested formats, and their encoding as JSON, binary, or top classes.
+
+Source: docs/spec/behaviours.md section 1.3, response.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +26,25 @@ from headrace.off_loop import LARGE_BYTES, UNBOUNDED, TooLargeForLoop, slices
 from headrace_http.documents import as_array, as_boolean, as_object, as_string, as_unsigned, member
 from headrace_http.message import JSON_TYPE, Buffer, HttpReply
 
-#: Beyond this a count is an attack or a mistake; Triton's own limit on elements is far below.
+#: A larger count is an attack or a mistake; Triton's limit on elements is far below.
 _MAX_CLASSES = 2**31 - 1
-#: ``wbits`` of zlib for the content codings that are sent.
+#: ``wbits`` of zlib for the content codings of replies.
 _WBITS = {b"gzip": 31, b"deflate": 15}
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
-#: From here on an array is printed by orjson itself; below, a list is cheaper (measured).
+#: From this size on, orjson prints the array itself; below, a list is faster (measured).
 _MANY = 128
-#: What an element counts for, where there are so many that slices of about a millisecond are printed.
+#: The assumed size of an element, so that a slice takes about 1 ms to print.
 _ITEM_BYTES = 8
-#: Stands for data that is printed already; JSON has no such byte.
+#: The placeholder of data that is already printed. JSON never contains this byte.
 _MARK = b"\0"
 _TYPE, _LENGTH, _ENCODING = b"Content-Type", b"Inference-Header-Content-Length", b"Content-Encoding"
 _BINARY_TYPE = (_TYPE, b"application/octet-stream")
-#: The names of what is printed as NumPy gives it.
+#: The names of data types that are printed as NumPy returns them.
 _PRINTED = {known.numpy: known.name for known in dtypes.ALL if known not in (dtypes.BYTES, dtypes.FP16, dtypes.BF16)}
 
 
 class OutputFormat(NamedTuple):
-    """``classes`` above 0 asks for that many entries of classification."""
+    """The format of an output. ``classes`` above 0 requests that many classes."""
 
     is_binary: bool
     classes: int = 0
@@ -53,7 +55,7 @@ BINARY = OutputFormat(True)
 
 
 def read_outputs(entries: Any) -> tuple[list[str], dict[str, OutputFormat]]:
-    """The names requested, in order and with repetitions, and the format of each."""
+    """Return the requested names, in order and with repetitions, and the format of each."""
     names, formats = [], {}
     for entry in as_array(entries, "outputs"):
         name = as_string(member(as_object(entry, "outputs"), "name"), "name")
@@ -86,9 +88,9 @@ def _refuse_shared_memory(parameters: dict[str, Any], is_binary: bool) -> None:
 
 @lru_cache(maxsize=256)
 def response_encoding(accepted: bytes) -> bytes:
-    """``gzip``, ``deflate`` or ``identity``: the highest weight in an ``Accept-Encoding``.
+    """Return ``gzip``, ``deflate`` or ``identity``: the highest weight in an ``Accept-Encoding``.
 
-    The first wins among equals; an entry with a weight that is no number is skipped.
+    Of equal weights, the first counts. An entry with an invalid weight is skipped.
     """
     best, best_weight = b"identity", 0.0
     for entry in accepted.split(b","):
@@ -108,11 +110,11 @@ def encode(
     encoding: bytes = b"identity",
     patience: int = UNBOUNDED,
 ) -> HttpReply:
-    """The reply to an infer request; binary tensors are views, not copies, unless compressed.
+    """Return the reply to an infer request. Binary tensors are views, not copies, unless compressed.
 
-    ``formats`` and ``default`` say how to send each output, ``labels`` name the classes of an
-    output. Raises `InvalidArgument` for what has no JSON form or no classes, and `TooLargeForLoop` where more than
-    ``patience`` bytes would have to be ranked, printed or compressed.
+    ``formats`` and ``default`` are the formats of the outputs; ``labels`` name the classes of an output. Raises
+    `InvalidArgument` for an output without a JSON form or classes, and `TooLargeForLoop` if more than ``patience``
+    bytes must be ranked, printed or compressed.
     """
     document: dict[str, Any] = {"id": response.id} if response.id else {}
     document["model_name"] = response.model_name
@@ -125,7 +127,7 @@ def encode(
     printed: list[list[bytes]] = []
     for name, tensor in response.outputs.items():
         wanted = formats.get(name, default)
-        if wanted is JSON and type(tensor) is np.ndarray and tensor.size < _MANY:  # what is printed is small, as a rule
+        if wanted is JSON and type(tensor) is np.ndarray and tensor.size < _MANY:  # JSON outputs are usually small
             datatype, values = _PRINTED.get(tensor.dtype), tensor.ravel().tolist()
             if datatype is not None and isfinite(sum(values)):
                 outputs.append({"name": name, "datatype": datatype, "shape": tensor.shape, "data": values})
@@ -163,7 +165,7 @@ def _length(header: bytes, printed: list[list[bytes]]) -> int:
 
 
 def _joined(header: bytes, printed: list[list[bytes]]) -> list[Buffer]:
-    """``header`` with each of ``printed`` in the place of its mark, without a copy of what is large."""
+    """Return ``header`` with each of ``printed`` in place of its mark, without copying large parts."""
     first, *rest = header.split(_MARK)
     parts: list[Buffer] = [first]
     for data, behind in zip(printed, rest, strict=True):
@@ -172,7 +174,7 @@ def _joined(header: bytes, printed: list[list[bytes]]) -> list[Buffer]:
 
 
 def _data(tensor: Tensor, datatype: str, patience: int, printed: list[list[bytes]]) -> Any:
-    """The elements, flat and in row-major order, as something orjson prints; what is large goes to ``printed``."""
+    """Return the elements, flat and in row-major order, for orjson. Large data goes to ``printed``."""
     if isinstance(tensor, BytesTensor):
         if tensor.nbytes > patience:
             raise TooLargeForLoop
@@ -199,7 +201,7 @@ def _data(tensor: Tensor, datatype: str, patience: int, printed: list[list[bytes
 
 
 def _in_slices(count: int, slice_of: Callable[[int, int], Any], printed: list[list[bytes]]) -> orjson.Fragment:
-    """Print ``count`` elements so that other threads have their turn meanwhile; gives what stands for them."""
+    """Print ``count`` elements in slices, so that other threads can run. Return the placeholder."""
     parts = (slice_of(begin, end) for begin, end in slices(count, _ITEM_BYTES))
     data = [b",%s" % orjson.dumps(each, option=_NUMPY)[1:-1] for each in parts]
     data[0] = b"[%s" % data[0][1:]
@@ -210,18 +212,18 @@ def _in_slices(count: int, slice_of: Callable[[int, int], Any], printed: list[li
 def _numbers(flat: npt.NDArray[Any]) -> Any:
     if flat.dtype.kind != "f":
         return flat
-    # Printed as doubles: 0.1 in FP32 is 0.10000000149011612 to a client of Triton.
+    # Printed as doubles: 0.1 in FP32 is 0.10000000149011612 for a client of Triton.
     doubles: npt.NDArray[np.float64] = flat.astype(np.float64, copy=False)
     return doubles if np.isfinite(doubles).all() else _floats(doubles.tolist())
 
 
 def _floats(values: list[float]) -> Any:
-    """``values`` with ``NaN`` and ``Infinity`` as Triton prints them, which orjson cannot."""
+    """Return ``values`` with ``NaN`` and ``Infinity`` as Triton prints them, which orjson cannot."""
     return orjson.Fragment(json.dumps(values, separators=(",", ":")).encode())
 
 
 def _strings(items: list[bytes]) -> Any:
-    """JSON strings of the raw bytes. Those that are not UTF-8 go out as they are, as Triton's do."""
+    """Return JSON strings of the raw bytes. Invalid UTF-8 is sent unchanged, as by Triton."""
     try:
         return [item.decode() for item in items]
     except UnicodeDecodeError:

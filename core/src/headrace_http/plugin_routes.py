@@ -1,4 +1,4 @@
-"""HTTP routes that extensions add: what they implement, what they are given, and what has them answer.
+"""HTTP routes of extensions: their interface, their call object, and the handler that runs them.
 
 ::
 
@@ -48,19 +48,19 @@ log = paced(__name__)
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 #: A query with more fields is refused.
 _QUERY_FIELDS = 1000
-#: Answers of these have no body, and what would end theirs is the host's own affair.
+#: Answers with these statuses have no body; the host ends them itself.
 _BODILESS = {204, 205, 304}
 _STATUSES = {status.value for status in HTTPStatus if status >= 200} - _BODILESS
-#: The host's to say.
+#: Headers that only the host sets.
 _FRAMING = {b"connection", b"content-length", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 
 
 class HttpStream(NamedTuple):
-    """An answer that is sent while it is made. ``headers`` leave out what says where it ends, as in `HttpReply`.
+    """A streamed answer. ``headers`` have no header about its length, as in `HttpReply`.
 
-    The status goes out with the first of ``chunks``: what is raised before it is answered as an error, and what is
-    raised later breaks the answer off. The next chunk is asked for once the caller has taken most of those before.
-    ``chunks`` is closed when the caller goes away.
+    The status is sent with the first of ``chunks``. An exception before it is answered as an error; a later one breaks
+    the answer off. The next chunk is asked for when the caller has read most of the earlier ones. ``chunks`` is closed
+    when the caller disconnects.
     """
 
     status: int
@@ -69,26 +69,26 @@ class HttpStream(NamedTuple):
 
 
 class HttpRoute(Addition):
-    """Answers the requests to one path. One object per server, on the event loop, so that nothing may block.
+    """Answers the requests to one path. One object per server; it runs on the event loop and must not block.
 
-    ``name`` is the method and the path, ``"POST /v2/models/{name}/events"``. A placeholder is one segment, and
-    ``{version}`` one of digits. What stands in brackets may be missing. ``operation`` is what interceptors admit before
-    the body is read, for the model that ``{name}`` gives. An `ExtensionOperation` says which category of
-    ``--http-restricted-api`` holds for it.
+    ``name`` is the method and the path, ``"POST /v2/models/{name}/events"``. A placeholder is one segment;
+    ``{version}`` is a segment of digits. A part in brackets may be missing. Interceptors admit ``operation`` before the
+    body is read, for the model in ``{name}``. An `ExtensionOperation` declares its category of
+    ``--http-restricted-api``.
     """
 
     kind: ClassVar[str] = "route"
     operation: ClassVar[AnyOperation] = Operation.INFER
 
     async def answer(self, call: HttpCall) -> HttpReply | HttpStream:
-        """Return the answer. A `HeadraceError` is answered as anywhere, anything else with 500.
+        """Return the answer. A `HeadraceError` is answered as usual, another exception with 500.
 
         Cancelled when the caller disconnects.
         """
         raise NotImplementedError
 
     def handler(self, handlers: RouteHandlers) -> Handler:
-        """Return what calls `answer`, in a task for each request."""
+        """Return a handler that runs `answer` in a task per request."""
         return RouteHandler(self, handlers.inference, handlers.tell)
 
     @classmethod
@@ -115,21 +115,21 @@ class HttpCall:
 
     @property
     def caller(self) -> Caller:
-        """Who sent it."""
+        """The caller of the request."""
         return caller_of(self.request, self._reply)
 
     @property
     def query(self) -> dict[str, list[str]]:
-        """The values of each field behind the ``?`` of the URL. Raises `InvalidArgument` if there are too many."""
+        """The values of each field of the URL's query. Raises `InvalidArgument` if there are too many."""
         try:
             return parse_qs(self.request.query, keep_blank_values=True, max_num_fields=_QUERY_FIELDS)
         except ValueError:
             raise InvalidArgument(f"the query of the URL has more than {_QUERY_FIELDS} fields") from None
 
     async def read_inference(self, model: str, version: str = "") -> InferRequest:
-        """What the body asks of ``model``, as in ``POST /v2/models/{name}/infer``: tensors in JSON or behind it.
+        """Return the inference in the body, as for ``POST /v2/models/{name}/infer``.
 
-        Raises `HeadraceError` if there is no such model, or if the body is no request.
+        Raises `HeadraceError` if the model does not exist, or if the body is invalid.
         """
         request = await self._inference.read_request(self.request, model, version)
         if hasattr(self._reply, "caller"):  # the server has interceptors
@@ -137,16 +137,16 @@ class HttpCall:
         return request
 
     async def print_response(self, response: InferResponse) -> bytes:
-        """``response`` as JSON, in one line. Raises `HeadraceError` for what has no form in JSON."""
+        """Return ``response`` as one line of JSON. Raises `HeadraceError` if it has no JSON form."""
         return await self._inference.print_response(response)
 
     def print_error(self, error: HeadraceError) -> bytes:
-        """``error`` as JSON, in one line, as an answer has it: without what is not for callers."""
+        """Return ``error`` as one line of JSON, without what is not for callers."""
         return b"".join(error_reply(error).parts)
 
 
 def read_route(part: type[HttpRoute]) -> tuple[str, PathTemplate]:
-    """Method and path of a class of routes. Raises TypeError with the rule that is broken."""
+    """Return method and path of a route class. Raises TypeError with the broken rule."""
     method, _, path = part.name.partition(" ")
     if method not in _METHODS:
         raise TypeError(f"route {part.__name__} is named {part.name!r}, not '<{'|'.join(_METHODS)}> /path'")
@@ -160,19 +160,19 @@ def read_route(part: type[HttpRoute]) -> tuple[str, PathTemplate]:
 
 
 def clash(one: type[HttpRoute], other: type[HttpRoute]) -> bool:
-    """True if a path leads to both. Routes of one path share it if their methods differ."""
+    """True if one path fits both. Routes with the same path share it if their methods differ."""
     (method, path), (other_method, other_path) = read_route(one), read_route(other)
     shared = path == other_path and method != other_method
     return not shared and path.overlaps(other_path)
 
 
 class RouteHandler:
-    """Has ``route`` answer requests, each in a task that ends when its caller leaves."""
+    """Runs ``route`` for each request, in a task that is cancelled when the caller disconnects."""
 
     def __init__(
         self, route: HttpRoute, inference: InferenceHandler, tell: Callable[[HeadraceError, HttpRequest], None]
     ) -> None:
-        """``tell`` is told of errors that are answered."""
+        """Create the handler. ``tell`` logs an error that was answered."""
         self._route, self._inference, self._tell = route, inference, tell
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -203,7 +203,7 @@ class RouteHandler:
         try:
             if request.method != "HEAD":
                 async for chunk in answer.chunks:
-                    if len(chunk):  # one without a byte would be the end
+                    if len(chunk):  # an empty chunk would be the end
                         stream = stream or reply_stream(reply, head)
                         await stream.send(chunk)
             stream = stream or reply_stream(reply, head)
@@ -222,7 +222,7 @@ class RouteHandler:
 
 
 def _checked(reply: HttpReply) -> HttpReply:
-    """``reply``, if nothing in its head can be taken for something else. Raises TypeError or ValueError."""
+    """Return ``reply`` if its head is unambiguous. Raises TypeError or ValueError."""
     if not isinstance(reply, HttpReply):
         raise TypeError(f"the answer is {reply!r}, which is neither an HttpReply nor an HttpStream")
     if reply.status not in _STATUSES:

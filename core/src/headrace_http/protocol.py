@@ -1,13 +1,12 @@
-"""HTTP/1.1 on a socket: `RequestReader` reads, `Routes` answers, this class keeps the two in step.
+"""HTTP/1.1 on a socket: `RequestReader` reads, `Routes` answers, and this class connects the two.
 
 ::
 
     HEAD --its empty line--> BODY --its last byte--> HEAD ...
-    HEAD | BODY --too much, too slow, or malformed--> LINGER: answered, nothing is read any more but thrown away
+    HEAD | BODY --too much, too slow, or malformed--> LINGER: answered, everything after it is dropped
 
-A request whose head came before and whose body comes in one piece is taken as it is received: most requests are
-such. What is more, or less, is the reader's. Everything runs on the event loop, without a task, a future, a lock or a
-log line per request.
+A request with a known head and a body in one piece is taken as it is received; most are. `RequestReader` handles the
+others. Everything runs on the event loop, without a task, a future, a lock or a log line per request.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NO_HEAD = RequestHead("", "", {})
-#: Requests of one connection that are taken in one turn of the event loop.
+#: At most this many requests of a connection are taken in one turn of the event loop.
 _PER_TURN = 8
 
 
 class ConnectionPhase(enum.Enum):
-    """What a connection is waiting for."""
+    """What a connection waits for."""
 
     IDLE = enum.auto()
     HEAD = enum.auto()
     BODY = enum.auto()
     ANSWER = enum.auto()
-    TAKING = enum.auto()  # of what was answered, by the caller
+    TAKING = enum.auto()  # the caller must read the answer
     LINGER = enum.auto()
 
 
@@ -68,7 +67,7 @@ class HttpProtocol(AnsweringProtocol):
         # Time
         self._has_spoken = False
         self._phase = ConnectionPhase.HEAD
-        self._seconds = 0  # of this phase; 0 begins it anew
+        self._seconds = 0  # in this phase; 0 starts it anew
         self._pace = Pace(connections.limits.min_data_rate, connections.limits.stall_timeout_s)
 
     # ------------------------------------------------------------------ the transport calls
@@ -76,7 +75,7 @@ class HttpProtocol(AnsweringProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         if not self._connections.add(self):
-            self._is_stopping = True  # so nobody waits until the caller has closed its side
+            self._is_stopping = True  # closes without waiting until the caller has closed its side
             self._refuse(error_reply(Unavailable("the server has as many connections as it may have")))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -106,7 +105,7 @@ class HttpProtocol(AnsweringProtocol):
                 self._take(cast("RequestHead", head), direct.memory)
             return
         if self._is_deaf:
-            return  # thrown away
+            return  # dropped
         if not reader.rest and self._exchange is None:
             if head is None:
                 begin = self._received.find(END, 0, nbytes) + len(END)
@@ -126,7 +125,7 @@ class HttpProtocol(AnsweringProtocol):
         self._take_all()
 
     def eof_received(self) -> bool:
-        """A caller who will say no more is answered; one who has gone altogether is noticed soon."""
+        """Go on for a caller that sends no more, and soon detect one that has gone altogether."""
         self._has_eof = True
         self._read_no_more()
         if self._exchange is None:
@@ -138,7 +137,7 @@ class HttpProtocol(AnsweringProtocol):
 
     def pause_writing(self) -> None:
         self._is_writable = False
-        self._connections.call_soon(self._note_held)  # when all of the answer is written
+        self._connections.call_soon(self._note_held)  # after the whole answer is written
         self._balance()
 
     def resume_writing(self) -> None:
@@ -224,7 +223,7 @@ class HttpProtocol(AnsweringProtocol):
         if not self._reader.is_empty:
             self._refuse(text_error(408, "the request did not arrive in time"))
         else:
-            self._transport.close()  # connected, and never said a word
+            self._transport.close()  # connected, and never sent a byte
 
     # ------------------------------------------------------------------ taking what is received
 
@@ -265,7 +264,7 @@ class HttpProtocol(AnsweringProtocol):
         self._balance()
 
     def _take(self, head: RequestHead, body: memoryview) -> None:
-        """Have a request answered that has arrived."""
+        """Answer a request that has arrived."""
         self._seconds, self._has_spoken = 0, True
         self._is_deaf = head.closes or (self._is_stopping and not self._reader.rest)
         self._exchange = exchange = Exchange(self, self._is_deaf, head)
@@ -287,7 +286,7 @@ class HttpProtocol(AnsweringProtocol):
         return not self._is_writable or self._exchange is not None
 
     def _go_on(self) -> None:
-        """Take what could not be taken before."""
+        """Take the requests that could not be taken before."""
         self._has_more = False
         if self._reader.rest:
             self._take_all()
@@ -295,7 +294,7 @@ class HttpProtocol(AnsweringProtocol):
             self._balance()
 
     def _balance(self) -> None:
-        """Read while nothing that has arrived has to wait, and the caller takes its answers."""
+        """Read only while no received request waits, and the caller reads its answers."""
         is_behind = self._exchange is not None and bool(self._reader.rest)
         wanted = not self._has_more and not is_behind and self._is_writable
         if wanted != self._is_reading and not self._transport.is_closing():
@@ -319,7 +318,7 @@ class HttpProtocol(AnsweringProtocol):
             self._connections.give_up(self)
 
     def _hold(self, request_bytes: int) -> None:
-        """Note what is held of a large request, until it is answered."""
+        """Record how much of a large request is held, until it is answered."""
         self._request_bytes = request_bytes
         self._note_held()
 
@@ -339,7 +338,7 @@ class HttpProtocol(AnsweringProtocol):
         exchange(reply)
 
     def _end(self) -> None:
-        """Close behind the last answer, once the caller has had a chance to read it.
+        """Close after the last answer, when the caller has had time to read it.
 
         Closing with unread bytes in the socket would reset the connection and lose the answer.
         """

@@ -1,4 +1,4 @@
-"""The body of a request, as it arrives: in memory of its own, in chunks (RFC 9112, 7.1), or compressed."""
+"""The body of a request, as it arrives: into memory of its own, in chunks (RFC 9112, 7.1), or compressed."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from headrace.frontends.inflating import CorruptData, TooLarge, inflate
 from headrace_http.caller_limits import HttpLimits, inflated_too_large
 from headrace_http.request_head import Malformed, read_fields
 
-#: What engines like their tensors to start at; a cache line, and the width of AVX-512.
+#: The alignment of tensors: a cache line, and the width of AVX-512.
 ALIGNMENT = 64
-#: From here on a body of known length is received straight into its own memory.
+#: From this size on, a body of known length is received directly into its own memory.
 DIRECT_BYTES = 64 * 1024
-#: From here on NumPy asks for pages of 2 MiB, of which one byte takes a whole one. A body that large has `_FIRST_BYTES`
-#: until the caller has filled those.
+#: From 4 MiB on, NumPy allocates pages of 2 MiB, and one byte takes a whole page. So such a body first gets 1 MiB,
+#: until the caller has filled that.
 _HUGE_BYTES = 4 * 1024 * 1024
 _FIRST_BYTES = 1024 * 1024
-#: ``Content-Encoding`` values that a request may have.
+#: The ``Content-Encoding`` values of requests that can be decoded.
 DECODABLE = (b"", b"identity", b"gzip", b"deflate")
-#: ``wbits`` of zlib for what is received: it is told apart by its first bytes.
+#: ``wbits`` of zlib with which it detects the format by the first bytes.
 _DETECT = 32 + 15
 _HEX = b"0123456789abcdefABCDEF"
-#: Digits of a size, without zeros in front, and what a line with a size may have without being bounded.
+#: The maximum digits of a chunk size without leading zeros, and the bytes of its line that are not counted as spare.
 _SIZE_DIGITS, _LINE_BYTES = 15, 20
-#: Chunks that are taken in one turn of the event loop: a fraction of a millisecond.
+#: At most this many chunks are taken in one turn of the event loop: a fraction of a millisecond.
 _PER_TURN = 32
 
 
 def aligned(size_bytes: int, json_bytes: int) -> memoryview:
-    """Memory for a body whose tensors begin after ``json_bytes``, at an aligned address.
+    """Return memory for a body whose tensors start after ``json_bytes``, at an aligned address.
 
-    The operating system gives the pages as they are written: announcing bytes costs nothing.
+    The operating system allocates pages when they are written, so an announced size costs nothing.
     """
     memory = np.empty(size_bytes + ALIGNMENT, np.uint8)
     offset = -(memory.ctypes.data + json_bytes) % ALIGNMENT
@@ -43,7 +43,7 @@ def aligned(size_bytes: int, json_bytes: int) -> memoryview:
 class DirectBody:
     """A body of known length in one piece of memory, which the socket fills.
 
-    Announcing a body takes no memory: a large one has little until the caller has filled that.
+    A large body first gets little memory, until the caller has filled that: announcing a size costs nothing.
     """
 
     __slots__ = ("_json_bytes", "_size_bytes", "memory", "received_bytes")
@@ -54,7 +54,7 @@ class DirectBody:
         self.received_bytes = 0
 
     def append(self, data: bytes | bytearray) -> None:
-        """Copy what came together with the head, which is less than `_FIRST_BYTES`."""
+        """Copy the bytes that came with the head, which are fewer than `_FIRST_BYTES`."""
         end = self.received_bytes + len(data)
         self.memory[self.received_bytes : end] = data
         self.received_bytes = end
@@ -68,16 +68,15 @@ class DirectBody:
         return self.memory[self.received_bytes :]
 
     def advance(self, size_bytes: int) -> bool:
-        """Note that ``size_bytes`` were written to `tail`; true once the body is complete."""
+        """Record ``size_bytes`` written to `tail`. Return True if the body is complete."""
         self.received_bytes += size_bytes
         return self.received_bytes == self._size_bytes
 
 
 class ChunkedBody:
-    """Gathers ``body``. ``judge`` is told the bytes and the chunks of which the body will consist when a chunk
-    begins, and raises if those are too many.
+    """Collects a chunked ``body``. At the start of a chunk, ``judge`` gets the total bytes and chunks, and may raise.
 
-    Everything beside the data itself (extensions, trailers) is thrown away, and bounded.
+    Extensions and trailers are dropped; their size is limited.
     """
 
     __slots__ = ("_chunks", "_judge", "_limits", "_missing", "_spare_bytes", "_trailers", "body", "has_more")
@@ -86,15 +85,15 @@ class ChunkedBody:
         self.body = bytearray()
         self.has_more = False
         self._limits, self._judge = limits, judge
-        self._missing = 0  # bytes of this chunk and of the CRLF behind it
+        self._missing = 0  # bytes of this chunk and of its CRLF
         self._chunks = 0
         self._spare_bytes = 0
         self._trailers: bytearray | None = None
 
     def feed(self, received: bytearray) -> bool:
-        """Take what belongs to the body from the front of ``received``; true once the body is whole.
+        """Take the bytes of the body from the front of ``received``. Return True if the body is complete.
 
-        Takes so many chunks and no more, and says `has_more` where there are. Raises `Malformed`.
+        Takes at most `_PER_TURN` chunks, and sets `has_more` if there are more. Raises `Malformed`.
         """
         most, self.has_more = self._chunks + _PER_TURN, False
         while received:
@@ -140,7 +139,7 @@ class ChunkedBody:
         digits, semicolon, extension = line.partition(b";")
         if semicolon:
             digits = digits.rstrip(b" \t")
-            read_fields(b"extension:" + extension + b"\r\n", 1)  # they consist of what values consist of
+            read_fields(b"extension:" + extension + b"\r\n", 1)  # they have the characters of header values
         if not digits or digits.translate(None, _HEX) or len(digits.lstrip(b"0")) > _SIZE_DIGITS:
             raise Malformed("the size of a chunk is not a hexadecimal number")
         size = int(digits, 16)
@@ -158,9 +157,9 @@ class ChunkedBody:
 
 
 def decompress(body: memoryview, limit_bytes: int, patience: int) -> memoryview:
-    """``body`` inflated, gzip or zlib.
+    """Return ``body`` decompressed, from gzip or zlib.
 
-    Raises `InvalidArgument` if empty, malformed, truncated, or larger than ``limit_bytes``, and `TooLargeForLoop`
+    Raises `InvalidArgument` if it is empty, malformed, truncated, or larger than ``limit_bytes``, and `TooLargeForLoop`
     beyond ``patience``.
     """
     if not body.nbytes:

@@ -1,6 +1,6 @@
-"""The header by which a caller says how long it waits: ``Request-Timeout-Ms: 250``.
+"""The header for the time that a caller waits: ``Request-Timeout-Ms: 250``.
 
-HTTP has none of its own. This one is read as Connect reads ``Connect-Timeout-Ms``: one to ten digits.
+HTTP has no such header. This one is read like ``Connect-Timeout-Ms`` of Connect: 1 to 10 digits.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from headrace_http.message import Cancel, HttpReply, Reply, error_reply
 
 TIMEOUT = b"request-timeout-ms"
 _MOST_DIGITS = 10
-#: Of a value that a message shows.
+#: At most this many characters of a value are shown in a message.
 _SHOWN = 40
 
 
 class RequestDeadline:
-    """Takes the answer to a request in place of ``reply``, until the time is over that ``header`` gives it from now on.
+    """Takes the answer to a request for ``reply``, until the time in ``header`` is over.
 
-    Then it is answered as one that has waited too long in a queue, and cancelled. Raises `InvalidArgument` for a header
-    that is none, and `Unavailable` for a time that is over already. Event loop only.
+    Then the request is answered like one that has waited too long in a queue, and cancelled. Raises `InvalidArgument`
+    for an invalid header, and `Unavailable` for 0 ms. Event loop only.
     """
 
     __slots__ = ("_cancel", "_delay_s", "_reply", "_timer", "at_ns", "peer")
@@ -39,7 +39,7 @@ class RequestDeadline:
 
     @property
     def caller(self) -> object:
-        """Who sent the request, on a server with interceptors; None without."""
+        """The caller of the request on a server with interceptors; else None."""
         return getattr(self._reply, "caller", None)
 
     def __call__(self, answer: HttpReply) -> None:
@@ -49,8 +49,9 @@ class RequestDeadline:
             reply(answer)
 
     def begin(self, cancel: Cancel) -> Cancel:
-        """Let the time run for the request that ``cancel`` cancels. Returns what does so for a caller who has gone."""
-        if self._reply is not None:  # it has not been answered meanwhile
+        """Start the time for the request that ``cancel`` cancels. Return a function to call if the caller
+        disconnects."""
+        if self._reply is not None:  # not answered meanwhile
             self._cancel = cancel
             self._timer = asyncio.get_running_loop().call_later(self._delay_s, self._expire)
         return self._leave
@@ -74,7 +75,7 @@ class RequestDeadline:
 
 
 def read_timeout(header: bytes) -> int:
-    """The milliseconds that ``header`` says. Raises `InvalidArgument` for one that says none, `Unavailable` for 0."""
+    """Return the milliseconds in ``header``. Raises `InvalidArgument` if it is invalid, `Unavailable` for 0."""
     if not (header.isdigit() and len(header) <= _MOST_DIGITS):
         shown = header[:_SHOWN].decode("latin-1")
         raise InvalidArgument(f"header 'Request-Timeout-Ms' is '{shown}', expected 1 to {_MOST_DIGITS} digits")
@@ -85,12 +86,11 @@ def read_timeout(header: bytes) -> int:
 
 
 def deadline_in(headers: Mapping[bytes, bytes]) -> int:
-    """When the time is over that ``headers`` give a request from now on, in monotonic nanoseconds; 0 for never. Raises
-    as `read_timeout` does."""
+    """Return the deadline from ``headers``, in monotonic ns; 0 for none. Raises as `read_timeout` does."""
     header = headers.get(TIMEOUT)
     return 0 if header is None else monotonic_ns() + read_timeout(header) * 1_000_000
 
 
 def _expired() -> Unavailable:
-    """In the words that Triton has for a queue."""
+    """Return the error in Triton's words for a queue."""
     return Unavailable("Request timeout expired")

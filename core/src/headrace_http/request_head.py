@@ -1,7 +1,7 @@
-"""Heads of requests, and fields, by RFC 9112: what they mean is a function of their bytes and of nothing else.
+"""Request heads and fields by RFC 9112. Their meaning depends on their bytes only.
 
-So a head that came before need not be read again: clients repeat themselves, and before the body of a request
-come, as a rule, the very bytes that came before the last one. `RequestHeadCache` keeps what they meant.
+So a repeated head need not be parsed again: most requests of a client have the same head as the one before.
+`RequestHeadCache` keeps the results.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import NamedTuple, cast
 from headrace.frontends.request_layouts import Recent
 from headrace_http.message import HttpReply, text_error
 
-#: Where a head ends.
+#: The end of a head.
 END = b"\r\n\r\n"
-#: ``RequestHead.body_bytes`` of a body in chunks.
+#: ``RequestHead.body_bytes`` of a chunked body.
 CHUNKED = -1
-#: Heads that are kept, and the bytes that one may have.
+#: At most 256 heads are kept, of at most 1024 bytes.
 _HEADS = 256
 _HEAD_BYTES = 1024
 _VERSIONS = {b"HTTP/1.%d" % minor: minor for minor in range(10)}
-#: What an authority consists of (RFC 3986, 3.2): unreserved, sub-delims, percent-encoded, IP literals and the port.
+#: The characters of an authority (RFC 3986, 3.2): unreserved, sub-delims, percent-encoded, IP literals and the port.
 _HOST = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=%:[]"
-#: What a token consists of (RFC 9110, 5.6.2).
+#: The characters of a token (RFC 9110, 5.6.2).
 TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-#: What a value consists of: blanks, what is visible, and bytes beyond ASCII.
+#: The bytes of a value: blanks, visible characters, and bytes beyond ASCII.
 _VALUE = bytes([9, *range(32, 127), *range(128, 256)])
-#: Of what is longer, the lines are not remembered one by one; and so many are.
+#: The lines of a longer head are not remembered; at most 1024 lines are.
 _SHORT_BYTES, _LINES = 2048, 1024
-#: Digits of a length, without zeros in front. More mean more than there is memory in the world.
+#: The maximum digits of a length without leading zeros.
 _LENGTH_DIGITS = 18
 _KEPT_ALIVE = b"keep-alive"
-#: Headers that say what is to be read, and where it ends; all others are for those who look for them.
+#: Headers that decide what is read, and where it ends. Others are for the handlers.
 _RULED = frozenset((b"host", b"content-length", b"transfer-encoding", b"connection", b"expect"))
 
 
 class Malformed(Exception):
-    """``str(error)`` says which rule was broken, ``status`` how that is answered."""
+    """A broken rule: ``str(error)`` says which, ``status`` is the status of the answer."""
 
     def __init__(self, rule: str, status: int = 400) -> None:
         super().__init__(rule)
@@ -45,15 +45,14 @@ class Malformed(Exception):
 
 
 class _UnusualField(Exception):
-    """A head with this field is to be read rule by rule."""
+    """A head with this field must be read rule by rule."""
 
 
 class RequestHead(NamedTuple):
-    """A request up to its body. ``headers`` are those of `HttpRequest`, and ``raw`` is the head itself; nobody changes
-    them.
+    """A request up to its body. ``headers`` are those of `HttpRequest`, ``raw`` is the head itself; both are constant.
 
-    ``body_bytes`` may be `CHUNKED`. ``closes`` says that the connection ends with the answer, ``waits`` that the
-    caller would be told to go on before it sends the body. The version is HTTP/1.``minor``.
+    ``body_bytes`` may be `CHUNKED`. If ``closes``, the connection ends with the answer. If ``waits``, the caller wants
+    a ``100 Continue`` before it sends the body. The version is HTTP/1.``minor``.
     """
 
     method: str
@@ -67,7 +66,7 @@ class RequestHead(NamedTuple):
 
 
 class Refused(Exception):
-    """The head is not one; ``reply`` is the answer, and the connection ends with it."""
+    """The head is invalid. ``reply`` is the answer, and the connection ends with it."""
 
     def __init__(self, reply: HttpReply) -> None:
         super().__init__()
@@ -75,14 +74,14 @@ class Refused(Exception):
 
 
 def malformed(error: Malformed) -> HttpReply:
-    """The answer to what breaks the grammar."""
+    """Return the answer to a malformed request."""
     return text_error(error.status, f"malformed HTTP request: {error}")
 
 
 def parse_head(raw: bytes, most_fields: int) -> RequestHead:
-    """The head that ``raw`` is, up to and with its empty line. Linear in its length.
+    """Return the head in ``raw``, which includes its empty line. Linear time.
 
-    Raises `Refused`: whatever could mean one thing here and another to a proxy in front is no request.
+    Raises `Refused` also for everything that a proxy in front could read in another way.
     """
     line, *lines, _, _ = raw.split(b"\r\n")
     if len(lines) <= most_fields and len(raw) < _SHORT_BYTES:
@@ -93,7 +92,7 @@ def parse_head(raw: bytes, most_fields: int) -> RequestHead:
                 body_bytes = int(headers[b"content-length"]) if b"content-length" in headers else 0
                 return _new_head((method, path, headers, raw, body_bytes, False, False, minor))
         except (Malformed, _UnusualField):
-            pass  # below, it is found out what is wrong, if anything is
+            pass  # the code below finds out what is wrong, if anything
     return _parse_unusual(raw, line, lines, most_fields)
 
 
@@ -111,7 +110,7 @@ def _parse_unusual(raw: bytes, line: bytes, lines: list[bytes], most_fields: int
         body_bytes = _body_bytes(headers, minor)
     except Malformed as error:
         raise Refused(malformed(error)) from None
-    # HTTP/1.0 would need a header to be kept alive; its callers can do without.
+    # HTTP/1.0 would need a header for keep-alive, which is not supported.
     connection = headers.get(b"connection", _KEPT_ALIVE)
     closes = not minor or (connection != _KEPT_ALIVE and "close" in tokens(connection))
     waits = b"expect" in headers and minor > 0 and headers[b"expect"].lower() == b"100-continue"
@@ -119,7 +118,7 @@ def _parse_unusual(raw: bytes, line: bytes, lines: list[bytes], most_fields: int
 
 
 def parse_request_line(line: bytes) -> tuple[str, str, int]:
-    """Method, path and minor version. Raises `Malformed`, and `Refused` for what no host of ours does."""
+    """Return method, path and minor version. Raises `Malformed`, and `Refused` for what no host supports."""
     parts = line.split(b" ")
     if len(parts) != 3:
         raise Malformed("a request line is a method, a target and a version, with one blank between them")
@@ -139,16 +138,15 @@ def parse_request_line(line: bytes) -> tuple[str, str, int]:
     return method.decode(), path, minor
 
 
-#: Callers ask for the same few paths again and again.
+#: Callers use the same few paths again and again.
 _known_request_line = lru_cache(1024)(parse_request_line)
 
 
 def read_fields(raw: bytes, most: int) -> dict[bytes, bytes]:
-    """The lines of ``raw`` (RFC 9112, 5), which end in CRLF each: values by names in lower case. Nothing but a name,
-    a colon and a value is taken for one.
+    """Return the fields in ``raw`` (RFC 9112, 5), whose lines end in CRLF: values by names in lower case.
 
-    Values are without the blanks around them, and those of a repeated name joined by commas. Raises `Malformed` for
-    what is no field, and when there are more than ``most``.
+    Values are without surrounding blanks; those of a repeated name are joined by commas. Raises `Malformed` for an
+    invalid field, or for more than ``most``.
     """
     lines = raw.split(b"\r\n")
     if lines.pop():
@@ -173,7 +171,7 @@ def _by_name(lines: list[bytes], most: int) -> dict[bytes, bytes]:
 
 
 def path_of(target: bytes) -> str:
-    """The path of a request target: without query, and without scheme and host if it has them.
+    """Return the path of a request target, without query, scheme and host.
 
     Raises `Malformed`.
     """
@@ -189,12 +187,12 @@ def path_of(target: bytes) -> str:
 
 
 def tokens(value: bytes) -> list[str]:
-    """The members of a list, in lower case."""
+    """Return the members of a list, in lower case."""
     return [token.strip().lower() for token in value.decode("latin-1").split(",")]
 
 
 def _field(line: bytes) -> tuple[bytes, bytes]:
-    """The name in lower case, and the value. Raises `Malformed`."""
+    """Return the name in lower case, and the value. Raises `Malformed`."""
     name, colon, value = line.partition(b":")
     if not colon or not name or name.translate(None, TOKEN) or value.translate(None, _VALUE):
         raise Malformed("a header is a token, a colon and a value")
@@ -202,9 +200,9 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
 
 
 class _UsualFields(Recent[bytes, tuple[bytes, bytes]]):
-    """Fields by their lines: most lines of a head come again and again, whatever else changes.
+    """Fields by their lines: most lines of a head are repeated, whatever else changes.
 
-    Only those with which a head means nothing but what it says. Others raise `_UnusualField`, and `Malformed`.
+    Only fields without special meaning for the head. Others raise `_UnusualField` or `Malformed`.
     """
 
     def __missing__(self, line: bytes) -> tuple[bytes, bytes]:
@@ -223,14 +221,14 @@ def _is_usual(name: bytes, value: bytes) -> bool:
     return name == b"connection" and value.lower() == _KEPT_ALIVE
 
 
-#: Costs no call of Python's for a line that came before.
+#: Makes no Python call for a known line.
 _usual_field = _UsualFields(_LINES).__getitem__
-#: The constructor would be a call of Python's.
+#: The constructor would be a Python call.
 _new_head = cast("Callable[[tuple[object, ...]], RequestHead]", partial(tuple.__new__, RequestHead))
 
 
 def _body_bytes(headers: Mapping[bytes, bytes], minor: int) -> int:
-    """How long the body is (RFC 9112, 6.3)."""
+    """Return the length of the body (RFC 9112, 6.3)."""
     coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
     if coding is not None:
         if length is not None:
@@ -256,7 +254,7 @@ def _body_bytes(headers: Mapping[bytes, bytes], minor: int) -> int:
 
 
 class HeadSearch:
-    """Takes heads from the front of what one connection has received. Each byte is looked at once."""
+    """Takes heads from the front of the received bytes of one connection. Each byte is searched once."""
 
     __slots__ = ("_empty_lines", "_most_bytes", "_searched")
 
@@ -265,12 +263,12 @@ class HeadSearch:
         self.begin()
 
     def begin(self) -> None:
-        """What was received up to now is gone."""
-        self._searched = 0  # so much of what has been received has no end of a head
+        """Start anew: the received bytes are gone."""
+        self._searched = 0  # this many received bytes contain no end of a head
         self._empty_lines = 0
 
     def drop_empty_lines(self, received: bytearray) -> None:
-        """Drop those at the front. Raises `Malformed`."""
+        """Drop empty lines at the front. Raises `Malformed`."""
         if not received.startswith(b"\r\n"):
             return
         size = len(received) - len(received.lstrip(b"\r\n"))
@@ -283,9 +281,9 @@ class HeadSearch:
             raise Malformed("there are too many empty lines")
 
     def take(self, received: bytearray) -> bytes | None:
-        """The head at the front, or None if its end is not there.
+        """Return the head at the front, or None if it is incomplete.
 
-        Raises `Malformed` for one that is too long, and `Malformed` or `Refused` at once for what will never be a head.
+        Raises `Malformed` for one that is too long, and at once `Malformed` or `Refused` if it can never be valid.
         """
         searched = self._searched
         end = received.find(END, max(0, searched - len(END))) + len(END)
@@ -309,14 +307,14 @@ class HeadSearch:
 
 
 class RequestHeadCache:
-    """Heads by their bytes, for all connections: equal bytes mean the same wherever they come from."""
+    """Heads by their bytes, for all connections: equal bytes have the same meaning everywhere."""
 
     def __init__(self) -> None:
         self._known = Recent[bytes, RequestHead](_HEADS)
-        #: The head that these bytes are, or None; one look-up.
+        #: Returns the head of these bytes, or None, by one look-up.
         self.find = self._known.get
 
     def keep(self, raw: bytes, head: RequestHead) -> None:
-        """Know that ``raw`` means ``head`` from now on, if it is short."""
+        """Keep ``head`` as the meaning of ``raw``, if that is short."""
         if len(raw) <= _HEAD_BYTES:
             self._known.keep(raw, head)

@@ -1,4 +1,4 @@
-"""What a verbose log says of each HTTP request: that it came, and if it failed, why. Made only where it is verbose."""
+"""The verbose log of HTTP requests: that each arrived, and why it failed. Used only if the log is verbose."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 Dispatch: TypeAlias = Callable[[HttpRequest, Reply], "Cancel | None"]
 
-#: As Triton's HTTP library numbers them, which its log shows.
+#: The numbers of Triton's HTTP library, which are in its log.
 _METHODS = {"GET": 0, "HEAD": 1, "POST": 2, "PUT": 3, "DELETE": 4}
-#: A body is looked through for the id of its request up to here.
+#: The id of a request is searched in at most this many bytes of a body.
 _BODY_BYTES = 64 * 1024
 
 
 def watched(dispatch: Dispatch, target: Callable[[str], PathTarget | None]) -> Dispatch:
-    """``dispatch``, with the log told of every request; ``target`` says what a path names."""
+    """Return ``dispatch`` with logging of every request. ``target`` returns what a path names."""
 
     def watch(request: HttpRequest, reply: Reply) -> Cancel | None:
         failures.log.debug("HTTP request: %d %s", _METHODS.get(request.method, 5), request.path[:1000])
@@ -46,7 +46,7 @@ def watched(dispatch: Dispatch, target: Callable[[str], PathTarget | None]) -> D
 
 
 class _Watcher:
-    """Passes the reply on, and tells the log if it is an error."""
+    """Passes the reply on, and logs it if it is an error."""
 
     __slots__ = ("_reply", "_request", "_target", "cancel")
 
@@ -58,7 +58,7 @@ class _Watcher:
 
     @property
     def peer(self) -> str:
-        """The address of the other end; empty where that is not known."""
+        """The address of the other end; empty if unknown."""
         found: str = getattr(self._reply, "peer", "")
         return found
 
@@ -66,9 +66,9 @@ class _Watcher:
         return reply_stream(self._reply, head)
 
     def __call__(self, reply: HttpReply) -> None:
-        if reply.status >= 400 and reply.parts:  # "not ready" has no body, and is no failure
+        if reply.status >= 400 and reply.parts:  # "not ready" has no body, and is not a failure
             self._tell(reply)
-        self.cancel = None  # it leads back here
+        self.cancel = None  # it refers to this object
         self._reply(reply)
 
     def _tell(self, reply: HttpReply) -> None:
@@ -79,7 +79,7 @@ class _Watcher:
         failures.tell(_failure_of(reply), what, model, version, self._request_id() if what == "Infer" else "")
 
     def _request_id(self) -> str:
-        """From the request that was submitted, or from the body of one that was not."""
+        """Return the id of the submitted request, or from the body of one that was not submitted."""
         submitted = getattr(self.cancel, "__self__", None)
         if isinstance(submitted, Ticket):
             return submitted.request.id

@@ -1,10 +1,10 @@
-"""Takes requests out of what one connection receives, one after the other.
+"""Takes requests from the bytes that one connection receives, one after the other.
 
 ::
 
     HEAD --its empty line--> BODY --its last byte--> HEAD ...
 
-Bodies of known length are received where their tensors will be read.
+Bodies of known length are received into the memory from which their tensors are read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_BODY = memoryview(b"")
 
 
 class RequestReader:
-    """What has arrived of requests and is not taken yet. The event loop's."""
+    """The requests that have arrived and are not taken yet. Event loop only."""
 
     __slots__ = (
         *("_chunked", "_keep_head", "_limits", "_moved_bytes", "_search"),
@@ -42,38 +42,38 @@ class RequestReader:
         self.rest = bytearray()
         #: Of the request whose body is arriving.
         self.head: RequestHead | None = None
-        #: Where the rest of a body is to be received.
+        #: The memory for the rest of a body.
         self.direct: DirectBody | None = None
-        #: Set when a head came whose caller waits to be told to send the body.
+        #: Set if the caller waits for a ``100 Continue`` before it sends the body.
         self.expects = False
         self._search = HeadSearch(limits.head_bytes)
         self._chunked: ChunkedBody | None = None
-        self._moved_bytes = 0  # of bodies in chunks
+        self._moved_bytes = 0  # of chunked bodies
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is arriving."""
+        """True if nothing is arriving."""
         return not self.rest and self.head is None
 
     @property
     def body_bytes(self) -> int:
-        """How much of the body has arrived, counted from anywhere."""
+        """The received bytes of the body. Only differences count."""
         return self._moved_bytes if self.direct is None else self.direct.received_bytes
 
     @property
     def held_bytes(self) -> int:
-        """How much of the body that is arriving is kept."""
+        """The received bytes of the arriving body that are kept."""
         if self.direct is not None:
             return self.direct.received_bytes
         return 0 if self._chunked is None else len(self._chunked.body)
 
     @property
     def has_more(self) -> bool:
-        """Whether there are more chunks than one turn of the event loop may take."""
+        """True if there are more chunks than one turn of the event loop may take."""
         return self._chunked is not None and self._chunked.has_more
 
     def take(self) -> tuple[RequestHead, memoryview] | None:
-        """The request at the front, if all of it is there. Raises `Malformed`, and `Refused`."""
+        """Return the request at the front, if it is complete. Raises `Malformed` and `Refused`."""
         head = self.head
         if head is None:
             head = self._take_head()
@@ -91,18 +91,18 @@ class RequestReader:
         return head, body
 
     def read_head(self, raw: bytes) -> RequestHead | None:
-        """The head that ``raw`` is, if it is one, and nothing else."""
+        """Return the head in ``raw``; None if it is not exactly one head."""
         head = self.find_head(raw)
         if head is None and len(END) < len(raw) <= self._limits.head_bytes:
             try:
                 head = parse_head(raw, self._limits.headers)
             except (Malformed, Refused):
-                return None  # `take` says what is wrong with it, in the order of what has arrived
+                return None  # `take` reports the error, in the order of arrival
             self._keep_head(raw, head)
         return head
 
     def forget(self) -> None:
-        """Throw away what has arrived."""
+        """Drop the received bytes."""
         self.rest.clear()
         self.head = self.direct = self._chunked = None
         self.expects = False
@@ -120,7 +120,7 @@ class RequestReader:
         return head
 
     def _expect_body(self, head: RequestHead) -> None:
-        """Make room for a body, or refuse it."""
+        """Allocate memory for a body, or refuse it."""
         size, limit = head.body_bytes, 0
         if size > DIRECT_BYTES or size == CHUNKED:
             limit = self._limits.body_limit(head.path, head.headers)
@@ -158,7 +158,7 @@ class RequestReader:
         return memoryview(whole)
 
     def _receive_directly(self, head: RequestHead) -> None:
-        """Have the socket write the rest of the body to where it will be read."""
+        """Let the socket write the rest of the body to its final memory."""
         text = head.headers.get(HEADER_LENGTH, b"0")
         json_bytes = int(text) if text.isdigit() and len(text) < 12 else 0
         try:

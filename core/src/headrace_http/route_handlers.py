@@ -1,4 +1,4 @@
-"""What the handlers of one port are made of: a handler has its reply at once, or runs as a task."""
+"""The handlers of one port: each has its reply at once, or runs as a task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace_http.url_paths import PathTarget
 if TYPE_CHECKING:
     from headrace.engine import Engine
 
-#: Answers a request through its reply, now or later. Returns what cancels it, or None.
+#: Answers a request through its reply, now or later. Returns a function that cancels it, or None.
 Handler: TypeAlias = Callable[[HttpRequest, PathTarget, Reply], "Cancel | None"]
 
 
@@ -43,7 +43,7 @@ class RouteHandlers:
         return handle
 
     def load_task(self, repository: RepositoryHandlers) -> Handler:
-        """Return the handler of loads, which reads who sent them."""
+        """Return the handler of loads, which reads the sender's address."""
 
         def handle(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
             self.task(partial(repository.load, peer=getattr(reply, "peer", "")))(request, target, reply)
@@ -51,7 +51,7 @@ class RouteHandlers:
         return handle
 
     def perhaps_task(self, answer: Callable[[HttpRequest, PathTarget], HttpReply | Awaitable[HttpReply]]) -> Handler:
-        """A handler that has the reply at once, or else awaits it as `_task` does."""
+        """Return a handler that has the reply at once, or awaits it as `task` does."""
 
         def handle(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
             found = answer(request, target)
@@ -67,13 +67,13 @@ class RouteHandlers:
         return handle
 
     def task(self, coroutine: Callable[[HttpRequest, PathTarget], Awaitable[HttpReply]]) -> Handler:
-        """A handler that runs ``coroutine`` to its end, even if the caller goes away."""
+        """Return a handler that runs ``coroutine`` to its end, even if the caller disconnects."""
 
         async def run(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
             try:
                 reply(await coroutine(request, target))
             except HeadraceError as error:
-                # Without its frames, which hold the request for as long as anybody holds the error.
+                # Without its frames, which hold the request as long as the error lives.
                 self._fail(request, reply, error.with_traceback(None))
             except Exception as error:
                 self._fail(request, reply, error)

@@ -1,6 +1,6 @@
-"""Which handler answers which path: one table, made of the routes that extensions add.
+"""The table of paths and handlers, from the routes of extensions.
 
-Every route names its operation, which the interceptors of the server admit before a handler sees the request.
+Every route names its operation. The interceptors of the server admit it before a handler gets the request.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
 log = paced(__name__)
 
-#: Their paths name a region, and no model.
+#: The paths of these name a region, not a model.
 _OF_REGIONS = (Operation.SHARED_MEMORY_STATUS, Operation.SHARED_MEMORY_REGISTER, Operation.SHARED_MEMORY_UNREGISTER)
-#: Paths whose route is remembered; a bound, because clients choose the paths.
+#: At most this many paths are remembered, because clients choose them.
 _REMEMBERED = 1024
 
 
 class Route(NamedTuple):
-    """``pattern`` must match the whole path; ``handlers`` are by method. ``operation`` is admitted before the method is
-    looked at, unless ``operations`` has another one for the method."""
+    """``pattern`` must match the whole path; ``handlers`` are by method.
+
+    ``operation`` is admitted before the method is checked, unless ``operations`` has another one for the method.
+    """
 
     pattern: re.Pattern[str]
     operation: AnyOperation
@@ -45,7 +47,7 @@ class Route(NamedTuple):
 
 
 class Routes:
-    """Answers requests, whatever host they came through. One per frontend."""
+    """Answers requests of all hosts. One per frontend."""
 
     def __init__(self, engine: Engine) -> None:
         self._admission = engine.admission
@@ -56,8 +58,8 @@ class Routes:
             Route(template(path).pattern, operation, handlers, {}) for _, path, operation, handlers in absent_routes()
         ]
         dispatch = self._dispatch if self._admission is None else self._dispatch_admitted
-        #: Answers a request through its ``reply``, once, now or later. Never raises. Returns what to call if
-        #: the caller goes away first, or None where nothing can be cancelled.
+        #: Answers a request through its ``reply``, once, now or later. Never raises. Returns a function to call if the
+        #: caller disconnects first, or None.
         self.dispatch: Dispatch = watched(dispatch, self._target) if is_verbose() else dispatch
 
     def _dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:
@@ -73,7 +75,7 @@ class Routes:
         return None
 
     def _dispatch_admitted(self, request: HttpRequest, reply: Reply) -> Cancel | None:
-        """`_dispatch` for a server with interceptors. A path that nothing answers is no operation."""
+        """`_dispatch` for a server with interceptors. An unknown path is not an operation."""
         try:
             route, target = self._found.get(request.path) or self._find(request.path)
         except NotFound as error:
@@ -114,7 +116,7 @@ class Routes:
         tell_fault(error, what, target.name, target.version)
 
     def _target(self, path: str) -> PathTarget | None:
-        """What ``path`` names, if it is one of ours."""
+        """Return what ``path`` names; None for an unknown path."""
         try:
             return self._find(path)[1]
         except NotFound:

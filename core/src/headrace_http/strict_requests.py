@@ -1,6 +1,6 @@
-"""One grammar for both hosts: what is not a request by `parse_head` never reaches another server's parser.
+"""One grammar for both hosts: a request that `parse_head` refuses never reaches another server's parser.
 
-Other parsers mean well: they join folded lines, take LF for CRLF, and let names and codings pass that two readers
+Other parsers are tolerant: they join folded lines, accept LF for CRLF, and accept names and codings that two parsers
 read in two ways.
 """
 
@@ -20,25 +20,24 @@ from headrace_http.request_head import (
 )
 
 _HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-#: Stands for a head that was refused, and is answered with the refusal.
+#: The placeholder for a refused head; it is answered with the refusal.
 _REFUSED = b"GET / HTTP/1.1\r\nHost: refused\r\nConnection: close\r\n\r\n"
-#: What nobody takes for a head, nor for a chunk.
+#: Invalid as a head and as a chunk.
 _RUBBISH = b"\0\r\n\r\n"
 
 
 class StrictRequests:
-    """Passes requests on byte for byte, and for the first head that is none another one, to be answered `refusal`.
+    """Passes valid requests on byte for byte. The first invalid head is replaced, and answered with `refusal`.
 
-    A body that breaks the rules is passed on as rubbish, which is answered 400.
-
-    An upgrade is not passed on: the connection goes on in HTTP/1.1. What begins as HTTP/2 is passed on as it is.
+    A body that breaks the rules is replaced by invalid bytes, which are answered with 400. An upgrade is removed: the
+    connection stays HTTP/1.1. A connection that starts as HTTP/2 is passed on unchanged.
     """
 
     def __init__(self, limits: HttpLimits) -> None:
-        #: Requests that have been passed on to their last byte.
+        #: Requests that were passed on completely.
         self.whole = 0
         self.is_http_2 = False
-        #: The answer to the request behind the `whole` ones.
+        #: The answer to the request after the `whole` ones.
         self.refusal: HttpReply | None = None
         self._limits = limits
         self._rest = bytearray()
@@ -49,11 +48,11 @@ class StrictRequests:
 
     @property
     def is_arriving(self) -> bool:
-        """Whether a request has begun, and is not whole."""
+        """True if a request has begun and is incomplete."""
         return bool(self._rest or self._missing or self._chunked is not None)
 
     def pass_on(self, data: bytes) -> bytes:
-        """What is to be read behind what was passed on before."""
+        """Return the bytes to read after those passed on before."""
         if self.is_http_2:
             return data
         if self._is_over:
@@ -73,7 +72,7 @@ class StrictRequests:
         return bytes(passed)
 
     def _take(self, passed: bytearray) -> bool:
-        """Move something from what has been received to ``passed``; false if there is too little of it."""
+        """Move received bytes to ``passed``. Return False if there are too few."""
         rest = self._rest
         if self._missing:
             size = min(self._missing, len(rest))
@@ -86,7 +85,7 @@ class StrictRequests:
         if self._chunked is not None:
             chunked = self._chunked
             is_whole = chunked.feed(rest)
-            if gathered := chunked.body:  # as one chunk, however many it came in
+            if gathered := chunked.body:  # as one chunk, however many there were
                 passed += b"%x\r\n%s\r\n" % (len(gathered), gathered)
                 gathered.clear()
             if is_whole:
@@ -123,7 +122,7 @@ class StrictRequests:
             self._complete()
 
     def _judge(self, size: int, chunks: int) -> None:
-        """How large it may be, the application knows."""
+        """Limit the chunks. The application limits the size."""
         if chunks > self._limits.chunks:
             raise Malformed("the body has too many chunks")
 

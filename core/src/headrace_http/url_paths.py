@@ -1,6 +1,6 @@
 """Paths with placeholders, and what a path names.
 
-``{name}`` stands for one segment, and ``{version}`` for one of digits. What stands in brackets may be missing.
+``{name}`` is one segment, ``{version}`` a segment of digits. A part in brackets may be missing.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ MODEL = "/v2/models/{name}[/versions/{version}]"
 _REPOSITORY = "/v2/repository[/{repository}]"
 SERVER, LIVE, READY = "/v2", "/v2/health/live", "/v2/health/ready"
 ALL_STATISTICS, STATISTICS = "/v2/models/stats", f"{MODEL}/stats"
-EXPLAIN = f"{MODEL}/explain"  # not one of Triton's
+EXPLAIN = f"{MODEL}/explain"  # not in Triton
 INFER = f"{MODEL}/infer"
 MODEL_READY, CONFIG = f"{MODEL}/ready", f"{MODEL}/config"
 INDEX = f"{_REPOSITORY}/index"
 LOAD, UNLOAD = f"{_REPOSITORY}/models/{{name}}/load", f"{_REPOSITORY}/models/{{name}}/unload"
 _PLACEHOLDER = re.compile(r"{(\w+)}")
-#: What a path may have between two slashes.
+#: The valid text between two slashes.
 _SEGMENT = re.compile(r"{[A-Za-z_]\w*}|[\w.~!$&'()*+,;=:@-]+", re.ASCII)
 
 
-#: Brackets in pairs, none inside another.
+#: Brackets in pairs, not nested.
 _BRACKETS = re.compile(r"[^][]*(\[[^][]*\][^][]*)*")
 
 
 class PathTarget(NamedTuple):
-    """What a path names. ``name`` is a model or a shared-memory region, ``version`` its digits; empty means none.
+    """The target of a path. ``name`` is a model or a shared-memory region, ``version`` its digits; empty for none.
 
     ``values`` are those of all placeholders.
     """
@@ -44,7 +44,7 @@ class PathTarget(NamedTuple):
 
 @dataclass(frozen=True)
 class PathTemplate:
-    """``text`` taken apart."""
+    """``text``, parsed."""
 
     text: str
     pattern: re.Pattern[str] = field(init=False)
@@ -61,16 +61,16 @@ class PathTemplate:
         object.__setattr__(self, "_variants", tuple(variant.split("/") for variant in _spread(self.text)))
 
     def overlaps(self, other: PathTemplate) -> bool:
-        """Whether there is a path that both match."""
+        """True if there is a path that both match."""
         return any(_meet(one, two) for one in self._variants for two in other._variants)
 
 
-#: There are a few.
+#: There are few templates.
 template = lru_cache(256)(PathTemplate)
 
 
 def read_path(path: str) -> PathTemplate:
-    """Return the template that ``path`` is. Raises TypeError if it is none."""
+    """Return the template of ``path``. Raises TypeError if it is invalid."""
     for variant in _spread(path) if _BRACKETS.fullmatch(path) else [""]:
         root, *segments = variant.split("/")
         if root or not segments or not all(map(_SEGMENT.fullmatch, segments)):
@@ -85,7 +85,7 @@ def read_path(path: str) -> PathTemplate:
 
 
 def _spread(text: str) -> list[str]:
-    """``text`` with and without what stands in each pair of brackets."""
+    """Return ``text`` with and without the part in each pair of brackets."""
     head, bracket, rest = text.partition("[")
     if not bracket:
         return [text]
