@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
@@ -29,6 +29,7 @@ class Family(NamedTuple):
     name: str
     help: str
     value: Callable[[Snapshot], float]
+    kind: Literal["counter", "gauge"] = "counter"
 
 
 class HistogramFamily(NamedTuple):
@@ -40,11 +41,6 @@ class HistogramFamily(NamedTuple):
     bounds: tuple[int, ...]
 
 
-SUCCESS = Family(
-    "nv_inference_request_success",
-    "Number of successful inference requests, all batch sizes",
-    lambda s: s.success.count,
-)
 FAILURE = ("nv_inference_request_failure", "Number of failed inference requests, all batch sizes")
 #: The values of the label ``reason``. Each has a series as soon as the model is loaded.
 REASONS: tuple[tuple[str, Callable[[Snapshot], float]], ...] = (
@@ -53,7 +49,13 @@ REASONS: tuple[tuple[str, Callable[[Snapshot], float]], ...] = (
     ("BACKEND", lambda s: s.backend_failures.count),
     ("OTHER", lambda s: s.other_failures.count),
 )
-COUNTS: tuple[Family, ...] = (
+#: The families of every model, but for failures, which have a label more.
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "nv_inference_request_success",
+        "Number of successful inference requests, all batch sizes",
+        lambda s: s.success.count,
+    ),
     Family(
         "nv_inference_count",
         "Number of inferences performed (does not include cached requests)",
@@ -64,12 +66,25 @@ COUNTS: tuple[Family, ...] = (
         "Number of model executions performed (does not include cached requests)",
         lambda s: s.executions.execution_count,
     ),
-)
-#: A metric of Headrace only: Triton does not restart instances.
-RESTARTS = Family(
-    "nv_model_instance_restart_count",
-    "Number of times that an instance was started again after its process had ended",
-    lambda s: s.restarts,
+    Family(
+        "nv_inference_pending_request_count",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+        lambda s: s.pending,
+        "gauge",
+    ),
+    Family("nv_model_load_duration_secs", "Model load time in seconds", lambda s: s.load_ns / 1e9, "gauge"),
+    # Metrics of Headrace only.
+    Family(
+        "nv_model_instance_restart_count",
+        "Number of times that an instance was started again after its process had ended",
+        lambda s: s.restarts,
+    ),
+    Family(
+        "nv_model_instances_on_event_loop",
+        "Number of instances whose executions run on the server's event loop",
+        lambda s: s.on_loop,
+        "gauge",
+    ),
 )
 LATENCIES: tuple[Family, ...] = (
     Family(
@@ -98,12 +113,6 @@ LATENCIES: tuple[Family, ...] = (
         lambda s: s.executions.compute_output.ns // 1000,
     ),
 )
-#: A metric of Headrace only.
-ON_LOOP = Family(
-    "nv_model_instances_on_event_loop",
-    "Number of instances whose executions run on the server's event loop",
-    lambda s: s.on_loop,
-)
 #: Metrics of models with a response cache.
 CACHE: tuple[Family, ...] = (
     Family("nv_cache_num_hits_per_model", "Number of cache hits per model", lambda s: s.cache_hit.count),
@@ -124,14 +133,6 @@ CACHE: tuple[Family, ...] = (
         "Number of times that the response cache failed to answer, or to keep an answer, per model",
         lambda s: s.cache_failures,
     ),
-)
-GAUGES: tuple[Family, ...] = (
-    Family(
-        "nv_inference_pending_request_count",
-        "Instantaneous number of pending requests awaiting execution per-model.",
-        lambda s: s.pending,
-    ),
-    Family("nv_model_load_duration_secs", "Model load time in seconds", lambda s: s.load_ns / 1e9),
 )
 #: Metrics of Headrace only: distributions, which the averages of counters do not show.
 HISTOGRAMS: tuple[HistogramFamily, ...] = (
@@ -221,19 +222,13 @@ class ModelCollector(Collector):
 
     def _families(self, models: Sequence[tuple[CollectedModel, Labels, Snapshot]]) -> Iterator[Metric]:
         rows = [(labels, snapshot) for _, labels, snapshot in models]
-        yield _family(SUCCESS, "counter", rows)
+        latencies = LATENCIES if self._settings.counter_latencies else ()
+        for family in (*FAMILIES, *latencies):
+            yield _family(family, rows)
         yield _failures(rows)
-        for family in COUNTS:
-            yield _family(family, "counter", rows)
-        for family in LATENCIES if self._settings.counter_latencies else ():
-            yield _family(family, "counter", rows)
-        for family in GAUGES:
-            yield _family(family, "gauge", rows)
-        yield _family(RESTARTS, "counter", rows)
-        yield _family(ON_LOOP, "gauge", rows)
         cached = [(labels, snapshot) for labels, snapshot in rows if snapshot.has_cache]
         for family in CACHE:
-            yield _family(family, "counter", cached)
+            yield _family(family, cached)
         for histogram in HISTOGRAMS if self._settings.histograms else ():
             yield _histogram(
                 histogram.name,
@@ -280,8 +275,8 @@ def _tag_label(tag: str) -> str:
     return "_" + re.sub(r"[^a-zA-Z0-9_]", "_", tag)
 
 
-def _family(family: Family, kind: str, rows: Iterable[tuple[Labels, Snapshot]]) -> Metric:
-    metric = Metric(family.name, family.help, kind)
+def _family(family: Family, rows: Iterable[tuple[Labels, Snapshot]]) -> Metric:
+    metric = Metric(family.name, family.help, family.kind)
     metric.samples += (Sample(family.name, labels, family.value(snapshot)) for labels, snapshot in rows)
     return metric
 
