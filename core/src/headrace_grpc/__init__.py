@@ -1,4 +1,4 @@
-"""The gRPC frontend: ``inference.GRPCInferenceService`` as Triton's clients know it.
+"""The gRPC frontend: ``inference.GRPCInferenceService`` for Triton's clients.
 
 ::
 
@@ -6,12 +6,13 @@
                     grpcio_host    (one table,  control_plane, reflection
                                    restrictions)
 
-A handler takes a parsed request and a `Context` (``rpc``), and returns a message or raises a
-`HeadraceError`; it knows no transport. ``native_host`` makes calls (``single_calls``, ``stream_calls``) of the streams
-of `headrace_grpc.http2`: their headers are read in ``call_headers``, their messages put together in
-``message_framing``. ``grpcio_host`` is the only module that imports grpcio. ``wire``, ``decode`` and ``encode`` stand
-between protobuf and `InferRequest`/`InferResponse`, and ``large_requests`` before them; tensor bytes are views on the
-way in and are copied once on the way out.
+A handler gets a parsed request and a `Context` (``rpc``), and returns a message or raises a `HeadraceError`. It knows
+no transport.
+
+``native_host`` turns the streams of `headrace_grpc.http2` into calls (``single_calls``, ``stream_calls``).
+``call_headers`` reads their headers, and ``message_framing`` assembles their messages. Only ``grpcio_host`` imports
+grpcio. ``wire``, ``decode`` and ``encode`` convert between protobuf and `InferRequest`/`InferResponse`;
+``large_requests`` runs before them. Tensor bytes are views on the way in, and are copied once on the way out.
 
 Options: the ``--grpc-*`` flags (``headrace serve --help``).
 """

@@ -1,6 +1,6 @@
-"""The methods of Triton's extensions that are not installed. They answer as Triton answers what it was built without.
+"""The methods of Triton's extensions that are not installed. They answer like a Triton that was built without them.
 
-An extension that is installed and has one of these methods takes its place.
+An installed extension with the same method replaces it.
 """
 
 from __future__ import annotations

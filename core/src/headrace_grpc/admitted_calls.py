@@ -1,6 +1,6 @@
-"""Admission of gRPC calls: what stands between a host and the handlers on a server with interceptors.
+"""Admission of gRPC calls: runs between a host and the handlers, on a server with interceptors.
 
-A call is admitted before its message is parsed. Of the message only the name of the model has been looked up.
+A call is admitted before its message is parsed. Only the name of the model is read from the message.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from headrace_grpc.rpc import (
 from headrace_grpc.usual_messages import ReadMessage, unpack
 from headrace_grpc.wire import FIXED_SIZES, LENGTH_DELIMITED, Buffer, RawRequest, read_varint
 
-#: Fields of a message among which the name of its model is looked up. Clients write it first.
+#: The model's name is searched in at most 64 fields of a message. Clients write it first.
 _MOST_FIELDS = 64
 _MODEL_FIELD, _ID_FIELD = 1, 3
 
 
 def caller_of(context: Context) -> Caller:
-    """Return who makes the call."""
+    """Return the caller of the call."""
     found = getattr(context, "caller", None)
     if isinstance(found, Caller):
         return found
@@ -60,7 +60,7 @@ def caller_of(context: Context) -> Caller:
 
 
 class AdmittedContext:
-    """The context of a call that was admitted, with its caller."""
+    """The context of an admitted call, with its caller."""
 
     __slots__ = ("_context", "caller")
 
@@ -93,7 +93,7 @@ class AdmittedContext:
 
 
 def admitted(rpc: Rpc, admission: InterceptorChain, large: OffLoopWork) -> Rpc:
-    """Return ``rpc`` with every call admitted before its message is parsed."""
+    """Return ``rpc`` with admission: every call is admitted before its message is parsed."""
     guard = _Guard(rpc, admission, large)
     if rpc.direct is not None:
         return replace(rpc, parse=_unparsed, parse_large=_unparsed, direct=guard.direct(rpc.direct))
@@ -108,11 +108,11 @@ def _unparsed(body: Buffer) -> Buffer:
 
 
 class _Guard:
-    """Admits the calls of ``rpc``, and parses their messages then."""
+    """Admits the calls of ``rpc``, then parses their messages."""
 
     def __init__(self, rpc: Rpc, admission: InterceptorChain, large: OffLoopWork) -> None:
         self._rpc, self._admission, self._large = rpc, admission, large
-        #: Calls that wait. The event loop itself keeps no task from the garbage collector.
+        #: Calls that wait. The event loop itself keeps no reference to tasks.
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------ calls with one message
@@ -147,7 +147,7 @@ class _Guard:
         return call
 
     def _begin(self, handler: Direct, request: Any, context: AdmittedContext, reply: Reply) -> Cancel:
-        """Let ``handler`` answer now or later; the operation ends with its answer, or when the caller leaves."""
+        """Let ``handler`` answer now or later. The operation ends with its answer, or when the caller disconnects."""
         self._require_name(request, context.caller)
 
         def answer(answer: bytes | HeadraceError) -> None:
@@ -171,7 +171,7 @@ class _Guard:
         waiting: Coroutine[Any, Any, None] | None,
         reply: Reply,
     ) -> None:
-        """Answer a direct call that waits, or whose message a thread reads."""
+        """Answer a direct call that waits, or whose message is parsed on a thread."""
         try:
             answer: bytes | HeadraceError = serialize(await self._call(handler, body, context, waiting))
         except Exception as error:
@@ -241,7 +241,7 @@ class _Guard:
             raise
 
     def _tell(self, error: HeadraceError, caller: Caller) -> None:
-        """Write a refusal to a verbose log, which the handler tells nothing of it."""
+        """Write a refusal to the verbose log, because the handler does not get it."""
         if is_verbose():
             tell(Failure.of(error), self._rpc.name, caller.model)
 
@@ -256,7 +256,7 @@ class _Guard:
 
 
 class AdmittedMessage(NamedTuple):
-    """A message of a stream, and who sent it. One that is refused has only the name of its model and its id."""
+    """A message of a stream, and its caller. A refused one has only the name of its model and its id."""
 
     request: ReadMessage
     caller: Caller
@@ -266,7 +266,7 @@ class AdmittedMessage(NamedTuple):
 async def admit_messages(
     bodies: AsyncIterator[Any], context: Context, admission: InterceptorChain, large: OffLoopWork
 ) -> AsyncIterator[AdmittedMessage]:
-    """Admit the inferences of a stream one by one, and parse those that pass."""
+    """Admit the inferences of a stream one by one, and parse the admitted ones."""
     opened = caller_of(context)
     async for body in bodies:
         caller = opened.for_another_operation()
@@ -317,7 +317,7 @@ def _text_in(body: Buffer, number: int) -> str:
                 position = read_varint(body, position)[1]
             else:
                 position += FIXED_SIZES[kind]
-    except (IndexError, KeyError, ValueError):  # protobuf words what is wrong
+    except (IndexError, KeyError, ValueError):  # protobuf reports what is wrong
         pass
     return ""
 
@@ -331,7 +331,7 @@ def _require_same(named: str, caller: Caller) -> None:
 
 
 def _worded(error: Exception) -> HeadraceError:
-    """Return what the caller is told."""
+    """Return the error for the caller."""
     if isinstance(error, HeadraceError):
         return error
     if isinstance(error, DecodeError):

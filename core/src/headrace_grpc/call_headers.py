@@ -1,4 +1,4 @@
-"""The headers of calls: what those of a caller say, and the header blocks that calls are answered with.
+"""The headers of calls: reading those of callers, and making those of answers.
 
 Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
 """
@@ -19,19 +19,19 @@ from headrace_grpc.rpc import Metadata, Rpc
 from headrace_grpc.status import INTERNAL, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED, details
 
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-#: grpc's core takes more digits than the eight that the protocol has.
+#: grpc's core accepts more digits than the eight of the protocol.
 _TIMEOUT_DIGITS = 9
-#: Nobody waits for so long: no timer is worth it.
+#: A longer timeout is not worth a timer.
 _NEVER_SECONDS = 7 * 86400.0
 
-#: What is the transport's own, and no metadata.
+#: Headers of the transport, which are not metadata.
 _RESERVED = frozenset(
     (
         *(b"te", b"content-type", b"content-length", b"host"),
         *(b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding", b"grpc-message-type"),
     )
 )
-#: What stays as it is in ``grpc-message``: printable ASCII without the percent sign.
+#: Characters that are not escaped in ``grpc-message``: printable ASCII without the percent sign.
 _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 _BEGIN = status(200) + literal(b"content-type", b"application/grpc")
@@ -41,17 +41,17 @@ _BEGIN = status(200) + literal(b"content-type", b"application/grpc")
 
 
 class Refusal(NamedTuple):
-    """A call that its headers end, by the header ``block`` of the answer."""
+    """Ends a call because of its headers. ``block`` is the header block of the answer."""
 
     block: bytes
 
 
 @dataclass(slots=True)
 class CallHead:
-    """The beginning of a call. Shared by the calls that begin alike.
+    """The start of a call. Shared by calls with the same headers.
 
-    ``timeout`` is in seconds, 0 for none. ``encoding`` is that of packed messages; ``answers`` is
-    the one that answers are packed in, empty if they are not.
+    ``timeout`` is in seconds, 0 for none. ``encoding`` is that of compressed messages. ``answers`` is that of
+    compressed answers; empty for no compression.
     """
 
     rpc: Rpc
@@ -69,7 +69,7 @@ class CallHead:
 
 
 def read_call(table: Mapping[bytes, Rpc], compressor: Compressor, headers: RequestHeaders) -> CallHead | Refusal:
-    """What ``headers`` ask for. ``table`` has the RPCs by path."""
+    """Return the call that ``headers`` start. ``table`` has the RPCs by path."""
     named = dict(headers.fields)
     if headers.method != b"POST":
         return Refusal(http_error(405, (literal(b"allow", b"POST"),)))
@@ -92,7 +92,7 @@ def read_call(table: Mapping[bytes, Rpc], compressor: Compressor, headers: Reque
 
 
 def extended(head: CallHead, fields: Fields) -> CallHead | None:
-    """``head`` with further ``fields`` behind its own; None if that takes more than metadata and a timeout."""
+    """Return ``head`` with more ``fields``; None if these are more than metadata and a timeout."""
     timeout: float | None = head.timeout
     for name, value in fields:
         if name == b"grpc-timeout":
@@ -113,12 +113,12 @@ def _is_grpc(content_type: bytes) -> bool:
 
 
 def _seconds(timeout: bytes) -> float | None:
-    """What is left to the call; 0 for ever, None if ``timeout`` is malformed."""
+    """Return the seconds of ``timeout``; 0 for no limit, None if it is malformed."""
     digits, unit = timeout[:-1], _SECONDS.get(timeout[-1:])
     if unit is None or not digits.isdigit() or len(digits) > _TIMEOUT_DIGITS:
         return None
     seconds = int(digits) * unit
-    # Zero has passed already, but 0 stands for no timeout.
+    # A timeout of 0 has passed already, but 0 means no timeout here.
     return 0.0 if seconds > _NEVER_SECONDS else max(seconds, 1e-9)
 
 
@@ -136,7 +136,7 @@ def _metadata(fields: Fields) -> list[tuple[str, str | bytes]]:
 
 
 def _binary(value: bytes) -> bytes:
-    """Base64 with or without its padding; what is neither stays as it came."""
+    """Return decoded base64, with or without padding; invalid base64 is returned unchanged."""
     value = value.strip()
     try:
         return b64decode(value + b"=" * (-len(value) % 4), validate=True)
@@ -148,25 +148,25 @@ def _binary(value: bytes) -> bytes:
 
 
 def begin_block(encoding: bytes = b"") -> bytes:
-    """Before the first message; ``encoding`` is what messages are compressed with."""
+    """Return the headers before the first message. ``encoding`` is the compression of messages."""
     return _BEGIN + literal(b"grpc-encoding", encoding) if encoding else _BEGIN
 
 
 def trailers(code: int, message: str = "") -> bytes:
-    """Behind the last message."""
+    """Return the trailers after the last message."""
     block = literal(b"grpc-status", b"%d" % code)
     return block + literal(b"grpc-message", quote(details(message), _PLAIN).encode()) if message else block
 
 
-#: Behind nearly every answer.
+#: The trailers of nearly every answer.
 SUCCESS = trailers(OK)
 
 
 def refusal(code: int, message: str, more: Iterable[bytes] = ()) -> bytes:
-    """In place of everything, if there is no message."""
+    """Return the headers of an answer without messages."""
     return b"".join((_BEGIN, *more, trailers(code, message)))
 
 
 def http_error(code: int, more: Iterable[bytes] = ()) -> bytes:
-    """For what is no gRPC."""
+    """Return the headers of an answer to a request that is not gRPC."""
     return b"".join((status(code), *more))

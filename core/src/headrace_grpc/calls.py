@@ -7,9 +7,8 @@
     StreamCall    any number of each, with a task for its handler (module ``stream_calls``)
     RefusedCall   ended by its headers
 
-A call `is_ended` once its status is decided, or once nobody is left to hear it. What its handler
-says afterwards is not heard. Everything runs on the event loop, except that large messages are
-read and packed on the threads of `headrace.off_loop`.
+A call `is_ended` when its status is decided, or when its caller has gone. Later answers of its handler are dropped.
+Everything runs on the event loop, but large messages are parsed and compressed on the threads of `headrace.off_loop`.
 """
 
 from __future__ import annotations
@@ -46,21 +45,21 @@ log = paced(__name__)
 
 T = TypeVar("T")
 
-#: Pieces of a message that are smaller, and not its last, are counted like frames without a use.
+#: Smaller pieces of a message, except the last one, count like useless frames.
 _FRAGMENT_BYTES = 64
-#: Requests up to here are not counted among what a connection holds; each of them is one of its calls.
+#: Smaller requests do not count as bytes held by a connection; each is one of its calls.
 COUNTED_BYTES = 64 * 1024
-#: What beginning a task is taken to cost, in the turn of the loop in which it begins.
+#: The assumed cost of starting a task, in the turn of the loop in which it starts.
 _TASK_NS = 50_000
 
 
 class CallState:
-    """What all calls of a host share. ``draining``: no further requests are taken."""
+    """What all calls of a host share. If ``draining``, no further requests are taken."""
 
     def __init__(self, options: ServerOptions, large: OffLoopWork) -> None:
         self.loop = asyncio.get_running_loop()
         self.draining = False
-        #: Those that answer calls, until they end: the event loop itself keeps none from the garbage collector.
+        #: The tasks that answer calls. The event loop itself keeps no reference to them.
         self.tasks: set[asyncio.Task[None]] = set()
         self.large = large
         self.inflated_bytes = options.grpc_max_decompressed_size
@@ -68,7 +67,7 @@ class CallState:
 
 
 class RefusedCall(Stream):
-    """Ended by its headers."""
+    """A call that its headers have ended."""
 
     __slots__ = ()
 
@@ -79,7 +78,7 @@ class RefusedCall(Stream):
 
 
 class GrpcCall(Stream):
-    """What all other calls have in common. MethodServices see it as their ``Context``."""
+    """What all other calls have in common. Handlers get it as their ``Context``."""
 
     __slots__ = ("_assembler", "_calls", "_cancel", "_head", "_timer", "deadline_ns", "is_ended")
 
@@ -88,7 +87,7 @@ class GrpcCall(Stream):
         self._calls = calls
         self._head = head
         self._assembler: MessageAssembler | None = None
-        #: Tells the handler that nobody waits for it.
+        #: Cancels the handler, because its caller has gone.
         self._cancel: Cancel | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.deadline_ns = 0
@@ -165,7 +164,7 @@ class GrpcCall(Stream):
     # ------------------------------------------------------------------ ending
 
     def fail(self, reason: Exception) -> None:
-        """End the call with the status of ``reason``; what is not ours is logged and not shown."""
+        """End the call with the status of ``reason``. Log an unexpected exception instead of showing it."""
         if isinstance(reason, HeadraceError):
             self.finish(STATUS[reason.code], reason.message)
         elif isinstance(reason, Status):
@@ -177,13 +176,13 @@ class GrpcCall(Stream):
             self.finish(INTERNAL, "internal error; the server's log has the details")
 
     def finish(self, code: int, message: str = "") -> None:
-        """End the call, if it has not ended."""
+        """End the call, unless it has ended."""
         if not self.is_ended:
             self._end()
             self._send_status(code, message)
 
     def _require_progress(self, now: float) -> None:
-        """End the call if its message, or the rest of it, has not gone on to arrive for too long."""
+        """End the call if no more of its message has arrived for too long."""
         if self._assembler is None:
             self._assembler = MessageAssembler()
         limits = self.connection.limits
@@ -210,13 +209,13 @@ class GrpcCall(Stream):
             cancel()
 
     def _keep(self, assembler: MessageAssembler) -> None:
-        """Count what has arrived, if it is much."""
+        """Count the received bytes, if they are many."""
         kept = assembler.kept_bytes
         if kept > COUNTED_BYTES:
             self.connection.memory.keep(self, kept)
 
     def _require_room(self, size_bytes: int) -> None:
-        """Raise `Status` if an answer of ``size_bytes`` is too much beside those that the client does not read."""
+        """Raise `Status` if an answer of ``size_bytes`` is too large together with the unread ones."""
         memory = self.connection.memory
         if not memory.has_room(size_bytes):
             raise Status(
@@ -229,23 +228,23 @@ class GrpcCall(Stream):
 
     @abstractmethod
     def _gathered(self, assembler: MessageAssembler, ended: bool) -> None:
-        """Something has come, and perhaps all. Raises `Status`."""
+        """Handle received bytes, perhaps the last. Raises `Status`."""
 
     def _begin_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let ``work`` answer the call."""
+        """Answer the call by a task that runs ``work``."""
         self.is_busy = True
         self.connection.turns.left_ns -= _TASK_NS
         task = self._calls.loop.create_task(work)
         self._calls.tasks.add(task)
         task.add_done_callback(self._calls.tasks.discard)
-        task.add_done_callback(self._task_done)  # a task that is cancelled before it starts runs no line of its own
+        task.add_done_callback(self._task_done)  # a task that is cancelled before it starts runs none of its code
         self._cancel = task.cancel
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self.done()
 
     def _inflated(self, flag: int, body: Buffer, patience: int) -> Buffer:
-        """What ``body`` is without compression. Raises `Status`, and `TooLargeForLoop` beyond ``patience`` bytes."""
+        """Return ``body`` decompressed. Raises `Status`, and `TooLargeForLoop` beyond ``patience`` bytes."""
         if not flag:
             return body
         encoding = self._head.encoding
@@ -254,7 +253,7 @@ class GrpcCall(Stream):
         return inflate(body, encoding, bound(len(body), self._calls.inflated_bytes), patience)
 
     def _read(self, flag: int, body: Buffer) -> Any:
-        """The request in a large message. On a thread."""
+        """Return the request in a large message. Runs on a thread."""
         rpc = self._head.rpc
         return (rpc.parse_large or rpc.parse)(self._inflated(flag, body, UNBOUNDED))
 

@@ -1,4 +1,4 @@
-"""The RPCs beside inference: plain functions of the engine, a parsed request and its `Context`.
+"""The RPCs except inference: functions of the engine, a parsed request and its `Context`.
 
 Source: docs/spec/behaviours.md sections 1.6, 2.1 and 2.2.
 """
@@ -36,12 +36,12 @@ async def server_ready(engine: Engine, request: pb.ServerReadyRequest, context: 
 
 
 async def model_ready(engine: Engine, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-    """False, and no error, for a model that is not there: that is what Triton's own clients are tested for."""
+    """Return False, not an error, for an unknown model: the tests of Triton's clients expect that."""
     return pb.ModelReadyResponse(ready=await engine.is_model_ready(request.name, request.version))
 
 
 async def check_health(engine: Engine, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
-    """The server's readiness; ``request.service`` is ignored, as Triton does."""
+    """Return the server's readiness. As in Triton, ``request.service`` is ignored."""
     _refuse_exiting(engine)
     status = HealthCheckResponse.SERVING if await engine.check_ready() else HealthCheckResponse.NOT_SERVING
     return HealthCheckResponse(status=status)
@@ -65,7 +65,7 @@ async def server_metadata(
 async def model_metadata(
     engine: Engine, request: pb.ModelMetadataRequest, context: Context
 ) -> pb.ModelMetadataResponse:
-    """All ready versions of the model, or the one asked for."""
+    """Return all ready versions of the model, or the requested one."""
     return pb.ModelMetadataResponse(**engine.model_metadata(request.name, request.version))
 
 
@@ -76,7 +76,7 @@ async def model_config(engine: Engine, request: pb.ModelConfigRequest, context: 
 async def model_statistics(
     engine: Engine, request: pb.ModelStatisticsRequest, context: Context
 ) -> pb.ModelStatisticsResponse:
-    """One entry per version asked for; an empty name asks for everything that is ready."""
+    """Return one entry per requested version; for an empty name, all that are ready."""
     documents = engine.statistics(request.name, request.version)
     return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**document) for document in documents])
 
@@ -125,7 +125,7 @@ async def unload_model(
 
 
 def _overrides(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, str | bytes]:
-    """``config`` as JSON text, ``file:<path>`` as the file's bytes."""
+    """Return ``config`` as JSON text, and ``file:<path>`` as the file's bytes."""
     overrides: dict[str, str | bytes] = {}
     for key, value in parameters.items():
         if key == "config":

@@ -1,7 +1,6 @@
-"""A ``ModelInferRequest`` to an `InferRequest`, in Triton's order of checks; the data of its inputs, bytes or lists of
-numbers, to tensors.
+"""From a ``ModelInferRequest`` to an `InferRequest`, in Triton's order of checks.
 
-Source: docs/spec/behaviours.md section 2.3.
+The data of inputs, as bytes or as lists of numbers, becomes tensors. Source: docs/spec/behaviours.md section 2.3.
 """
 
 from __future__ import annotations
@@ -26,13 +25,15 @@ from headrace_grpc.grpc_service_pb2 import InferTensorContents, ModelInferReques
 from headrace_grpc.large_requests import read_contents
 from headrace_grpc.wire import Buffer, RawRequest, Span
 
-#: Of NumPy 2; nor may `prod` be asked about millions, whose product takes minutes.
+#: The maximum of NumPy 2. Also, `prod` of millions of dims takes minutes.
 _MAX_DIMS = 64
 
 
 class Decoded(NamedTuple):
-    """``classes`` maps outputs to the number of classes asked for. ``empty_final``: the caller
-    wants the end of a decoupled request announced, even when it comes without a response."""
+    """A request. ``classes`` maps outputs to the number of requested classes.
+
+    If ``empty_final``, the end of a decoupled request is sent even without a response.
+    """
 
     request: InferRequest
     classes: Mapping[str, int]
@@ -42,11 +43,11 @@ class Decoded(NamedTuple):
 def decode(
     raw_request: RawRequest, forwarded: Mapping[str, Parameter] | None = None, patience: int = UNBOUNDED
 ) -> Decoded:
-    """What ``raw_request`` asks for; its inputs are views on the received bytes.
+    """Return the request in ``raw_request``. Its inputs are views on the received bytes.
 
-    ``forwarded`` are parameters that came as metadata. Raises `InvalidArgument` with Triton's
-    text, `NotFound` for a shared-memory region, and `TooLargeForLoop` for contents that were left where they
-    were, and for strings of more than ``patience`` bytes.
+    ``forwarded`` are parameters from metadata. Raises `InvalidArgument` with Triton's text, `NotFound` for a
+    shared-memory region, and `TooLargeForLoop` for contents that are not parsed yet, and for strings of more than
+    ``patience`` bytes.
     """
     if raw_request.contents and patience < UNBOUNDED:
         raise TooLargeForLoop
@@ -142,7 +143,7 @@ def _classes(outputs: Sequence[ModelInferRequest.InferRequestedOutputTensor]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field of ``InferTensorContents``, the type it is named for in errors, and those it takes."""
+    """A field of ``InferTensorContents``, its type in error texts, and the types that it accepts."""
 
     name: str
     named: DataType
@@ -165,10 +166,10 @@ _FIELDS = (
 def _from_bytes(
     datatype: str, shape: tuple[int, ...], buffer: bytes | memoryview, patience: int = UNBOUNDED
 ) -> Tensor | Undecoded:
-    """The tensor whose wire bytes are ``buffer``: a view, never a copy.
+    """Return the tensor of the wire bytes ``buffer``, as a view.
 
-    `Undecoded` if the type is unknown, or the bytes contradict the shape. Raises `TooLargeForLoop` for strings of more
-    than ``patience`` bytes, which will be looked for one by one.
+    Return `Undecoded` if the type is unknown, or if the size contradicts the shape. Raises `TooLargeForLoop` for
+    strings of more than ``patience`` bytes.
     """
     found = dtypes.BY_NAME.get(datatype)
     if found is None or len(shape) > _MAX_DIMS or (shape and min(shape) < 0):
@@ -188,10 +189,10 @@ def _from_bytes(
 def _from_contents(
     name: str, model: str, datatype: str, shape: tuple[int, ...], contents: InferTensorContents
 ) -> Tensor | Undecoded:
-    """The tensor whose elements ``contents`` lists. Copies every element.
+    """Return the tensor of the elements that ``contents`` lists. Copies every element.
 
-    Integers are truncated to their width. Raises `InvalidArgument` if more than one field is
-    given, or one that does not belong to ``datatype``.
+    Integers are truncated to their width. Raises `InvalidArgument` if more than one field is given, or one that does
+    not belong to ``datatype``.
     """
     given = [field for field in _FIELDS if getattr(contents, field.name)]
     _check(given, name, model, datatype)
@@ -201,7 +202,7 @@ def _from_contents(
 def _from_spans(
     name: str, model: str, datatype: str, shape: tuple[int, ...], body: Buffer, spans: Sequence[Span]
 ) -> Tensor | Undecoded:
-    """`_from_contents` for those that are left in ``spans`` of ``body``. Raises `DecodeError`, too."""
+    """`_from_contents` for contents that are still in ``spans`` of ``body``. Also raises `DecodeError`."""
     found = read_contents(body, spans)
     given = [field for field in _FIELDS if field.name in found]
     _check(given, name, model, datatype)
@@ -214,7 +215,7 @@ def _from_spans(
 
 
 def _check(given: Sequence[_Field], name: str, model: str, datatype: str) -> None:
-    """Raise `InvalidArgument` unless only what belongs to ``datatype`` is given."""
+    """Raise `InvalidArgument` unless only the field for ``datatype`` is given."""
     for number, field in enumerate(given):
         if number:
             raise InvalidArgument(

@@ -1,6 +1,6 @@
-"""An `InferResponse` to a serialized ``ModelInferResponse`` (docs/spec/behaviours.md section 2.4).
+"""From an `InferResponse` to a serialized ``ModelInferResponse`` (docs/spec/behaviours.md section 2.4).
 
-The bytes of its tensors are copied once, where protobuf would copy them twice.
+The bytes of its tensors are copied once; protobuf would copy them twice.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def encode(
     final: bool | None = None,
     patience: int = UNBOUNDED,
 ) -> bytes:
-    """``response`` on the wire; tensor bytes are copied once, into the result.
+    """Return ``response`` serialized. Tensor bytes are copied once, into the result.
 
-    ``classes`` maps outputs to the number of classes to send in place of the tensor. ``final`` is
-    what streams say about their responses. Raises `InvalidArgument` for an output that cannot
-    be classified and for a response too large for gRPC, `PluginError` for a parameter that
-    cannot be sent, and `TooLargeForLoop` where more than ``patience`` bytes would have to be ranked.
+    ``classes`` maps outputs to the number of classes to send instead of the tensor. ``final`` marks the responses of
+    streams. Raises `InvalidArgument` for an output that cannot be classified and for a response too large for gRPC,
+    `PluginError` for a parameter that cannot be sent, and `TooLargeForLoop` if more than ``patience`` bytes must be
+    ranked.
     """
     tensors = [
         _classify(tensor, name, classes[name], model, patience) if name in classes else tensor
@@ -46,7 +46,7 @@ def encode(
     outputs = tuple(
         [(name, data_type(tensor).name, tensor.shape) for name, tensor in zip(response.outputs, tensors, strict=True)]
     )
-    # Serialized messages that follow each other are one message with the fields of all.
+    # Concatenated serialized messages are one message with the fields of all.
     header = _names(response.model_name, response.model_version)
     if response.id or response.parameters or final is not None:
         header += _rare(response, final)
@@ -59,7 +59,7 @@ def _names(model_name: str, model_version: str) -> bytes:
 
 
 def _rare(response: InferResponse, final: bool | None) -> bytes:
-    """What few responses have."""
+    """Return the fields that few responses have."""
     header = ModelInferResponse(id=response.id)
     if response.parameters:
         infer_parameters.write(response.parameters, header.parameters)
@@ -70,7 +70,7 @@ def _rare(response: InferResponse, final: bool | None) -> bytes:
 
 @lru_cache(1024)
 def _described(outputs: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
-    """The name, data type and shape of each of ``outputs``: those of one response are often those of the next."""
+    """Return the name, data type and shape of each of ``outputs``. Cached, because they repeat."""
     header = ModelInferResponse()
     for name, datatype, shape in outputs:
         header.outputs.add(name=name, datatype=datatype, shape=shape)
@@ -78,7 +78,7 @@ def _described(outputs: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
 
 
 def encode_empty(id: str, model_name: str = "", model_version: str = "", final: bool | None = None) -> bytes:
-    """A response without outputs: the end of a decoupled request, or the body of an error."""
+    """Return a response without outputs: the end of a decoupled request, or the body of an error."""
     header = ModelInferResponse(model_name=model_name, model_version=model_version, id=id)
     if final is not None:
         header.parameters[_FINAL].bool_param = final
@@ -95,9 +95,9 @@ def _classify(tensor: Tensor, name: str, count: int, model: ModelView, patience:
 
 
 def pack(header: bytes, raw: Sequence[Buffer]) -> bytes:
-    """A serialized ``ModelInferResponse`` with ``raw`` as its ``raw_output_contents``. Copies each byte once.
+    """Return a serialized ``ModelInferResponse`` with ``raw`` as its ``raw_output_contents``. Copies each byte once.
 
-    Raises `InvalidArgument` if a gRPC message cannot hold it.
+    Raises `InvalidArgument` if it is too large for a gRPC message.
     """
     parts: list[Buffer] = [header]
     for data in raw:
@@ -110,12 +110,12 @@ def pack(header: bytes, raw: Sequence[Buffer]) -> bytes:
 
 @lru_cache(1024)
 def _raw_head(size_bytes: int) -> bytes:
-    """What stands before raw contents of that size."""
+    """Return the bytes before raw contents of that size."""
     return _RAW_OUTPUT_TAG + varint(size_bytes)
 
 
 def pack_stream(response: bytes, error: str = "") -> bytes:
-    """A serialized ``ModelStreamInferResponse`` around a serialized ``ModelInferResponse``."""
+    """Return a serialized ``ModelStreamInferResponse`` around a serialized ``ModelInferResponse``."""
     text = error.encode("utf-8", "replace")
     start = _ERROR_MESSAGE_TAG + varint(len(text)) + text if text else b""
     return b"".join((start, _INFER_RESPONSE_TAG, varint(len(response)), response))

@@ -1,4 +1,4 @@
-"""The gRPC frontend as the server sees it: start, stop, and which host it is."""
+"""The gRPC frontend: start, stop, and the choice of its host."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GrpcFrontend(Frontend):
         return self.engine.options.reuse_grpc_port
 
     async def start(self) -> None:
-        """Listen. Raises `Unavailable` naming a busy address and `ConfigError` for the TLS files."""
+        """Listen. Raises `Unavailable` with a busy address, and `ConfigError` for the TLS files."""
         options = self.engine.options
         make_host = await asyncio.to_thread(choose_host, options.grpc_server)
         host = make_host(rpcs(self.engine), options, self.engine.off_loop_work)
@@ -53,9 +53,9 @@ class GrpcFrontend(Frontend):
 
 
 def choose_host(wanted: GrpcServer) -> type[Host]:
-    """The host for ``--grpc-server``; ``auto`` takes the native one.
+    """Return the host for ``--grpc-server``; ``auto`` means the native one.
 
-    Imports what the host is made of, so call it on a thread. Raises `ConfigError` where that is not installed.
+    Imports the host's modules, so call it on a thread. Raises `ConfigError` if they are not installed.
     """
     if wanted == "grpcio":
         need("grpc", "--grpc-server=grpcio")
@@ -70,9 +70,9 @@ def choose_host(wanted: GrpcServer) -> type[Host]:
 
 @contextmanager
 def _quiet_core() -> Iterator[None]:
-    """Import grpc so that its core writes nothing: it would write past our log, and whatever peers make it write.
+    """Import grpc so that its core logs nothing: it would write outside our log, also on behalf of peers.
 
-    ``GRPC_VERBOSITY`` is read at that moment only. Whoever has set it, or wants a verbose log, gets what it says.
+    ``GRPC_VERBOSITY`` is read only at the import. If it is set, or if the log is verbose, it is not changed.
     """
     if _VERBOSITY in os.environ or is_verbose():
         yield

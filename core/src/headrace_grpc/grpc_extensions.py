@@ -1,4 +1,4 @@
-"""The extensions of Headrace itself over gRPC: every method that it answers (docs/spec/behaviours.md section 2.1)."""
+"""Headrace's own extensions over gRPC: every method that it answers (docs/spec/behaviours.md section 2.1)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class GrpcModelRepository(Extension):
 
 
 class GrpcReflection(Extension):
-    """The descriptions of the services, for tools such as grpcurl. Triton does not have it."""
+    """The descriptions of the services, for tools such as grpcurl. Not in Triton."""
 
     name: ClassVar[str] = "grpc_reflection"
     adds: ClassVar[tuple[type[Addition], ...]] = tuple(

@@ -1,4 +1,4 @@
-"""What listens and speaks gRPC: one interface, of which there are two hosts."""
+"""The interface of a gRPC host. There are two."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from headrace.config.options import ServerOptions
 from headrace.off_loop import OffLoopWork
 from headrace_grpc.rpc import Rpc
 
-#: What a call is told that the server has no more time for.
+#: The text for calls that the server has no more time to answer.
 OUT_OF_TIME = "The server has stopped before the call was answered: its exit timeout is over."
 
 
 class Host(ABC):
-    """Serves ``rpcs`` on the address of ``options``. One object per start; everything on the event loop.
+    """Serves ``rpcs`` on the address of ``options``. One object per start. Event loop only.
 
-    ``large`` reads large messages and packs large answers.
+    ``large`` parses large messages and compresses large answers.
     """
 
     def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: OffLoopWork) -> None:
@@ -28,23 +28,23 @@ class Host(ABC):
     async def start(self) -> int:
         """Listen, and return the port.
 
-        Raises `Unavailable` naming a busy address, and `ConfigError` for the TLS files.
+        Raises `Unavailable` with a busy address, and `ConfigError` for the TLS files.
         """
 
     @abstractmethod
     async def stop(self) -> None:
-        """Refuse new calls, end streams that ask for nothing, and answer what is in flight.
+        """Refuse new calls, end idle streams, and answer the requests in flight.
 
-        What is not answered soon after ``exit_timeout_secs``, or when this is cancelled, ends with
-        UNAVAILABLE and `OUT_OF_TIME`.
+        Calls that are unanswered soon after ``exit_timeout_secs``, or when this is cancelled, end with UNAVAILABLE and
+        `OUT_OF_TIME`.
         """
 
 
 def address_of(options: ServerOptions) -> str:
-    """Where ``options`` say to listen, as messages name it."""
+    """Return the address of ``options``, for messages."""
     return shown_address(options.grpc_address, options.grpc_port)
 
 
 def shown_address(host: str, port: int) -> str:
-    """An address and a port, as messages name them."""
+    """Return an address and a port, for messages."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

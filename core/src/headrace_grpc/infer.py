@@ -30,14 +30,14 @@ SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requ
 
 
 class Inference:
-    """What the inference RPCs work with."""
+    """What the inference RPCs share."""
 
     def __init__(self, engine: Engine) -> None:
         self.off_loop_work, self.options, self.admission = engine.off_loop_work, engine.options, engine.admission
         self.streams = engine.streams
-        #: The tasks that read streams. The event loop itself keeps no task from the garbage collector.
+        #: The tasks that read streams. The event loop itself keeps no reference to tasks.
         self.readers: set[asyncio.Task[None]] = set()
-        #: For one response, and for any number of them.
+        #: For one response, and for any number.
         self.single, self.any_number = (
             engine.entrance(not_by_model_infer, admitted),
             engine.entrance(None, admitted),
@@ -45,9 +45,9 @@ class Inference:
 
 
 def model_infer(inference: Inference, raw_request: ReadMessage, context: Context, reply: Reply) -> Cancel:
-    """Answer ``raw_request`` by a serialized ``ModelInferResponse``, by callback.
+    """Answer ``raw_request`` by a serialized ``ModelInferResponse``, by callback. Return a function that cancels it.
 
-    What is returned cancels the request. Raises `HeadraceError` if it is refused.
+    Raises `HeadraceError` if it is refused.
     """
     message = raw_request.message
     try:
@@ -71,8 +71,8 @@ def model_infer(inference: Inference, raw_request: ReadMessage, context: Context
 
 
 def decode_large(view: ModelView, raw_request: ReadMessage) -> Decoded:
-    """What ``raw_request`` asks of a model, where that is a matter of millions of elements. On a thread."""
-    assert isinstance(raw_request, RawRequest)  # a usual one has no more than there is time for
+    """Return the decoded ``raw_request``, which may have millions of elements. Runs on a thread."""
+    assert isinstance(raw_request, RawRequest)  # a `UsualMessage` is never that large
     try:
         decoded = decode(raw_request)
     except DecodeError:
@@ -88,7 +88,7 @@ def _infer_large(
     caller: Caller | None,
     deadline_ns: int,
 ) -> Cancel:
-    """Let a thread decode what is large, and then submit it."""
+    """Let a thread decode a large request, then submit it."""
 
     def read() -> InferRequest:
         decoded = decode_large(answer.view, raw_request)
@@ -101,7 +101,7 @@ def _infer_large(
 
 
 class _Answer(EncodedAnswer["bytes | HeadraceError"]):
-    """Replies to one request with what its model answers."""
+    """Replies to one request with its model's response."""
 
     __slots__ = ("classes",)
 

@@ -1,4 +1,4 @@
-"""Parameters of requests, inputs and outputs as protobuf spells them.
+"""Parameters of requests, inputs and outputs in protobuf.
 
 Source: docs/spec/behaviours.md section 2.3.
 """
@@ -63,12 +63,12 @@ def _custom(value: InferParameter, name: str) -> Parameter:
     return parameter
 
 
-#: The parameters of a ``ModelInferRequest``.
+#: Reads the parameters of a ``ModelInferRequest``.
 read = ParameterReader[InferParameter](EMPTY_FINAL, _boolean, _sequence_id, _priority, _timeout, _custom).read
 
 
 def classes(parameters: Mapping[str, InferParameter]) -> int:
-    """How many classes a requested output's ``classification`` asks for; 0 if it does not."""
+    """Return the number of classes that ``classification`` of an output requests; 0 if it is missing."""
     value = parameters.get("classification")
     if value is None:
         return 0
@@ -80,7 +80,7 @@ def classes(parameters: Mapping[str, InferParameter]) -> int:
 
 
 def shared_memory_region(tensor: str, parameters: Mapping[str, InferParameter]) -> str | None:
-    """The region that ``parameters`` of tensor ``tensor`` name, or None if they name none.
+    """Return the region that ``parameters`` of tensor ``tensor`` name, or None.
 
     Raises `InvalidArgument` for a wrong type and for an incomplete set.
     """
@@ -111,7 +111,7 @@ def write(parameters: Mapping[str, Parameter], target: Mapping[str, InferParamet
     """
     for key, value in parameters.items():
         if key == "sequence_id" and isinstance(value, int) and value > UINT64_MAX >> 1:
-            value -= UINT64_MAX + 1  # as requests carry it: 64 bits without a sign in a field that has one
+            value -= UINT64_MAX + 1  # as in requests: an unsigned value in a signed field
         try:
             _set(target[key], value)
         except (TypeError, ValueError) as error:

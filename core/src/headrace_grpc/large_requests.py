@@ -1,12 +1,11 @@
-"""Large messages, looked through before protobuf makes objects of them. Runs on a thread.
+"""Large messages: scanned before protobuf creates their objects. Runs on a thread.
 
-Two bytes on the wire may be an object of a hundred to protobuf, which holds the interpreter's lock until
-all are made. So the contents of tensors stay where they are, and what else a large message has must be as
-little as requests have. Strings may be long, because each is one object.
+Two bytes on the wire may become an object of a hundred bytes, and protobuf holds the interpreter's lock until all are
+created. So the contents of tensors are not parsed, and the rest of a large message must be small. Strings may be long,
+because each is one object.
 
-The contents are read from the wire in slices, where protobuf would make a list of all elements, and NumPy an array of
-that list: packed numbers by NumPy alone, and whatever else by protobuf, a slice at a time.
-Source: https://protobuf.dev/programming-guides/encoding.
+Contents are read from the wire in slices: packed numbers by NumPy alone, everything else by protobuf. Source:
+https://protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from headrace_grpc.wire import FIXED_SIZES, LENGTH_DELIMITED, Buffer, RawRequest
 
 M = TypeVar("M", bound=Message)
 
-#: Fields below this are not looked into, and count as short.
+#: Smaller fields are not scanned, and count as short.
 _LONG_BYTES = 4096
-#: What a large message may have besides long strings and the contents of tensors.
+#: The maximum size of a large message without long strings and contents of tensors.
 MAX_SHORT_BYTES = 1 << 20
 _REQUEST, _INPUT = ModelInferRequest.DESCRIPTOR.full_name, ModelInferRequest.InferInputTensor.DESCRIPTOR.full_name
 _RAW, _INPUTS, _CONTENTS = f"{_REQUEST}.raw_input_contents", f"{_REQUEST}.inputs", f"{_INPUT}.contents"
-#: The field ``contents`` without any.
+#: The field ``contents``, empty.
 _NO_CONTENTS = b"\x2a\0"
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 Values: TypeAlias = "npt.NDArray[Any] | memoryview"
 
-#: A packed field below this is left to protobuf.
+#: A smaller packed field is parsed by protobuf.
 _PACKED_BYTES = 1024
 _CONTENT_FIELDS = {field.number: field for field in InferTensorContents.DESCRIPTOR.fields}
 _NUMPY: dict[str, npt.DTypeLike] = {
@@ -56,9 +55,9 @@ _MALFORMED = "malformed contents"
 
 
 def unpack_large(body: Buffer) -> RawRequest:
-    """The ``ModelInferRequest`` in ``body``, but for the contents of its tensors, which stay in ``body``.
+    """Return the ``ModelInferRequest`` in ``body``. The contents of its tensors stay in ``body``.
 
-    Raises `DecodeError`, and `InvalidArgument` if it has more than `MAX_SHORT_BYTES` besides.
+    Raises `DecodeError`, and `InvalidArgument` if the rest has more than `MAX_SHORT_BYTES`.
     """
     look = _Look(memoryview(body))
     rest = look.rest(0, len(body), ModelInferRequest.DESCRIPTOR)
@@ -66,7 +65,7 @@ def unpack_large(body: Buffer) -> RawRequest:
 
 
 def bounded_parser(message: type[M]) -> Callable[[Buffer], M]:
-    """Parses messages of another kind, with the same bound."""
+    """Return a function that parses another kind of message, with the same limit."""
 
     def parse(body: Buffer) -> M:
         _Look(memoryview(body)).rest(0, len(body), message.DESCRIPTOR)
@@ -76,7 +75,7 @@ def bounded_parser(message: type[M]) -> Callable[[Buffer], M]:
 
 
 class _Look:
-    """What a look through a message finds."""
+    """The result of a scan of a message."""
 
     def __init__(self, view: memoryview) -> None:
         self.raw: list[bytes | memoryview] = []
@@ -85,7 +84,7 @@ class _Look:
         self._inputs = self._short_bytes = 0
 
     def rest(self, begin: int, end: int, descriptor: Any) -> list[Buffer]:
-        """``view[begin:end]``, a message as ``descriptor`` says, without contents of tensors."""
+        """Return ``view[begin:end]``, a message with ``descriptor``, without contents of tensors."""
         view, parts, kept = self._view, list[Buffer](), begin
         for number, field, content, stop in _fields(view, begin, end):
             found = descriptor.fields_by_number.get(number) if content >= 0 else None
@@ -126,7 +125,7 @@ class _Look:
 
 
 def _fields(view: memoryview, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, where it begins, where its content does (-1 for a number), and the end, of each field."""
+    """Yield number, start, start of the content (-1 for a number), and end of each field."""
     position = begin
     try:
         while position < end:
@@ -151,7 +150,7 @@ def _fields(view: memoryview, begin: int, end: int) -> Iterator[tuple[int, int, 
 
 
 def read_contents(body: Buffer, spans: Sequence[Span]) -> dict[str, Values]:
-    """The elements of each field that ``spans`` of ``body`` have: numbers, or strings in wire form.
+    """Return the elements of each field in ``spans`` of ``body``: numbers, or strings in wire form.
 
     Raises `DecodeError`.
     """
@@ -171,7 +170,7 @@ def _joined(parts: list[Values]) -> Values:
 
 def _parts(contents: memoryview) -> Iterator[tuple[str, Values]]:
     position, end = 0, len(contents)
-    begin = 0  # of what protobuf will read
+    begin = 0  # of the fields for protobuf
     try:
         while position < end:
             field = position
@@ -202,7 +201,7 @@ def _parts(contents: memoryview) -> Iterator[tuple[str, Values]]:
 
 
 def _slice(wire: memoryview) -> Iterator[tuple[str, Values]]:
-    """What protobuf finds in whole fields."""
+    """Yield the elements of whole fields, parsed by protobuf."""
     contents = InferTensorContents.FromString(wire)  # type: ignore[arg-type]  # a memoryview is taken, too
     for field, values in contents.ListFields():
         if field.name in _NUMPY:
@@ -224,14 +223,14 @@ def _packed(wire: memoryview, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     count = sum(int(np.count_nonzero(content[at : at + SLICE_BYTES] < 0x80)) for at in slices)
     numbers, filled = np.empty(count, dtype), 0
     for values in _varints(content):
-        # Longer ones are cut to the width of the field, as protobuf does it.
+        # Longer ones are cut to the width of the field, as by protobuf.
         numbers[filled : filled + len(values)] = values != 0 if dtype.kind == "b" else values.astype(dtype)
         filled += len(values)
     return numbers
 
 
 def _varints(content: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint64]]:
-    """The numbers in ``content``, whose last byte ends one, a slice at a time."""
+    """Yield the numbers in ``content``, which ends with a complete one, in slices."""
     at = 0
     while at < len(content):
         part = content[at : at + SLICE_BYTES]

@@ -1,4 +1,4 @@
-"""The messages of a call: put together from what comes of its body, unpacked and packed (gzip and deflate).
+"""The messages of a call: assembled from the pieces of its body, decompressed and compressed (gzip and deflate).
 
 Source: docs/spec/behaviours.md section 2.6.
 """
@@ -21,30 +21,30 @@ from headrace_grpc.http2.limits import MIN_MESSAGE_RATE
 from headrace_grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
 from headrace_grpc.wire import MESSAGE_BYTES, Buffer
 
-#: What stands before a message: whether it is compressed, and its size.
+#: The prefix of a message: whether it is compressed, and its size.
 PREFIX = Struct(">BL")
 PREFIX_BYTES = PREFIX.size
 _ALIGNMENT = 64
-#: A message has all its memory at first if that is little; else so much, and when that is full, as much as the next
-#: constant says, and four times as much whenever that is full. The system gives the pages as they are written, but
-#: NumPy asks for pages of 2 MiB from 4 MiB on, of which one byte takes a whole one.
+#: A small message gets all its memory at once. A larger one gets 1 MiB first, 16 MiB when that is full, and then four
+#: times as much whenever that is full. Pages are allocated when they are written, but from 4 MiB on NumPy asks for
+#: pages of 2 MiB, and one byte takes a whole page.
 _HUGE_BYTES = 4 * 1024 * 1024
 _FIRST_BYTES, _SECOND_BYTES = 1024 * 1024, 16 * 1024 * 1024
-#: So many are put together before they are taken. What comes behind them stays in one piece: tiny messages would take
-#: sixteen times their bytes.
+#: At most 64 messages are assembled before they are taken. The bytes after them stay in one piece: tiny messages would
+#: need sixteen times their size.
 _AHEAD = 64
 
 IDENTITY, GZIP, DEFLATE = b"identity", b"gzip", b"deflate"
 ACCEPTED = b"identity, deflate, gzip"
 
-#: A compressed message may be unpacked to so many times its size, however large that is. Tensors that say
-#: something pack by less; what packs by more is bounded by ``--grpc-max-decompressed-size``.
+#: A compressed message may have 32 times its size when decompressed, without limit. Real tensors compress less. What
+#: compresses more is limited by ``--grpc-max-decompressed-size``.
 RATIO = 32
 
 #: zlib's window bits.
 DECODERS = {GZIP: zlib.MAX_WBITS | 16, DEFLATE: zlib.MAX_WBITS}
 
-#: grpc's core picks gzip for low, else deflate, and the other if the client does not take it.
+#: As grpc's core: gzip for low, else deflate; the other one if the client does not accept it.
 _PREFERENCES: dict[CompressionLevel, tuple[bytes, bytes]] = {
     "low": (GZIP, DEFLATE),
     "medium": (DEFLATE, GZIP),
@@ -54,7 +54,7 @@ _ZLIB_LEVELS: dict[CompressionLevel, int] = {"low": 1, "medium": 6, "high": 9}
 
 
 class MessageAssembler:
-    """The messages that have come and were not taken, and the one that is coming."""
+    """The messages that have arrived and are not taken, and the one that is arriving."""
 
     __slots__ = (
         "_arrived",
@@ -71,41 +71,41 @@ class MessageAssembler:
     )
 
     def __init__(self) -> None:
-        #: Whether it is compressed, and its bytes. Nobody else writes to these any more.
+        #: Whether each is compressed, and its bytes, which do not change any more.
         self.complete: deque[tuple[int, Buffer]] = deque()
-        #: Of these, their prefixes included, and of what came behind them.
+        #: Of these with their prefixes, and of the bytes after them.
         self.complete_bytes = 0
         self._later = bytearray()
         self._prefix = b""
         self._memory: memoryview | None = None
         self._flag = self._size = self._filled = 0
-        # What `stalled_seconds` looks at
+        # For `stalled_seconds`
         self._arrived = 0
         self._looked_at = 0.0
         self._stalled_since = inf
 
     @property
     def is_coming(self) -> bool:
-        """Whether a message has begun to come, as far as its prefix at least; then there is a `tail`."""
+        """True if a message is arriving and its prefix is complete; there is a `tail` then."""
         return self._memory is not None
 
     @property
     def missing_bytes(self) -> int:
-        """Of the message that is coming."""
+        """Of the message that is arriving."""
         return self._size - self._filled if self._memory is not None else 0
 
     @property
     def kept_bytes(self) -> int:
-        """What has arrived and was not taken."""
+        """Received bytes that are not taken."""
         return self.complete_bytes + (self._filled if self._memory is not None else 0)
 
     @property
     def is_between(self) -> bool:
-        """Whether no message has begun to come."""
+        """True if no message is arriving."""
         return self._memory is None and not self._prefix
 
     def stalled_seconds(self, now: float) -> float:
-        """For how long less than `MIN_MESSAGE_RATE` has come, from one call of this to the next."""
+        """Return for how long less than `MIN_MESSAGE_RATE` has arrived between calls of this."""
         if self._arrived >= MIN_MESSAGE_RATE * (now - self._looked_at):
             self._stalled_since = inf
         self._arrived, self._looked_at = 0, now
@@ -113,18 +113,18 @@ class MessageAssembler:
         return now - self._stalled_since
 
     def goes_on(self) -> None:
-        """Nothing is owed at the moment."""
+        """Reset the stall time: the client owes nothing at the moment."""
         self._stalled_since = inf
 
     def append(self, data: Buffer) -> None:
-        """Take in ``data``. Raises `Status` for what is no message, and for one that is too large."""
+        """Add received bytes. Raises `Status` for an invalid message, and for one that is too large."""
         at = 0 if self._later else self._read(data)
         if at < len(data):
             self._later += data[at:]
             self.complete_bytes += len(data) - at
 
     def take(self) -> tuple[int, Buffer]:
-        """The first of `complete`. Raises `Status` as `append` does."""
+        """Return the first of `complete`. Raises `Status` as `append` does."""
         found = self.complete.popleft()
         self.complete_bytes -= PREFIX_BYTES + len(found[1])
         if self._later and not self.complete:
@@ -135,7 +135,7 @@ class MessageAssembler:
         return found
 
     def _read(self, data: Buffer) -> int:
-        """Put messages together until there are enough, or nothing is left; how far that came."""
+        """Assemble messages until there are enough, or no data is left. Return the position."""
         at, end = 0, len(data)
         while at < end:
             if self._memory is None:
@@ -153,7 +153,7 @@ class MessageAssembler:
         return at
 
     def tail(self, size_bytes: int) -> memoryview:
-        """Where the next bytes of the message that is coming belong, at most ``size_bytes``."""
+        """Return the memory for the next bytes of the arriving message, at most ``size_bytes``."""
         memory = self._memory
         assert memory is not None
         if self._filled == len(memory):
@@ -161,7 +161,7 @@ class MessageAssembler:
         return memory[self._filled : min(self._filled + size_bytes, self._size)]
 
     def advance(self, size_bytes: int) -> None:
-        """``size_bytes`` were written to `tail`."""
+        """Record ``size_bytes`` written to `tail`."""
         self._filled += size_bytes
         self._arrived += size_bytes
         if self._filled == self._size:
@@ -171,7 +171,7 @@ class MessageAssembler:
             self._memory = None
 
     def _begin(self, data: Buffer, at: int) -> int:
-        """Read a prefix; the position behind it, or behind its message if all of it is there."""
+        """Read a prefix. Return the position after it, or after its message if that is complete."""
         begin = at + PREFIX_BYTES - len(self._prefix)
         prefix = self._prefix + bytes(data[at:begin])
         if len(prefix) < PREFIX_BYTES:
@@ -200,9 +200,9 @@ class MessageAssembler:
 
 
 def _aligned(size_bytes: int, message_bytes: int) -> memoryview:
-    """Memory for a message that ends where engines like their tensors to start.
+    """Return memory for a message that ends at an aligned address.
 
-    Tensors come last in a message, so that a tensor of a round size begins there, too.
+    Tensors are last in a message, so a tensor of a round size starts aligned, too.
     """
     try:
         memory = np.empty(size_bytes + _ALIGNMENT, np.uint8)
@@ -216,9 +216,9 @@ def _aligned(size_bytes: int, message_bytes: int) -> memoryview:
 
 
 def inflate(data: bytes | memoryview, encoding: bytes, limit: int, patience: int = UNBOUNDED) -> memoryview:
-    """``data`` unpacked. Blocks: about 3 ms per MiB.
+    """Return ``data`` decompressed. Blocks: about 3 ms per MiB.
 
-    Raises `Status` beyond ``limit``, or if ``data`` is malformed, and `TooLargeForLoop` beyond ``patience``.
+    Raises `Status` beyond ``limit`` or if ``data`` is malformed, and `TooLargeForLoop` beyond ``patience``.
     """
     try:
         return inflating.inflate(memoryview(data), DECODERS[encoding], limit, patience)
@@ -232,22 +232,22 @@ def inflate(data: bytes | memoryview, encoding: bytes, limit: int, patience: int
 
 
 def bound(received_bytes: int, limit: int) -> int:
-    """What a message of ``received_bytes`` may unpack to, where any may to ``limit``."""
+    """Return the maximum decompressed size of a message of ``received_bytes``; every message may have ``limit``."""
     return min(MESSAGE_BYTES, max(limit, RATIO * received_bytes))
 
 
 class Compressor:
-    """What ``--grpc-infer-response-compression-level`` asks for."""
+    """Compresses as ``--grpc-infer-response-compression-level`` says."""
 
     def __init__(self, level: CompressionLevel) -> None:
         self._preferences = _PREFERENCES.get(level, ())
         self._level = _ZLIB_LEVELS.get(level, 0)
 
     def choose(self, accepts: Collection[bytes]) -> bytes:
-        """The encoding for a client that takes ``accepts``; empty for none."""
+        """Return the encoding for a client that accepts ``accepts``; empty for none."""
         return next((name for name in self._preferences if name in accepts), b"")
 
     def deflate(self, data: bytes, encoding: bytes) -> bytes:
-        """``data`` packed. Blocks: up to 50 ms per MiB."""
+        """Return ``data`` compressed. Blocks: up to 50 ms per MiB."""
         packer = zlib.compressobj(self._level, wbits=DECODERS[encoding])
         return packer.compress(data) + packer.flush()

@@ -29,7 +29,7 @@ from headrace_grpc.rpc import Rpc
 from headrace_grpc.single_calls import DirectCall, HeldCall, UnaryCall
 from headrace_grpc.stream_calls import StreamCall
 
-#: A peer can break the rules as often as it likes; the module knows nothing of the rest of the server.
+#: A peer can break the rules at any rate, so this log is limited. The module imports nothing else of the server.
 paced("headrace_grpc.http2.connection")
 
 
@@ -57,7 +57,7 @@ class NativeHost(Host):
 
 
 class Calls(CallState, Service["CallHead | Refusal"]):
-    """Makes a call of each stream."""
+    """Creates a call for each stream."""
 
     def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: OffLoopWork) -> None:
         super().__init__(options, large)
@@ -74,7 +74,7 @@ class Calls(CallState, Service["CallHead | Refusal"]):
 
     def open_held(self, connection: Connection, id: int, meaning: CallHead | Refusal) -> Stream:
         if isinstance(meaning, Refusal) or meaning.rpc.direct is None:
-            return self.open(connection, id, meaning)  # small, or bounded by itself
+            return self.open(connection, id, meaning)  # small, or limited by itself
         return HeldCall(connection, id, self, meaning)
 
     def open(self, connection: Connection, id: int, meaning: CallHead | Refusal) -> Stream:
@@ -97,7 +97,7 @@ def _limits(options: ServerOptions) -> Limits:
 
 
 def _keepalive(options: ServerOptions) -> Keepalive:
-    """In seconds; what is 0 is unset, or without bound."""
+    """Return the keepalive settings, in seconds; 0 means unset, or no limit."""
     return Keepalive(
         time=options.grpc_keepalive_time / 1000,
         timeout=options.grpc_keepalive_timeout / 1000,
@@ -111,7 +111,7 @@ def _keepalive(options: ServerOptions) -> Keepalive:
 
 
 def listen(host: str, port: int, is_shared: bool, listens: bool = True) -> socket.socket:
-    """`bind` for gRPC. Raises `Unavailable` naming address and port."""
+    """Return `bind` for gRPC. Raises `Unavailable` with address and port."""
     try:
         return bind(host, port, is_shared, listens)
     except OSError as error:

@@ -1,4 +1,5 @@
-"""How Headrace's own gRPC methods are declared: by a handler that takes the engine, or by what makes the RPC."""
+"""The declarations of Headrace's own gRPC methods: by a handler that gets the engine, or by a function that makes the
+RPC."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from headrace_grpc.wire import Buffer
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
-#: The operations whose messages call the model ``name``.
+#: The operations whose messages call the model's field ``name``.
 _ASKED_BY_NAME = (Operation.MODEL_READY, Operation.MODEL_METADATA, Operation.MODEL_CONFIG, Operation.STATISTICS)
 
 
 class OwnMethod(GrpcMethod):
-    """A method whose `Rpc` is made of what all methods work with."""
+    """A method whose `Rpc` is made from the shared services."""
 
     make: ClassVar[Callable[[OwnMethod, MethodServices], Rpc]]
 
@@ -55,7 +56,7 @@ def message_method(
 
 
 def message(operation: Operation, request: type[Message]) -> dict[str, Any]:
-    """Return how an `Rpc` reads a ``request``: parsed as it is, and looked through before if it is large."""
+    """Return how an `Rpc` reads a ``request``: parsed directly, or scanned first if it is large."""
 
     def parse(body: Buffer) -> Message:
         if len(body) > LARGE_BYTES:
@@ -66,7 +67,7 @@ def message(operation: Operation, request: type[Message]) -> dict[str, Any]:
 
 
 def model_field(operation: Operation, request: type[Message]) -> tuple[int, str] | None:
-    """Return which field of ``request`` names a model; None if no field does."""
+    """Return the field of ``request`` that names a model; None if there is none."""
     fields = request.DESCRIPTOR.fields_by_name
     field = fields.get("model_name") or (fields.get("name") if operation in _ASKED_BY_NAME else None)
     return None if field is None else (field.number, field.name)

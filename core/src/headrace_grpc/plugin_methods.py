@@ -1,4 +1,4 @@
-"""gRPC methods that extensions add, of any service.
+"""gRPC methods of extensions, of any service.
 
 ::
 
@@ -33,47 +33,51 @@ _NAME = re.compile(r"/((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)/([A-Za-z_]\w*)", re.ASCI
 
 
 class MethodServices(NamedTuple):
-    """What the methods of one server work with, and the names of all its services."""
+    """What the methods of one server share, and the names of all its services."""
 
     inference: Inference
     services: Sequence[str]
 
 
 class GrpcMethod(Addition):
-    """Answers the calls of one method. One object per server, on the event loop, so that nothing may block.
+    """Answers the calls of one method. One object per server; it runs on the event loop and must not block.
 
     ``name`` is the path on the wire: ``"/package.Service/Method"``. A subclass has ``answer``, for one request and one
-    response, or ``stream``, for any number of both. ``operation`` is what interceptors admit before the first message
-    is parsed.
+    response, or ``stream``, for any number of both. Interceptors admit ``operation`` before the first message is
+    parsed.
     """
 
     kind: ClassVar[str] = "method"
     operation: ClassVar[AnyOperation]
-    #: The number and the name of the field of the parsed message that names a model, for interceptors.
+    #: Number and name of the field of the parsed message that names a model, for interceptors.
     model_field: ClassVar[tuple[int, str] | None] = None
 
     @staticmethod
     def parse(message: bytes) -> Any:
-        """Return the request, such as ``MyRequest.FromString(message)``. By default it is the bytes.
+        """Return the request, such as ``MyRequest.FromString(message)``. The default is the bytes.
 
-        Whatever it raises is answered as a message that can not be parsed. Called on a thread for large messages.
+        Any exception is answered as a message that cannot be parsed. Called on a thread for large messages.
         """
         return message
 
     async def answer(self, request: Any, caller: Caller) -> bytes | Any:
         """Return the response: bytes, or a protobuf message.
 
-        Cancelled when the caller disconnects. A `HeadraceError` is answered with its code, anything else with INTERNAL.
+        Cancelled when the caller disconnects. A `HeadraceError` is answered with its code, another exception with
+        INTERNAL.
         """
         raise NotImplementedError
 
     def stream(self, requests: AsyncIterator[Any], caller: Caller) -> AsyncIterator[Any]:
-        """Yield the responses, as `answer` returns one. The next one is asked for once the client's transport has taken
-        the one before. Closed when the caller disconnects."""
+        """Yield the responses, each as from `answer`.
+
+        The next one is asked for when the client's transport has taken the one before. Closed when the caller
+        disconnects.
+        """
         raise NotImplementedError
 
     def rpc(self, services: MethodServices) -> Rpc:
-        """Return how calls reach `answer` or `stream`."""
+        """Return the `Rpc` that calls `answer` or `stream`."""
         service, method = read_name(type(self))
         how: dict[str, Any] = {"stream": self._stream} if _has(type(self), "stream") else {"unary": self._answer}
         return Rpc(
@@ -122,7 +126,7 @@ class GrpcMethod(Addition):
 
 
 def read_name(part: type[GrpcMethod]) -> tuple[str, str]:
-    """Return the service and the method of ``part``. Raises TypeError if its name is none of a method."""
+    """Return the service and the method of ``part``. Raises TypeError if its name is invalid."""
     found = _NAME.fullmatch(part.name)
     if found is None:
         raise TypeError(f"method {part.__name__} is named {part.name!r}, not '/package.Service/Method'")

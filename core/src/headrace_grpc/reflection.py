@@ -1,9 +1,9 @@
-"""Server reflection: tools such as grpcurl see ``inference.GRPCInferenceService``.
+"""Server reflection: tools such as grpcurl find ``inference.GRPCInferenceService``.
 
-Our descriptors carry packages of our own (see ``grpc_service.proto``). Here they are copied into a pool
-and renamed to ``inference`` and ``grpc.*``, so that tools show the names that users know.
-Triton has no reflection, so that no category of restrictions holds it; it tells what the published
-``.proto`` files tell. Source: https://github.com/grpc/grpc/blob/master/doc/server-reflection.md.
+Our descriptors have packages of their own (see ``grpc_service.proto``). Here they are copied into a pool and renamed to
+``inference`` and ``grpc.*``, so that tools show the usual names. Triton has no reflection, so no category of
+restrictions covers it. It publishes only what the ``.proto`` files contain. Source:
+https://github.com/grpc/grpc/blob/master/doc/server-reflection.md.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from headrace_grpc import grpc_service_pb2, health_pb2
 from headrace_grpc import reflection_pb2 as pb
 from headrace_grpc.rpc import Context, Send
 
-#: The second is the successor of the first, with the same messages; tools ask for it first.
+#: The second is the successor of the first, with the same messages. Tools ask for it first.
 SERVICES = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
 
-#: Our descriptor of a standard service, its package, and the package and the file that tools know it by.
+#: Our descriptor of a standard service, its package, and the standard package and file.
 STANDARD = (
     (health_pb2.DESCRIPTOR, "headrace.health", "grpc.health.v1", "grpc/health/v1/health.proto"),
     (pb.DESCRIPTOR, "headrace.reflection", "grpc.reflection.v1alpha", "grpc/reflection/v1alpha/reflection.proto"),
     (pb.DESCRIPTOR, "headrace.reflection", "grpc.reflection.v1", "grpc/reflection/v1/reflection.proto"),
 )
 
-#: Codes and texts of errors, as grpc's own servicer has them.
+#: Codes and texts of errors, as in grpc's own servicer.
 _NOT_FOUND = pb.ErrorResponse(error_code=5, error_message="not found")
 _INVALID = pb.ErrorResponse(error_code=3, error_message="invalid argument")
 
 
 class Reflection:
-    """Answers questions about ``services`` and the messages of `pool`."""
+    """Answers requests about ``services`` and the messages of `pool`."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = [pb.ServiceResponse(name=name) for name in sorted(services)]
 
     async def serve(self, requests: AsyncIterator[pb.ServerReflectionRequest], send: Send, context: Context) -> None:
-        """One answer to each request, in order. A request that fails does not end the stream."""
+        """Send one answer per request, in order. A request that fails does not end the stream."""
         async for request in requests:
             answer = self.answer(request)
             answer.original_request.CopyFrom(request)
@@ -83,7 +83,7 @@ class Reflection:
 
 
 def pool() -> DescriptorPool:
-    """Descriptors of everything served, in the packages that users know."""
+    """Return descriptors of everything that is served, in the standard packages."""
     result = DescriptorPool()
     for descriptor, package, name, file_name in STANDARD:
         standard = _renamed(descriptor, package, name)
@@ -95,7 +95,7 @@ def pool() -> DescriptorPool:
 
 
 def _files(file: FileDescriptor) -> pb.ServerReflectionResponse:
-    """``file`` and all that it imports, each once."""
+    """Return ``file`` and all files that it imports, each once."""
     found: dict[str, bytes] = {}
     _collect(file, found)
     return pb.ServerReflectionResponse(
@@ -111,7 +111,7 @@ def _collect(file: FileDescriptor, found: dict[str, bytes]) -> None:
 
 
 def _renamed(descriptor: FileDescriptor, package: str, name: str) -> FileDescriptorProto:
-    """``descriptor``, whose package is ``package``, with ``name`` as its package."""
+    """Return ``descriptor`` with ``name`` in place of its package ``package``."""
     file = FileDescriptorProto()
     descriptor.CopyToProto(file)
     file.package = name
@@ -126,7 +126,7 @@ def _renamed(descriptor: FileDescriptor, package: str, name: str) -> FileDescrip
 
 def _rename_fields(message: DescriptorProto, package: str, name: str) -> None:
     for field in message.field:
-        if field.type_name:  # setting it to empty would mark a number as a message
+        if field.type_name:  # an empty value would mark a number as a message
             field.type_name = _rename(field.type_name, package, name)
     for nested in message.nested_type:
         _rename_fields(nested, package, name)

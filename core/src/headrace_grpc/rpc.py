@@ -1,4 +1,4 @@
-"""One RPC, as handlers and transports see it: what a handler may ask, what it answers, and what is kept of it."""
+"""One RPC: the interface between handlers and transports."""
 
 from __future__ import annotations
 
@@ -16,44 +16,46 @@ from headrace.errors import HeadraceError
 #: Keys are in lower case and may repeat; values of keys that end in ``-bin`` are bytes.
 Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 
-#: Sends one message of a stream; waits while the client does not read.
+#: Sends one message of a stream. Waits while the client does not read.
 Send: TypeAlias = Callable[[bytes], Awaitable[None]]
-#: Answers a call, once, on the event loop: a serialized message, or why there is none.
+#: Answers a call, once, on the event loop: with a serialized message, or with an error.
 Reply: TypeAlias = Callable[["bytes | HeadraceError"], None]
-#: Says that the caller has gone. Called at most once.
+#: Cancels the work of a handler, because the caller has gone. Called at most once.
 Cancel: TypeAlias = Callable[[], object]
 
 
 class Context(Protocol):
-    """One call. When the caller goes away or its deadline passes, the transport cancels the task
-    that runs the handler, or calls what the handler returned."""
+    """One call. When the caller disconnects or the deadline passes, the transport cancels the handler.
+
+    It cancels the handler's task, or calls the function that the handler returned.
+    """
 
     @property
     def metadata(self) -> Metadata:
-        """What the caller sent with the call."""
+        """The metadata of the caller."""
 
     @property
     def deadline_ns(self) -> int:
-        """When nobody wants an answer any more, in monotonic nanoseconds; 0 for never."""
+        """The deadline in monotonic ns; 0 for none."""
 
     @property
     def peer(self) -> str:
-        """The address of the other end; empty where that is not known."""
+        """The address of the other end; empty if unknown."""
 
     @property
     def certificate(self) -> Mapping[str, Any] | None:
-        """What the other end proved itself with, as ``ssl.SSLSocket.getpeercert`` has it; None without."""
+        """The certificate of the other end, as from ``ssl.SSLSocket.getpeercert``; None without one."""
 
     @property
     def draining(self) -> bool:
-        """Whether the server is about to stop and takes no new requests."""
+        """True if the server is about to stop and takes no new requests."""
 
     @property
     def streams(self) -> int:
-        """How many calls with any number of messages are open on its connection; 1 where that is not known."""
+        """The open calls with any number of messages on this connection; 1 if unknown."""
 
 
-#: What handlers answer: a message, or one that is serialized already.
+#: The answer of a handler: a message, serialized or not.
 Answer: TypeAlias = "Message | bytes"
 Unary: TypeAlias = Callable[[Any, Context], Awaitable[Answer]]
 Stream: TypeAlias = Callable[[AsyncIterator[Any], Send, Context], Awaitable[None]]
@@ -63,32 +65,31 @@ Direct: TypeAlias = Callable[[Any, Context, Reply], "Cancel | None"]
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """One RPC. ``parse`` makes the handler's request of what was received.
+    """One RPC. ``parse`` turns the received bytes into the handler's request.
 
-    Exactly one of three is set: ``unary`` and ``stream`` run in a task of their own. ``direct``
-    answers by callback, now or later; it raises `HeadraceError` if it refuses now, and returns what
-    cancels it.
+    Exactly one of three handlers is set. ``unary`` and ``stream`` run in a task of their own. ``direct`` answers by
+    callback, now or later; it raises `HeadraceError` if it refuses now, and returns a function that cancels it.
     """
 
     service: str
     name: str
-    #: What interceptors admit before the message is parsed.
+    #: Interceptors admit it before the message is parsed.
     operation: AnyOperation
-    #: Of bytes or a memoryview. Raises `TooLargeForLoop` for what is to be read by ``parse_large``, on a thread.
+    #: Takes bytes or a memoryview. Raises `TooLargeForLoop` for a message that ``parse_large`` must parse on a thread.
     parse: Callable[[Any], Any]
     unary: Unary | None = None
     stream: Stream | None = None
     direct: Direct | None = None
     parse_large: Callable[[Any], Any] | None = None
-    #: The number and the name of the field of its message that names a model; None if it has none.
+    #: Number and name of the field of its message that names a model; None without one.
     model_field: tuple[int, str] | None = None
 
 
 def awaited(handler: Direct) -> Unary:
-    """``handler`` for a task that waits for its answer."""
+    """Return ``handler`` as a coroutine function that waits for its answer."""
 
     async def call(request: Any, context: Context) -> bytes:
-        # An error is a result, too: as an exception it would be logged when the caller has gone.
+        # An error is a result, too: as an exception it would be logged if the caller has gone.
         future: _Replied = asyncio.get_running_loop().create_future()
         cancel = handler(request, context, partial(_settle, future))
         try:
@@ -113,12 +114,12 @@ def _settle(future: _Replied, answer: bytes | HeadraceError) -> None:
 
 
 def serialize(answer: Answer) -> bytes:
-    """What goes on the wire for a handler's ``answer``."""
+    """Return a handler's ``answer`` serialized."""
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 def first(metadata: Metadata, key: str) -> str | None:
-    """The first text under ``key``, or None."""
+    """Return the first text under ``key``, or None."""
     for name, value in metadata:
         if name == key and isinstance(value, str):
             return value
@@ -126,5 +127,5 @@ def first(metadata: Metadata, key: str) -> str | None:
 
 
 def texts(metadata: Metadata) -> list[tuple[str, str]]:
-    """The entries that are text."""
+    """Return the entries that are text."""
     return [(name, value) for name, value in metadata if isinstance(value, str)]

@@ -1,4 +1,4 @@
-"""Every RPC that the server answers: one table, made of the methods that extensions add, for any transport."""
+"""The table of all RPCs of the server, from the methods of extensions, for any transport."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def rpcs(engine: Engine) -> list[Rpc]:
-    """Return the RPCs of ``engine``. With interceptors, each call passes them first."""
+    """Return the RPCs of ``engine``. With interceptors, each call is admitted first."""
     methods: list[GrpcMethod] = engine.additions(GrpcMethod)
     names = {method.name for method in methods}
     methods += [part(AbsentOwner(engine)) for part in ABSENT if part.name not in names]
@@ -43,7 +43,7 @@ def rpcs(engine: Engine) -> list[Rpc]:
 
 
 class AbsentOwner(NamedTuple):
-    """In the place of the extension of a method that is not installed."""
+    """Replaces the extension of a method that is not installed."""
 
     engine: Engine
 
@@ -54,7 +54,7 @@ _Step = Callable[[int, str], None]
 
 
 def _watched(rpc: Rpc) -> Rpc:
-    """``rpc``, with the log told of every call. Errors on a stream are told where they are answered."""
+    """Return ``rpc`` with logging of every call. Errors on a stream are logged where they are answered."""
     log.debug("Ready for RPC '%s', 0", rpc.name)
     if rpc.unary is not None:
         return replace(rpc, unary=_watch_unary(rpc.name, rpc.unary))

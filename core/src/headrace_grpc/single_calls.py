@@ -53,7 +53,7 @@ class SingleCall(GrpcCall):
         self._start(*assembler.take())
 
     def _start(self, flag: int, body: Buffer) -> None:
-        """Let the handler begin."""
+        """Parse the message and start the handler."""
         self.is_busy = True
         try:
             self._handle(self._head.rpc.parse(self._inflated(flag, body, LARGE_BYTES) if flag else body))
@@ -80,7 +80,7 @@ class SingleCall(GrpcCall):
             self.fail(error)
             self.done()
         finally:
-            del outcome  # an error and the frame that has it would keep each other, and the body, for the collector
+            del outcome  # an error and the frame that holds it would keep each other, and the body
 
     def sweep(self, now: float) -> None:
         if self.is_busy or self.is_ended:
@@ -92,12 +92,12 @@ class SingleCall(GrpcCall):
             self._require_progress(now)
 
     def shut_down(self) -> None:
-        if not self.is_busy:  # its message is not there
+        if not self.is_busy:  # its message has not arrived
             self.finish(UNAVAILABLE, SHUTTING_DOWN)
 
     @abstractmethod
     def _handle(self, request: Any) -> None:
-        """Let the handler answer ``request``. What it raises ends the call."""
+        """Let the handler answer ``request``. An exception ends the call."""
 
     def succeed(self, body: bytes) -> None:
         """End the call with an answer."""
@@ -137,7 +137,7 @@ class SingleCall(GrpcCall):
 
 
 class DirectCall(SingleCall):
-    """By callback."""
+    """Answers by callback."""
 
     __slots__ = ()
 
@@ -175,7 +175,7 @@ class DirectCall(SingleCall):
 
 
 class HeldCall(DirectCall):
-    """One that begins when its client has read some of what waits for it."""
+    """Starts when its client has read some of its waiting answers."""
 
     __slots__ = ()
 
@@ -191,7 +191,7 @@ class HeldCall(DirectCall):
 
 
 class UnaryCall(SingleCall):
-    """By a task."""
+    """Answers by a task."""
 
     __slots__ = ()
 

@@ -1,11 +1,11 @@
-"""The one table from an error's `Code` to a gRPC status (docs/spec/behaviours.md section 0)."""
+"""The table from an error's `Code` to a gRPC status (docs/spec/behaviours.md section 0)."""
 
 from __future__ import annotations
 
 from headrace.errors import Code
 from headrace.frontends.failures import shown
 
-#: gRPC's numbers (https://grpc.github.io/grpc/core/md_doc_statuscodes.html) that a transport needs by name.
+#: gRPC's numbers (https://grpc.github.io/grpc/core/md_doc_statuscodes.html) that a transport needs.
 OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS = 0, 1, 2, 3, 4, 5, 6
 PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 7, 8, 12, 13, 14, 16
 
@@ -25,7 +25,7 @@ STATUS = {
 
 
 class Status(Exception):
-    """Ends a call with a status of the transport's own, which no `HeadraceError` has."""
+    """Ends a call with a status of the transport, which no `HeadraceError` has."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -33,14 +33,14 @@ class Status(Exception):
         self.message = message
 
 
-#: Details travel in the trailers, of which clients take 8 KiB in all, percent-encoded.
+#: Details are sent percent-encoded in the trailers. Clients accept 8 KiB of trailers.
 _DETAILS_BYTES = 6144
-#: No text of this many characters can need more, at four bytes each and three per byte encoded.
+#: A text of this many characters always fits: at most four bytes each, and three per encoded byte.
 _ALWAYS_FITS = _DETAILS_BYTES // 12
 
 
 def details(message: str) -> str:
-    """``message`` as status details: without paths, and cut where a client would refuse the trailers for their size."""
+    """Return ``message`` as status details: without paths, and short enough for the trailers."""
     message = shown(message)
     if len(message) > _ALWAYS_FITS:
         message = _cut(message)

@@ -17,12 +17,12 @@ from headrace_grpc.infer import SHUTTING_DOWN
 from headrace_grpc.message_framing import PREFIX, MessageAssembler
 from headrace_grpc.status import CANCELLED, INTERNAL, OK, Status
 
-#: What a message is taken to cost, from one to the next; its bytes are added.
+#: The assumed cost of a message, without its bytes.
 _MESSAGE_NS = 30_000
 
 
 class StreamCall(GrpcCall):
-    """By a task. A handler that does not read stops the client, and a client that does not read the handler."""
+    """Runs its handler in a task. A handler that does not read stops the client, and the other way round."""
 
     __slots__ = ("_arrival", "_drain", "_has_begun")
 
@@ -118,7 +118,7 @@ class StreamCall(GrpcCall):
             _wake(self._arrival)
 
     def _invite(self, assembler: MessageAssembler) -> None:
-        """Let the client send: as much as is not read less than a window, and what its message lacks."""
+        """Let the client send as much as fits: a window minus the unread bytes, and the rest of its message."""
         window = self.connection.limits.stream_window
         wanted = window - assembler.complete_bytes - self.receive_window
         missing = 0 if assembler.complete else assembler.missing_bytes
@@ -132,7 +132,7 @@ class StreamCall(GrpcCall):
         if not self._has_begun:
             self.end(refusal(code, message))
         elif self.is_blocked and code:
-            self.abandon(frames.CANCEL)  # what waits will not go, and a status must not pass it
+            self.abandon(frames.CANCEL)  # the waiting data will not be sent, and a status must not overtake it
         else:
             self.end(trailers(code, message))
 

@@ -1,8 +1,8 @@
 """``ModelStreamInfer``: many requests and their responses on one call.
 
-Responses of models that are not decoupled leave in the order of their requests; those of
-decoupled models leave as they are produced, and a client that does not read stops the model. A
-request that fails does not end the stream. Source: docs/spec/behaviours.md section 2.5.
+Responses of models that are not decoupled are sent in the order of the requests. Those of decoupled models are sent as
+they are produced, and a client that does not read stops the model. A request that fails does not end the stream.
+Source: docs/spec/behaviours.md section 2.5.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ if TYPE_CHECKING:
 
 log = paced(__name__)
 
-#: Requests of one stream that are not completely answered; beyond it the stream is not read. The same
-#: holds for their bytes, and what their answers will need as far as the answers before tell
-#: (``--grpc-max-stream-size``).
+#: At most this many unanswered requests per stream; beyond it, the stream is not read. Their bytes, and the estimated
+#: bytes of their answers, are limited, too (``--grpc-max-stream-size``).
 IN_FLIGHT = 1024
-#: The same of all streams of a connection, which share it, as they share the bytes of ``--grpc-max-unread-size``.
+#: The same for all streams of a connection together, which also share the bytes of ``--grpc-max-unread-size``.
 IN_FLIGHT_TOGETHER = 8192
-#: Answers of one stream that wait for the client to read those before them; beyond it the stream is not read either.
-#: A refusal counts no bytes and takes a few KiB, while five bytes are enough to ask for it.
+#: At most this many unsent answers per stream; beyond it, the stream is not read. A refusal counts no bytes, takes a
+#: few KiB, and can be caused by five bytes.
 UNSENT = 64
 
 
@@ -49,9 +48,9 @@ async def model_stream_infer(
 ) -> None:
     """Answer ``requests`` by serialized ``ModelStreamInferResponse``s until all are answered.
 
-    Leaving early, by cancellation or by a raise of ``send``, cancels what is in flight. With the
-    metadata ``triton_grpc_error: true``, raises the first error that a model answers with. What
-    ``requests`` raises ends the stream: at once, but `Unavailable` when what is in flight is answered.
+    A cancellation, or an exception of ``send``, cancels the requests in flight. With the metadata
+    ``triton_grpc_error: true``, raises the first error of a model. An exception of ``requests`` ends the stream:
+    `Unavailable` after the requests in flight are answered, another one at once.
     """
     stream = _Stream(inference, context)
     admission = inference.admission
@@ -70,7 +69,7 @@ async def model_stream_infer(
         inference.streams.discard(stream.end)
         reader.cancel()
         stream.cancel()
-        await asyncio.wait((reader,))  # what it reads must not be closed while it reads
+        await asyncio.wait((reader,))  # its source must not be closed while it reads
 
 
 class _Turn:
@@ -99,17 +98,17 @@ class _Turn:
         self.ticket: Ticket | None = None
         self.classes: Mapping[str, int] = {}
         self.empty_final = False
-        #: Whether the server has taken the request; errors before that look different.
+        #: True if the server has accepted the request; errors before that have another form.
         self.is_queued = False
         self.is_answered = False
-        #: Whether what is answered from here on is nobody's.
+        #: True if further answers are dropped.
         self.is_over = False
-        #: What waits for the turns before this one.
+        #: Answers that wait for earlier requests.
         self.answers: list[tuple[Answer, bool]] = []
 
     @property
     def caller(self) -> Caller | None:
-        """Who sent the request, on a server with interceptors."""
+        """The caller of the request, on a server with interceptors."""
         return None
 
     @property
@@ -117,7 +116,7 @@ class _Turn:
         return self.view is None or not self.view.decoupled
 
     def take(self, decoded: Decoded) -> Ticket:
-        """The ticket of the request, now that it is decoded."""
+        """Return the ticket of the decoded request."""
         self.classes, self.empty_final = decoded.classes, decoded.empty_final
         if deadline_ns := self._stream.deadline_ns:
             decoded.request.expire_at(deadline_ns)
@@ -129,7 +128,7 @@ class _Turn:
             self._stream.answer(self, answer, final)
 
     def encode(self, answer: InferResponse | None, final: bool, patience: int) -> bytes | None:
-        """The message that says ``answer``, or None if there is nothing to say. Raises as `encode` does."""
+        """Return the message for ``answer``, or None if there is none to send. Raises as `encode` does."""
         if answer is not None:
             assert self.view is not None
             return pack_stream(encode(answer, self.view, self.classes, final, patience))
@@ -166,7 +165,7 @@ class _AdmittedTurn(_Turn):
 
 
 class _Stream:
-    """What is in flight on one call. Event loop only."""
+    """The requests in flight on one call. Event loop only."""
 
     def __init__(self, inference: Inference, context: Context) -> None:
         self._inference = inference
@@ -180,7 +179,7 @@ class _Stream:
         self._has_room = asyncio.Event()
         self._limit_bytes = inference.options.grpc_max_stream_size
         self._limit_together = inference.options.grpc_max_unread_size
-        #: Of requests in flight, and of answers that wait to be sent.
+        #: Of requests in flight, and of unsent answers.
         self._held_bytes = 0
         self._largest_bytes = 0
         self._is_read = False
@@ -194,7 +193,7 @@ class _Stream:
                 await self._wait_for_room()
 
     async def read_admitted(self, messages: AsyncIterator[AdmittedMessage]) -> None:
-        """`read` on a server with interceptors, which may have refused some of the messages."""
+        """`read` on a server with interceptors, which may have refused some messages."""
         async for message in messages:
             turn = _AdmittedTurn(self, message)
             if message.refusal is None:
@@ -212,7 +211,7 @@ class _Stream:
         await self._has_room.wait()
 
     def _is_full(self) -> bool:
-        """Whether no more should be begun."""
+        """True if no more requests should be started."""
         in_flight, streams = len(self._open), max(1, self._context.streams)
         limit_bytes = min(self._limit_bytes, self._limit_together // streams)
         return (
@@ -222,14 +221,14 @@ class _Stream:
         )
 
     def half_close(self, reader: asyncio.Task[None]) -> None:
-        """``reader`` is done: there will be no more requests."""
+        """Note that no more requests follow: ``reader`` is done."""
         self._is_read = True
         if not reader.cancelled():
             self._failure = reader.exception()
         self._changed.set()
 
     def answer(self, turn: _Turn, answer: Answer, final: bool) -> None:
-        """Queue ``answer`` behind what must leave before it."""
+        """Queue ``answer`` behind those that must be sent before it."""
         turn.is_answered = final
         size = _size(answer)
         self._held_bytes += size
@@ -258,7 +257,7 @@ class _Stream:
                     self._close(turn)
                 elif turn.ticket is not None and not turn.is_ordered:
                     turn.ticket.read()
-            # A server that stops takes no more requests, and answers those that it has.
+            # A server that stops takes no more requests, and answers the ones that it has.
             if self._failure is not None and not (self._open and isinstance(self._failure, Unavailable)):
                 raise self._failure
             if self._is_read and not self._open:
@@ -267,19 +266,19 @@ class _Stream:
             await self._changed.wait()
 
     def cancel(self) -> None:
-        """Nobody listens any more."""
+        """Cancel everything: the caller has gone."""
         for turn in tuple(self._open):
             turn.is_over, ticket = True, turn.ticket
             if ticket is not None:
                 turn.ticket = None
                 ticket.cancel()
-        # Requests know their stream: what is left of them is freed here, and not by the collector.
+        # Requests refer to their stream. Freed here, not by a garbage collection.
         self._open.clear()
         self._in_order.clear()
         self._ready.clear()
 
     def end(self, reason: Unavailable) -> None:
-        """Answer ``reason`` to the requests of decoupled models, whose last response may never come."""
+        """Answer the requests of decoupled models with ``reason``, because their last response may never come."""
         for turn in tuple(self._open):
             ticket = turn.ticket
             if ticket is not None and not turn.is_ordered and not turn.is_answered:
@@ -297,7 +296,7 @@ class _Stream:
                 await self._submit_large(turn, raw_request)
             turn.is_queued = True
         except HeadraceError as error:
-            turn.respond(error.with_traceback(None), True)  # it would keep this frame as long as it waits to be sent
+            turn.respond(error.with_traceback(None), True)  # it would keep this frame until it is sent
         except Exception:
             log.exception("a request on a gRPC stream failed")
             turn.respond(InternalError("internal error; the server's log has the details"), True)
@@ -315,7 +314,7 @@ class _Stream:
         entrance.start(view, turn.take(decoded), turn)
 
     async def _submit_large(self, turn: _Turn, raw_request: ReadMessage) -> None:
-        """Let a thread decode what is large; the requests behind it wait."""
+        """Let a thread decode a large request; the requests behind it wait."""
         inference = self._inference
         assert turn.view is not None
         read = partial(decode_large, turn.view, raw_request)
@@ -323,7 +322,7 @@ class _Stream:
         turn.view = inference.any_number.submit(turn.take(decoded), turn.caller)
 
     def _release(self) -> None:
-        """Let the answers of the foremost turns go."""
+        """Move the answers of the first turns to the send queue."""
         in_order = self._in_order
         while in_order:
             turn = in_order[0]
@@ -334,7 +333,7 @@ class _Stream:
             in_order.popleft()
 
     async def _encode_large(self, turn: _Turn, answer: Answer, final: bool) -> bytes | None:
-        """`_encode` on a thread; what there is no room for is an error of its own request."""
+        """`_encode` on a thread. If there is no room, the error is the answer."""
         encode = partial(self._encode, turn, answer, final, UNBOUNDED)
         try:
             return await self._inference.off_loop_work.run(encode, log_id(turn.message.id))
@@ -364,11 +363,11 @@ class _Stream:
 
     def _close(self, turn: _Turn) -> None:
         self._open.discard(turn)
-        turn.ticket = None  # which knows this one: neither waits for the collector
+        turn.ticket = None  # it refers to this object: neither waits for a garbage collection
         self._held_bytes -= turn.size_bytes
         self._has_room.set()
 
 
 def _size(answer: Answer) -> int:
-    """The bytes that ``answer`` keeps while it waits."""
+    """Return the bytes that ``answer`` holds while it waits."""
     return sum(tensor.nbytes for tensor in answer.outputs.values()) if isinstance(answer, InferResponse) else 0

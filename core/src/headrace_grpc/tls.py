@@ -1,6 +1,6 @@
 """TLS for ``--grpc-use-ssl`` and ``--grpc-use-ssl-mutual`` (docs/spec/behaviours.md section 2.6).
 
-These read files, so call them on a thread.
+The functions read files, so call them on a thread.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ if TYPE_CHECKING:
     import grpc
 
 _CERT, _KEY, _ROOT = "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"
-#: Those of TLS 1.2 that RFC 9113 does not prohibit. TLS 1.3 has no others.
+#: The ciphers of TLS 1.2 that RFC 9113 allows. TLS 1.3 has no others.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=2"
-#: A key of the same kind, and of another; the name of the latter is OpenSSL's choice.
+#: OpenSSL's reasons for a wrong key of the same kind, and of another kind.
 _MISFITS = {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"}
 
 
 def context(options: ServerOptions) -> ssl.SSLContext | None:
-    """TLS as ``options`` ask for it, for HTTP/2 and nothing else; None without TLS.
+    """Return the TLS context of ``options``, for HTTP/2 only; None without TLS.
 
-    Raises `ConfigError` naming the flag and the file that is missing, can not be read, is not PEM,
-    or does not fit.
+    Raises `ConfigError` with the flag and the file that is missing, unreadable, not PEM, or does not fit.
     """
     if not options.grpc_use_ssl:
         return None
@@ -38,19 +37,19 @@ def context(options: ServerOptions) -> ssl.SSLContext | None:
     result.set_alpn_protocols(["h2"])
     _read(_CERT, cert)
     _read(_KEY, key)
-    _load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), _CERT, cert)  # only to see that it is one
+    _load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), _CERT, cert)  # only to check that it is a certificate
     _load_identity(result, cert, key)
     if options.grpc_use_ssl_mutual or options.grpc_root_cert:
         _read(_ROOT, options.grpc_root_cert)
         _load_authorities(result, _ROOT, options.grpc_root_cert)
     if options.grpc_use_ssl_mutual:
         result.verify_mode = ssl.CERT_REQUIRED
-        result.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in grpc, any authority given is trusted
+        result.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in grpc, any given authority is trusted
     return result
 
 
 def credentials(options: ServerOptions) -> grpc.ServerCredentials | None:
-    """The same for grpcio, which does not say what is wrong with the files. Raises like `context`."""
+    """The same for grpcio, whose errors do not name the file. Raises like `context`."""
     if context(options) is None:
         return None
     import grpc
@@ -78,17 +77,17 @@ def _load_authorities(into: ssl.SSLContext, flag: str, path: str) -> None:
 
 
 def _load_identity(into: ssl.SSLContext, cert: str, key: str) -> None:
-    """Raises for what can still be wrong with two files of which the first is a certificate."""
+    """Raise for the remaining errors of two files, of which the first is a certificate."""
     try:
         into.load_cert_chain(cert, key, _refuse_password)
     except ssl.SSLError as error:
         if error.reason in _MISFITS:
             raise ConfigError(f"{_KEY}: the key in '{key}' does not fit the certificate in '{cert}'") from error
-        if error.reason and error.reason.startswith(("EE_", "CA_")):  # too short a key, too weak a digest
+        if error.reason and error.reason.startswith(("EE_", "CA_")):  # a key too short, or a digest too weak
             raise ConfigError(f"{_CERT}: OpenSSL refuses '{cert}': {error.reason}") from error
         raise ConfigError(f"{_KEY}: '{key}' is no private key in PEM form") from error
 
 
 def _refuse_password() -> NoReturn:
-    # OpenSSL would ask at the terminal.
+    # OpenSSL would prompt at the terminal.
     raise ConfigError(f"{_KEY}: the key is encrypted; give one that needs no password")

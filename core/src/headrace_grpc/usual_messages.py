@@ -1,12 +1,11 @@
-"""Messages that look as nearly all do, read without protobuf: a walk over their fields, most of which are looked up.
+"""The usual messages, read without protobuf: a walk over their fields, most of which are looked up.
 
-A message that differs from one before in its id and the bytes of its tensors alone is not even walked over: all its
-other bytes are compared at once (`_Layout`).
+If a message differs from an earlier one only in its id and the bytes of its tensors, there is no walk either: all other
+bytes are compared at once (`_Layout`).
 
-The description of an input, of an output, and the parameters are what they were in some message before; an id, strings
-and the bytes of tensors are not, and need no parser. A message is unusual where a field is out of the ordinary
-(contents that are listed, a region of shared memory, a type that is none) or contradicts another. Those are left to
-`wire.unpack` and `decode`, which word what is wrong with them.
+Descriptions of inputs and outputs, and parameters, repeat between messages. Ids, strings and the bytes of tensors do
+not, and need no parser. A message is unusual if a field is (listed contents, a region of shared memory, an unknown
+type), or if fields contradict each other. `wire.unpack` and `decode` read these, and report errors.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from headrace_grpc.decode import decode as decode_unusual
 from headrace_grpc.grpc_service_pb2 import ModelInferRequest
 from headrace_grpc.wire import Buffer, RawRequest
 
-#: Fields of a message that are walked over, and bytes of one that is looked up.
+#: At most this many fields of a message are walked over, and bytes of one field looked up.
 _MOST_FIELDS = 64
 _MOST_BYTES = 512
-#: More than any model has, and fewer than any NumPy takes.
+#: More than any model has, and fewer than the maximum of NumPy.
 _MOST_DIMS = 16
-#: Layouts that are kept, and how large the message of one may be.
+#: At most this many layouts are kept, of messages up to this size.
 _MOST_LAYOUTS = 256
 _MOST_LAYOUT_BYTES = 64 * 1024
 _NAME, _VERSION, _ID, _PARAMETER, _INPUT, _OUTPUT, _RAW = (
@@ -50,11 +49,11 @@ _NO_CLASSES: Mapping[str, int] = {}
 
 
 class _Unusual(Exception):
-    """Left to protobuf, and to what words errors."""
+    """protobuf, and the code that reports errors, must read this message."""
 
 
 class _InputHead(NamedTuple):
-    """An input without its bytes; ``numpy`` is None for strings, which may have any number of them."""
+    """An input without its bytes. ``numpy`` is None for strings, whose size varies."""
 
     name: str
     shape: tuple[int, ...]
@@ -63,7 +62,7 @@ class _InputHead(NamedTuple):
 
 
 class UsualMessage(NamedTuple):
-    """What a ``ModelInferRequest`` says, and where in its ``body`` the bytes of its inputs lie."""
+    """The content of a ``ModelInferRequest``, and the places of its inputs' bytes in ``body``."""
 
     body: Buffer
     model_name: str
@@ -77,7 +76,7 @@ class UsualMessage(NamedTuple):
 
     @property
     def message(self) -> UsualMessage:
-        """What is named as in a `RawRequest`: name and version of the model, and the id."""
+        """The attributes of a `RawRequest`'s message: name and version of the model, and the id."""
         return self
 
 
@@ -86,12 +85,12 @@ ReadMessage: TypeAlias = RawRequest | UsualMessage
 
 
 def unpack(body: Buffer) -> ReadMessage:
-    """What ``body`` says, or `wire.unpack` of what is unusual."""
+    """Return the content of ``body``; by `wire.unpack` if it is unusual."""
     return _read_alike(body) or _read(body) or wire.unpack(body)
 
 
 def decode(message: ReadMessage, forwarded: Mapping[str, Parameter] | None = None) -> Decoded:
-    """What ``message`` asks for, as `headrace_grpc.decode.decode` says; `TooLargeForLoop` is for that itself."""
+    """Return the request in ``message``, as `headrace_grpc.decode.decode` does. Raises as it does."""
     if not isinstance(message, UsualMessage):
         return decode_unusual(message, forwarded, LARGE_BYTES)
     body, name, version, request_id, heads, outputs, classes, read, alike = message
@@ -112,7 +111,7 @@ def decode(message: ReadMessage, forwarded: Mapping[str, Parameter] | None = Non
         outputs,
         request_id,
         version,
-        {**read.custom, **forwarded} if forwarded else {**read.custom},  # its own, whatever a careless model does
+        {**read.custom, **forwarded} if forwarded else {**read.custom},  # a copy, because a model may change it
         read.priority,
         read.timeout_us,
         read.sequence_id,
@@ -124,10 +123,10 @@ def decode(message: ReadMessage, forwarded: Mapping[str, Parameter] | None = Non
 
 
 class _Layout(NamedTuple):
-    """Messages that differ in their ids and in the bytes of their tensors only.
+    """The layout of messages that differ only in their ids and the bytes of their tensors.
 
-    ``unpack`` extracts from a message of the same size the bytes that must equal ``common``. The id lies between
-    ``id_begin`` and ``id_end``. The other fields are what each such message says.
+    ``unpack`` extracts from a message of the same size the bytes that must equal ``common``. The id is between
+    ``id_begin`` and ``id_end``. The other fields are the same for all these messages.
     """
 
     unpack: Callable[[bytes], tuple[bytes, ...]]
@@ -143,12 +142,12 @@ class _Layout(NamedTuple):
     alike: object
 
 
-#: By the size of a message and what it begins with, which is nearly always the model's name.
+#: By the size of a message and its start, which is nearly always the model's name.
 _layouts = Recent[tuple[int, bytes], _Layout](_MOST_LAYOUTS)
 
 
 def _read_alike(body: Buffer) -> UsualMessage | None:
-    """What ``body`` says if one like it has been read; else None."""
+    """Return the content of ``body`` if its layout is known; else None."""
     if type(body) is not bytes or len(body) < 2:
         return None
     layout = _layouts.get((len(body), body[: body[1] + 2]))
@@ -162,7 +161,7 @@ def _read_alike(body: Buffer) -> UsualMessage | None:
 
 
 def _keep_layout(message: UsualMessage, id_begin: int, id_end: int) -> None:
-    """Recognize the next message like ``message``, whose id lies between ``id_begin`` and ``id_end``."""
+    """Keep the layout of ``message``, whose id is between ``id_begin`` and ``id_end``."""
     body, at, form = bytes(message.body), 0, ""
     for begin, end in sorted([(id_begin, id_end), *((begin, end) for _, begin, end in message.inputs)]):
         form += f"{begin - at}s{end - begin}x"
@@ -185,7 +184,7 @@ def _keep_layout(message: UsualMessage, id_begin: int, id_end: int) -> None:
 
 
 def _read(body: Buffer) -> UsualMessage | None:
-    """What ``body`` says; None if it is unusual."""
+    """Return the content of ``body``; None if it is unusual."""
     name = version = request_id = b""
     heads: list[_InputHead] = []
     places: list[tuple[int, int]] = []
@@ -200,7 +199,7 @@ def _read(body: Buffer) -> UsualMessage | None:
                 size, begin = wire.read_varint(body, at + 1)
             at = begin + size
             fields += 1
-            if fields > _MOST_FIELDS:  # also of tensors' bytes: 60 MiB can be 30 million of them
+            if fields > _MOST_FIELDS:  # also for tensors: 60 MiB can be 30 million fields
                 return None
             if tag == _RAW:
                 places.append((begin, at))
@@ -247,14 +246,15 @@ def _read(body: Buffer) -> UsualMessage | None:
 
 
 def _replaced(before: bytes, content: bytes) -> bytes:
-    """``content``: of what is said twice the last counts. Raises `UnicodeDecodeError` if ``before`` was no text."""
+    """Return ``content``: of a repeated field, the last counts. Raises `UnicodeDecodeError` if ``before`` is no
+    text."""
     before.decode()
     return content
 
 
 @lru_cache(2048)
 def _input(field: bytes) -> _InputHead:
-    """The input that ``field`` describes. Raises `_Unusual`."""
+    """Return the input that ``field`` describes. Raises `_Unusual`."""
     try:
         tensor = ModelInferRequest.InferInputTensor.FromString(field)
     except DecodeError:
@@ -274,7 +274,7 @@ def _input(field: bytes) -> _InputHead:
 
 @lru_cache(1024)
 def _output(field: bytes) -> tuple[str, int]:
-    """The output that ``field`` asks for, and how many of its classes, 0 for the tensor. Raises `_Unusual`."""
+    """Return the output in ``field``, and its number of classes (0 for the tensor). Raises `_Unusual`."""
     try:
         output = ModelInferRequest.InferRequestedOutputTensor.FromString(field)
         count = infer_parameters.classes(output.parameters)
@@ -286,10 +286,10 @@ def _output(field: bytes) -> tuple[str, int]:
 
 
 def _read_parameters(fields: bytes) -> tuple[RequestParameters, bool]:
-    """Return what ``fields`` say, and True if other requests are likely to say the same. Raises `_Unusual`.
+    """Return the parameters in ``fields``, and True if other requests are likely to have the same. Raises `_Unusual`.
 
-    perf_analyzer and Triton's C++ client send the same parameters with each request. The parameters of a sequence
-    change from request to request, and so may others: a layout is worth its time when they come the second time.
+    perf_analyzer and Triton's C++ client send the same parameters with each request. Parameters of a sequence change
+    between requests, and others may: a layout is kept when they come the second time.
     """
     hits = _parameters.cache_info().hits
     read = _parameters(fields)
@@ -298,7 +298,7 @@ def _read_parameters(fields: bytes) -> tuple[RequestParameters, bool]:
 
 @lru_cache(2048)
 def _parameters(fields: bytes) -> RequestParameters:
-    """What ``fields``, those of the parameters, say; nobody changes it. Raises `_Unusual`."""
+    """Return the parameters in ``fields``; do not change them. Raises `_Unusual`."""
     try:
         return infer_parameters.read(ModelInferRequest.FromString(fields).parameters)
     except (DecodeError, HeadraceError):

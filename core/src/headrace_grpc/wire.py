@@ -1,9 +1,8 @@
-"""Requests as they come, taken apart without the copies that protobuf makes of their tensors.
+"""Requests without the copies of tensors that protobuf makes.
 
-Protobuf copies a ``bytes`` field into its arena when it parses, again when Python reads it, and
-twice more on the way out. Raw contents are the one field where that matters, so their wire form
-(https://protobuf.dev/programming-guides/encoding) is taken apart here and put together in ``encode``; every
-other field is left to protobuf.
+Protobuf copies a ``bytes`` field into its arena when it parses, again when Python reads it, and twice more on the way
+out. That matters for raw contents only. So their wire form (https://protobuf.dev/programming-guides/encoding) is parsed
+here and written in ``encode``. Protobuf handles all other fields.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from headrace_grpc.grpc_service_pb2 import ModelInferRequest
 
 Buffer: TypeAlias = "bytes | memoryview"
 
-#: Up to here protobuf's copies cost less than walking the fields in Python (about 1 us a field).
+#: Up to this size, protobuf's copies cost less than a walk over the fields in Python (about 1 us per field).
 SPLIT_BYTES = 32 * 1024
-#: Of a message with more fields than this, protobuf copies the contents: the event loop waits for the walk.
+#: In a message with more fields, protobuf copies the contents, because the event loop would wait for the walk.
 SPLIT_FIELDS = 4096
-#: What one gRPC message may hold, in either direction.
+#: The maximum size of a gRPC message, in either direction.
 MESSAGE_BYTES = 2**31 - 1
 
 LENGTH_DELIMITED = 2
@@ -30,7 +29,7 @@ FIXED_SIZES = {1: 8, 5: 4}
 
 
 class Span(NamedTuple):
-    """Where in a message a field with contents begins, and its contents, and where these end."""
+    """The places in a message of a field with contents, of the contents, and of their end."""
 
     field: int
     begin: int
@@ -41,9 +40,10 @@ _NOTHING: Mapping[int, Sequence[Span]] = {}
 
 
 class RawRequest(NamedTuple):
-    """A ``ModelInferRequest``. Its raw contents stand in ``raw``, and ``message`` may lack them.
+    """A ``ModelInferRequest``. Its raw contents are in ``raw``, and ``message`` may lack them.
 
-    ``body`` is what was received. ``contents`` says by number of input where in it lie those that ``message`` lacks.
+    ``body`` is the received message. ``contents`` has, by number of input, the places in it of contents that
+    ``message`` lacks.
     """
 
     message: ModelInferRequest
@@ -53,10 +53,10 @@ class RawRequest(NamedTuple):
 
 
 def unpack(body: Buffer, patience: int = LARGE_BYTES) -> RawRequest:
-    """Parse a serialized ``ModelInferRequest``; large raw contents are views of ``body``.
+    """Parse a serialized ``ModelInferRequest``. Large raw contents are views of ``body``.
 
-    Raises ``google.protobuf.message.DecodeError`` if ``body`` is malformed, and `TooLargeForLoop` if more than
-    ``patience`` bytes of it are no raw contents: those are for `large_requests.unpack_large`.
+    Raises ``google.protobuf.message.DecodeError`` if ``body`` is malformed, and `TooLargeForLoop` if it has more than
+    ``patience`` bytes beside raw contents: `large_requests.unpack_large` reads these.
     """
     if len(body) > SPLIT_BYTES:
         raw_request = split(body, patience)
@@ -67,7 +67,7 @@ def unpack(body: Buffer, patience: int = LARGE_BYTES) -> RawRequest:
 
 
 def split(body: Buffer, patience: int = LARGE_BYTES) -> RawRequest | None:
-    """`unpack` without copying raw contents, or None if ``body`` is not laid out as expected."""
+    """`unpack` without copying raw contents; None if ``body`` has an unexpected layout."""
     spans = raw_spans(body)
     if len(body) - sum(span.end - span.begin for span in spans or ()) > patience:
         raise TooLargeForLoop
@@ -78,7 +78,7 @@ def split(body: Buffer, patience: int = LARGE_BYTES) -> RawRequest | None:
 
 
 def without_raw(body: Buffer, spans: Sequence[Span]) -> ModelInferRequest:
-    """What ``body`` says beside its raw contents, which lie in ``spans``."""
+    """Return the message in ``body`` without its raw contents in ``spans``."""
     view, rest, end = memoryview(body), [], 0
     for span in spans:
         rest.append(view[end : span.field])
@@ -88,7 +88,7 @@ def without_raw(body: Buffer, spans: Sequence[Span]) -> ModelInferRequest:
 
 
 def raw_spans(body: Buffer) -> list[Span] | None:
-    """Where the raw contents of a ``ModelInferRequest`` lie, or None if it is not laid out as expected."""
+    """Return the places of the raw contents of a ``ModelInferRequest``; None if it has an unexpected layout."""
     spans = []
     position = 0
     try:
@@ -107,13 +107,13 @@ def raw_spans(body: Buffer) -> list[Span] | None:
                 position = read_varint(body, position)[1]
             else:
                 position += FIXED_SIZES[kind]
-    except (IndexError, KeyError):  # truncated, or a group: protobuf words the error
+    except (IndexError, KeyError):  # truncated, or a group: protobuf reports the error
         return None
     return spans if position == len(body) else None
 
 
 def read_varint(body: Buffer, position: int) -> tuple[int, int]:
-    """The varint at ``position`` and the position after it; IndexError if it does not end."""
+    """Return the varint at ``position`` and the position after it. Raises IndexError if it does not end."""
     value = shift = 0
     while True:
         byte = body[position]
