@@ -15,10 +15,10 @@ from headrace.engine import Operation
 from headrace.frontends.base import Frontend
 from headrace.frontends.listening import announce, listen_http
 from headrace.telemetry import exposition
-from headrace.telemetry.machine import GpuCollector, HostCollector, PinnedPoolCollector
 from headrace.telemetry.pacing import paced
 from headrace_http.admitted_requests import AdmittedReply, caller_of
 from headrace_http.caller_limits import HttpLimits, flagged
+from headrace_http.machine_metrics import GpuCollector, HostCollector, PinnedPoolCollector
 from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply, error_reply, text_error
 from headrace_http.open_connections import NativeConnections
 from headrace_http.outputs import compressed, response_encoding

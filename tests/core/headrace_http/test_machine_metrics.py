@@ -14,7 +14,7 @@ import psutil
 import pytest
 from prometheus_client import Metric
 
-from headrace.telemetry.machine import GpuCollector, HostCollector, PinnedPoolCollector
+from headrace_http.machine_metrics import GpuCollector, HostCollector, PinnedPoolCollector
 
 needs_proc = pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="there is no /proc here")
 
