@@ -1,4 +1,4 @@
-"""What backends of several engines have in common: for authors of backends. It imports only what `headrace` exports.
+"""Tools for authors of backends, for any engine. They import only what `headrace` exports.
 
 A backend makes a `Graph` of the inputs and outputs that its engine finds in a model file. `complete_from_graph` fills a
 config from it, and `check_against_graph` compares the two.

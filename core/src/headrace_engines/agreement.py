@@ -1,4 +1,4 @@
-"""A config and what an engine says of the file beside it: what the file fills in, and whether the two agree.
+"""Completion of a config from a model file, and the check that the two agree.
 
 Source: docs/spec/behaviours.md sections 10.1 and 10.2, with Triton's words.
 """
@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 
 
 def default_max_batch_size(backend: str, options: Mapping[str, str]) -> int:
-    """``--backend-config=<backend>,default-max-batch-size=N``; 4 unless set (docs/spec/behaviours.md section 4.3).
+    """Return N of ``--backend-config=<backend>,default-max-batch-size=N``; 4 unless set.
 
-    Raises `ConfigError` for what is no whole number.
+    Raises `ConfigError` if it is not a whole number. Source: docs/spec/behaviours.md section 4.3.
     """
     text = options.get("default-max-batch-size")
     if text is None:
@@ -34,9 +34,9 @@ def default_max_batch_size(backend: str, options: Mapping[str, str]) -> int:
 def complete_from_graph(config: ModelConfig, graph: Graph, default_max_batch_size: int) -> None:
     """Fill ``max_batch_size``, ``dynamic_batching``, ``input`` and ``output`` of ``config``.
 
-    Outputs that are not tensors are left out with one warning, unless no output is a tensor.
-    Raises `ConfigError` when the config asks for batches that the graph does not take, and
-    `LoadError` for a tensor that the protocol cannot carry.
+    Outputs that are not tensors are left out with one warning, unless no output is a tensor. Raises `ConfigError` if
+    the config asks for batches that the graph does not support, and `LoadError` for a tensor that the protocol cannot
+    carry.
     """
     _complete_batching(config, graph, default_max_batch_size)
     skipped = 1 if config.max_batch_size > 0 else 0
@@ -106,8 +106,8 @@ def _describe(io: ModelInput | ModelOutput, info: GraphTensor, direction: str, m
 
 
 def check_against_graph(config: ModelConfig, graph: Graph) -> None:
-    """Raise `ConfigError`, or `LoadError` for a type that cannot be served, at the first
-    disagreement, in Triton's words."""
+    """Raise at the first disagreement, in Triton's words: `ConfigError`, or `LoadError` for a type that cannot be
+    served."""
     controls = [control.name for control in config.sequence_batching.control_input]
     states = [state.input_name for state in config.sequence_batching.state]
     known = {*(io.name for io in config.input), *controls, *states}
@@ -141,7 +141,7 @@ def check_against_graph(config: ModelConfig, graph: Graph) -> None:
 def _check_unseen(
     config: ModelConfig, name: str, datatype: DataType, infos: Mapping[str, GraphTensor], direction: str
 ) -> None:
-    """What clients do not see, because the server makes or keeps it, must be what the graph has."""
+    """Check a tensor that the server computes or keeps, and that clients do not send, against the graph."""
     io = ModelInput(name=name, data_type=datatype.config_value)  # type: ignore[arg-type]
     _check_datatype(config, io, _find(io, infos, direction), direction)
 
@@ -194,7 +194,8 @@ def _check_datatype(config: ModelConfig, io: ModelInput | ModelOutput, info: Gra
 
 
 def _check_shape_tensor(config: ModelConfig, io: ModelInput | ModelOutput, info: GraphTensor, direction: str) -> None:
-    """In the words of Triton's TensorRT backend (docs/spec/behaviours.md section 10.5)."""
+    """Check the mark of shape tensors, in the words of Triton's TensorRT backend (docs/spec/behaviours.md section
+    10.5)."""
     what = f"{direction} '{io.name}' for model '{config.name}' is"
     if info.is_shape_tensor and not io.is_shape_tensor:
         raise ConfigError(f"{what} a shape tensor but the model configuration doesn't mark it as a shape tensor.")

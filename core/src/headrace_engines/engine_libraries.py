@@ -1,4 +1,4 @@
-"""Reads what an engine consists of before it is imported, so that a slow disk stops nobody but the model that loads."""
+"""Reads the files of an engine before it is imported, so that a slow disk delays only the model that loads."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from headrace import in_memory
 
 
 def read_libraries(package: str, *folders: str) -> None:
-    """Have the libraries in ``folders`` of ``package``, which is about to be imported, in memory: "" is its own.
+    """Read the libraries in ``folders`` of ``package`` into memory, before it is imported. "" is the package itself.
 
-    The dynamic loader holds the interpreter's lock while the disk gives it one page after the other of hundreds of
-    megabytes: on a fresh machine for a minute, in which the server would answer nobody, not even that it lives. Reading
-    lets go of the lock. Nothing is read that is in memory already, that has been imported, or that is not there.
+    The dynamic loader holds the interpreter's lock while it reads hundreds of megabytes page by page. On a fresh
+    machine, the server would answer no request for a minute. Reading the files first releases the lock. Files that are
+    in memory, imported already, or missing are skipped.
     """
     if package in sys.modules or (spec := find_spec(package)) is None:
         return
     for place in spec.submodule_search_locations or ():
         for folder in folders:
             for path in Path(place, folder).glob("*.so*"):
-                with suppress(OSError), in_memory(path):  # to import it says what is wrong with it
+                with suppress(OSError), in_memory(path):  # the import reports what is wrong with it
                     pass

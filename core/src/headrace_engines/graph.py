@@ -1,7 +1,7 @@
-"""Inputs and outputs of a model: as an engine has them of a file, whatever the engine, and as the config has them.
+"""Inputs and outputs of a model: as an engine finds them in a file, and as the config has them.
 
-A backend makes a `Graph` of what its engine finds in a file; `complete_from_graph` and `check_against_graph` compare it
-with the config. `Graph.of_config` has the tensors of a config, with those that no client sends or receives.
+A backend makes a `Graph` from a file; `complete_from_graph` and `check_against_graph` compare it with the config.
+`Graph.of_config` has the tensors of a config, also those that no client sends or receives.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ _UNKNOWN = "unknown"
 class GraphTensor:
     """One input or output of a model file.
 
-    ``datatype`` is None when the protocol has no such type; ``type`` is what the engine calls it, for messages.
-    ``shape`` includes a batch axis if there is one; -1 is any size. It is empty for a scalar, and also when
-    the engine does not know the rank. ``is_tensor`` is False for a list, a map and the like. The values of an
-    ``is_shape_tensor`` say shapes: it has no batch axis, and where the model batches its first value is the size of
-    the batch, which its config leaves out.
+    ``datatype`` is None if the protocol has no such type; ``type`` is the engine's name of it, for messages. ``shape``
+    includes a batch axis if there is one; -1 is any size. It is empty for a scalar, or if the engine does not know the
+    rank. ``is_tensor`` is False for a list, a map and the like.
+
+    The values of an ``is_shape_tensor`` are shapes. It has no batch axis. If the model batches, its first value is the
+    batch size, which its config leaves out.
     """
 
     name: str
@@ -34,12 +35,11 @@ class GraphTensor:
 
     @property
     def batches(self) -> bool:
-        """Whether the first axis can be the batch."""
+        """True if the first axis can be the batch."""
         return self.shape[:1] == (-1,)
 
     def require_datatype(self, direction: str, model: str) -> DataType:
-        """The data type, or `LoadError` saying that it cannot be served. ``direction`` is
-        ``input`` or ``output``."""
+        """Return the data type. Raises `LoadError` if it cannot be served. ``direction`` is ``input`` or ``output``."""
         if not self.is_tensor:
             raise LoadError(
                 f"unable to load model '{model}': {direction} '{self.name}' is {self.type}, not a tensor, and "
@@ -53,7 +53,7 @@ class GraphTensor:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Inputs and outputs of a model file by name, in the file's order. ``optional`` are inputs that have a default."""
+    """Inputs and outputs of a model file by name, in the file's order. ``optional`` are inputs with a default."""
 
     inputs: Mapping[str, GraphTensor]
     outputs: Mapping[str, GraphTensor]
@@ -61,15 +61,16 @@ class Graph:
 
     @classmethod
     def of_config(cls, config: ModelConfig) -> Graph:
-        """What an execution may be given and gives by the config, in this order: ``input``, the controls and states of
-        ``sequence_batching``, ``batch_input``, and what the parameter ``padding`` has the server make; ``output``, and
-        states again. None of them count as ``optional``.
+        """Return the inputs and outputs of an execution by the config, in this order.
 
-        Shapes are those that the model sees: with the batch axis, after ``reshape``, and [-1] for ragged inputs. What
-        the config does not give, such as the data type of a control, is None as a ``datatype`` and "unknown" as a
-        ``type``. ``padding`` refers to inputs and outputs, and does not count before the config names both.
+        - Inputs: ``input``, the controls and states of ``sequence_batching``, ``batch_input``, and the inputs of the
+          parameter ``padding``.
+        - Outputs: ``output``, and states.
 
-        Raises `ConfigError` if that parameter cannot be read.
+        None of them is ``optional``. Shapes are the model's: with the batch axis, after ``reshape``, and [-1] for
+        ragged inputs. Unknown values, such as the data type of a control, are None as a ``datatype`` and "unknown" as a
+        ``type``. ``padding`` is ignored until the config has inputs and outputs. Raises `ConfigError` if that parameter
+        is invalid.
         """
         batch = (-1,) if config.max_batch_size > 0 else ()
         sequence = config.sequence_batching
@@ -99,7 +100,7 @@ def _tensor(name: str, data_type: int, shape: tuple[int, ...]) -> GraphTensor:
 
 
 def _by_name(tensors: Iterable[GraphTensor]) -> dict[str, GraphTensor]:
-    """The first of each name: a state may be an output that clients see, too."""
+    """Return the first tensor of each name: a state may also be an output of clients."""
     found: dict[str, GraphTensor] = {}
     for tensor in tensors:
         found.setdefault(tensor.name, tensor)

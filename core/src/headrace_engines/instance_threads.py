@@ -1,4 +1,4 @@
-"""How many threads an engine may start, so that the instances of a model share the cores."""
+"""The number of threads of an engine, so that the instances of a model share the cores."""
 
 from __future__ import annotations
 

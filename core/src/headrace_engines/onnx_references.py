@@ -1,9 +1,7 @@
-"""What an ONNX file says that must be known before an engine has it: the files that it names beside its own, which are
-weights and what an accelerator compiled before, and whether it has loops.
+"""Checks an ONNX file before an engine reads it: the files that it names, and whether it has loops.
 
-The former must lie in the model's directory, as all files of a model. Several engines read ONNX, and not all see to it:
-ONNX Runtime before 1.23 or so read any file of the server, and even its memory, where a graph gave an address for a
-name. So the graph is looked at here, for whichever backend is about to hand it to its engine.
+The named files (weights, and graphs that an accelerator has compiled) must be in the model's directory. Not all engines
+check this: ONNX Runtime before about 1.23 read any file of the server, and even its memory if a name was an address.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from google.protobuf.message import DecodeError, Message
 
 from headrace import LoadError, one_line, open_regular, read_regular, why_path_leaves
 
-#: What the engine takes for an address in its own memory begins so.
+#: The prefix of an address in the engine's memory.
 _ADDRESS = "*/_ORT_MEM_ADDR_"
-#: The node that stands for a graph which an accelerator compiled, and its attributes.
+#: The node of a graph that an accelerator has compiled, and its attributes.
 _COMPILED = b"EPContext"
 _COMPILED_FILE, _IS_EMBEDDED, _SOURCE_FILE = b"ep_cache_context", b"embed_mode", b"onnx_model_filename"
 
@@ -52,12 +50,13 @@ _SCHEMA: dict[str, dict[str, tuple[int, str | int]]] = {
 
 
 def check_onnx_references(path: Path, folder: Path) -> list[str]:
-    """The names of files that hold weights of the ONNX graph in the file ``path``, as the graph has them, once each.
+    """Return the names of the weight files of the ONNX graph in the file ``path``, once each.
 
-    Raises `LoadError` if it names a file outside the model's directory, ``folder``, below which ``path`` lies. A file
-    that is no ONNX graph passes, whatever it is called: to read it, or to refuse it, is the engine's matter.
+    Raises `LoadError` if it names a file outside the model's directory ``folder``, which contains ``path``. A file that
+    is not an ONNX graph passes: the engine reads or refuses it.
     """
-    inside = posixpath.normpath(path.relative_to(folder))  # the version's directory may be left again: 1/../model.onnx
+    # the path may leave the version's directory again: 1/../model.onnx
+    inside = posixpath.normpath(path.relative_to(folder))
     levels, weights = inside.count("/"), {}
     for name, is_weights in _names(path):
         if is_weights:
@@ -73,13 +72,15 @@ def check_onnx_references(path: Path, folder: Path) -> list[str]:
 
 
 def onnx_repeats(path: Path) -> bool:
-    """Whether the ONNX graph in the file ``path`` may have a loop, which runs as often as the values of a request say,
-    or for ever. So may one that has nothing but the word in it."""
+    """True if the ONNX graph in the file ``path`` may have a loop, whose number of runs depends on the request.
+
+    Also True if the file only contains the word.
+    """
     return _mentions(path, b"Loop")
 
 
 def _mentions(path: Path, *words: bytes) -> bool:
-    """Read piece by piece, so that neither the disk nor the search keeps other threads from running."""
+    """True if the file contains one of ``words``. Read in pieces, so that other threads can run."""
     kept, longest = b"", max(map(len, words))
     with open_regular(path) as file:
         while piece := file.read(_PIECE_BYTES):
@@ -91,13 +92,13 @@ def _mentions(path: Path, *words: bytes) -> bool:
 
 
 def _names(path: Path) -> Iterator[tuple[str, bool]]:
-    """Names, and whether weights are there. Most graphs name no file, and are not parsed to know it."""
+    """Yield the names of files, and whether each has weights. Most graphs name no file, and are not parsed."""
     if not _mentions(path, b"location", _COMPILED):
         return
     model = _Model()
     try:
         model.ParseFromString(read_regular(path))
-    except DecodeError:  # nor does the engine read it, and says so; or it is of the engine's own format
+    except DecodeError:  # the engine reports it; or the file has the engine's own format
         return
     yield from _in_message(model)
 
@@ -122,7 +123,7 @@ def _in_compiled(attributes: Iterable[Any]) -> Iterator[str]:
 
 
 def _make() -> type[Message]:
-    """The message ``Model``. Every message is repeated in it, so that one which comes twice is seen twice."""
+    """Return the message ``Model``. Every message field is repeated, so that none is hidden by a second one."""
     file = descriptor_pb2.FileDescriptorProto(name="references.proto", syntax="proto2")
     for name, fields in _SCHEMA.items():
         message = file.message_type.add(name=name)

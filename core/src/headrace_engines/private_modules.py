@@ -1,15 +1,15 @@
-"""Imports a model's Python files under names of their own, so that the models of one process share no module.
+"""Imports a model's Python files under private names, so that the models of one process share no module.
 
-Two models may both say ``import helper`` and mean the file beside their own ``model.py``, and after a reload they mean
-the new one. `sys.modules` has one place for the name, and a finder is not asked once that place is taken, so neither a
-path nor a finder can tell them apart. To swap `sys.modules` while a model imports would, under a lock, but not for an
-import inside a function on any thread.
+Two models may both ``import helper`` and mean the file beside their own ``model.py``; after a reload they mean the new
+file. `sys.modules` has one entry per name, and finders are not called once it is taken. So neither a path nor a finder
+can separate the models. Swapping `sys.modules` during an import works under a lock, but not for imports inside
+functions.
 
-So each gets a package of its own name, and its modules are given builtins whose ``__import__`` looks for ``helper`` in
-that package first. The interpreter takes ``__import__`` from the globals of the code that imports, so this holds for
-every function of these modules, on whatever thread, for ever; and costs nothing elsewhere. `importlib.import_module`
-does not pass there. Byte code is neither read nor written: what a reload finds is never stale, and a model repository
-stays as it is.
+So each model gets a package of its own. Its modules get builtins whose ``__import__`` searches that package first. The
+interpreter takes ``__import__`` from the globals of the importing code. So this holds for every function of these
+modules, on any thread, and costs nothing elsewhere. `importlib.import_module` does not use it.
+
+Byte code is neither read nor written. So a reload never finds stale code, and a model repository stays unchanged.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-#: What a file beside a model cannot stand in for. Installed packages otherwise come second.
+#: Names that a file beside a model cannot take. Installed packages come after the model's files.
 _RESERVED = frozenset((*sys.stdlib_module_names, "numpy", "headrace"))
 _numbers = count()
 
 
 class PrivateModules:
-    """The modules of one model, found in ``folders``, in that order. Any thread may import.
+    """The modules of one model, searched in ``folders``, in order. Any thread may import.
 
-    ``reserved`` are further names that no file beside the model can take; ``own`` is in the globals of each module from
-    the beginning.
+    ``reserved`` are more names that a file beside the model cannot take. ``own`` is added to the globals of each
+    module.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class PrivateModules:
         reserved: Collection[str] = (),
         own: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        #: Of which all these modules are; no other model's has the name.
+        #: The package of all these modules. No other model's has this name.
         self.package = f"_headrace_model_{next(_numbers)}"
         self._folders = list(dict.fromkeys(map(str, folders)))
         self._elsewhere = {*_RESERVED, *reserved}
         self._globals: Mapping[str, Any] = {"__builtins__": {**vars(builtins), "__import__": self._import}, **own}
 
     def load(self, file: Path) -> ModuleType:
-        """The module of ``file``, which lies in the first of the folders. Raises what its code raises; `close` has
-        then to be called all the same."""
+        """Return the module of ``file``, which is in the first folder. Raises what its code raises; call `close` all
+        the same."""
         if _FINDER not in sys.meta_path:
             sys.meta_path.insert(0, _FINDER)
         _FINDER.packages[self.package] = self
@@ -68,21 +68,21 @@ class PrivateModules:
         return import_module(f"{self.package}.{file.stem}")
 
     def has(self, name: str) -> bool:
-        """Whether the module called ``name`` is one of these."""
+        """True if the module ``name`` is one of these."""
         return name.partition(".")[0] == self.package
 
     def loaded(self) -> Iterator[ModuleType]:
-        """All that have been imported so far, their package among them."""
+        """Return all modules imported so far, with their package."""
         return (sys.modules[name] for name in tuple(sys.modules) if self.has(name))
 
     def close(self) -> None:
-        """Forget the modules. Code that still runs keeps them, and can import no more of them."""
+        """Remove the modules. Code that still runs keeps them, and can import no more."""
         _FINDER.packages.pop(self.package, None)
         for name in [name for name in tuple(sys.modules) if self.has(name)]:
             del sys.modules[name]
 
     def prepare(self, module: ModuleType) -> None:
-        """Give ``module`` what its code is to find when it runs."""
+        """Add the globals that the code of ``module`` needs."""
         vars(module).update(self._globals)
 
     def _import(
@@ -93,7 +93,7 @@ class PrivateModules:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """``__import__`` as the model's own modules see it."""
+        """``__import__`` for the model's own modules."""
         top = name.partition(".")[0]
         if level == 0 and top not in self._elsewhere:
             if self._is_beside(top):
@@ -109,8 +109,10 @@ class PrivateModules:
         return builtins.__import__(name, globals, locals, fromlist or (), level)
 
     def _is_beside(self, top: str, only_folder: bool = False) -> bool:
-        """Whether a module or package lies beside the model; ``only_folder``: a folder without ``__init__``
-        will do, which else may as well hold data."""
+        """True if a module or package is beside the model.
+
+        With ``only_folder``, a folder without ``__init__`` counts, too; else it may be data.
+        """
         name = f"{self.package}.{top}"
         if name in sys.modules:
             return True
@@ -135,7 +137,7 @@ class _UncachedSource(SourceFileLoader):
     """Compiles the source each time."""
 
     def path_stats(self, path: str) -> Mapping[str, Any]:
-        raise OSError  # says that there is no byte code, neither to read nor to write
+        raise OSError  # no byte code is read or written
 
     def exec_module(self, module: ModuleType) -> None:
         _FINDER.packages[module.__name__.partition(".")[0]].prepare(module)
@@ -155,7 +157,7 @@ class _PrivateFinder(MetaPathFinder):
 
 
 def _find(name: str, path: Sequence[str]) -> ModuleSpec | None:
-    """The module or the package ``name`` in ``path``; else a package of its folders there, without loader."""
+    """Return the module or package ``name`` in ``path``; else a namespace package of its folders, without loader."""
     loaders = (ExtensionFileLoader, EXTENSION_SUFFIXES), (_UncachedSource, SOURCE_SUFFIXES)
     folders: list[str] = []
     for entry in path:

@@ -1,8 +1,10 @@
-"""Steps that run only where a tensor says so: an extension of Triton's config, in the model's parameters.
+"""Conditional steps: an extension of Triton's config, in the model's parameters.
 
-``ensemble.when.1`` is ``flag``: step 1 runs if the ensemble tensor ``flag`` is true, and ``!flag``: if it is not. A
-step may be named by its model, too, if no other step asks that one. What a step that did not run would have written is
-not there: a step that needs it does not run either, and one whose input is optional goes without.
+``ensemble.when.1`` is ``flag``: step 1 runs if the ensemble tensor ``flag`` is true. ``!flag``: if it is false. A step
+may also be named by its model, if no other step calls that model.
+
+If a step did not run, its outputs do not exist: a step that needs one does not run either, and an optional input is
+left out.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from headrace import ConfigError, ModelConfig, dtypes
 
 _PREFIX = "ensemble."
 _WHEN = "ensemble.when."
-#: What can be true or false.
+#: Data types that can be true or false.
 TRUTH = (
     dtypes.BOOL,
     dtypes.INT8,
@@ -29,7 +31,7 @@ TRUTH = (
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``tensor`` is true, or is not where ``is_negated``. ``field`` is where the config says so."""
+    """The condition that ``tensor`` is true, or false if ``is_negated``. ``field`` is its place in the config."""
 
     tensor: str
     is_negated: bool
@@ -37,7 +39,7 @@ class Condition:
 
 
 def conditions(config: ModelConfig) -> dict[int, Condition]:
-    """By step, its condition. Raises `ConfigError` for one that names no step or no tensor of the ensemble."""
+    """Return the condition of each step that has one. Raises `ConfigError` for an unknown step or tensor."""
     steps = config.ensemble_scheduling.step
     tensors = {io.name for io in config.input}
     tensors.update(tensor for step in steps for tensor in step.output_map.values())
@@ -63,7 +65,7 @@ def conditions(config: ModelConfig) -> dict[int, Condition]:
 
 
 def _step(config: ModelConfig, name: str, field: str) -> int:
-    """The step that ``name`` means: its number, or the model that no other step asks."""
+    """Return the step ``name``: its number, or the model that only this step calls."""
     steps = config.ensemble_scheduling.step
     if name.isascii() and name.isdigit() and len(name) < 9 and int(name) < len(steps):
         return int(name)

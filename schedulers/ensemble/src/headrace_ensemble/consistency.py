@@ -1,6 +1,6 @@
-"""Whether the models of an ensemble go together, tensor by tensor.
+"""Checks that the models of an ensemble fit together, tensor by tensor.
 
-What one config can break by itself, core has judged before. Source: docs/spec/behaviours.md section 4.8.
+Core has checked each config by itself. Source: docs/spec/behaviours.md section 4.8.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace_ensemble.plan import dependency_of, in_order, reads_of
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one model says of a tensor. ``where`` is how it is told."""
+    """One model's description of a tensor. ``where`` names it in messages."""
 
     model: str
     datatype: DataType
@@ -25,13 +25,16 @@ class Side:
 
     @property
     def full_dims(self) -> tuple[int, ...]:
-        """As they travel, with the batch axis."""
+        """The dims of a request, with the batch axis."""
         return (-1, *self.dims) if self.batched else self.dims
 
 
 def check(config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> bool:
-    """Whether the ensemble of ``config`` is decoupled. Raises `ConfigError` at the first thing that does not fit,
-    naming step, tensor and both sides. What is not among ``others`` is not judged."""
+    """Return True if the ensemble of ``config`` is decoupled.
+
+    Raises `ConfigError` for the first contradiction, with step, tensor and both sides. Models that are not in
+    ``others`` are not checked.
+    """
     sides = {
         io.name: Side(
             config.name, spec.datatype, spec.backend_dims, config.max_batch_size > 0, f"the ensemble's {kind}"
@@ -111,7 +114,7 @@ def _side(model: OtherModel, spec: Spec, where: str) -> Side:
 
 
 def _compare(ensemble: str, tensor: str, known: Side, side: Side, field: str) -> None:
-    """Raise unless both sides say of ``tensor`` what can be the same."""
+    """Raise unless both sides can describe the same ``tensor``."""
     prefix, where = f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent", f" ({known.where}, {side.where})"
     if known.datatype is not side.datatype:
         raise ConfigError(
@@ -132,8 +135,11 @@ def _match(one: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def _is_decoupled(config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> bool:
-    """Whether a decoupled step lies on the way to an output. Raises `ConfigError` for a step that reads tensors of
-    different origin, whose responses nobody could tell to belong together."""
+    """Return True if an output depends on a decoupled step.
+
+    Raises `ConfigError` for a step that reads tensors from different decoupled steps, because their responses cannot be
+    matched.
+    """
     steps, found = config.ensemble_scheduling.step, conditions(config)
     origin = {io.name: -1 for io in config.input}
     for index in in_order(config):

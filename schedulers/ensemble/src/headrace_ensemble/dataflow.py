@@ -1,4 +1,4 @@
-"""One request on its way through the graph: what is there, what runs, and what is answered. Event loop only."""
+"""One request in the graph: its tensors, its running steps, and its answers. Event loop only."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ log = logging.getLogger("headrace.ensemble")
 _NO_TIME = 0, 0, 0
 _NONE_UNREAD: deque[Any] = deque(maxlen=0)
 _NO_STEPS: dict[int, Any] = {}
-#: What a step's response may say of the sequence that later steps are asked in.
+#: Parameters of a step's response that later steps get as their sequence.
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
 
 class Item:
-    """One item of a stream: the request itself, or one response of a decoupled step, which ``source`` asked.
+    """One item of a stream: the request itself, or one response of a decoupled step, which ``source`` requested.
 
-    ``values`` has the tensors that somebody still reads. ``open`` is what keeps the source from going on: steps that
-    run, and a response that the caller has not read.
+    ``values`` has the tensors that a step still needs. ``open`` counts what keeps the source from going on: running
+    steps, and a response that the caller has not read.
     """
 
     __slots__ = ("calls", "missing", "open", "sequences", "skipped", "source", "stream", "uses", "values", "waits")
@@ -36,14 +36,14 @@ class Item:
         self.calls: dict[int, Ticket] = {}
         self.missing = plan.missing
         self.open = 0
-        #: By tensor, what the response that brought it said of the sequence; None as long as none has said anything.
+        #: By tensor, the sequence parameters of the response that brought it. None until a response has some.
         self.sequences: dict[int, dict[str, Any]] | None = None
-        #: By tensor, why the step that writes it has not run; None as long as every step has.
+        #: By tensor, why the step that writes it has not run. None if every step has run so far.
         self.skipped: dict[int, str] | None = None
 
 
 class Dataflow:
-    """The request of ``ticket``, computed as ``plan`` says and answered by ``answer``. ``name`` is the ensemble's."""
+    """Computes the request of ``ticket`` by ``plan``, and answers by ``answer``. ``name`` is the ensemble's."""
 
     __slots__ = (
         "_answer", "_callers", "_early", "_emitted", "_error", "_items", "_limit", "_name", "_plan", "_running",
@@ -63,26 +63,26 @@ class Dataflow:
         self._name, self._plan, self._answer = name, plan, answer
         self._callers = plan.callers if not ticket.request.callers else (*ticket.request.callers, name)
         self._error: HeadraceError | None = None
-        #: What the steps that are done took, together: `headrace.Ticket.spans_ns`.
+        #: The compute times of the finished steps, added up: `headrace.Ticket.spans_ns`.
         self.spans_ns = _NO_TIME
-        #: Steps that run or are about to, and one more while this is busy itself.
+        #: Steps that run or are about to, plus one while this object is busy.
         self.under_way = 0
         self._items: dict[Item, None] = {}
         self._emitted: list[tuple[Item, InferResponse]] = []
-        #: What of these has not been read by the caller, where there may be more than one.
+        #: The items of these that the caller has not read, if there may be several.
         self._unread: deque[Item] = deque() if is_decoupled else _NONE_UNREAD
-        #: Answers of a step that is to answer once, before its last.
+        #: Answers of a step with a single response, before its last.
         self._early: dict[tuple[Item, Step], list[Answer]] | None = None
         self._limit = limit
-        #: Where a step may be asked for ``limit`` items at a time only: of how many it is, and which wait.
+        #: For a limit of parallel items per step: the number that runs, and the ones that wait.
         self._running: dict[int, int] = {} if limit else _NO_STEPS
         self._waiting: dict[int, deque[tuple[Item, Step]]] = {} if limit else _NO_STEPS
 
     def start(self) -> None:
-        """Run what needs the request only."""
+        """Run the steps that need only the request."""
         plan = self._plan
         item = Item(plan, 0, None)
-        item.open = 1  # to the end
+        item.open = 1  # until its end
         self._items[item] = None
         given, values = self.ticket.request.inputs, item.values
         for name, tensor in plan.inputs:
@@ -96,7 +96,7 @@ class Dataflow:
             self._settle()
 
     def cancel(self, error: HeadraceError) -> None:
-        """Stop, because the request was cancelled. The scheduler drops what is answered from now on."""
+        """Stop, because the request was cancelled. The scheduler drops later answers."""
         self._error = error
         self._cancel_calls()
         for index in self._waiting:
@@ -105,8 +105,8 @@ class Dataflow:
     # ------------------------------------------------------------------ out
 
     def _run(self, item: Item, ready: list[Step]) -> None:
-        """Run the steps that are ``ready``, and those that become so because one of them does not run."""
-        for step in ready:  # which grows
+        """Run the ``ready`` steps, and those that become ready because one of them is skipped."""
+        for step in ready:  # grows in the loop
             if self._error is not None:
                 return
             if (step.when >= 0 or item.skipped is not None) and (why := self._why_not(item, step)):
@@ -122,7 +122,7 @@ class Dataflow:
                 self._launch(item, step)
 
     def _why_not(self, item: Item, step: Step) -> str:
-        """Why ``step`` does not run; empty if it does."""
+        """Return why ``step`` does not run; empty if it does."""
         skipped = item.skipped or {}
         for tensor in step.required:
             if tensor in skipped:
@@ -139,7 +139,7 @@ class Dataflow:
         return "" if truths == {not step.is_negated} else f"{told}, because its condition did not hold"
 
     def _drop(self, item: Item, step: Step) -> None:
-        """``step`` does not read its tensors any more."""
+        """Release the tensors that ``step`` no longer needs."""
         for tensor in step.uses:
             item.uses[tensor] -= 1
             if not item.uses[tensor]:
@@ -194,7 +194,7 @@ class Dataflow:
     # ------------------------------------------------------------------ in
 
     def _heard(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
-        """What a step answers that answers once."""
+        """Handle an answer of a step with a single response."""
         if not final or answer is None:
             self._heard_otherwise(item, step, answer, final)
             return
@@ -208,7 +208,7 @@ class Dataflow:
             self._settle()
 
     def _heard_otherwise(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
-        """Not the one answer that was to be expected."""
+        """Handle an answer other than the single expected one."""
         self._early = self._early if self._early is not None else {}
         early = self._early.setdefault((item, step), [])
         if answer is not None:
@@ -218,7 +218,7 @@ class Dataflow:
             self._heard(item, step, _single(early), True)
 
     def _heard_many(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
-        """What a decoupled step answers: each response is an item of its stream."""
+        """Handle an answer of a decoupled step: each response is an item of its stream."""
         if isinstance(answer, HeadraceError):
             self._fail(answer)
         elif answer is not None:
@@ -235,14 +235,14 @@ class Dataflow:
         self._settle()
 
     def _take(self, item: Item, step: Step, response: InferResponse) -> None:
-        """Keep what a step has given, and run what was waiting for it."""
+        """Keep the outputs of a step, and run the steps that waited for them."""
         if response.parameters:
             self._note_sequence(item, step, response)
         if ready := self._put(item, step, response.outputs):
             self._run(item, ready)
 
     def _put(self, item: Item, step: Step, outputs: Mapping[str, Tensor]) -> list[Step]:
-        """Keep ``outputs`` of ``step``; the steps that now have all that they read."""
+        """Keep ``outputs`` of ``step``. Return the steps that now have all their inputs."""
         values, waits = item.values, item.waits
         ready: list[Step] = []
         plan = self._plan
@@ -274,7 +274,7 @@ class Dataflow:
         self._close(item)
 
     def _admit(self, index: int) -> None:
-        """A step is asked for one item less: let the next have its turn, or all if none will be asked any more."""
+        """Start the next waiting item of a step, or drop all if the request has failed."""
         waiting = self._waiting.get(index)
         while waiting and (self._error is not None or self._running[index] < self._limit):
             item, step = waiting.popleft()
@@ -284,7 +284,7 @@ class Dataflow:
             self._close(item)
 
     def _close(self, item: Item) -> None:
-        """One thing less keeps ``item`` open; its source may go on when nothing does."""
+        """Remove one thing that keeps ``item`` open. If none is left, its source may go on."""
         item.open -= 1
         if not item.open:
             self._items.pop(item, None)
@@ -294,12 +294,12 @@ class Dataflow:
     # ------------------------------------------------------------------ to the caller
 
     def _emit(self, item: Item) -> None:
-        """All outputs of ``item`` have been written: make the response of it, to be sent when this is no more busy."""
+        """Make the response of ``item``, whose outputs are complete. It is sent when this object is no longer busy."""
         outputs: dict[str, Tensor] = {}
         values, missing = item.values, list[str]()
         for name, tensor, adapt in self._plan.outputs:
             value = values[tensor]
-            if value is None:  # whoever was to write it has not
+            if value is None:  # the step that writes it has not
                 log.debug("Composing models did not output tensor %s", name)
                 if item.skipped is not None and tensor in item.skipped:
                     missing.append(f"output '{name}' was not written: {item.skipped[tensor]}")
@@ -329,7 +329,7 @@ class Dataflow:
         self._emitted.append((item, InferResponse(outputs, parameters, id=request.id)))
 
     def _settle(self) -> None:
-        """Send what has been emitted, and the end if nothing is under way."""
+        """Send the responses, and the end if nothing is running."""
         emitted, self._emitted = self._emitted, []
         is_over = not self.under_way
         ticket, answer = self.ticket, self._answer
@@ -349,7 +349,7 @@ class Dataflow:
             self._emitted = emitted
 
     def read(self, ticket: Ticket) -> None:
-        """The caller has read a response."""
+        """Note that the caller has read a response."""
         if self._unread:
             self._close(self._unread.popleft())
 
@@ -360,7 +360,7 @@ class Dataflow:
         )
 
     def _fail(self, error: HeadraceError) -> None:
-        """A step has failed: no other is begun, and the error is told when those that run are done."""
+        """Stop after a failed step. The error is sent when the running steps are done."""
         if self._error is None:
             self._error = HeadraceError(f"in ensemble '{self._name}', {error.message}", error.code)
             self._cancel_calls()
@@ -375,7 +375,7 @@ class Dataflow:
     # ------------------------------------------------------------------ sequences
 
     def _note_sequence(self, item: Item, step: Step, response: InferResponse) -> None:
-        """What ``response`` says of the sequence goes on with its tensors."""
+        """Keep the sequence parameters of ``response`` with its tensors."""
         said = {key: response.parameters[key] for key in _SEQUENCE if key in response.parameters}
         if said:
             item.sequences = item.sequences or {}
@@ -383,7 +383,7 @@ class Dataflow:
                 item.sequences[tensor] = said
 
     def _sequence(self, item: Item, step: Step, *own: Any) -> Any:
-        """The sequence that ``step`` is asked in: what its tensors say, before what the caller has said."""
+        """Return the sequence for ``step``: from its tensors, else from the caller."""
         assert item.sequences is not None
         said: dict[str, Any] = {}
         for _, tensor, _ in step.reads:
@@ -392,7 +392,7 @@ class Dataflow:
 
 
 def _single(answers: Sequence[Answer]) -> Answer:
-    """The one answer among ``answers``; the first error goes before everything else."""
+    """Return the single answer of ``answers``; an error has priority."""
     for answer in answers:
         if isinstance(answer, HeadraceError):
             return answer

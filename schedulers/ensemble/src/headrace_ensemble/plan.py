@@ -1,8 +1,8 @@
-"""What is decided once, at load or for a set of requested outputs: which steps run, and what each waits for and gives.
+"""The plan of an ensemble: which steps run, and what each waits for and writes.
 
-Tensors are numbers, which index lists. They lie in streams: stream 0 is the request, and every decoupled step opens a
-stream of its own, in which each of its responses is an item. A step reads tensors of one stream only, and runs once
-for each item of it; what it gives is in the same item, or opens another stream.
+Made once, at load or per set of requested outputs. Tensors are numbers, which index lists. They belong to streams:
+stream 0 is the request, and every decoupled step opens a stream, whose items are its responses. A step reads tensors of
+one stream, and runs once per item. Its outputs are in the same item, or open another stream.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from typing import Any, TypeAlias
 from headrace import Dependency, InternalError, ModelConfig, OtherModel, Spec, Tensor, Ticket
 from headrace_ensemble.conditions import Condition, conditions
 
-#: What makes a tensor fit whoever reads it, where one has a batch axis and the other has none.
+#: Adapts a tensor for its reader, if one of writer and reader has a batch axis and the other has not.
 Adapt: TypeAlias = "Callable[[Any], Any]"
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A step as it runs: ``reads`` has, for each of the model's inputs, a tensor, and ``writes``, for each output that
-    is needed, a tensor and the steps that read it. ``uses`` are the tensors of ``reads``, each once. ``opens`` is the
-    stream that its responses open, 0 for none.
+    """A step of a plan.
 
-    ``waits`` is how many of the tensors that it reads come from steps of the same item. ``when`` is the tensor that
-    says whether it runs, -1 for none, and ``is_negated`` that it runs if that says no. It does not run without one of
-    ``required``, either, if the step that was to write it has not run. ``kind`` begins the `InferRequest.alike` of its
-    requests, which goes on with the dtypes and shapes of their inputs; None where an input is strings.
+    - ``reads``: a tensor for each input of the model. ``uses``: the same tensors, once each.
+    - ``writes``: for each needed output, a tensor and the steps that read it.
+    - ``opens``: the stream of its responses, 0 for none.
+    - ``waits``: the number of its tensors that come from steps of the same item.
+    - ``when``: the tensor of its condition, -1 for none. With ``is_negated``, the step runs if that is false.
+    - ``required``: tensors without which it does not run.
+    - ``kind``: the start of `InferRequest.alike` of its requests, before dtypes and shapes of inputs. None if an input
+      is strings.
     """
 
     index: int
@@ -52,10 +54,11 @@ class Step:
 class DataflowPlan:
     """How one set of requested outputs is computed.
 
-    ``inputs`` are the ensemble's, ``first`` the steps that need nothing else. ``waits`` has, for each step, how many
-    tensors it waits for, and ``uses``, for each tensor, how many steps read it, and one more if it is an output.
-    ``outputs`` are the items of ``stream``, and ``missing`` is how many of them a step is to write. ``empty`` has None
-    for each tensor, and ``callers`` is who asks the steps for a client.
+    - ``inputs``: the ensemble's. ``first``: the steps that need nothing else.
+    - ``waits``: per step, the number of tensors that it waits for.
+    - ``uses``: per tensor, the number of steps that read it, plus one if it is an output.
+    - ``outputs`` are in the items of ``stream``; steps write ``missing`` of them.
+    - ``empty``: None for each tensor. ``callers``: the callers of the steps, for a client's request.
     """
 
     inputs: Sequence[tuple[str, int]]
@@ -71,7 +74,7 @@ class DataflowPlan:
 
 
 class EnsembleGraph:
-    """The steps of an ensemble and its tensors. ``others`` are the models of the steps, loaded."""
+    """The steps of an ensemble and its tensors. ``others`` are the loaded models of the steps."""
 
     def __init__(self, config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> None:
         self._config = config
@@ -83,14 +86,14 @@ class EnsembleGraph:
         self._writer = {tensor: index for index, step in enumerate(self._steps) for tensor in step.output_map.values()}
         self._conditions = conditions(config)
         self._order = in_order(config)
-        #: What each step waits for.
+        #: The tensors that each step waits for.
         self._reads = [reads_of(config, index, self._conditions) for index in range(len(self._steps))]
         self._streams = self._find_streams()
-        #: The steps as they are in every plan: without what they write.
+        #: The steps as in every plan, without their outputs.
         self._bare = [self._step(index) for index in range(len(self._steps))]
 
     def plan(self, requested: Collection[str] = ()) -> DataflowPlan:
-        """How the ``requested`` outputs are computed; all if there are none."""
+        """Return the plan for the ``requested`` outputs; for all if there are none."""
         names = [output.name for output in self._config.output if not requested or output.name in requested]
         needed = self._needed(names)
         tensors = self._numbers
@@ -100,7 +103,7 @@ class EnsembleGraph:
         wanted = set(names)
         for name in names:
             uses[tensors[name]] += 1
-        for index in reversed(self._order):  # so that who reads is made before what is written
+        for index in reversed(self._order):  # readers are made before writers
             if index not in needed:
                 continue
             steps[index] = made = self._with_writes(self._bare[index], readers, wanted)
@@ -154,7 +157,7 @@ class EnsembleGraph:
         ]
         stream = self._streams[index]
         opens = index + 1 if model.config.model_transaction_policy.decoupled else 0
-        # What opens the stream has written its tensors before anything of the item runs.
+        # The step that opens the stream has written its tensors before the item starts.
         awaited = {t for t in self._reads[index] if t in self._writer and not self._opens(self._writer[t])}
         condition = self._conditions.get(index)
         return Step(
@@ -179,7 +182,7 @@ class EnsembleGraph:
         return self._models[index].config.model_transaction_policy.decoupled
 
     def _find_streams(self) -> list[int]:
-        """The stream that each step reads."""
+        """Return the stream that each step reads."""
         found = [0] * len(self._steps)
         for index in self._order:
             for tensor in self._reads[index]:
@@ -194,7 +197,7 @@ class EnsembleGraph:
         return writer + 1 if self._opens(writer) else self._streams[writer]
 
     def _is_batched(self, tensor: str) -> bool:
-        """Whether whoever gives ``tensor`` gives it a batch axis."""
+        """True if the writer of ``tensor`` gives it a batch axis."""
         writer = self._writer.get(tensor)
         config = self._config if writer is None else self._models[writer].config
         return config.max_batch_size > 0
@@ -210,23 +213,23 @@ class EnsembleGraph:
 
 
 def dependency_of(step: Any) -> Dependency:
-    """The model that ``step`` asks."""
+    """Return the model that ``step`` calls."""
     return Dependency(step.model_name, max(step.model_version, -1))
 
 
 def written(config: ModelConfig) -> list[str]:
-    """The tensors that steps write, in order of the steps."""
+    """Return the tensors that steps write, in order of the steps."""
     return [tensor for step in config.ensemble_scheduling.step for _, tensor in sorted(step.output_map.items())]
 
 
 def reads_of(config: ModelConfig, index: int, found: Mapping[int, Condition]) -> set[str]:
-    """The tensors that step ``index`` waits for: its inputs, and what its condition, if ``found``, asks."""
+    """Return the tensors that step ``index`` waits for: its inputs, and the tensor of its condition."""
     tensors = set(config.ensemble_scheduling.step[index].input_map.values())
     return tensors | {found[index].tensor} if index in found else tensors
 
 
 def in_order(config: ModelConfig) -> list[int]:
-    """The steps, each behind those whose tensors it reads. One that could never run is left out."""
+    """Return the steps, each after those whose tensors it reads. A step that can never run is left out."""
     steps, found = config.ensemble_scheduling.step, conditions(config)
     writer = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
     before = [{writer[t] for t in reads_of(config, index, found) if t in writer} for index in range(len(steps))]
@@ -235,7 +238,7 @@ def in_order(config: ModelConfig) -> list[int]:
         for each in those:
             behind.setdefault(each, []).append(index)
     order = [index for index, those in enumerate(before) if not those]
-    for index in order:  # which grows
+    for index in order:  # grows in the loop
         for each in behind.get(index, ()):
             before[each].discard(index)
             if not before[each]:
@@ -244,8 +247,12 @@ def in_order(config: ModelConfig) -> list[int]:
 
 
 def adapter(is_batched: bool, wants_batch: bool, rank: int) -> Adapt | None:
-    """What gives a tensor the batch axis that its reader wants, or takes one of a single row away; None if both are
-    alike. ``rank`` is how many dims the reader's config has. What does not fit is passed on, to be refused there."""
+    """Return a function that adds the batch axis that a reader wants, or removes one of a single row. None if both
+    agree.
+
+    ``rank`` is the number of dims in the reader's config. A tensor that does not fit is passed on; the reader refuses
+    it.
+    """
     if is_batched == wants_batch:
         return None
 
@@ -263,9 +270,9 @@ def adapter(is_batched: bool, wants_batch: bool, rank: int) -> Adapt | None:
 
 
 def _reshaper(spec: Spec, is_batched: bool, adapt: Adapt | None) -> Adapt:
-    """Return what turns an ensemble tensor into the output ``spec``: ``adapt`` first, then the output's ``reshape``.
+    """Return a function that makes the output ``spec`` of an ensemble tensor: ``adapt`` first, then the ``reshape``.
 
-    That raises `InternalError` for a tensor whose elements do not fit the output's dims.
+    It raises `InternalError` for a tensor whose elements do not fit the output's dims.
     """
 
     def undo_reshape(tensor: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""The scheduler of ensembles: no instances, and every request a `Dataflow` through models that others serve, too."""
+"""The scheduler of ensembles: no instances; every request is a `Dataflow` through other models."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from headrace_ensemble.consistency import check
 from headrace_ensemble.dataflow import Dataflow
 from headrace_ensemble.plan import DataflowPlan, EnsembleGraph, dependency_of
 
-#: Sets of requested outputs whose plans are kept. Most callers ask for the same.
+#: At most 64 plans are kept. Most callers request the same outputs.
 _PLANS = 64
 
 
 class EnsembleScheduler(FullScheduler):
-    """Has the models of the steps answer, as ``ensemble_scheduling`` draws it."""
+    """Lets the models of the steps answer, as ``ensemble_scheduling`` says."""
 
     name: ClassVar[str] = "ensemble_scheduling"
     needs_instances: ClassVar[bool] = False
@@ -54,7 +54,7 @@ class EnsembleScheduler(FullScheduler):
         plan = self._plans.get(requested) or self._plan(requested)
         flow = Dataflow(self._name, plan, ticket, self._finish, self._is_decoupled, self._limit)
         self._under_way[ticket] = flow
-        ticket.started_ns = ticket.queued_ns  # who waits, waits in a step, whose statistics say so
+        ticket.started_ns = ticket.queued_ns  # a request waits only in steps, which count the time
         if self._is_decoupled:
             ticket.on_read = flow.read
         flow.start()
@@ -64,7 +64,7 @@ class EnsembleScheduler(FullScheduler):
         raise AssertionError("an ensemble has no instances")
 
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
-        """Stop the dataflows of requests that were cancelled. Their callers get ``answers``."""
+        """Stop the dataflows of cancelled requests. Their callers get ``answers``."""
         for ticket, answer in zip(tickets, answers, strict=True):
             flow = self._under_way.pop(ticket, None)
             if flow is not None and isinstance(answer, HeadraceError):
@@ -88,7 +88,7 @@ class EnsembleScheduler(FullScheduler):
 
 
 def _labels(config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> Mapping[str, Sequence[str]]:
-    """Those of the models that give the ensemble's outputs."""
+    """Return the labels of the models that write the ensemble's outputs."""
     given = {
         tensor: others[dependency_of(step)].labels[output]
         for step in config.ensemble_scheduling.step

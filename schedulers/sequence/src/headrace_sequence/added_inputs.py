@@ -1,6 +1,6 @@
-"""What the model is told of each request, as further inputs: start, end, ready, the id of the sequence, and its state.
+"""The added inputs of a request: start, end, ready, the id of the sequence, and its state.
 
-All that can be is made once, at load or when a sequence begins, and shared by all requests: nobody may write to it.
+They are made once, at load or when a sequence begins, and shared by all requests, so they are read-only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UINT64 = 2**64 - 1
 
 
 class AddedInputs:
-    """The control inputs of ``config``, and its ``states``."""
+    """Makes the control inputs of ``config``, and its ``states``."""
 
     def __init__(self, config: ModelConfig, states: States) -> None:
         self._model, self._states = config.name, states
@@ -54,7 +54,7 @@ class AddedInputs:
         return secrets.randbelow(self._id_limit - 1) + 1
 
     def check(self, request: InferRequest) -> None:
-        """Raise `InvalidArgument` if the model takes no ids of the type that ``request`` has."""
+        """Raise `InvalidArgument` if the model does not accept ids of the type that ``request`` has."""
         is_text = isinstance(request.sequence_id, str)
         if self._id and is_text is not (self._id_type is dtypes.BYTES):
             raise InvalidArgument(
@@ -63,7 +63,7 @@ class AddedInputs:
             )
 
     def of(self, sequence: LiveSequence, request: InferRequest) -> Mapping[str, Tensor]:
-        """The further inputs of ``request``, which is the next of ``sequence``. Its state begins anew at a start."""
+        """Return the added inputs of ``request``, the next of ``sequence``. Its state is reset at a start."""
         flags = request.sequence_start + 2 * request.sequence_end
         told = sequence.inputs[flags]
         if told is None:
@@ -78,7 +78,7 @@ class AddedInputs:
         return {**told, **sequence.states} if told else sequence.states
 
     def keys(self, sequences: Sequence[LiveSequence]) -> list[object]:
-        """Of the next request of each of ``sequences``, what must be equal among those of a batch."""
+        """Return, for the next request of each of ``sequences``, what must be equal in a batch."""
         keys: list[object] = [sequence.tickets[0].batch_key for sequence in sequences]
         if self._states.is_variable:
             shapes = [self._states.shapes(sequence, sequence.tickets[0].request) for sequence in sequences]
@@ -86,14 +86,14 @@ class AddedInputs:
         return keys
 
     def null(self, sequence: LiveSequence) -> dict[str, Tensor]:
-        """All inputs of a request that nobody sent, to stand beside the next of ``sequence``."""
+        """Return all inputs of a padding request beside the next request of ``sequence``."""
         request = sequence.tickets[0].request
         states = self._states.of_next(sequence, request)
         inputs: Mapping[str, Any] = {**request.inputs, **states}
         return {**{name: _zeros(tensor) for name, tensor in inputs.items()}, **self._null}
 
     def _pair(self, control: Any) -> tuple[Tensor, Tensor]:
-        """A control's tensors for no and for yes."""
+        """Return a control's tensors for false and for true."""
         (field,) = (name for name in _TYPES if getattr(control, name))
         no, yes = (_frozen(np.full(self._shape, value, _TYPES[field])) for value in getattr(control, field))
         return no, yes
@@ -104,7 +104,7 @@ class AddedInputs:
         return {name: pair[is_so[kind]] for kind, (name, pair) in pairs.items()}
 
     def _id_tensor(self, id: int | str) -> Tensor:
-        """The id in the data type of its control: of a number those of its 64 bits that fit."""
+        """Return the id in the data type of its control. A number is cut to the bits that fit."""
         if isinstance(id, str):
             return BytesTensor.from_items([id.encode(errors="replace")], self._shape)
         whole = np.array([id & _UINT64], np.uint64)

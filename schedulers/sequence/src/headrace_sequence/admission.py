@@ -1,4 +1,4 @@
-"""Which requests begin a sequence, and what those are told that do not, in Triton's words and order."""
+"""The check of requests that begin a sequence, with Triton's errors in Triton's order."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from headrace import InferRequest, InvalidArgument, Ticket, Unsupported
 from headrace_sequence.added_inputs import AddedInputs
 from headrace_sequence.live import LiveSequence
 
-#: Of an id that is a string.
+#: The maximum of an id that is a string.
 MAX_ID_BYTES = 128
 
 
 class Admission:
-    """The rules of ``model``, which is told of sequences by ``inputs``."""
+    """The rules of ``model``, whose control inputs are ``inputs``."""
 
     def __init__(self, model: str, inputs: AddedInputs) -> None:
         self._model, self._inputs = model, inputs
 
     def check(self, ticket: Ticket) -> None:
-        """Raise `InvalidArgument` or `Unsupported` if the request of ``ticket`` begins no sequence."""
+        """Raise `InvalidArgument` or `Unsupported` if the request of ``ticket`` cannot begin a sequence."""
         request, key = ticket.request, ticket.request.sequence_id
         if isinstance(key, str) and len(key.encode(errors="replace")) > MAX_ID_BYTES:
             raise Unsupported(f"string correlation ID cannot be longer than {MAX_ID_BYTES} characters")

@@ -1,4 +1,4 @@
-"""Strategy ``direct``: a slot is a place in every batch, for models that keep a state for each place."""
+"""Strategy ``direct``: a slot is a fixed place in every batch, for models that keep a state per place."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NOTHING: Mapping[str, Tensor] = {}
 
 
 class DirectBatcher(Batcher):
-    """Every batch has the slots from the first to the last that has a request to run, each in its place.
+    """Every batch has the slots from the first to the last with a request to run, each in its place.
 
-    A slot between them without a request gets one that nobody sent, and so does one whose request does not stack with
-    the first: its turn comes with the next batch.
+    A slot between them without a request gets padding. So does a slot whose request does not stack with the first; it
+    runs with the next batch.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class DirectBatcher(Batcher):
         super().__init__(config, size, inputs, release, holds)
         direct = config.sequence_batching.direct
         self._delay_ns = direct.max_queue_delay_microseconds * 1000
-        #: So many are worth running at once; with fewer the first waits for others as long as the delay says.
+        #: With fewer ready sequences than this, the first one waits as long as the delay.
         self._wanted = ceil(direct.minimum_slot_utilization * size) if self._delay_ns else 0
         self._nulls: list[Padding] = []
         self._null_key: object = self
@@ -62,8 +62,10 @@ class DirectBatcher(Batcher):
         return Batch(tickets, added, True, reason, len(stacked))
 
     def _padding(self, sequence: LiveSequence, key: object, count: int) -> list[Padding]:
-        """So many requests that nobody sent, to stand beside the next of ``sequence``. Used again for every batch with
-        the same ``key``: an instance runs one batch at a time."""
+        """Return ``count`` padding requests beside the next of ``sequence``.
+
+        They are reused for batches with the same ``key``, because an instance runs one batch at a time.
+        """
         if key != self._null_key:
             self._nulls, self._null_key = [], key
         if len(self._nulls) < count:

@@ -1,4 +1,4 @@
-"""Implicit state: outputs of the model that are inputs of the next request of their sequence."""
+"""Implicit state: outputs of the model that are inputs of the next request of the sequence."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from headrace_sequence.live import LiveSequence
 
 
 class States:
-    """The states of ``config``. ``directory`` is where the model lies, with its ``initial_state``.
+    """The states of ``config``. ``directory`` is the model's, with its ``initial_state``.
 
-    ``initial`` has what each is at the start of a sequence, by the names of the inputs; it is empty if there are none.
-    ``kept`` are the outputs. Raises `ConfigError` if an initial state cannot be read.
+    ``initial`` has the states at the start of a sequence, by input name; empty if there are none. ``kept`` are the
+    outputs. Raises `ConfigError` if an initial state cannot be read.
     """
 
     def __init__(self, config: ModelConfig, directory: Path | None) -> None:
@@ -40,19 +40,19 @@ class States:
         }
         self.initial = {state.input_name: self._initial(state, directory) for state in states}
         self._names = [(state.output_name, state.input_name) for state in states]
-        #: Whether requests stack only if their states have one shape.
+        #: True if requests stack only if their states have the same shapes.
         self.is_variable = any(-1 in state.dims for state in states)
 
     def of_next(self, sequence: LiveSequence, request: InferRequest) -> Mapping[str, Tensor]:
-        """What ``request`` of ``sequence`` will be given."""
+        """Return the states for ``request`` of ``sequence``."""
         return self.initial if request.sequence_start else sequence.states
 
     def shapes(self, sequence: LiveSequence, request: InferRequest) -> tuple[tuple[int, ...], ...]:
-        """The shapes of what ``request`` of ``sequence`` will be given."""
+        """Return the shapes of the states for ``request`` of ``sequence``."""
         return tuple([tensor.shape for tensor in self.of_next(sequence, request).values()])
 
     def update(self, sequence: LiveSequence, outputs: Mapping[str, Tensor]) -> None:
-        """Keep what the model gave. Copied: it may be a view on the answers of a whole batch."""
+        """Keep the states that the model returned. Copies: they may be views on the outputs of a whole batch."""
         states = {**sequence.states}
         for name, input_name in self._names:
             tensor = outputs.get(name)
@@ -79,7 +79,7 @@ def _zero(datatype: DataType, shape: tuple[int, ...]) -> Tensor:
 
 
 def _read(datatype: DataType, shape: tuple[int, ...], file: str, directory: Path | None) -> Tensor:
-    """The initial state in ``file``: the elements row by row, strings in wire form."""
+    """Return the initial state in ``file``: the elements row by row, strings in wire form."""
     if directory is None:
         raise ConfigError(f"initial_state '{file}' cannot be read: the model lies nowhere")
     path = directory / "initial_state" / file
@@ -107,7 +107,7 @@ def _strings(content: bytes, shape: tuple[int, ...], file: str) -> Tensor:
 
 
 def _too_short(size: int, file: str, got: int) -> ConfigError:
-    # Triton leaves out the space, too.
+    # Without a space, as Triton.
     return ConfigError(
         f"initial_state setting expects {size} bytes, but the data provided from {file}only has {got} bytes."
     )

@@ -10,7 +10,7 @@ from headrace import Tensor, Ticket, Timer
 
 
 class SlotOwner(Protocol):
-    """What a sequence knows of who has its slot: `headrace_sequence.batcher.Batcher`."""
+    """The owner of a sequence's slot: `headrace_sequence.batcher.Batcher`."""
 
     is_leaving: bool
 
@@ -22,9 +22,9 @@ class SlotOwner(Protocol):
 
 
 class LiveSequence:
-    """``tickets`` are its requests that wait, in order; ``running`` counts those that its instance has.
+    """A live sequence. ``tickets`` are its waiting requests, in order; ``running`` counts those of its instance.
 
-    ``batcher`` is None while it has no slot: in the backlog, and once its last request has begun to run.
+    ``batcher`` is None without a slot: in the backlog, and after its last request has started.
     """
 
     __slots__ = (
@@ -40,12 +40,12 @@ class LiveSequence:
         self.running = 0
         self.batcher: SlotOwner | None = None
         self.slot = 0
-        #: When its first request that waits could have run.
+        #: When its first waiting request could have run.
         self.ready_ns = 0
-        #: When something happened to it last, and what looks whether that is too long ago.
+        #: The time of the last event, and the timer that checks whether it is idle.
         self.touched_ns = 0
         self.timer: Timer | None = None
-        #: What the model is told of its requests, by their flags, made when first needed.
+        #: The control inputs of its requests, by flags, made on first use.
         self.inputs: list[Mapping[str, Tensor] | None] = [None] * 4
-        #: The states of the model, by the names of its inputs.
+        #: The states of the model, by input name.
         self.states: Mapping[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Strategy ``oldest``: the oldest requests of the candidates form a batch, at most one of each sequence."""
+"""Strategy ``oldest``: the oldest requests of the candidates form a batch, at most one per sequence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace_sequence.live import LiveSequence
 
 
 class OldestBatcher(Batcher):
-    """Batches as the dynamic batcher does, among the first requests of those sequences that have none running."""
+    """Batches like the dynamic batcher, from the first requests of the sequences that have none running."""
 
     one_at_a_time = True
 
@@ -28,7 +28,7 @@ class OldestBatcher(Batcher):
             if not oldest.preferred_batch_size
             else sorted(set(oldest.preferred_batch_size))
         )
-        #: By how many stack: the largest preferred size that they reach (0 for none), and the next that they do not.
+        #: By number of stacked requests: the largest preferred size reached (0 for none), and the next one.
         self._preferred = [max((size for size in sizes if size <= count), default=0) for count in range(rows + 1)]
         self._next_size = [min((size for size in sizes if size > count), default=rows) for count in range(rows + 1)]
 
@@ -47,7 +47,7 @@ class OldestBatcher(Batcher):
         return Batch([ticket for ticket, _ in taken], [added for _, added in taken], True, reason, count)
 
     def _stacked(self) -> tuple[list[LiveSequence], str]:
-        """The first of those that are ready, as far as they fit into a batch, and why no more will, if so."""
+        """Return the first ready sequences that fit into a batch, and why no more fit, if that is so."""
         stacked = list(islice(self.ready, self._rows))
         keys = self.inputs.keys(stacked)
         if keys.count(keys[0]) == len(keys):

@@ -1,4 +1,4 @@
-"""The scheduler ``sequence_batching``: which sequence a request belongs to, and what becomes of sequences."""
+"""The scheduler ``sequence_batching``: assigns requests to sequences, and ends sequences."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class SequenceScheduler(FullScheduler):
         self._most = batching.oldest.max_candidate_sequences if is_oldest else 0
         self._batchers = {instance: self._batcher(instance) for instance in context.instances}
         self._slots = SlotTable(tuple(self._batchers.values()))
-        #: The sequences that take further requests, by their ids. 1 and "1" are two.
+        #: The sequences that accept further requests, by id. 1 and "1" differ.
         self._live: dict[int | str, LiveSequence] = {}
-        #: The sequence of each request that waits or runs.
+        #: The sequence of each waiting or running request.
         self._sequences: dict[Ticket, LiveSequence] = {}
         self._now_ns = context.clock.now_ns
-        #: How many sequences have ended because they were idle for too long.
+        #: The number of sequences that ended because they were idle.
         self.expired_sequences = 0
         self._held = bool(context.held_until.requests or context.held_until.backlog)
         if self._held:
@@ -79,12 +79,12 @@ class SequenceScheduler(FullScheduler):
 
     @property
     def active(self) -> int:
-        """How many sequences have a slot."""
+        """The number of sequences with a slot."""
         return sum(batcher.seated for batcher in self._batchers.values())
 
     @property
     def backlogged(self) -> int:
-        """How many sequences wait for a slot."""
+        """The number of sequences that wait for a slot."""
         return len(self._slots.backlog)
 
     def measure(self) -> Mapping[str, float]:
@@ -113,7 +113,7 @@ class SequenceScheduler(FullScheduler):
         self._sequences[ticket] = sequence
         sequence.tickets.append(ticket)
         sequence.touched_ns = now_ns = ticket.queued_ns
-        if request.sequence_end and not self._iterates:  # then it lives until its last answer
+        if request.sequence_end and not self._iterates:  # an iterative one lives until its last answer
             self._forget(sequence)
         if sequence.batcher is None:
             if request.timeout_us:
@@ -126,7 +126,8 @@ class SequenceScheduler(FullScheduler):
         return self._batchers[instance].next(now_ns)
 
     def _next_if_free(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-        """`next`, once as many requests have waited at once, in slots and in the backlog, as a test asks for."""
+        """Return nothing until the requests that a test asks for wait, in slots and in the backlog. Then do as
+        `next`."""
         if self._held:
             backlog = sum(len(sequence.tickets) for sequence in self._slots.backlog)
             until = self.context.held_until
@@ -138,7 +139,7 @@ class SequenceScheduler(FullScheduler):
         batcher = None if instance is None else self._batchers[instance]
         for ticket, answer in zip(tickets, answers, strict=True):
             sequence = find(ticket, None)
-            if sequence is None:  # nobody's, or answered here
+            if sequence is None:  # padding, or answered here
                 continue
             sequence.touched_ns = now_ns
             if batcher is None:
@@ -155,9 +156,9 @@ class SequenceScheduler(FullScheduler):
                 self._watch(sequence, self._idle_ns)
 
     def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
-        """It runs again, as what goes on: in its slot, with its state, and beside whoever has come meanwhile."""
+        """Run the request again: in its slot, with its state, together with requests that have arrived meanwhile."""
         sequence, request = self._sequences[ticket], ticket.request
-        if sequence.batcher is None:  # it was ended, with all that belongs to it
+        if sequence.batcher is None:  # the sequence was ended
             raise Cancelled(f"{request.log_id}request was cancelled")
         if self._has_states:
             self._states.update(sequence, outputs)
@@ -166,13 +167,13 @@ class SequenceScheduler(FullScheduler):
         return None
 
     def continues(self, ticket: Ticket) -> bool:
-        """A sequence that has begun may end."""
+        """Return True for a sequence that has begun: it may end."""
         return not (self._iterates or ticket.request.sequence_start)
 
     def expired(self, ticket: Ticket) -> int | None:
-        """Only a request in the backlog runs out of time, and with it all of its sequence.
+        """Reject a request in the backlog, with its whole sequence. Only there a request can expire.
 
-        A request of an iterative model is a sequence of its own: it ends alone.
+        A request of an iterative model is a sequence of its own, and is rejected alone.
         """
         sequence = self._sequences[ticket]
         if sequence.batcher is not None:
@@ -198,7 +199,7 @@ class SequenceScheduler(FullScheduler):
         return self._kind(self.context.config, size, self._inputs, release, holds=self._has_states)
 
     def instances_changed(self) -> None:
-        """Sequences stay on their instance until they end; no other begins on one that is leaving."""
+        """Keep sequences on their instance until they end. None begins on an instance that is being removed."""
         now_ns = self._now_ns()
         for instance in set(self._batchers).difference(self.context.instances):
             self._slots.remove(self._batchers[instance])
@@ -216,9 +217,9 @@ class SequenceScheduler(FullScheduler):
     # ------------------------------------------------------------------ sequences
 
     def _begin(self, ticket: Ticket, is_private: bool) -> LiveSequence:
-        """Return the sequence that the request of ``ticket`` begins; raise if it begins none.
+        """Return the sequence that the request of ``ticket`` begins. Raise if it cannot begin one.
 
-        If it is private, the server made its id.
+        If ``is_private``, the server made its id.
         """
         self._admission.check(ticket)
         key = ticket.request.sequence_id
@@ -227,7 +228,7 @@ class SequenceScheduler(FullScheduler):
         return sequence
 
     def _forget(self, sequence: LiveSequence) -> None:
-        """``sequence`` takes no further requests; those that it has run nevertheless."""
+        """Accept no further requests for ``sequence``. Its present ones still run."""
         if self._live.get(sequence.id) is sequence:
             del self._live[sequence.id]
         if sequence.timer is not None:
@@ -238,9 +239,9 @@ class SequenceScheduler(FullScheduler):
         self._slots.release(sequence, self._now_ns())
 
     def _left(self, sequence: LiveSequence, why: HeadraceError) -> None:
-        """A request of ``sequence`` is over: end the others for the same reason, ``why``.
+        """Handle the end of a request of ``sequence``: end the others for the same reason, ``why``.
 
-        A request of an iterative model is a sequence of its own: others that use the same id run after it.
+        A request of an iterative model is a sequence of its own: others with the same id run after it.
         """
         if not self._iterates:
             self._end(sequence, why)
@@ -249,7 +250,7 @@ class SequenceScheduler(FullScheduler):
             self._release(sequence)
 
     def _end(self, sequence: LiveSequence, why: HeadraceError) -> None:
-        """End ``sequence`` now: free its slot, and answer the requests that wait with ``why``."""
+        """End ``sequence`` now: free its slot, and answer its waiting requests with ``why``."""
         tickets = tuple(sequence.tickets)
         sequence.tickets.clear()
         self._forget(sequence)
@@ -257,7 +258,7 @@ class SequenceScheduler(FullScheduler):
         self._answer(tickets, why)
 
     def _answer(self, tickets: Sequence[Ticket], why: HeadraceError) -> None:
-        """Answer ``tickets``, which wait, with ``why``."""
+        """Answer the waiting ``tickets`` with ``why``."""
         for ticket in tickets:
             del self._sequences[ticket]
         for ticket in tickets:
@@ -268,13 +269,13 @@ class SequenceScheduler(FullScheduler):
     # ------------------------------------------------------------------ idle sequences
 
     def _watch(self, sequence: LiveSequence, delay_ns: int) -> None:
-        """Look in ``delay_ns`` whether ``sequence`` has been idle for too long."""
+        """Check in ``delay_ns`` whether ``sequence`` is idle."""
         if self._live.get(sequence.id) is sequence:
             sequence.timer = self.context.clock.call_later(delay_ns, self._look, sequence)
 
     def _look(self, sequence: LiveSequence) -> None:
         sequence.timer = None
-        if sequence.tickets or sequence.running:  # it is watched again from its answer on
+        if sequence.tickets or sequence.running:  # its answer starts the timer again
             return
         left_ns = sequence.touched_ns + self._idle_ns - self._now_ns()
         if left_ns > 0:

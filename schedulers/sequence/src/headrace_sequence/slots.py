@@ -1,4 +1,4 @@
-"""Which slots are free, and which sequences wait for one."""
+"""The free slots, and the sequences that wait for one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from headrace_sequence.live import LiveSequence, SlotOwner
 
 
 class SlotTable:
-    """The slots of all instances. The lowest free one goes first, so that sequences spread over the instances and
-    batches stay short; of equal ones that which has been free for longest."""
+    """The slots of all instances. The lowest free slot is given first, so that sequences spread and batches stay short.
+
+    Of equal slots, the one that was free longest is first.
+    """
 
     def __init__(self, batchers: Sequence[Batcher]) -> None:
         self._turns = count()
@@ -20,11 +22,11 @@ class SlotTable:
             (slot, next(self._turns), batcher) for batcher in batchers for slot in range(len(batcher.slots))
         ]
         heapify(self._free)
-        #: The sequences that wait for a slot, in order of their arrival.
+        #: The sequences that wait for a slot, in order of arrival.
         self.backlog: dict[LiveSequence, None] = {}
 
     def add(self, batcher: Batcher, now_ns: int) -> None:
-        """There is one more instance: its slots go to those who wait."""
+        """Add the slots of a new instance, and give them to waiting sequences."""
         for slot in range(len(batcher.slots)):
             heappush(self._free, (slot, next(self._turns), batcher))
         while self.backlog and self._free:
@@ -33,14 +35,14 @@ class SlotTable:
             self.admit(first, now_ns)
 
     def remove(self, batcher: Batcher) -> None:
-        """An instance is leaving: its slots are given to nobody any more."""
+        """Remove the slots of an instance that is being removed."""
         batcher.is_leaving = True
         self._free = [free for free in self._free if free[2] is not batcher]
         heapify(self._free)
 
     @property
     def free(self) -> int:
-        """How many slots are free."""
+        """The number of free slots."""
         return len(self._free)
 
     def admit(self, sequence: LiveSequence, now_ns: int) -> None:
@@ -52,7 +54,7 @@ class SlotTable:
             self.backlog[sequence] = None
 
     def release(self, sequence: LiveSequence, now_ns: int) -> None:
-        """``sequence`` needs no slot any more: the one that it has goes to the first of the backlog."""
+        """Take the slot of ``sequence`` away, and give it to the first of the backlog."""
         batcher = sequence.batcher
         if batcher is None:
             self.backlog.pop(sequence, None)
