@@ -14,10 +14,11 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "headrace": ROOT / "core/src",
     "headrace_engines": ROOT / "core/src",
+    "headrace_processes": ROOT / "core/src",
     "headrace_python": ROOT / "backends/python/src",
     "triton_python_backend_utils": ROOT / "backends/python/src",
 }
-BOOTSTRAP = ROOT / "core/src/headrace/supervision/bootstrap.py"
+BOOTSTRAP = ROOT / "core/src/headrace_processes/supervision/bootstrap.py"
 
 #: The entry that the bootstrap calls: imports ``wanted`` where nothing else can be found.
 PROBE = """
@@ -25,7 +26,7 @@ import sys
 from importlib import import_module
 
 ALLOWED = {*sys.stdlib_module_names, "numpy", "headrace", "probe"}
-ALLOWED |= {"headrace_engines", "headrace_python", "triton_python_backend_utils"}
+ALLOWED |= {"headrace_engines", "headrace_processes", "headrace_python", "triton_python_backend_utils"}
 
 
 class Wall:
@@ -52,7 +53,7 @@ def run(tmp_path: Path, *wanted: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "wanted", ["headrace.executors.process.child_main", "headrace_engines.private_modules", "headrace_python.entries"]
+    "wanted", ["headrace_processes.child_main", "headrace_engines.private_modules", "headrace_python.entries"]
 )
 def test_a_child_imports_nothing_but_numpy(tmp_path: Path, wanted: str) -> None:
     found = run(tmp_path, wanted)

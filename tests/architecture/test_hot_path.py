@@ -7,18 +7,22 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2] / "core/src/headrace"
+ROOT = Path(__file__).parents[2] / "core/src"
+FOLDERS = ("headrace/messages", "headrace/schedulers", "headrace/executors", "headrace_processes")
 PATH = sorted(
-    path for folder in ("messages", "schedulers", "executors", "ipc") for path in (ROOT / folder).rglob("*.py")
+    path
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*.py")
+    if path.parent != ROOT / "headrace_processes/supervision"
 )
 #: Once per life of a child process, or for settings that few requests have.
 RARE = {
     ROOT / f"{name}.py"
     for name in (
-        "ipc/json_parts",
-        "executors/process/config_completion",
-        "executors/process/handshake",
-        "executors/process/launch",
+        "headrace_processes/ipc/json_parts",
+        "headrace_processes/config_completion",
+        "headrace_processes/handshake",
+        "headrace_processes/launch",
     )
 }
 SLOW = {"copy", "inspect", "json", "pluggy", "re", "uuid"}

@@ -49,11 +49,12 @@ MAY_IMPORT = {
     "supervision": {"errors", "ipc"},
     "backends": LEAVES,
     "caches": LEAVES | {"backends", "off_loop"},
-    "executors": LEAVES | {"backends", "ipc", "supervision"},
+    "executors": LEAVES | {"backends"},
+    "headrace_processes": LEAVES | {"backends", "executors", "ipc", "supervision"},
     "schedulers": LEAVES | {"executors", "backends", "caches"},
     "storage": LEAVES,
     "agents": LEAVES | {"storage"},
-    "models": LEAVES | {"schedulers", "executors", "backends", "caches", "storage", "agents"},
+    "models": LEAVES | {"headrace_processes", "schedulers", "executors", "backends", "caches", "storage", "agents"},
     "off_loop": {"errors", "memory_release"},
     "memory_release": set[str](),
     "engine": LEAVES | {"models", "off_loop"},
@@ -64,6 +65,8 @@ MAY_IMPORT = {
 }
 #: The frontends of core's own distribution, packages beside `headrace` which import neither it whole nor one another.
 BESIDE = {"headrace_http", "headrace_grpc"}
+#: Instances in processes of their own, with `ipc` and `supervision`, which know neither instances nor models.
+PROCESSES = "headrace_processes"
 #: For authors of backends, in core's own distribution; core proper imports nothing of it.
 FOR_ENGINES = "headrace_engines"
 #: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
@@ -104,7 +107,9 @@ class Import:
     def part(self) -> str:
         """The part of headrace it lies in: ``messages``; ``__init__`` for names of headrace itself."""
         words = self.module.split(".")
-        if self.top in {*BESIDE, FOR_ENGINES}:
+        if self.top == PROCESSES and len(words) > 1 and words[1] in MAY_IMPORT:
+            return words[1]
+        if self.top in {*BESIDE, FOR_ENGINES, PROCESSES}:
             return self.top
         return words[1] if len(words) > 1 and words[1] in MAY_IMPORT.keys() | COMPOSITION else "__init__"
 
@@ -138,7 +143,11 @@ def upward(part: str, source: str) -> list[str]:
         return []
     wrong = []
     for found in imports(source):
-        if found.top not in {"headrace", FOR_ENGINES, *BESIDE} or found.part == part or found.part in MAY_IMPORT[part]:
+        if (
+            found.top not in {"headrace", FOR_ENGINES, PROCESSES, *BESIDE}
+            or found.part == part
+            or found.part in MAY_IMPORT[part]
+        ):
             continue
         wrong.append(f"line {found.line}: {part} imports {found.module}")
     return wrong
@@ -170,6 +179,8 @@ def engines_of(backend: Path) -> set[str]:
 
 def part_of(path: Path) -> str:
     package, inner, *_ = path.relative_to(CORE).parts
+    if package == PROCESSES:
+        return inner if inner in MAY_IMPORT else package
     return package if package in {*BESIDE, FOR_ENGINES} else inner.removesuffix(".py")
 
 
@@ -235,7 +246,7 @@ def test_core_requires_what_it_imports_and_its_extras_are_those_that_it_names() 
         for found in imports(path.read_text())
         if not found.typing_only and found.top not in sys.stdlib_module_names
     }
-    assert always - EXTRA_MODULES.keys() - {"headrace", "pynvml", FOR_ENGINES, *BESIDE} == packages
+    assert always - EXTRA_MODULES.keys() - {"headrace", "pynvml", FOR_ENGINES, PROCESSES, *BESIDE} == packages
     for extra in EXTRAS.values():
         assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
 
@@ -261,7 +272,9 @@ def test_a_backend_imports_headrace_itself_and_its_engine_only_inside_functions(
 @pytest.mark.parametrize("path", modules(ROOT / "tests/core"), ids=name_of)
 def test_the_tests_of_core_need_no_backend_distribution(path: Path) -> None:
     others = [found for found in imports(path.read_text()) if found.top.startswith("headrace_")]
-    assert [found.module for found in others if found.top not in {*BESIDE, FOR_ENGINES, "headrace_testing"}] == []
+    assert [
+        found.module for found in others if found.top not in {*BESIDE, FOR_ENGINES, PROCESSES, "headrace_testing"}
+    ] == []
 
 
 @pytest.mark.parametrize("path", [path for folder in (CORE, KITS, *BACKENDS) for path in modules(folder)], ids=name_of)
@@ -275,6 +288,9 @@ def test_private_names_stay_in_their_module(path: Path) -> None:
     ("part", "source"),
     [
         ("executors", "from headrace.schedulers.base import Scheduler"),
+        ("executors", "from headrace_processes.child import Child"),
+        ("supervision", "from headrace_processes.child import Child"),
+        ("headrace_processes", "from headrace.models.served import ServedModel"),
         ("schedulers", "import headrace.models.served"),
         ("messages", "import headrace_http"),
         ("headrace_grpc", "from headrace_http.message import HttpReply"),
@@ -289,7 +305,7 @@ def test_private_names_stay_in_their_module(path: Path) -> None:
         ("backends", "from headrace import Server"),
         ("ipc", "from headrace.executors.threads import LoopMailbox"),
         ("ipc", "from headrace.telemetry.series import MetricKind"),
-        ("backends", "from headrace.ipc.framing import Frame"),
+        ("backends", "from headrace_processes.ipc.framing import Frame"),
     ],
 )
 def test_an_upward_import_is_found(part: str, source: str) -> None:

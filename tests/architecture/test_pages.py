@@ -21,7 +21,7 @@ from headrace.config.support import SUPPORT, FlagState, flag
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for path in (ROOT / "core/src").rglob("*.py") if not path.name.endswith("_pb2.py"))
-FOLDERS = (ROOT, ROOT / "core/src", ROOT / "core/src/headrace")
+FOLDERS = (ROOT, ROOT / "core/src", ROOT / "core/src/headrace", ROOT / "core/src/headrace_processes")
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
 
 
@@ -71,7 +71,9 @@ def test_what_the_architecture_page_names_exists(code: str) -> None:
     assert [
         part
         for part in code.split(".")
-        if part not in known() | {"headrace", "headrace_engines", "headrace_grpc", "headrace_http", "tritonclient"}
+        if part
+        not in known()
+        | {"headrace", "headrace_engines", "headrace_grpc", "headrace_http", "headrace_processes", "tritonclient"}
     ] == []
 
 

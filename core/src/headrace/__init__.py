@@ -83,7 +83,6 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from headrace.executors.output_schema import OutputSchema
-    from headrace.executors.process.handshake import InstanceSpec
     from headrace.frontends.base import Frontend
     from headrace.frontends.extension import Addition, Extension
     from headrace.harnesses import InstanceHarness, SchedulerHarness
@@ -114,9 +113,6 @@ if TYPE_CHECKING:
     )
     from headrace.server import Server
     from headrace.storage.base import Storage
-    from headrace.supervision.child_process import child_command
-    from headrace.supervision.exits import ending
-    from headrace.supervision.orphan_reaper import ORPHAN_REAPER
     from headrace.telemetry.executions import BatchTimes, Observer
     from headrace.telemetry.logs import draw_table
     from headrace.telemetry.pacing import paced
@@ -125,6 +121,10 @@ if TYPE_CHECKING:
     from headrace_grpc.plugin_methods import GrpcMethod
     from headrace_http.message import HttpReply, HttpRequest
     from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
+    from headrace_processes.handshake import InstanceSpec
+    from headrace_processes.supervision.child_process import child_command
+    from headrace_processes.supervision.exits import ending
+    from headrace_processes.supervision.orphan_reaper import ORPHAN_REAPER
 
 #: The module of each name. Imported on first use: a backend need not import a server, and the process of an instance
 #: has only NumPy.
@@ -224,16 +224,16 @@ _HOMES = {
     ),
     "headrace.server": ("Server",),
     "headrace.storage.base": ("Storage",),
-    "headrace.supervision.child_process": ("child_command",),
-    "headrace.supervision.exits": ("ending",),
-    "headrace.supervision.orphan_reaper": ("ORPHAN_REAPER",),
+    "headrace_processes.supervision.child_process": ("child_command",),
+    "headrace_processes.supervision.exits": ("ending",),
+    "headrace_processes.supervision.orphan_reaper": ("ORPHAN_REAPER",),
     "headrace.telemetry.executions": ("BatchTimes", "Observer"),
     "headrace.telemetry.logs": ("draw_table",),
     "headrace.telemetry.pacing": ("paced",),
     "headrace.telemetry.published": ("PublishedMetric",),
     "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
     "headrace.executors.output_schema": ("OutputSchema",),
-    "headrace.executors.process.handshake": ("InstanceSpec",),
+    "headrace_processes.handshake": ("InstanceSpec",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.ipc.arena import Arena, Reader, Writer
+from headrace_processes.ipc.arena import Arena, Reader, Writer
 
 DERIVED: dict[str, Callable[[Any], Any]] = {
     "torch": torch.from_numpy,

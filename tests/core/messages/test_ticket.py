@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from headrace.ipc.codec import ReceivedRequest
 from headrace.messages.request import InferRequest
 from headrace.messages.ticket import Ticket
+from headrace_processes.ipc.codec import ReceivedRequest
 
 FIELDS = [field.name for field in fields(InferRequest) if field.init]
 

@@ -1,6 +1,6 @@
 """What is called in a process of a model's own: `load` for one that serves, `complete` for one that completes a config.
 
-`headrace.supervision.bootstrap` calls them, in the interpreter of the model, which has the standard library and
+`headrace_processes.supervision.bootstrap` calls them, in the model's interpreter, which has the standard library and
 NumPy.
 """
 

@@ -1,6 +1,6 @@
 """The executor of an instance, and the source of its batches.
 
-In `headrace.executors.instance_thread` the executor is a thread of the server. In `headrace.executors.process` the
+In `headrace.executors.instance_thread` the executor is a thread of the server. In `headrace_processes` the
 instance has a process of its own.
 """
 

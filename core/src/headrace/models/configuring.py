@@ -32,9 +32,9 @@ from headrace.config.validation import Problem
 from headrace.distributions import installs, is_known
 from headrace.errors import Code, ConfigError, HeadraceError, InternalError, LoadError, PluginError, summary
 from headrace.executors.devices import available_gpus, fill_groups
-from headrace.executors.process.config_completion import complete_apart
 from headrace.messages import dtypes
 from headrace.schedulers.base import Dependency, OtherModel, Scheduler, full_class
+from headrace_processes.config_completion import complete_apart
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,6 @@ from headrace.executors.instance import close_instance, failures_worded, load_in
 from headrace.executors.instance_thread import InstanceThread, may_run_on_loop
 from headrace.executors.loop_policy import LoopPolicy
 from headrace.executors.output_schema import OutputSchema
-from headrace.executors.process.handshake import InstanceSpec
-from headrace.executors.process.process_executor import ExecutorResources, ProcessExecutor
 from headrace.executors.runner import Runner
 from headrace.executors.threads import side_by_side
 from headrace.executors.warmup import WarmupSample, prepare, read_samples
@@ -41,6 +39,8 @@ from headrace.models.signature import Signature
 from headrace.telemetry.executions import ExecutionCounter
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ModelStatistics
+from headrace_processes.handshake import InstanceSpec
+from headrace_processes.process_executor import ExecutorResources, ProcessExecutor
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from headrace.config.parameters import parse_parameters
 from headrace.errors import HeadraceError, LoadError
 from headrace.executors.devices import Placement, available_gpus, fill_groups, plan_instances
 from headrace.executors.instance import failures_worded, share
-from headrace.executors.process.process_executor import ExecutorResources
 from headrace.messages.ticket import Ticket
 from headrace.models.cache_identity import identity_of
 from headrace.models.configuring import (
@@ -64,6 +63,7 @@ from headrace.telemetry.first_responses import FirstResponseTimes, bounds_of
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.response_statistics import ResponseStatistics
 from headrace.telemetry.statistics import ModelStatistics
+from headrace_processes.process_executor import ExecutorResources
 
 log = logging.getLogger(__name__)
 

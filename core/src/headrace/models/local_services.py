@@ -15,7 +15,6 @@ from typing import Any, Protocol, TypeVar
 from headrace.backends.services import LOG_LEVELS, LogLevel
 from headrace.errors import HeadraceError, InternalError, InvalidArgument, Unavailable, summary
 from headrace.executors.executor import Executor
-from headrace.executors.process.remote_services import LoopServices
 from headrace.executors.threads import LoopMailbox
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
@@ -33,6 +32,7 @@ from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.telemetry.custom import CustomMetrics, InstanceMetrics
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.series import MetricKind, MetricOperation
+from headrace_processes.remote_services import LoopServices
 
 log = paced(__name__)
 #: The log of models. It is not rate-limited.

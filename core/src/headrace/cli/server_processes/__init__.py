@@ -15,5 +15,5 @@ refusals         lists the options that do not work with several servers
 A server binds the ports itself when its models are loaded. So no connection waits for a server that is still loading,
 and if a server dies, new connections go to the others. The supervisor reserves the ports by sockets that do not listen.
 Supervisor and server exchange the command line, the metrics (`headrace.telemetry.metric_sums`), and start, stop and
-liveness messages (`headrace.supervision`).
+liveness messages (`headrace_processes.supervision`).
 """

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from headrace.cli.server_processes.model_changes import Change, ModelChanges
 from headrace.errors import Unavailable
-from headrace.ipc.framing import Frame
-from headrace.ipc.json_calls import JsonCalls
-from headrace.supervision.supervised_process import LaunchedProcess, SupervisedProcess, launch
+from headrace_processes.ipc.framing import Frame
+from headrace_processes.ipc.json_calls import JsonCalls
+from headrace_processes.supervision.supervised_process import LaunchedProcess, SupervisedProcess, launch
 
 #: A server that answers nothing for this long, heartbeats included, is replaced. It is long because a model may hold
 #: the interpreter's lock for a while. A health probe may time out earlier.

@@ -12,18 +12,18 @@ from typing import Any, NoReturn
 from headrace.cli import command_line
 from headrace.cli.serve import option_groups, run_loop, serve_until
 from headrace.cli.server_processes.model_changes import SharedControl
-from headrace.ipc.framing import Frame
-from headrace.ipc.json_calls import JsonCalls
-from headrace.ipc.json_parts import json_frame
 from headrace.server import Server
-from headrace.supervision.parent_channel import ParentChannel, run
-from headrace.supervision.supervised_process import LifeKind
 from headrace.telemetry.logs import Log, LogSettings
 from headrace.telemetry.metric_sums import write_families
+from headrace_processes.ipc.framing import Frame
+from headrace_processes.ipc.json_calls import JsonCalls
+from headrace_processes.ipc.json_parts import json_frame
+from headrace_processes.supervision.parent_channel import ParentChannel, run
+from headrace_processes.supervision.supervised_process import LifeKind
 
 
 def serve(*, channel: int, crash_file: int) -> NoReturn:
-    """Run the server. Called by `headrace.supervision.bootstrap`, with inherited descriptors."""
+    """Run the server. Called by `headrace_processes.supervision.bootstrap`, with inherited descriptors."""
     run(lambda: run_loop(_serve(socket.socket(fileno=channel))), channel, crash_file)
 
 

@@ -17,10 +17,10 @@ from headrace.engine import Engine, Phase
 from headrace.errors import HeadraceError
 from headrace.frontends.listening import claim, listen_http
 from headrace.models.serving_table import ServingTable
-from headrace.supervision.process_set import ProcessSet
 from headrace.telemetry.metric_sums import MetricSums, read_families
 from headrace_grpc.native_host import listen as listen_grpc
 from headrace_http.metrics_frontend import MetricsFrontend
+from headrace_processes.supervision.process_set import ProcessSet
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

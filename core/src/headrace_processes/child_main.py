@@ -1,0 +1,261 @@
+"""The child process: one instance, and the sockets to its server.
+
+Imports only the standard library, NumPy and those parts of Headrace that need no more. The main thread runs
+`BatchLoop`: it loads the instance and runs batches. Another thread runs `Listener`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import NoReturn
+
+from headrace.backends.base import AnyInstance, BaseInstance
+from headrace.backends.services import Services
+from headrace.errors import Code, HeadraceError, summary
+from headrace.executors.instance import close_instance, run_batch, runner_for
+from headrace.executors.runner import LATER, Later, Runner
+from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
+from headrace.telemetry import log_output
+from headrace.telemetry.log_output import speak_for_all
+from headrace_processes.handshake import ChildKind, InstanceSpec
+from headrace_processes.ipc.arena import Arena, Reader
+from headrace_processes.ipc.batches import BatchReader
+from headrace_processes.ipc.channel import FramedSocket, FrameSender
+from headrace_processes.ipc.codec import Decoder, ReceivedRequest
+from headrace_processes.ipc.framing import VERSION, Frame, Kind, read_integers
+from headrace_processes.ipc.json_parts import json_frame, read_json
+from headrace_processes.ipc.peer_requests import FastPathCalls, OutgoingRequests, apply_change
+from headrace_processes.ipc.replies import AnswerStatus, Reply, reply_of
+from headrace_processes.remote_services import RemoteServices, forward_log
+
+log = logging.getLogger(__name__)
+
+
+def serve(
+    *,
+    work: int,
+    side: int,
+    direct: int,
+    inbound: int,
+    outbound: int,
+    crash_file: int,
+    arena_bytes: int,
+    memory_bytes: int,
+    busy_poll_us: int,
+    log_level: int,
+    prints_records: bool,
+) -> NoReturn:
+    """Run the child. `headrace_processes.supervision.bootstrap` calls this, with inherited descriptors."""
+    faulthandler.enable(crash_file)
+    faulthandler.register(signal.SIGUSR1, crash_file)
+    if prints_records:
+        log_output.record_prints()
+    if memory_bytes:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    work_channel, side_channel = FramedSocket(work, leave, busy_poll_us), FramedSocket(side, leave)
+    arena = Arena.attach(inbound, arena_bytes)
+    sender = FrameSender(work_channel, side_channel, Arena.attach(outbound, arena_bytes))
+    decoder = Decoder(Reader(arena), sender.free.append)
+    requests = OutgoingRequests(decoder, side_channel.send)
+    direct_calls = FastPathCalls(FramedSocket(direct, leave, busy_poll_us), decoder)
+    services = RemoteServices(requests, sender, direct_calls, side_channel.send, work_channel.send)
+    batch_loop = BatchLoop(work_channel, decoder, sender, services)
+    listener = Listener(side_channel, requests, sender, services, batch_loop)
+    for fd in (work, side, direct, inbound, outbound, crash_file):
+        os.set_inheritable(fd, False)  # processes that the model starts must not hold the server's end open
+    os.register_at_fork(after_in_child=partial(_cut_off, work))
+    threading.Thread(target=_until_error, args=(listener.listen, crash_file), name="headrace-side", daemon=True).start()
+    forward_log(services, log_level)
+    _until_error(batch_loop.work, crash_file)
+
+
+class BatchLoop:
+    """Drives the instance of a child. It is the `headrace.executors.runner.AnswerSink` of its runner.
+
+    ``open`` has, by call number, the tickets of the requests without their last answer.
+    """
+
+    def __init__(self, work: FramedSocket, decoder: Decoder, sender: FrameSender, services: Services) -> None:
+        self.instance: AnyInstance
+        self.open: dict[int, Ticket] = {}
+        self._work, self._sender, self._services = work, sender, services
+        self._batches = BatchReader(decoder)
+        self._spec: InstanceSpec | None = None
+
+    def work(self) -> NoReturn:
+        """Execute the messages of the server until it sends CLOSE."""
+        frames = self._work.frames()
+        runner = self._load(next(frames))
+        while True:  # without a loop variable, which would keep the last message, perhaps a large one, until the next
+            self._run(runner, next(frames))
+
+    def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        """Send an answer that is not part of a batch's result. Any thread."""
+        request = ticket.request
+        assert isinstance(request, ReceivedRequest)
+        if final:
+            self.open.pop(request.call, None)
+        self._sender.answer([reply_of(request.call, answer, final)])
+        self._sender.release()
+
+    def _load(self, message: Frame) -> Runner:
+        try:
+            self._spec = spec = InstanceSpec.from_json(message.text, self._services)
+            speak_for_all(spec.name)
+            module, _, name = spec.entry.partition(":")
+            self.instance = getattr(import_module(module), name)(spec)
+            schema = spec.schema()
+            self._batches.model_name, self._batches.model_version = spec.name, str(spec.version)
+        except BaseException as error:  # SystemExit of a model is a failure to load, too
+            self._fail(error)
+        try:
+            runner = runner_for(self.instance, schema, spec.shaping())
+        except BaseException as error:
+            close_instance(self.instance, spec.instance_name)
+            self._fail(error)
+        runner.connect(self)
+        # What loading created lives as long as the process. So the garbage collections of the model need not visit it.
+        gc.collect()
+        gc.freeze()
+        checks = type(self.instance).is_ready is not BaseInstance.is_ready
+        self._work.send(json_frame(ChildKind.LOADED, {"has_check": checks, "version": VERSION}))
+        return runner
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        code = error.code if isinstance(error, HeadraceError) else Code.INTERNAL
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        self._clean_up()
+        failure = {"message": summary(error), "code": code.value, "traceback": trace}
+        self._work.send(json_frame(ChildKind.FAILED, failure))
+        log_output.flush_prints()
+        os._exit(1)
+
+    def _run(self, runner: Runner, message: Frame) -> None:
+        if message.kind == ChildKind.CLOSE:
+            self._close(runner)
+        requests = self._batches.hear(message)
+        if not requests:
+            return
+        tickets = [self._ticket(request) for request in requests]
+        self._work.is_hurried = len(requests) == 1  # the callers of a large batch take a while to send again
+        answers, times = run_batch(runner, tickets)
+        replies = [self._reply(request.call, answer) for request, answer in zip(requests, answers, strict=True)]
+        self._sender.answer(replies, times)
+        del requests, tickets, answers, replies, message  # release what only these held
+        self._sender.release()
+
+    def _ticket(self, request: ReceivedRequest) -> Ticket:
+        self.open[request.call] = ticket = Ticket(request, _nobody)
+        ticket.rows, ticket.pinned = request.rows, request.pinned
+        return ticket
+
+    def _reply(self, call: int, answer: Answer | Later) -> Reply:
+        if answer is LATER:
+            return Reply(call, AnswerStatus.LATER, False, None)
+        self.open.pop(call, None)
+        return reply_of(call, answer, True)
+
+    def _close(self, runner: Runner) -> NoReturn:
+        assert self._spec is not None
+        runner.close()
+        close_instance(self.instance, self._spec.instance_name)
+        self._clean_up()
+        log_output.flush_prints()
+        os._exit(0)
+
+    def _clean_up(self) -> None:
+        try:
+            if self._spec is not None:
+                self._spec.cleanup.close()
+        except BaseException:
+            log.exception("failed to release what the instance used")
+
+
+def _nobody(answer: Answer, final: bool) -> None:
+    """Do nothing: the answers of a child are sent by its runner."""
+
+
+class Listener:
+    """Reads the socket ``side`` on a thread of its own, because its messages cannot wait for the running batch.
+
+    They are: answers to the model's own requests, changes of requests (cancelled, read), and readiness checks.
+    """
+
+    def __init__(
+        self,
+        side: FramedSocket,
+        requests: OutgoingRequests,
+        sender: FrameSender,
+        services: RemoteServices,
+        batch_loop: BatchLoop,
+    ) -> None:
+        self._side, self._requests, self._sender = side, requests, sender
+        self._services, self._batch_loop = services, batch_loop
+
+    def listen(self) -> None:
+        """Handle messages until the server has gone."""
+        for message in self._side.frames():
+            self._hear(message)
+            self._sender.release()
+
+    def _hear(self, message: Frame) -> None:
+        kind = message.kind
+        if kind == Kind.ANSWERS:
+            self._requests.hear(message)
+        elif kind == Kind.RESULT:
+            self._services.resolved(read_json(message))
+        elif kind == Kind.RELEASE:
+            self._sender.take_back(read_integers(message))
+        elif kind == ChildKind.CHECK:
+            threading.Thread(target=self._check, name="headrace-check", daemon=True).start()
+        else:
+            apply_change(message, self._batch_loop.open)
+
+    def _check(self) -> None:
+        """Call the instance's ``is_ready`` on a thread of its own, and send the result."""
+        try:
+            ready, reason = bool(self._batch_loop.instance.is_ready()), ""
+        except BaseException as error:  # SystemExit of a model means not ready, too
+            ready, reason = False, summary(error)
+        self._side.send(json_frame(ChildKind.CHECKED, {"ready": ready, "reason": reason}))
+
+
+def leave() -> NoReturn:
+    """End the process at once, because the server has gone."""
+    os._exit(0)
+
+
+def _cut_off(work: int) -> None:
+    """Detach a process that the model has forked: it must not take part in the batches.
+
+    If it returns from the model's code, its socket is at an end, and it exits.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, work, inheritable=False)
+    os.close(null)
+
+
+def _until_error(work: Callable[[], None], crash_file: int) -> NoReturn:
+    """Do ``work``, which only an error ends. Then end the process at once."""
+    status = 1
+    try:
+        work()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        os.write(crash_file, traceback.format_exc().encode(errors="backslashreplace"))
+    except BaseException:
+        os.write(crash_file, traceback.format_exc().encode(errors="backslashreplace"))
+    log_output.flush_prints()
+    os._exit(status)

@@ -1,0 +1,279 @@
+"""Sockets that send and receive whole frames: `FramedSocket` and `FrameSender` for threads; `FrameProtocol`, `Releases`
+and `ReleasedPlaces` for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import sleep
+from typing import NoReturn
+
+from headrace.messages.request import InferRequest
+from headrace_processes.ipc.arena import IDLE_S, Arena, Writer
+from headrace_processes.ipc.batches import DoneWriter
+from headrace_processes.ipc.busy_poll import BusyPoller
+from headrace_processes.ipc.codec import Encoder
+from headrace_processes.ipc.framing import MOST_INTEGERS, Frame, FrameParser, Kind, integers_frame, read_integers
+from headrace_processes.ipc.replies import AnswerStatus, Reply, Times, reply_of, unsendable_reply, unsendable_request
+
+_RECEIVE_BYTES = 256 * 1024
+
+
+# ---------------------------------------------------------------------- threads
+
+
+class FramedSocket:
+    """A socket of a process with threads: one thread reads, any thread may write.
+
+    ``gone`` is called when the peer has disconnected, and must not return. While ``is_hurried``, the reading thread
+    polls for up to ``busy_poll_us`` before it sleeps.
+    """
+
+    def __init__(self, fd: int, gone: Callable[[], NoReturn], busy_poll_us: int = 0) -> None:
+        #: True if the next message is probably due in a moment.
+        self.is_hurried = True
+        self._socket = socket.socket(fileno=fd)
+        self._gone = gone
+        self._poller = BusyPoller(busy_poll_us)
+        self._parser = FrameParser(writable=True)
+        self._waiting: deque[bytes] = deque()
+        self._is_sending = False
+        self._lock = threading.RLock()
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield each frame as it arrives, in a writable buffer that belongs to it. Blocks."""
+        # One receive buffer for all messages: `recv` would map new pages for each, which costs more than the message.
+        buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        while True:
+            try:
+                received = self._receive(buffer)
+            except OSError as error:
+                _raise_a_handlers(error)
+                received = 0
+            if not received:
+                self._gone()
+            yield from self._parser.feed(bytearray(buffer[:received]))
+
+    def send(self, message: bytes) -> None:
+        """Write a frame. Blocks while the peer does not read. Any thread.
+
+        A finalizer or a signal handler may call it while the same thread is in `send`. Then the interrupted call
+        writes that frame, too.
+        """
+        with self._lock:
+            self._waiting.append(message)
+            if self._is_sending:
+                return
+            while self._waiting:  # checked again after each round: a frame may have been added at its end
+                self._is_sending = True
+                try:
+                    self._write_waiting()
+                finally:  # a signal handler may raise. If that truncates a frame, the peer detects it
+                    self._is_sending = False
+
+    def _receive(self, buffer: memoryview) -> int:
+        """Wait for bytes. Return how many were read, 0 if the peer has disconnected."""
+        if self.is_hurried and (received := self._poller.receive(self._socket, buffer)) is not None:
+            return received
+        return self._socket.recv_into(buffer)
+
+    def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                self._socket.sendall(self._waiting.popleft())
+        except OSError as error:
+            _raise_a_handlers(error)
+            self._gone()
+
+
+def _raise_a_handlers(error: OSError) -> None:
+    """Raise ``error`` if a signal handler raised it, such as a ``TimeoutError``: it has no errno."""
+    if error.errno is None:
+        raise error
+
+
+class SerialQueue:
+    """Runs jobs one at a time, in the order in which they were posted, on the threads that post them.
+
+    If a thread is already running jobs, it runs the new job, too, and `post` returns at once. So no thread waits for a
+    lock here, and a finalizer may post a job while its own thread runs one.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Run ``job``, or let the thread that is running jobs run it. It must not raise."""
+        self._jobs.append(job)
+        # Checked again after each release: a job may have been posted just before the release.
+        while self._jobs and self._lock.acquire(blocking=False):
+            try:
+                while self._jobs:
+                    self._jobs.popleft()()
+            finally:
+                self._lock.release()
+
+
+class FrameSender:
+    """Sends answers on ``answers`` and everything else on ``aside``, in order, from any thread. Large tensors are
+    written to ``arena``.
+
+    ``free`` collects the offsets in the peer's arena that are no longer used; `release` sends them to the peer.
+    """
+
+    def __init__(self, answers: FramedSocket, aside: FramedSocket, arena: Arena) -> None:
+        self.free: deque[int] = deque()
+        self._answers, self._aside = answers, aside
+        self._queue = SerialQueue()
+        self._writer = Writer(arena)
+        self._is_shrinking = False
+        self._encoder = Encoder(self._writer)
+        self._done = DoneWriter(self._encoder)
+
+    def answer(self, replies: list[Reply], times: Times | None = None) -> None:
+        """Send answers; with ``times``, they are the answers of a whole batch. One that cannot be encoded becomes an
+        error."""
+        self._queue.post(partial(self._write, replies, times))
+
+    def ask(self, call: int, request: InferRequest, replied: Callable[[Reply], None]) -> None:
+        """Send ``request`` to another model. If it cannot be encoded, ``replied`` is called with the error."""
+        self._queue.post(partial(self._write_request, call, request, replied))
+
+    def take_back(self, offsets: list[int]) -> None:
+        """Free the blocks at ``offsets`` in our arena: the peer has released them."""
+        self._queue.post(partial(self._free_places, offsets))
+
+    def release(self) -> None:
+        """Send the offsets in ``free`` to the peer, and clear it."""
+        if not self.free:
+            return
+        offsets: list[int] = []
+        with contextlib.suppress(IndexError):  # another thread may empty it at the same time
+            while True:
+                offsets.append(self.free.popleft())
+        if offsets:
+            self._aside.send(integers_frame(Kind.RELEASE, offsets))
+
+    def _write(self, replies: list[Reply], times: Times | None) -> None:
+        try:
+            message = self._encoder.answers(replies) if times is None else self._done.answers(replies, times)
+        except ValueError as error:
+            message = self._encoder.answers(self._write_singly(replies, error), times)
+        self._answers.send(message)
+
+    def _write_singly(self, replies: list[Reply], error: ValueError) -> list[Reply]:
+        """Send each of ``replies``, which could not be encoded together, in its own message. Return what is left to
+        send with the times of the batch: for a single reply the error that replaces it, else nothing."""
+        if len(replies) == 1:
+            return [unsendable_reply(replies[0], error)]
+        for reply in replies:
+            if reply.status is not AnswerStatus.LATER:
+                self._write([reply], None)
+        return []
+
+    def _write_request(self, call: int, request: InferRequest, replied: Callable[[Reply], None]) -> None:
+        try:
+            message = self._encoder.request(call, request)
+        except Exception as error:
+            replied(reply_of(call, unsendable_request(error), True))
+        else:
+            self._aside.send(message)
+
+    def _free_places(self, offsets: list[int]) -> None:
+        for offset in offsets:
+            self._writer.release(offset)
+        if self._writer.can_shrink and not self._is_shrinking:
+            self._is_shrinking = True
+            threading.Thread(target=self._shrink, name="headrace-shrink", daemon=True).start()
+
+    def _shrink(self) -> None:
+        """Return pages of the arena to the system once it has been unused for a while. Runs on its own thread."""
+        while self._writer.can_shrink:
+            sleep(IDLE_S)
+            self._queue.post(self._writer.shrink)
+        self._is_shrinking = False
+
+
+# ---------------------------------------------------------------------- an event loop
+
+
+class FrameProtocol(asyncio.Protocol):
+    """Calls ``hear`` with each complete frame, ``hung_up`` when the connection is closed, and ``broken`` with the error
+    if ``hear`` raises or the peer sends no valid frame."""
+
+    def __init__(
+        self, hear: Callable[[Frame], None], hung_up: Callable[[], None], broken: Callable[[Exception], None]
+    ) -> None:
+        self._hear, self._hung_up, self._broken = hear, hung_up, broken
+        self._parser = FrameParser()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._hung_up()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._parser.feed(data):
+                self._hear(message)
+        except Exception as error:
+            self._broken(error)
+
+
+async def connect(end: socket.socket, protocol: FrameProtocol) -> asyncio.WriteTransport:
+    """Start to read ``end`` into ``protocol``. Return the transport that writes to it."""
+    transport, _ = await asyncio.get_running_loop().create_connection(lambda: protocol, sock=end)
+    return transport
+
+
+class Releases:
+    """Collects the offsets in the peer's arena that this side no longer uses, and sends many in one message.
+
+    ``soon`` schedules a call on the event loop, from any thread. ``send`` writes a frame.
+    """
+
+    def __init__(self, soon: Callable[[Callable[[], None]], object], send: Callable[[bytes], None]) -> None:
+        self._soon, self._send = soon, send
+        self._free: deque[int] = deque()
+        self._is_scheduled = False
+
+    def add(self, offset: int) -> None:
+        """Release the tensor at ``offset``. Any thread; safe in a finalizer."""
+        self._free.append(offset)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._soon(self._send_all)
+
+    def _send_all(self) -> None:
+        self._is_scheduled = False  # first, so that an offset added from here on is sent, too
+        while self._free:
+            offsets = [self._free.popleft() for _ in range(min(len(self._free), MOST_INTEGERS))]
+            self._send(integers_frame(Kind.RELEASE, offsets))
+
+
+class ReleasedPlaces:
+    """Frees the blocks of ``writer`` that the peer has released, and returns pages to the system when it is idle."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._is_waiting = False
+
+    def hear(self, message: Frame) -> None:
+        """Handle a RELEASE. Raises `ProtocolError`, and `ValueError` for an offset that is not in use."""
+        for offset in read_integers(message):
+            self._writer.release(offset)
+        if not self._is_waiting:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._is_waiting = self._writer.can_shrink
+        if self._is_waiting:
+            asyncio.get_running_loop().call_later(IDLE_S, self._shrink)
+
+    def _shrink(self) -> None:
+        self._writer.shrink()
+        self._wait()

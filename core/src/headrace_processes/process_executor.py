@@ -1,0 +1,296 @@
+"""The executor of an instance in a process of its own. Batches are sent and answers received on the event loop.
+
+A child that dies is replaced: at once the first time, then after growing delays, and after a pause if it dies too
+often. Its requests in flight are answered with `Unavailable`: the same request may succeed when it is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from weakref import WeakSet
+
+from headrace.backends.base import Isolation
+from headrace.errors import Cancelled, HeadraceError, Unavailable, summary
+from headrace.executors.executor import BatchSource, RunsOn
+from headrace.executors.instance import ExecutionRecorder
+from headrace.executors.loop_policy import LoopTime
+from headrace.executors.output_schema import OutputSchema
+from headrace.executors.threads import LoopWakeup
+from headrace.executors.warmup import WarmupSample
+from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
+from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
+from headrace.telemetry.pacing import paced
+from headrace_processes.batch_channel import WarmUp
+from headrace_processes.child import Child
+from headrace_processes.handshake import InstanceSpec
+from headrace_processes.ipc.replies import Times
+from headrace_processes.remote_services import LoopServices, ServiceEndpoint
+from headrace_processes.supervision import exits
+from headrace_processes.supervision.exits import RestartPolicy
+
+log = paced(__name__)
+
+#: If its scheduler fails, an instance asks it again after 1 s.
+_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExecutorResources:
+    """What the executors of all models of one server share. Create it on the event loop's thread.
+
+    ``exit_timeout_s`` returns how many seconds an instance may take to close. ``gpu_limits`` maps a GPU to the used
+    share of its memory above which nothing more is loaded there.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    exit_timeout_s: Callable[[], float]
+    gpu_limits: Mapping[int, float]
+    #: The time that the event loop spends on instances that it runs itself.
+    loop_time: LoopTime = field(default_factory=LoopTime)
+    #: The executors in processes of all models, with those that are loading or closing.
+    processes: WeakSet[ProcessExecutor] = field(default_factory=WeakSet)
+
+
+class ProcessExecutor:
+    """Owns the child processes of one instance, one after the other. A `headrace.executors.executor.Executor`.
+
+    ``siblings`` are the executors of all instances of the version. While all of them pause, requests are refused
+    instead of queued. `load`, `serve`, `join` and `check_ready` are called on threads, everything else on the event
+    loop.
+    """
+
+    def __init__(
+        self,
+        spec: InstanceSpec,
+        isolation: Isolation,
+        services: LoopServices,
+        schema: OutputSchema,
+        samples: Sequence[WarmupSample],
+        statistics: Callable[[], ExecutionCounter],
+        siblings: list[ProcessExecutor],
+        shared: ExecutorResources,
+    ) -> None:
+        self.name, self.model = spec.instance_name, spec.name
+        self.runs_on: RunsOn = "process"
+        self.restarts = 0
+        self.reason = ""
+        self.executing: Sequence[Ticket] = ()
+        self._spec, self._isolation, self._services, self._samples = spec, isolation, services, samples
+        self._schema, self._siblings = schema, siblings
+        self._loop, self._exit_timeout_s = shared.loop, shared.exit_timeout_s
+        self._recorder = ExecutionRecorder(self.name, statistics)
+        self._is_decoupled = spec.is_decoupled
+        self._source: BatchSource | None = None
+        self._wakeup = LoopWakeup(self._pull)
+        self._child: Child | None = None
+        self._newest: Child | None = None
+        self._restart_policy = RestartPolicy()
+        self._restart: asyncio.Task[None] | None = None
+        #: The beginning of the reason while restarts pause after too many deaths. Else empty.
+        self._paused = ""
+        self._is_leaving = False
+        siblings.append(self)
+        shared.processes.add(self)
+
+    # ------------------------------------------------------------------ threads
+
+    def load(self) -> None:
+        """Start the first child. Raises what loading raised there, or `LoadError`."""
+        asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
+
+    def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
+        """Start to take batches from ``source``. Each batch is reported to ``observers``."""
+        self._source, self._recorder.observers = source, observers
+        loop.call_soon_threadsafe(self._pull)
+
+    def join(self) -> None:
+        """Close the instance, and wait for the end of its process."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+
+    def check_ready(self) -> bool:
+        """Return the result of the instance's ``is_ready``. Raises `Unavailable` with its reason if it gives one."""
+        return asyncio.run_coroutine_threadsafe(self._check(), self._loop).result()
+
+    # ------------------------------------------------------------------ event loop
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None
+
+    @property
+    def held(self) -> Sequence[Ticket]:
+        return () if self._child is None else tuple(self._child.batches.in_flight.values())
+
+    @property
+    def has_check(self) -> bool:
+        return self._child is not None and self._child.has_check
+
+    async def _check(self) -> bool:
+        return self._child is not None and await self._child.check()
+
+    async def _begin(self) -> None:
+        """Start a child and warm it up."""
+        warm_up = WarmUp()
+        child = Child(self._spec, self._isolation, ServiceEndpoint(self._services, self._spec.name), warm_up)
+        self._newest = child
+        await child.start()
+        try:
+            for sample in self._samples:
+                await warm_up.run(child.batches, sample, self.name)
+            warm_up.require_life()
+        except BaseException as error:
+            try:
+                if isinstance(error, Exception):  # not if the load was cancelled
+                    await child.stop(self._exit_timeout_s())  # what it has loaded is released as usual
+            finally:
+                await child.kill("failed to warm up")
+            raise
+        child.hand_over(self)
+        self._child = child
+
+    async def _end(self) -> None:
+        self._is_leaving = True
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.wait((self._restart,))
+        if self._child is not None:
+            await self._child.stop(self._exit_timeout_s())
+            self._child = None
+
+    def stop_loading(self) -> None:
+        """Make `load` fail soon, if the first child is still loading."""
+        if self._source is None and self._newest is not None:
+            self._newest.stop_loading()
+
+    def abandon(self) -> None:
+        """End the process at once: the loop is about to end, too."""
+        self._is_leaving = True
+        if self._restart is not None:
+            self._restart.cancel()
+        if self._newest is not None:
+            self._newest.abandon()
+
+    def _pull(self) -> None:
+        """Run the next batch, if the child is free and there is one."""
+        source, child = self._source, self._child
+        if source is None or self.executing:
+            return
+        if child is None or child.has_hung_up:
+            self._turn_away(source)
+        elif batch := self._poll(source):
+            self._run(child, source, batch)
+
+    def _poll(self, source: BatchSource) -> list[Ticket] | None:
+        try:
+            return source.poll(self._wakeup)
+        except Exception:
+            log.exception("the scheduler of instance '%s' raised an exception in next()", self.name)
+            self._loop.call_later(_RETRY_S, self._pull)
+            return None
+
+    def _run(self, child: Child, source: BatchSource, batch: list[Ticket]) -> None:
+        if any(ticket.cancelled and not ticket.pinned for ticket in batch):
+            gone = [ticket for ticket in batch if ticket.cancelled]
+            batch = [ticket for ticket in batch if not ticket.cancelled]
+            errors = [Cancelled(f"{ticket.request.log_id}request was cancelled") for ticket in gone]
+            self._recorder.batch(gone, gone, errors, BatchTimes(*[monotonic_ns()] * 4))
+            source.deliver(gone, errors)
+        try:
+            if batch:
+                child.batches.run(batch)
+            self.executing = batch
+            if self._is_decoupled:
+                now_ns = monotonic_ns()
+                for ticket in batch:
+                    ticket.started_ns = now_ns
+        except HeadraceError as error:
+            source.deliver(batch, [error] * len(batch))
+        if not self.executing:
+            self._loop.call_soon(self._pull)
+
+    def batch_done(self, tickets: Sequence[Ticket], answers: Sequence[Answer], times: Times) -> None:
+        assert self._source is not None
+        batch, self.executing = self.executing, ()
+        # Only after the loop has polled its sockets once more. All requests that have arrived then form one batch.
+        # Earlier it would be two or three requests, and one message costs as much as six requests.
+        self._loop.call_soon(self._loop.call_soon, self._pull)
+        sign = self._schema.signed
+        signed = [sign(ticket.request, answer) for ticket, answer in zip(tickets, answers, strict=True)]
+        taken = BatchTimes(*times)
+        for ticket in batch if len(tickets) < len(batch) else ():
+            ticket.started_ns = taken.start_ns
+        self._recorder.batch(batch, tickets, signed, taken)
+        self._source.executed(taken.end_ns - taken.start_ns)
+        self._source.deliver(tickets, signed)
+
+    def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        assert self._source is not None
+        answer = self._schema.signed(ticket.request, answer)  # the output of a child is not trusted
+        if final:
+            ticket.started_ns = ticket.started_ns or monotonic_ns()
+            self._recorder.late(ticket, answer)
+            self._source.deliver((ticket,), (answer,))
+        elif answer is not None:
+            self._source.progress(ticket, answer)
+
+    # ------------------------------------------------------------------ exit and restart
+
+    def child_died(self, child: Child, reason: str) -> None:
+        log.error("%s", reason)
+        self._child, self.reason = None, reason
+        lost, self.executing = list(child.batches.in_flight.values()), ()
+        if self._source is not None:
+            self._recorder.batch(lost, lost, [self._unhealthy()] * len(lost), BatchTimes(*[monotonic_ns()] * 4))
+            self._source.deliver(lost, [self._unhealthy()] * len(lost))
+            self._source.leave(self._wakeup)
+        if not self._is_leaving:
+            self._restart = asyncio.ensure_future(self._replace())
+
+    async def _replace(self) -> None:
+        """Start another child: after a delay, or after a pause if too many have died."""
+        policy = self._restart_policy
+        while self._child is None and not self._is_leaving:
+            policy.add_exit()
+            await asyncio.sleep(self._pause() if policy.is_exhausted else policy.delay_s)
+            self.restarts += 1
+            try:
+                await self._begin()
+            except Exception as error:
+                self.reason = f"{self._paused}{summary(error)}"
+                log.error("instance '%s' could not be restarted: %s", self.name, self.reason)
+        if self._child is not None:
+            self._paused = ""
+            log.warning("instance '%s' has been restarted", self.name)
+            self._pull()
+
+    def _pause(self) -> float:
+        """Start a pause and return its seconds. Requests are refused from now on, unless another instance takes
+        them."""
+        pause_s = self._restart_policy.next_pause_s()
+        why = self.reason.removeprefix(self._paused)
+        self._paused = (
+            f"died {exits.MOST} times within {exits.WINDOW_S:g} s; it starts again after a pause of {pause_s:g} s, or "
+            "when the model is loaded. "
+        )
+        self.reason = f"{self._paused}{why}"
+        log.error("instance '%s' %s", self.name, self.reason)
+        for executor in self._siblings:
+            if executor._paused:
+                executor._pull()
+        return pause_s
+
+    def _turn_away(self, source: BatchSource) -> None:
+        """Let another instance or the next child run the requests. While all instances pause, refuse them."""
+        if not all(executor._paused for executor in self._siblings):
+            source.leave(self._wakeup)
+            return
+        while batch := source.poll(self._wakeup):
+            source.deliver(batch, [self._unhealthy()] * len(batch))
+
+    def _unhealthy(self) -> Unavailable:
+        first_line = self.reason.partition("\n")[0]
+        return Unavailable(f"Stub process '{self.name}' is not healthy. {first_line[:1].upper()}{first_line[1:]}")

@@ -1,0 +1,188 @@
+"""The exit of a process: how it is detected, how messages describe it, and when another process is started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from time import monotonic
+from typing import Final
+
+from headrace_processes.supervision.child_process import ChildProcess
+
+#: What a child sent before it exited is still read for this long.
+LAST_READ_S = 0.05
+#: A child that has closed a channel must exit within this time.
+_EXIT_GRACE_S = 0.25
+#: After this many exits within the window, there is a pause before the next restart.
+MOST: Final = 5
+WINDOW_S: Final = 60.0
+#: The first pause, the longest pause, and the time after a pause from which the next one is the first again.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _QUIET_S = 15.0, 240.0, 600.0
+#: The delay before the second restart within the window, and the longest delay.
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 15.0
+
+
+# ---------------------------------------------------------------------- detection
+
+
+class ExitWatcher:
+    """Detects the exit of one process. Event loop only.
+
+    ``ended`` is called with the exit code and the crash report, once or twice. ``cut_off`` is called if the process has
+    lost a channel but keeps running: the caller must kill it.
+    """
+
+    def __init__(self, launched: ChildProcess, ended: Callable[[int, str], None], cut_off: Callable[[], None]) -> None:
+        self._launched, self._ended, self._cut_off = launched, ended, cut_off
+        self._loop = asyncio.get_running_loop()
+        self._code: int | None = None
+        self._report = ""
+        self._has_hung_up = False
+
+    def begin(self, name: str) -> None:
+        """Start a thread that waits for the process to exit."""
+        threading.Thread(target=self._wait, name=f"headrace-wait-{name}", daemon=True).start()
+
+    def hung_up(self) -> None:
+        """Note that the child's channel is closed and all that it sent has been read."""
+        self._has_hung_up = True
+        if self._code is not None:
+            self._ended(self._code, self._report)
+        else:
+            self.lost_channel()
+
+    def lost_channel(self) -> None:
+        """Note that a channel is closed. A child that exits closes its channels first, so it has a moment to exit;
+        after that, ``cut_off`` is called."""
+        if self._code is None:
+            self._loop.call_later(_EXIT_GRACE_S, self._check_exit)
+
+    def _wait(self) -> None:
+        code = self._launched.wait()
+        with self._launched.crash_file:
+            report = read_crash_report(self._launched)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._exited, code, report)
+
+    def _exited(self, code: int, report: str) -> None:
+        """The process has exited: report it, after a moment if its channel has not been read to the end."""
+        self._code, self._report = code, report
+        if self._has_hung_up:
+            self._ended(code, report)
+        else:  # another process may keep the other end open, so do not wait for the end of the channel
+            self._loop.call_later(LAST_READ_S, self._ended, code, report)
+
+    def _check_exit(self) -> None:
+        if self._code is None:
+            self._cut_off()
+
+
+# ---------------------------------------------------------------------- description
+
+
+def ending(code: int) -> str:
+    """Describe an exit code, negative for a signal, as the end of a sentence "the process ..."."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line \d+,? in ')
+#: From Python 3.14 on, the name of the thread is included.
+_THREAD = re.compile(r"((?:Current t|T)hread) 0x[0-9a-f]+(?: \[.*\](?= \())?")
+#: The heading of what Python 3.14 writes after the threads: addresses and libraries, for debuggers.
+_C_STACK = "Current thread's C stack trace"
+#: CPython's own frames at the bottom of every thread, whatever the folder of its library.
+_THREADING = re.compile(r'/threading\.py", line \d+ in (run|_bootstrap|_bootstrap_inner)$')
+
+
+def read_crash_report(launched: ChildProcess) -> str:
+    """Return what the child's fatal error wrote, without the frames of the server's packages. Empty if it wrote
+    nothing, and once the `ExitWatcher` has read the file and closed it."""
+    try:
+        launched.crash_file.seek(0)
+        words = launched.crash_file.read(64 * 1024)
+    except ValueError:
+        return ""
+    return crash_report(words.decode(errors="backslashreplace"), launched.folders)
+
+
+def crash_report(words: str, folders: Collection[str]) -> str:
+    """Return ``words``, a report of `faulthandler` or a traceback, in the form for operators and clients.
+
+    Addresses, the frames of the packages in ``folders``, and threads that have no other frames are left out.
+    """
+    sections = words.partition("\nExtension modules:")[0].split("\n\n")
+    kept = (_section(section.splitlines(), folders) for section in sections if not section.startswith(_C_STACK))
+    return "\n\n".join(filter(None, kept)).strip()
+
+
+def _section(lines: list[str], folders: Collection[str]) -> str:
+    """Return the heading and the remaining frames of one thread; empty if no frame remains."""
+    kept = [_THREAD.sub(r"\1", line) for line in _without_ours(lines, folders)]
+    is_thread = lines[:1] and _THREAD.match(lines[0])
+    return "" if is_thread and len(kept) < 2 else "\n".join(kept)
+
+
+def _without_ours(lines: list[str], folders: Collection[str]) -> Iterator[str]:
+    is_ours = False
+    for line in lines:
+        frame = _FRAME.match(line)
+        if frame is not None:
+            is_ours = frame["file"].startswith(tuple(folders)) or _THREADING.search(line) is not None
+        elif not line.startswith("    "):  # lines that are indented deeper are the frame's source
+            is_ours = False
+        if not is_ours:
+            yield line
+
+
+# ---------------------------------------------------------------------- restart
+
+
+class RestartPolicy:
+    """Decides how long to wait before a process that has exited is restarted.
+
+    The first exit within `WINDOW_S` (60 s) is followed at once. Further exits within it are followed after a delay, and
+    `MOST` (5) of them by a pause.
+    """
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=MOST)
+        self._pauses = 0
+        self._pause_ends = 0.0
+
+    def add_exit(self) -> None:
+        """Note that a process has exited now, or could not be started."""
+        self._times.append(monotonic())
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if `MOST` exits were within the window: wait for `next_pause_s` instead of `delay_s`."""
+        return len(self._times) == MOST and self._times[-1] - self._times[0] < WINDOW_S
+
+    @property
+    def delay_s(self) -> float:
+        """Return how long to wait: 0 s after the first exit within the window, then 0.5 s, twice as long each time, at
+        most 15 s."""
+        earlier = sum(self._times[-1] - exit_s < WINDOW_S for exit_s in self._times) - 1
+        return min(_FIRST_DELAY_S * 2 ** (earlier - 1), _LONGEST_DELAY_S) if earlier else 0.0
+
+    def next_pause_s(self) -> float:
+        """Return how long to wait after too many exits, and forget them: 15 s, then twice as long each time, at most
+        240 s. If 10 minutes have passed since a pause, the next one is 15 s again."""
+        now = monotonic()
+        if now - self._pause_ends > _QUIET_S:
+            self._pauses = 0
+        pause_s: float = min(_FIRST_PAUSE_S * 2**self._pauses, _LONGEST_PAUSE_S)
+        self._pauses += 1
+        self._pause_ends = now + pause_s
+        self._times.clear()
+        return pause_s

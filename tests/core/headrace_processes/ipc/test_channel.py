@@ -1,0 +1,140 @@
+"""`FramedSocket`: the end of a socket in a process with threads."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NoReturn, cast
+
+import pytest
+
+from headrace_processes.ipc.channel import FramedSocket
+from headrace_processes.ipc.framing import FrameParser, Kind, integers_frame, read_integers
+
+if TYPE_CHECKING:
+    from tests.core.conftest import Interrupted
+
+
+class Peer:
+    """The server's end: a thread reads it and records what it reads."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.heard: list[int] = []
+        self._end = end
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        frames = FrameParser()
+        while data := self._end.recv(1 << 16):
+            self.heard += [number for frame in frames.feed(data) for number in read_integers(frame)]
+
+    def hang_up(self) -> list[int]:
+        """Close the connection. Return the numbers that were received."""
+        self._end.shutdown(socket.SHUT_RD)  # what has been sent is still read
+        self._thread.join(10)
+        return self.heard
+
+
+class Left(BaseException):
+    """Raised instead of ending the process when the server has disconnected."""
+
+
+def leave() -> NoReturn:
+    raise Left
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[FramedSocket, Peer]]:
+    ours, theirs = socket.socketpair()
+    line = FramedSocket(ours.detach(), leave)
+    with theirs:
+        yield line, Peer(theirs)
+    line._socket.close()  # elsewhere it ends with its process
+
+
+def test_a_finalizer_may_send_in_the_middle_of_a_send_and_every_frame_comes_whole_and_once(
+    ends: tuple[FramedSocket, Peer], interrupted: Interrupted
+) -> None:
+    line, peer = ends
+    numbers, sent = iter(range(1000)), []
+
+    def send() -> None:
+        number = next(numbers)
+        line.send(integers_frame(Kind.RELEASE, [number]))
+        sent.append(number)
+
+    def call() -> None:
+        send()
+        assert not line._waiting
+
+    assert interrupted(call, send) > 5
+    assert sorted(peer.hang_up()) == sorted(sent)
+
+
+def test_frames_of_many_threads_come_whole_and_in_the_order_of_each(
+    ends: tuple[FramedSocket, Peer],
+) -> None:
+    line, peer = ends
+
+    def send(first: int) -> None:
+        for number in range(first, first + 500):
+            line.send(integers_frame(Kind.RELEASE, [number] * 50))
+
+    threads = [threading.Thread(target=send, args=(first,), daemon=True) for first in (0, 1000, 2000, 3000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    heard = peer.hang_up()[::50]
+    for first in (0, 1000, 2000, 3000):
+        assert [number for number in heard if first <= number < first + 1000] == list(range(first, first + 500))
+
+
+class Alarm(TimeoutError):
+    """Raised by a signal handler, to limit the time of a call."""
+
+
+def test_what_a_handler_raises_in_a_wait_is_no_end_of_the_process(
+    ends: tuple[FramedSocket, Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, peer = ends
+
+    def interrupt(buffer: memoryview) -> int:
+        raise Alarm
+
+    monkeypatch.setattr(line, "_receive", interrupt)
+    with pytest.raises(Alarm):
+        next(line.frames())
+    assert peer.hang_up() == []
+
+
+def test_a_broken_socket_is(ends: tuple[FramedSocket, Peer], monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset(*given: object) -> int:
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    line, peer = ends
+    monkeypatch.setattr(line, "_receive", reset)
+    with pytest.raises(Left):
+        next(line.frames())
+    assert peer.hang_up() == []
+
+
+@pytest.mark.parametrize("raised", [Alarm, KeyError])
+def test_frames_are_sent_after_one_that_a_handler_cut_off(
+    ends: tuple[FramedSocket, Peer], raised: type[Exception]
+) -> None:
+    line, peer = ends
+
+    class Interrupted:
+        def sendall(self, message: bytes) -> None:
+            raise raised
+
+    whole, line._socket = line._socket, cast("socket.socket", Interrupted())
+    with pytest.raises(raised):
+        line.send(integers_frame(Kind.RELEASE, [1]))
+    line._socket = whole
+    line.send(integers_frame(Kind.RELEASE, [2]))
+    assert peer.hang_up() == [2]

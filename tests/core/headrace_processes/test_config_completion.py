@@ -1,0 +1,98 @@
+"""A config is completed in a process of its own, which may do what it likes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.backends.base import Backend, Isolation, Model
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.options import ServerOptions
+from headrace.errors import Code, ConfigError, HeadraceError, LoadError
+from headrace.models.configuring import fill
+from headrace_processes.config_completion import complete_apart
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+Completing: type[Backend] = import_module("completing_backend").Completing
+
+
+@pytest.fixture(autouse=True)
+def found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+
+
+@dataclass
+class Asked:
+    """What became of the config of the model ``m``."""
+
+    config: ModelConfig
+    error: HeadraceError | None
+
+
+def ask(deed: str = "", **bounds: Any) -> Asked:
+    config = ModelConfig(name="m", backend="completing")
+    try:
+        complete_apart(Completing({"do": deed}), Model("m", 1, Path("/m/1"), config), Isolation(**bounds))
+    except HeadraceError as error:
+        return Asked(config, error)
+    return Asked(config, None)
+
+
+def test_what_may_be_completed_comes_from_another_process_and_nothing_else_does() -> None:
+    """That process has opened a file that may have taken it over."""
+    asked = ask()
+    assert asked.error is None
+    (output,) = asked.config.output
+    assert (asked.config.max_batch_size, int(output.name) != os.getpid()) == (3, True)
+    assert (asked.config.backend, dict(asked.config.parameters)) == ("completing", {})
+
+
+def test_errors_arrive_as_they_were_raised() -> None:
+    config, load, stranger = (ask(deed).error for deed in ("config", "load", "stranger"))
+    assert isinstance(config, ConfigError)
+    assert (config.message, config.code, config.field) == ("no such dims", Code.UNSUPPORTED, "input[0].dims")
+    assert isinstance(load, LoadError)
+    assert (load.message, load.code) == ("no such file", Code.NOT_FOUND)
+    assert stranger is not None
+    assert stranger.message == "backend 'completing' failed to complete the config of 'm': SystemExit: enough"
+
+
+@pytest.mark.parametrize(
+    ("deed", "bounds", "said"),
+    [
+        ("crash", {}, "was killed by SIGSEGV\nFatal Python error: Segmentation fault"),
+        ("exit", {}, "exited with status 3"),
+        ("hang", {"start_timeout_s": 1.0, "load_timeout_s": 1.0}, "was not over within 2 s"),
+    ],
+)
+def test_a_process_that_ends_or_never_does_is_told_with_its_model(
+    deed: str, bounds: dict[str, float], said: str
+) -> None:
+    asked = ask(deed, **bounds)
+    assert isinstance(asked.error, LoadError)
+    lead = "the process in which the config of model 'm' was being completed "
+    assert asked.error.message.startswith(lead + said)
+    assert asked.config == ModelConfig(name="m", backend="completing")
+
+
+def test_memory_is_bounded() -> None:
+    error = ask("fill", memory_bytes=2 << 30).error
+    assert error is not None
+    assert "MemoryError" in error.message
+
+
+@pytest.mark.parametrize(("isolation", "is_here"), [("process", False), ("thread", True), ("", True)])
+def test_a_model_in_a_process_has_its_config_completed_in_one(isolation: str, is_here: bool) -> None:
+    config = ModelConfig(name="m", backend="completing")
+    if isolation:
+        config.parameters["isolation"].string_value = isolation
+    fill(Model("m", 1, Path("/m/1"), config), Completing({}), ServerOptions())
+    (output,) = config.output
+    assert (int(output.name) == os.getpid()) is is_here

@@ -1,0 +1,214 @@
+"""What a child asks of its server, and what the server takes from a child."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from headrace.errors import InvalidArgument, Unsupported
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.messages.ticket import Ticket
+from headrace.telemetry.series import MetricKind, MetricOperation
+from headrace_processes.handshake import ChildKind
+from headrace_processes.ipc.codec import Decoder, Encoder
+from headrace_processes.ipc.framing import Frame, FrameParser, Kind, ProtocolError, frame
+from headrace_processes.ipc.json_parts import json_frame
+from headrace_processes.remote_services import RemoteServices, ServiceEndpoint, read_update, update_frame
+
+
+class Server:
+    """Answers calls at once with numbers from 1 on, and keeps all that it is told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[Frame] = []
+        nothing = cast("Any", None)
+        self.services = RemoteServices(nothing, nothing, nothing, self.refuse, self.hear)
+
+    def hear(self, message: bytes) -> None:
+        (heard,) = FrameParser().feed(message)
+        self.told.append(heard)
+        if heard.kind == Kind.CALL:
+            self.services.resolved({"id": json.loads(heard.text)["id"], "value": len(self.told)})
+
+    def refuse(self, message: bytes) -> None:
+        raise AssertionError("this is heard in another order than answers are")
+
+    def metric(self, kind: MetricKind) -> int:
+        """The handle of a metric of that kind."""
+        buckets = [1.0] if kind == "histogram" else None
+        handle = self.services.metric(self.services.metric_family("f", "", kind), {}, buckets)
+        self.told.clear()
+        return handle
+
+
+def test_updates_wait_for_no_answer_and_go_before_whatever_comes_later() -> None:
+    server = Server()
+    handle = server.metric("gauge")
+    server.services.update_metric(handle, "set", 2.5)
+    server.services.update_metric(handle, "increment", -1)
+    server.services.metric_value(handle)
+    server.services.release(handle)
+    assert [message.kind for message in server.told] == [ChildKind.UPDATE, ChildKind.UPDATE, Kind.CALL, Kind.NOTE]
+    updates = [read_update(message) for message in server.told[:2]]
+    assert updates == [(handle, "set", 2.5), (handle, "increment", -1.0)]
+
+
+@pytest.mark.parametrize("value", [-1.0, -1e-300, float("nan"), float("-inf")])
+def test_what_a_counter_does_not_take_is_refused_before_it_is_sent(value: float) -> None:
+    server = Server()
+    handle = server.metric("counter")
+    with pytest.raises(InvalidArgument, match="can only be incremented monotonically by non-negative values"):
+        server.services.update_metric(handle, "increment", value)
+    assert server.told == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation"),
+    [
+        ("counter", "set"),
+        ("counter", "observe"),
+        ("gauge", "observe"),
+        ("histogram", "increment"),
+        ("histogram", "set"),
+    ],
+)
+def test_what_a_kind_does_not_support_is_refused_before_it_is_sent(kind: MetricKind, operation: Any) -> None:
+    server = Server()
+    handle = server.metric(kind)
+    with pytest.raises(Unsupported, match=f"METRIC_KIND_{kind.upper()} does not support {operation.capitalize()}"):
+        server.services.update_metric(handle, operation, 1)
+    assert server.told == []
+
+
+@pytest.mark.parametrize("operation", ["increment", "set", "observe"])
+@pytest.mark.parametrize("value", [0.0, -1.5, 1e308, float("inf")])
+def test_an_update_of_a_metric_arrives_as_it_was(operation: MetricOperation, value: float) -> None:
+    (found,) = FrameParser().feed(update_frame(2**64 - 1, operation, value))
+    assert read_update(found) == (2**64 - 1, operation, value)
+
+
+@pytest.mark.parametrize(("operation", "size"), [(3, 16), (65535, 16), (0, 0), (0, 8)])
+def test_updates_that_make_no_sense_are_refused(operation: int, size: int) -> None:
+    (sound,) = FrameParser().feed(frame(ChildKind.UPDATE, 2, bytes(16)))
+    assert read_update(sound) == (0, "observe", 0.0)
+    (unsound,) = FrameParser().feed(frame(ChildKind.UPDATE, operation, bytes(size)))
+    with pytest.raises(ProtocolError):
+        read_update(unsound)
+
+
+# ---------------------------------------------------------------------- what the server takes
+
+
+@pytest.fixture
+def hear() -> Callable[[bytes], None]:
+    """Has an endpoint, whose child holds nothing, hear a message."""
+    endpoint = ServiceEndpoint(cast("Any", SimpleNamespace(submit=None, cancel=None)), "m")
+    endpoint.open(Encoder(None), Decoder(None, lambda offset: None), lambda message: None, {})
+
+    def hear(message: bytes) -> None:
+        for heard in FrameParser().feed(message):
+            endpoint.hear(heard, lambda reply: None)
+
+    return hear
+
+
+@pytest.mark.parametrize("handle", [0, 1, 2**64 - 1])
+def test_a_child_cannot_change_a_metric_that_it_does_not_hold(hear: Callable[[bytes], None], handle: int) -> None:
+    with pytest.raises(ProtocolError, match=f"metric {handle}, which the child does not hold"):
+        hear(update_frame(handle, "increment", 1.0))
+
+
+# ---------------------------------------------------------------------- requests to other models
+
+
+class Asked:
+    """An endpoint with one request of its child's, and all that was sent to answer it."""
+
+    def __init__(self, at_once: bool) -> None:
+        self.sent: list[tuple[str, int]] = []
+        self.submitted: list[Ticket] = []
+        self._at_once = at_once
+        self.endpoint = ServiceEndpoint(cast("Any", self), "m")
+        self.endpoint.open(Encoder(None), Decoder(None, lambda offset: None), lambda message: None, {})
+        request = InferRequest("other", {"x": np.ones(1, np.float32)})
+        (heard,) = FrameParser().feed(Encoder(None).request(5, request))
+        self.endpoint.hear(heard, self.send, self.send_at_once)
+
+    def submit(self, ticket: Ticket) -> None:
+        self.submitted.append(ticket)
+
+    def cancel(self, ticket: Ticket) -> None:
+        ticket.cancel()
+
+    def send(self, message: bytes) -> None:
+        (heard,) = FrameParser().feed(message)
+        (reply,) = Decoder(None, lambda offset: None).answers(heard)
+        self.sent.append(("by the loop", reply.call))
+
+    def send_at_once(self, call: int, response: InferResponse) -> bool:
+        if self._at_once:
+            self.sent.append(("at once", call))
+        return self._at_once
+
+    def answer(self, *, at_once: bool) -> list[tuple[str, int]]:
+        """What is sent when the request is answered."""
+        (ticket,) = self.submitted
+        assert ticket.respond_at_once is not None
+        response = InferResponse({"y": np.ones(1, np.float32)})
+        if at_once:
+            ticket.respond_at_once(response)
+        ticket.respond(response, True)
+        return self.sent
+
+
+def test_an_answer_that_was_sent_at_once_is_not_sent_again() -> None:
+    assert Asked(at_once=True).answer(at_once=True) == [("at once", 5)]
+
+
+def test_an_answer_that_could_not_be_sent_at_once_is_sent_by_the_loop() -> None:
+    assert Asked(at_once=False).answer(at_once=True) == [("by the loop", 5)]
+
+
+def test_an_answer_that_nobody_had_at_once_is_sent_by_the_loop() -> None:
+    assert Asked(at_once=True).answer(at_once=False) == [("by the loop", 5)]
+
+
+def test_what_is_answered_at_once_is_no_longer_the_childs_to_cancel() -> None:
+    asked = Asked(at_once=True)
+    asked.answer(at_once=True)
+    asked.endpoint.close()
+    assert not asked.submitted[0].cancelled
+
+
+def test_nothing_is_sent_to_a_child_that_is_gone() -> None:
+    asked = Asked(at_once=False)
+    asked.endpoint.close()
+    assert asked.answer(at_once=True) == []
+
+
+def test_a_call_of_a_child_that_is_gone_makes_no_metric() -> None:
+    made: list[str] = []
+
+    def family(name: str, description: str, kind: MetricKind) -> int:
+        made.append(name)
+        return 1
+
+    async def scenario() -> None:
+        endpoint = ServiceEndpoint(cast("Any", SimpleNamespace(submit=None, cancel=None, metric_family=family)), "m")
+        endpoint.open(Encoder(None), Decoder(None, lambda offset: None), lambda message: None, {})
+        call = {"id": 1, "method": "metric_family", "arguments": ["requests", "", "counter"]}
+        for heard in FrameParser().feed(json_frame(Kind.CALL, call)):
+            endpoint.hear(heard, lambda reply: None)
+        endpoint.close()
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert made == []
