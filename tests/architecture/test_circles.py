@@ -15,7 +15,7 @@ from tests.architecture.test_imports import Import, imports
 
 ROOT = Path(__file__).parents[2]
 #: So many modules are in circles; whoever takes some out lowers it.
-IN_CIRCLES = 24
+IN_CIRCLES = 22
 
 
 def modules() -> dict[str, Path]:

@@ -408,7 +408,7 @@ def test_two_groups_of_one_name_are_an_error_that_names_both(install: Install, t
 def test_an_allow_list_leaves_the_others_unimported(install: Install) -> None:
     install("headrace-toy", "toy", "raise SystemError('imported')")
     plugins = Plugins.discover(())
-    assert [plugin.name for plugin in plugins.plugins] == ["builtins", "grpc", "http"]
+    assert [plugin.name for plugin in plugins.plugins] == ["builtins", "commands", "grpc", "http"]
 
 
 def test_an_unknown_backend_is_answered_with_the_nearest_and_the_installed() -> None:

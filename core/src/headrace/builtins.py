@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from headrace.backends.base import Backend
 from headrace.caches.base import ResponseCache
-from headrace.cli.command import Command
 from headrace.frontends.extension import Extension
 from headrace.hookspecs import hookimpl
 from headrace.models.interceptors import Interceptor
@@ -53,11 +52,3 @@ def register_storages() -> list[type[Storage]]:
     from headrace.storage.local_storage import LocalStorage
 
     return [LocalStorage]
-
-
-@hookimpl
-def register_commands() -> list[type[Command]]:
-    from headrace.cli.plugins import ListPlugins
-    from headrace.cli.serve import Serve
-
-    return [Serve, ListPlugins]

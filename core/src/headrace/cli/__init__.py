@@ -59,9 +59,9 @@ def _run(name: str, words: Sequence[str]) -> int:
 
 def _find(name: str) -> type[Command]:
     """Return the command ``name``. Raises `LoadError`. Those of core are found without importing any plugin."""
-    from headrace import builtins
+    from headrace.cli import commands
 
-    for command in builtins.register_commands():
+    for command in commands.register_commands():
         if command.name == name:
             return command
     from headrace.plugins import Plugins
