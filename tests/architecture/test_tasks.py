@@ -11,22 +11,24 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2] / "core/src/headrace"
+ROOT = Path(__file__).parents[2] / "core/src"
+#: Those of core proper and of the processes of instances.
+PATHS = sorted(path for package in ("headrace", "headrace_processes") for path in (ROOT / package).rglob("*.py"))
 
 #: Calls of asyncio that make a task by hand, or a hidden one: a cancel scope does the work of `wait_for`.
 CALLS = {"create_task", "ensure_future", "wait_for"}
 
 #: For each module that makes one task by hand: what awaits or cancels it.
 BY_HAND = {
-    "executors/process/child.py": "Child.start awaits it; if cancelled too, so that no process is lost",
-    "executors/process/process_executor.py": "ProcessExecutor._end cancels and awaits the restart of a process",
-    "executors/process/remote_services.py": "ServiceEndpoint.close cancels the calls of a process",
-    "ipc/json_calls.py": "the calls of a process, which end by themselves: half a change of models is none",
-    "models/control.py": "Control.stop cancels the watcher, which Control.start has begun",
-    "models/entrance.py": "the path of a request; the cancellation of the request ends the wait for interceptors",
-    "models/instance_set.py": "InstanceSet.join awaits the executors that leave",
-    "models/running_loads.py": "Background.settle awaits loads, which go on if their caller is cancelled",
-    "server.py": "Server.stop cancels the drain; a plugin that ignores that costs half a second, not the exit",
+    "headrace_processes/child.py": "Child.start awaits it; if cancelled too, so that no process is lost",
+    "headrace_processes/process_executor.py": "ProcessExecutor._end cancels and awaits the restart of a process",
+    "headrace_processes/remote_services.py": "ServiceEndpoint.close cancels the calls of a process",
+    "headrace_processes/ipc/json_calls.py": "the calls of a process, which end by themselves: half a change of models is none",
+    "headrace/models/control.py": "Control.stop cancels the watcher, which Control.start has begun",
+    "headrace/models/entrance.py": "the path of a request; the cancellation of the request ends the wait for interceptors",
+    "headrace/models/instance_set.py": "InstanceSet.join awaits the executors that leave",
+    "headrace/models/running_loads.py": "Background.settle awaits loads, which go on if their caller is cancelled",
+    "headrace/server.py": "Server.stop cancels the drain; a plugin that ignores that costs half a second, not the exit",
 }
 
 
@@ -36,7 +38,7 @@ def made(source: str) -> int:
     return sum(isinstance(call, ast.Attribute) and call.attr in CALLS for call in calls)
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_tasks_belong_to_a_group_or_stand_here(path: Path) -> None:
     assert made(path.read_text()) == (str(path.relative_to(ROOT)) in BY_HAND)
 
