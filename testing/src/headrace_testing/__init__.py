@@ -85,44 +85,42 @@ __all__ = [
 
 
 class BackendConformance(Loading, Answers, Requests):
-    """Every check of the kit. A subclass sets ``plugin`` and ``backend``, says what it claims (see
-    `Subject`), and gives the fixture ``example``, an `Example`.
+    """Every check of backends. A subclass sets ``plugin`` and ``backend``, its claims (see `Subject`), and a fixture.
 
-    The example's answers should come from elsewhere than the backend: from arithmetic, from the
-    engine called directly, better from another engine. Most checks drive the backend directly, on
-    threads of their own; those about queues and protocols run a server in this process.
+    The fixture ``example`` returns an `Example`. Its answers should not come from the backend itself, but from
+    arithmetic, from the engine called directly, or better from another engine. Most checks run the backend directly, on
+    threads of their own. Those about queues and protocols run a server in this process.
     """
 
 
 class SchedulerConformance(ScheduledAnswers, ScheduledTimes, ScheduledService):
-    """Every check of schedulers. A subclass sets ``plugin`` and ``scheduler``, and says what it claims (see
-    `ScheduledSubject`); one that has several ways to run is tested by several subclasses, each with its ``config``.
+    """Every check of schedulers. A subclass sets ``plugin``, ``scheduler``, and its claims (see `ScheduledSubject`).
 
-    The model queue is the real one. Time stands still until a check turns it, so that nothing sleeps, and a delay is
-    kept to the microsecond or not at all.
+    A scheduler that runs in several ways is tested by several subclasses, each with its ``config``. The model queue is
+    the real one. Time stands still until a check moves it: nothing sleeps, and delays are exact to the microsecond.
     """
 
 
 class FrontendConformance(FrontendChecks):
-    """Every check of frontends. A subclass sets ``plugin`` and ``frontend``, and says how to have it listen and how to
-    ask it (see `FrontendChecks`). The server is a real one in this process, and so are the sockets.
+    """Every check of frontends. A subclass sets ``plugin`` and ``frontend``, and implements `FrontendChecks`.
+
+    It says how the frontend listens and how to send it a request. The server in this process and the sockets are real.
     """
 
 
 class CacheConformance(CacheChecks):
-    """Every check of response caches. A subclass sets ``plugin`` and ``cache``, and says how it is made (see
+    """Every check of response caches. A subclass sets ``plugin`` and ``cache``, and its settings (see
     `CacheChecks`)."""
 
 
 class StorageConformance(StorageChecks):
-    """Every check of storages. A subclass sets ``plugin`` and ``storage``, and says how models are stored (see
-    `StorageChecks`)."""
+    """Every check of storages. A subclass sets ``plugin`` and ``storage``, and stores models (see `StorageChecks`)."""
 
 
 class AgentConformance(AgentChecks):
-    """Every check of repository agents. A subclass sets ``plugin`` and ``agent``, and says how a model is prepared for
-    it (see `AgentChecks`)."""
+    """Every check of repository agents. A subclass sets ``plugin`` and ``agent``, and prepares a model (see
+    `AgentChecks`)."""
 
 
 class CommandConformance(CommandChecks):
-    """Every check of commands. A subclass sets ``plugin`` and ``command``, and names arguments: see `CommandChecks`."""
+    """Every check of commands. A subclass sets ``plugin``, ``command`` and arguments (see `CommandChecks`)."""

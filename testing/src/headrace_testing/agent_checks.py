@@ -1,4 +1,5 @@
-"""A repository agent from outside: it leaves a directory with the model, and the one that it was given as it was."""
+"""Checks of a repository agent: it returns a directory with the model, and does not change the one that it was
+given."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from headrace_testing.example import NAME
 from headrace_testing.serving import on_loop, serve
 from headrace_testing.storage_checks import NewDirectories
 
-#: What lies in the repository, and the parameters of the agent in the config.
+#: The files in the repository, and the agent's parameters in the config.
 Prepared: TypeAlias = "tuple[Mapping[str, bytes], Mapping[str, str]]"
 
 _THREADS = 8
@@ -28,15 +29,15 @@ _FILES = {"1/weights": bytes(range(256)) * 64, "1/deep/part": b"\0\r\n", "2/weig
 class AgentChecks:
     """A subclass sets ``plugin``, the module of the entry point, and ``agent``, its name in configs.
 
-    It says how a model is prepared for the agent, if it must be (`prepare`), which model it must refuse (`damage`), and
-    which parameters (`wrong_parameters`).
+    It may override `prepare` (how a model is prepared for the agent), `damage` (a model that the agent must refuse),
+    and `wrong_parameters`.
     """
 
     plugin: ClassVar[str]
     agent: ClassVar[str]
 
     def prepare(self, files: Mapping[str, bytes]) -> Prepared:
-        """Return what lies in the repository, and the agent's parameters, for a model that has ``files`` at last."""
+        """Return the files in the repository, and the agent's parameters, for a model that has ``files`` in the end."""
         return files, {}
 
     def damage(self, files: Mapping[str, bytes]) -> Prepared | None:
@@ -48,7 +49,7 @@ class AgentChecks:
         return {}
 
     def make(self, parameters: Mapping[str, str]) -> RepositoryAgent:
-        """Return the agent, made as a server makes it."""
+        """Return the agent, created as by a server."""
         kind: type[RepositoryAgent] = part_of(self.plugin, "agent", self.agent)
         return kind(NAME, parameters)
 
@@ -131,7 +132,7 @@ class AgentChecks:
         assert directory == tmp_path / NAME or not directory.exists(), "a new directory is left when the model is gone"
 
     def _require_refusal(self, server: Server, repository: Path) -> None:
-        """A model that is damaged does not take the place of one that is served."""
+        """Check that a damaged model does not replace one that is served."""
         damaged = self.damage(_FILES)
         if damaged is not None:
             self._store(repository, *damaged)

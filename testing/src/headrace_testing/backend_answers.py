@@ -1,4 +1,4 @@
-"""Are the answers right, do they stay right, and are they the same whichever way the request came?"""
+"""Checks of answers: they are right, they stay right, and they do not depend on the protocol."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Answers(Subject):
 
 
 def _others(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Inputs of the same shapes with other elements: in reverse order, or zeros if that is equal."""
+    """Return inputs of the same shapes with other elements: in reverse order, or zeros if that is equal."""
     return {name: _reversed(tensor) for name, tensor in given.items()}
 
 

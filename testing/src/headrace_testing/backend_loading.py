@@ -123,7 +123,7 @@ class Loading(Subject):
 
 
 def _resources() -> tuple[int, int, int]:
-    """Resident bytes, open files and threads of this process."""
+    """Return resident bytes, open files and threads of this process."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     files, threads = (sum(1 for _ in Path("/proc/self", each).iterdir()) for each in ("fd", "task"))
@@ -132,7 +132,7 @@ def _resources() -> tuple[int, int, int]:
 
 @contextmanager
 def _load(infer: Callable[[], dict[str, Tensor]], example: Example) -> Iterator[None]:
-    """Requests one after the other, from two threads; fails if one of them fails."""
+    """Send requests one after the other, from two threads. Fail if one of them fails."""
     stopped = threading.Event()
     failures: list[Exception] = []
 

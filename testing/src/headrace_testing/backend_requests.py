@@ -1,4 +1,4 @@
-"""Bad requests, failures, cancellation and deadlines: nobody else may notice."""
+"""Bad requests, failures, cancellation and deadlines: other requests must not be affected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headrace_testing.serving import TIMEOUT_S, on_loop
 
 Future: TypeAlias = "asyncio.Future[dict[str, Tensor]]"
 
-#: A batch is taken when four wait; after the delay with fewer, if a cancellation left fewer.
+#: Four waiting requests form a batch; after the delay also fewer, if one was cancelled.
 _FOUR_AT_ONCE = "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 200000 }"
 _DEADLINE = """dynamic_batching {
     preferred_batch_size: 4 max_queue_delay_microseconds: 500000
@@ -36,7 +36,7 @@ _DEADLINE = """dynamic_batching {
 
 
 class Requests(Subject):
-    """What one caller does wrong, or stops waiting for."""
+    """Errors and cancellations of one caller."""
 
     def test_a_wrong_shape_or_dtype_is_refused_before_execute(
         self, example: Example, tmp_path_factory: pytest.TempPathFactory
@@ -101,7 +101,7 @@ class Requests(Subject):
 
 
 async def _cancel_waiting(server: Server, example: Example, position: int) -> None:
-    """Three wait, one of them is cancelled, two more fill the batch of four."""
+    """Send three requests, cancel one, and send two more, which fill the batch of four."""
     rows = _rows(example, 5)
     futures, tickets = _submit(server, rows[:3])
     tickets[position].cancel()
@@ -110,7 +110,7 @@ async def _cancel_waiting(server: Server, example: Example, position: int) -> No
 
 
 async def _cancel_running(server: Server, example: Example, position: int) -> None:
-    """Four make a batch, and one is cancelled while it is on its way."""
+    """Send four requests, which form a batch, and cancel one of them."""
     rows = _rows(example, 4)
     futures, tickets = _submit(server, rows)
     tickets[position].cancel()
@@ -120,7 +120,7 @@ async def _cancel_running(server: Server, example: Example, position: int) -> No
 async def _answered(
     futures: Sequence[Future], rows: Sequence[tuple[Any, dict[str, Tensor]]], position: int, tolerance: float
 ) -> None:
-    """Every request but that at ``position`` gets its own rows; that one at least gets an end."""
+    """Check that every request except the one at ``position`` gets its own rows, and that that one ends."""
     done = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), TIMEOUT_S / 2)
     for number, (found, (_, expected)) in enumerate(zip(done, rows, strict=True)):
         if number != position:
@@ -147,14 +147,14 @@ def _settle(future: Future, answer: Answer, final: bool) -> None:
 
 
 def _rows(example: Example, count: int) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """``count`` single rows of the example with their answers; from the start again if it is short."""
+    """Return ``count`` single rows of the example with their answers; repeat the example if it is short."""
     places = [number % example.rows for number in range(count)]
     given, expected = example.given, example.expected
     return [(take_rows(given, row, row + 1), take_rows(expected, row, row + 1)) for row in places]
 
 
 def _misfits(given: dict[str, Tensor], fixed: set[str]) -> list[tuple[str, dict[str, Tensor]]]:
-    """Inputs with one thing wrong; those of ``fixed`` have no variable dims."""
+    """Return inputs with one mistake each. The inputs ``fixed`` have no variable dims."""
     misfits: list[tuple[str, dict[str, Tensor]]] = []
     for name, tensor in given.items():
         other: Tensor = np.zeros(tensor.shape, np.int8)

@@ -1,4 +1,4 @@
-"""A response cache from outside: what was put comes back, and nothing else does."""
+"""Checks of a response cache: what was stored is found, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headrace_testing.example import NAME, bytes_of, copy_of, write_model
 from headrace_testing.metrics import measured
 
 _THREADS, _PUTS = 8, 25
-#: How often a server is asked the same, at most.
+#: A server gets the same request at most this often.
 _ASKED = 1000
 _CACHED = f"""name: "{NAME}" backend: "identity" max_batch_size: 8 response_cache {{ enable: true }}
     input {{ name: "x" data_type: TYPE_FP32 dims: 3 }} output {{ name: "y" data_type: TYPE_FP32 dims: 3 }}"""
@@ -35,19 +35,20 @@ _CACHED = f"""name: "{NAME}" backend: "identity" max_batch_size: 8 response_cach
 class CacheChecks:
     """A subclass sets ``plugin``, the module of the entry point, and ``cache``, the name in ``--cache-config``.
 
-    ``settings`` is what stands there besides. The cache begins empty, and has room for a few hundred small answers.
+    ``settings`` are the other settings there. The cache is empty at first, and has room for a few hundred small
+    responses.
     """
 
     plugin: ClassVar[str]
     cache: ClassVar[str]
 
     def settings(self) -> Mapping[str, str]:
-        """What ``--cache-config`` says."""
+        """Return the settings in ``--cache-config``."""
         return {}
 
     @pytest.fixture
     def kept(self) -> Iterator[ResponseCache]:
-        """The cache, made as a server makes it."""
+        """Yield the cache, created as by a server."""
         kind: type[ResponseCache] = part_of(self.plugin, "cache", self.cache)
         given = ModelConfig().parameters
         for key, value in self.settings().items():
@@ -86,7 +87,7 @@ class CacheChecks:
         assert [_number(_found(kept, number)) for number in range(100)] == list(range(100))
 
     def test_what_is_put_twice_is_one_of_both(self, kept: ResponseCache) -> None:
-        """Two servers, or two requests, may have been as fast."""
+        """Two servers, or two requests, may store the same key at the same time."""
         kept.put(_key(0), _answer(1))
         kept.put(_key(0), _answer(2))
         assert _number(_found(kept, 0)) in (1, 2)
@@ -137,7 +138,7 @@ class CacheChecks:
         )
         with server:
             (model,) = server.served(NAME)
-            for _ in range(_ASKED):  # what was executed may be kept behind its caller's back
+            for _ in range(_ASKED):  # a response may be stored after its caller got it
                 outputs = server.infer(NAME, {"x": x}).outputs
                 np.testing.assert_array_equal(np.asarray(outputs["y"]), x)
                 if model.snapshot().cache_hit.count:
@@ -154,7 +155,7 @@ def _answer(number: int) -> CachedResponse:
 
 
 def _response(outputs: Mapping[str, Tensor], parameters: Mapping[str, Any] = MappingProxyType({})) -> CachedResponse:
-    """Return what a server keeps of a response: copies that cannot be written to, and their size in memory."""
+    """Return a stored response as a server makes it: read-only copies, and their size in memory."""
     kept = {name: copy_of(tensor) for name, tensor in outputs.items()}
     for tensor in kept.values():
         if not isinstance(tensor, BytesTensor):

@@ -1,4 +1,4 @@
-"""A command from outside: the command line finds it, explains it, and refuses arguments that it does not know."""
+"""Checks of a command: the command line finds it, shows its help, and refuses unknown arguments."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LIMIT_S = 120
 class CommandChecks:
     """A subclass sets ``plugin``, the module of the entry point, and ``command``, its name.
 
-    ``good`` are arguments with which it succeeds; without them, that is not checked. ``bad`` are arguments that it
-    cannot do, such as a file that is not there: it must say so in a few words, with exit code 1.
+    ``good`` are arguments with which it succeeds; None skips the check. ``bad`` are arguments that fail, such as a
+    missing file: it must say so in a few words, with exit code 1.
     """
 
     plugin: ClassVar[str]

@@ -1,4 +1,4 @@
-"""The backend under test: what it claims, and how it is run, in a server or driven directly, without one."""
+"""The backend under test: its claims, and how it runs, in a server or directly."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ T = TypeVar("T")
 
 
 class Subject:
-    """The backend, what it claims, and how to get it running.
+    """The backend, its claims, and how to run it.
 
-    ``plugin`` is the module of the entry point, ``backend`` the name in configs, ``heavy`` the
-    modules that importing the plugin must not import. The claims: ``max_batch`` rows in one
-    execution; ``zero_rows``, that a batch of no rows at all is answered with no rows, as arithmetic
-    gives it, where an engine that refuses it says False; ``thread_bound``, that instances may only run
-    on the thread that loaded them.
+    ``plugin`` is the module of the entry point, ``backend`` the name in configs. ``heavy`` are modules that importing
+    the plugin must not import. The claims:
+
+    - ``max_batch``: the rows of one execution.
+    - ``zero_rows``: a batch without rows is answered without rows. False if the engine refuses it.
+    - ``thread_bound``: instances run only on the thread that loaded them.
     """
 
     plugin: ClassVar[str]
@@ -51,12 +52,14 @@ class Subject:
     max_batch: ClassVar[int] = 8
     zero_rows: ClassVar[bool] = True
     thread_bound: ClassVar[bool] = False
-    #: Memory that fifty reloads may add, in bytes: allocators keep some.
+    #: Fifty reloads may add at most 8 MiB of memory: allocators keep some.
     reload_growth_bytes: ClassVar[int] = 8 << 20
 
     def example_of(self, kind: str, directory: Path) -> Example | None:
-        """An example for one data type (``FP16``, ``BYTES``, ...) or for ``SCALAR``, a model with
-        one value per row. Write its files into ``directory``; None leaves the claim untested."""
+        """Return an example for one data type (``FP16``, ``BYTES``, ...), or for ``SCALAR``, one value per row.
+
+        Write its files to ``directory``. None leaves the claim untested.
+        """
         return None
 
     @property
@@ -64,23 +67,23 @@ class Subject:
         return backend_class(self.plugin, self.backend)
 
     def driver(self, example: Example, extra: str = "") -> Driver:
-        """The example's model, to be driven directly. ``extra`` is more config text."""
+        """Return a driver for the example's model. ``extra`` is more config text."""
         config = example.describe(self.backend, self.max_batch, extra)
         return Driver(self.backend_class, config, example.path)
 
     @contextmanager
     def serving(self, example: Example, repository: Path, extra: str = "", **options: Any) -> Iterator[Server]:
-        """A server that holds the example's model."""
+        """Yield a server with the example's model."""
         write_model(repository, example.describe(self.backend, self.max_batch, extra), example.path)
         with serve(repository, **options) as server:
             yield server
 
     def not_claimed(self, what: str) -> NoReturn:
-        """Skip this check, and have the summary say so."""
+        """Skip this check, with a line in the summary."""
         pytest.skip(f"{NOT_RUN}{self.backend}: {what}")
 
     def require_batching(self, example: Example) -> int:
-        """Rows in one execution, at least 4; skips where the model has no batch axis."""
+        """Return the rows of one execution, at least 4. Skip the check if the model has no batch axis."""
         size = example.describe(self.backend, self.max_batch).max_batch_size
         if size < 4:
             self.not_claimed(f"batches of four rows are not claimed (max_batch is {size})")
@@ -88,7 +91,7 @@ class Subject:
 
 
 def part_of(plugin: str, kind: str, name: str) -> Any:
-    """The class called ``name`` that the module ``plugin`` registers among the parts of ``kind``."""
+    """Return the class ``name`` of the parts of ``kind`` that the module ``plugin`` registers."""
     hook = getattr(importlib.import_module(plugin), f"register_{kind}s")
     assert hasattr(hook, "headrace_impl"), f"'{plugin}' has {hook.__name__} without @hookimpl: no server calls it"
     named = {part.name: part for part in hook()}
@@ -97,13 +100,13 @@ def part_of(plugin: str, kind: str, name: str) -> Any:
 
 
 def backend_class(plugin: str, backend: str) -> type[Backend]:
-    """The class called ``backend`` that the module ``plugin`` registers."""
+    """Return the backend class ``backend`` that the module ``plugin`` registers."""
     found: type[Backend] = part_of(plugin, "backend", backend)
     return found
 
 
 class Driver:
-    """One version of a model, whose instances are loaded and run on threads of their own."""
+    """One version of a model. Its instances are loaded and run on threads of their own."""
 
     def __init__(self, cls: type[Backend], config: ModelConfig, version_path: Path) -> None:
         self.backend = cls({})
@@ -115,7 +118,7 @@ class Driver:
 
     @contextmanager
     def shared(self) -> Iterator[Model]:
-        """The model with what its instances share; released at the end."""
+        """Yield the model with what its instances share. Release that at the end."""
         shared = self.backend.share(self._model)
         try:
             yield replace(self._model, shared=shared)
@@ -124,7 +127,7 @@ class Driver:
 
     @contextmanager
     def instance(self, model: Model, number: int = 0) -> Iterator[Driven]:
-        """Instance ``number``, loaded; closed at the end."""
+        """Yield instance ``number``, loaded. Close it at the end."""
         device = Device(self.backend.devices[-1])
         own = replace(model, instance_name=f"{NAME}_0_{number}", device=device)
         with ThreadPoolExecutor(1, thread_name_prefix=own.instance_name) as thread:
@@ -137,7 +140,7 @@ class Driver:
 
     @contextmanager
     def loaded(self) -> Iterator[Driven]:
-        """One instance of its own."""
+        """Yield one instance with its own shared objects."""
         with self.shared() as model, self.instance(model) as driven:
             yield driven
 
@@ -150,19 +153,19 @@ class Driven:
         self._harness, self._thread = harness, thread
 
     def infer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The outputs, or the error raised."""
+        """Return the outputs, or raise the error."""
         (answer,) = self.on_its_thread(lambda: self.run([self.ticket(inputs)]))
         return outputs_of(answer)
 
     def ticket(self, inputs: Mapping[str, Tensor], check: bool = True) -> Ticket:
-        """That of a request, as the scheduler would own it; unchecked, the request may break every rule."""
+        """Return the ticket of a request, as a scheduler gets it. Without ``check``, the request may be invalid."""
         ticket = Ticket(InferRequest(NAME, inputs), lambda answer, final: None)
         if check:
             self._harness.check(ticket)
         return ticket
 
     def run(self, tickets: Sequence[Ticket]) -> Sequence[Answer]:
-        """One execution on the calling thread, until every request has its last answer."""
+        """Run one execution on the calling thread, until every request has its last answer."""
         return self._harness.run(tickets)
 
     def on_its_thread(self, call: Callable[[], T]) -> T:
@@ -170,7 +173,7 @@ class Driven:
 
 
 def error_of(call: Callable[[], object]) -> Exception | None:
-    """What ``call`` raises, or None if it returns."""
+    """Return the exception of ``call``, or None if it returns."""
     try:
         call()
     except Exception as error:
@@ -179,7 +182,7 @@ def error_of(call: Callable[[], object]) -> Exception | None:
 
 
 def outputs_of(answer: Answer) -> dict[str, Tensor]:
-    """The outputs of an answer; raises it if it is an error."""
+    """Return the outputs of an answer. Raise it if it is an error."""
     if isinstance(answer, HeadraceError):
         raise answer
     assert isinstance(answer, InferResponse)

@@ -1,4 +1,4 @@
-"""One model with its inputs and the answers it must give, and whether answers are these."""
+"""One model with its inputs and expected answers, and the comparison of answers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from google.protobuf import text_format
 
 from headrace import BytesTensor, ModelConfig, ModelInput, ModelOutput, Tensor, as_tensor, data_type, dtypes
 
-#: What the kit calls the model.
+#: The name of the model in the kit.
 NAME = "conformance"
 _FLOATS = (dtypes.FP16, dtypes.BF16, dtypes.FP32, dtypes.FP64)
 
 
 @dataclass(frozen=True)
 class Example:
-    """A model's files and one batch of rows with the right answers.
+    """A model's files, and one batch of rows with the right answers.
 
-    ``path`` holds what belongs into a version's directory. ``inputs`` and ``outputs`` have the
-    rows on the first axis, unless ``batched`` is false; an array of rank 1 is one value per row,
-    which a client sends and gets as ``[rows, 1]``. ``parameters`` go into the config. ``damage``
-    names a file in ``path`` without which the model cannot load. ``config`` is more config text;
-    fields that it sets are not derived from the arrays. ``tolerance`` is relative, and absolute
-    near zero; it applies to floating-point outputs.
+    - ``path``: the files of a version's directory.
+    - ``inputs`` and ``outputs``: rows on the first axis, unless ``batched`` is false. An array of rank 1 is one value
+      per row, which clients send and get as ``[rows, 1]``.
+    - ``parameters``: for the config. ``config``: more config text; fields that it sets are not derived from the arrays.
+    - ``damage``: a file in ``path`` without which the model cannot load.
+    - ``tolerance``: relative, and absolute near zero, for floating-point outputs.
     """
 
     path: Path
@@ -55,7 +55,7 @@ class Example:
         return int(next(iter(self.given.values())).shape[0])
 
     def describe(self, backend: str, max_batch: int, extra: str = "") -> ModelConfig:
-        """The config: ``config`` and ``extra``, completed from the arrays."""
+        """Return the config: ``config`` and ``extra``, completed from the arrays."""
         config = text_format.Parse(f"{self.config}\n{extra}", ModelConfig())
         config.name, config.backend = NAME, backend
         if self.batched:
@@ -80,12 +80,15 @@ class Example:
         io.data_type = data_type(tensor).config_value  # type: ignore[assignment]
         io.dims.extend(tensor.shape[1 if self.batched else 0 :])
         if self.batched and as_tensor(value).ndim == 1:
-            io.reshape.SetInParent()  # the backend sees no axis but that of the rows
+            io.reshape.SetInParent()  # the backend has no axis except that of the rows
 
 
 def extreme_values(kind: str) -> npt.NDArray[Any]:
-    """Three rows of two values of one data type (``FP16``, ``BYTES``, ...): its least and its greatest, and others that
-    a conversion would lose. For ``SCALAR`` three single values, as FP32."""
+    """Return three rows of two values of one data type: its minimum, its maximum, and values that a conversion would
+    lose.
+
+    For ``SCALAR``, three single values, as FP32.
+    """
     if kind == "SCALAR":
         return np.array([1.5, -2.5, 0], np.float32)
     if kind == "BYTES":
@@ -102,7 +105,7 @@ def extreme_values(kind: str) -> npt.NDArray[Any]:
 def write_model(
     repository: Path, config: ModelConfig | str, files: Path | None = None, name: str = "", version: int = 1
 ) -> Path:
-    """Write a model into ``repository``; returns its directory. ``files`` is copied as the version."""
+    """Write a model to ``repository``. Return its directory. ``files`` is copied as the version."""
     text = config if isinstance(config, str) else text_format.MessageToString(config)
     directory = repository / (name or text_format.Parse(text, ModelConfig()).name)
     directory.mkdir(parents=True, exist_ok=True)
@@ -115,12 +118,12 @@ def write_model(
 
 
 def take_rows(tensors: Mapping[str, Tensor], begin: int, end: int) -> dict[str, Tensor]:
-    """Rows ``begin:end`` of every tensor, as copies that own their memory."""
+    """Return rows ``begin:end`` of every tensor, as copies."""
     return {name: copy_of(_slice(tensor, begin, end)) for name, tensor in tensors.items()}
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """The same elements in memory of their own."""
+    """Return a copy of the tensor."""
     if isinstance(tensor, BytesTensor):
         return BytesTensor(bytes(tensor.buffer), tensor.shape)
     copied: Tensor = np.array(tensor)
@@ -137,9 +140,9 @@ def _slice(tensor: Tensor, begin: int, end: int) -> Tensor:
 
 
 def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float, what: str) -> None:
-    """Fail unless ``found`` has the outputs ``expected``, with their data types, shapes and values.
+    """Fail unless ``found`` has exactly the outputs ``expected``, with their data types, shapes and values.
 
-    ``what`` begins the message. Every output that is found must be expected.
+    ``what`` begins the message.
     """
     assert sorted(found) == sorted(expected), f"{what}: outputs {sorted(found)} instead of {sorted(expected)}"
     for name, tensor in expected.items():

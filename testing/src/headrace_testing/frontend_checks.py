@@ -1,4 +1,4 @@
-"""A frontend from outside: what its callers get, and how it starts and stops."""
+"""Checks of a frontend: the answers of its callers, its start and its stop."""
 
 from __future__ import annotations
 
@@ -37,23 +37,28 @@ _X = np.array([[1, 2]], np.float32)
 
 
 class FrontendChecks:
-    """``plugin`` is the module of the entry point, and ``frontend`` the name. A subclass says how to have it listen,
-    and how to ask it."""
+    """A subclass sets ``plugin``, the module of the entry point, and ``frontend``, its name.
+
+    It implements `options` (how it listens) and `infer` (how to send a request).
+    """
 
     plugin: ClassVar[str]
     frontend: ClassVar[str]
-    #: What stopping may take where nothing is in flight.
+    #: The maximum time of a stop without requests in flight.
     stops_in_s: ClassVar[float] = 10.0
-    #: Ends only what hangs.
+    #: Only ends what hangs.
     hanging_s: ClassVar[float] = 90.0
 
     def options(self, port: int) -> Mapping[str, Any]:
-        """What `ServerOptions` need to have the frontend listen on ``port`` of 127.0.0.1, without TLS."""
+        """Return the fields of `ServerOptions` with which the frontend listens on ``port`` of 127.0.0.1, without
+        TLS."""
         raise NotImplementedError
 
     def infer(self, connection: socket.socket, model: str, x: Any) -> Any:
-        """The ``y`` that ``model`` answers to ``x`` f32[rows, 2] over ``connection``. Raises RuntimeError with the text
-        of a refusal. On any thread."""
+        """Return the ``y`` that ``model`` answers to ``x`` f32[rows, 2] over ``connection``. Any thread.
+
+        Raises RuntimeError with the text of a refusal.
+        """
         raise NotImplementedError
 
     @property
@@ -143,7 +148,7 @@ class FrontendChecks:
 
     @contextmanager
     def serving(self, repository: Path) -> Iterator[Served]:
-        """A server with two models that double, one of them when it may, and the frontend in front of it."""
+        """Yield a server with the frontend and two models that double; one of them waits for the test."""
         for name in ("doubles", "waits"):
             write_model(repository, f'name: "{name}" backend: "{name}"' + _IO)
         Doubling.instance = WaitingInstance()
@@ -169,7 +174,7 @@ class FrontendChecks:
 
 @contextmanager
 def _listeners(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Close at the end what listens on ``loop`` and should not: uvloop waits for it for ever when it ends."""
+    """Close servers that still listen on ``loop`` at the end, because uvloop would wait for them forever."""
     create, made = loop.create_server, list[asyncio.Server]()
 
     async def create_server(*arguments: Any, **named: Any) -> asyncio.Server:
@@ -185,14 +190,14 @@ def _listeners(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 def _imported(node: ast.AST) -> list[str]:
-    """What ``node`` imports, as far as it does."""
+    """Return the names that ``node`` imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [f"{node.module}."] if isinstance(node, ast.ImportFrom) and node.module != "headrace" else []
 
 
 class Served:
-    """What listens on ``port``, and its server."""
+    """The frontend on ``port``, and its server."""
 
     def __init__(self, checks: FrontendChecks, server: Server, frontend: Frontend, port: int) -> None:
         self.server, self.frontend, self.port = server, frontend, port
@@ -202,7 +207,7 @@ class Served:
         return socket.create_connection(("127.0.0.1", self.port), self._checks.hanging_s)
 
     def ask(self, connection: socket.socket, model: str) -> Future[Any]:
-        """What ``model`` answers, asked on a thread."""
+        """Return the answer of ``model``, requested on a thread."""
         answer: Future[Any] = Future()
 
         def run() -> None:

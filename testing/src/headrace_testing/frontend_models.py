@@ -1,4 +1,4 @@
-"""What stands behind a frontend under test: a plugin with two backends that double, and an interceptor that watches."""
+"""The models behind a frontend under test: a plugin with two backends that double, and an interceptor that records."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def register_interceptors() -> list[type[Interceptor]]:
 
 @contextmanager
 def installed_plugin() -> Iterator[None]:
-    """Make this module a plugin of an installed distribution, which servers that are made meanwhile find."""
+    """Make this module a plugin of an installed distribution: servers created in this context find it."""
     with TemporaryDirectory(prefix="headrace-") as folder:
         info = Path(folder, "headrace_testing_frontend-0.dist-info")
         info.mkdir()

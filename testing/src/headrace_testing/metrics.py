@@ -1,4 +1,4 @@
-"""What a part publishes on the metrics page, read as a server reads it."""
+"""The metrics of a part, read as a server reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MeasuredPart(Protocol):
 
 
 def measured(part: MeasuredPart) -> list[tuple[PublishedMetric, float]]:
-    """Return the value of each metric that ``part`` declares. Fail if it measures others than it declares."""
+    """Return the value of each metric that ``part`` declares. Fail if it measures other metrics."""
     if not part.metrics:
         return []
     found, declared = part.measure(), [metric.name for metric in part.metrics]

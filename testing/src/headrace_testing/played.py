@@ -1,4 +1,4 @@
-"""What the kit for schedulers plays: time, which a test turns, and instances, which finish when they are told to."""
+"""The clock and the instances of the scheduler kit: a test moves the time and finishes the batches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from headrace import Answer, InferResponse, Instance, InstanceInfo, Spec, Tensor
 
 
 class TurnedClock:
-    """A `headrace.Clock` that stands still until `turn`. It begins at ``now_ns``, which is not 0: requests that have
-    no deadline have 0."""
+    """A `headrace.Clock` that stands still until `turn`.
+
+    It begins at ``now_ns``, not at 0, which means no deadline.
+    """
 
     def __init__(self, now_ns: int = 1_000_000_000) -> None:
         self._now_ns = now_ns
@@ -30,7 +32,7 @@ class TurnedClock:
         return timer
 
     def turn(self, by_ns: int) -> None:
-        """Let ``by_ns`` pass. What is due meanwhile is called, in order, each at its time."""
+        """Move the time by ``by_ns``. Make the calls that are due meanwhile, in order, each at its time."""
         end_ns = self._now_ns + by_ns
         while self._timers and self._timers[0][0] <= end_ns:
             due_ns, _, timer = heapq.heappop(self._timers)
@@ -40,17 +42,17 @@ class TurnedClock:
 
     @property
     def next_ns(self) -> int | None:
-        """When the next call comes, if there is one to come."""
+        """The time of the next call; None if there is none."""
         return min((due_ns for due_ns, _, timer in self._timers if not timer.is_cancelled), default=None)
 
     @property
     def pending(self) -> int:
-        """Calls that are still to come."""
+        """The number of scheduled calls."""
         return sum(not timer.is_cancelled for _, _, timer in self._timers)
 
 
 class TurnedTimer:
-    """A call that comes when its clock is turned far enough."""
+    """A call that is made when its clock reaches its time."""
 
     def __init__(self, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
         self.is_cancelled = False
@@ -77,13 +79,13 @@ class PolledSource(Protocol):
 
 
 class PlayedInstance:
-    """An instance that asks whenever it is free, and keeps what it gets until it is told to `finish`."""
+    """An instance that asks whenever it is idle, and keeps its batch until `finish`."""
 
     def __init__(self, source: PolledSource, wrong: list[str]) -> None:
         self.batch: list[Ticket] = []
         self._wrong = wrong
         self.name, self.source, self.wake = source.instance.name, source, self.ask
-        #: All that it was ever given, in order.
+        #: All requests that it ever got, in order.
         self.given: list[Ticket] = []
 
     def ask(self) -> None:
@@ -91,19 +93,19 @@ class PlayedInstance:
             return
         try:
             self.batch = self.source.poll(self) or []
-        except Exception as error:  # what the scheduler raised, or the model queue about what it said
+        except Exception as error:  # from the scheduler, or from the model queue about the scheduler
             self._wrong.append(str(error))
         self.given += self.batch
 
     def finish(self, error: Answer = None) -> None:
-        """Answer what it has, each request by its own id or all with ``error``, and ask again."""
+        """Answer its batch, each request with its own id or all with ``error``, and ask again."""
         batch, self.batch = self.batch, []
         self.source.deliver(batch, [error or InferResponse({}, id=ticket.request.id) for ticket in batch])
         self.ask()
 
 
 class DoublingInstance(Instance):
-    """``y`` is twice ``x``; what else the model is to give is 0."""
+    """Returns twice ``x`` as ``y``, and 0 for all other outputs."""
 
     def __init__(self, outputs: Mapping[str, Spec]) -> None:
         self._outputs = outputs

@@ -1,4 +1,4 @@
-"""What pytest gets from Headrace: fixtures, and a word about the checks that were not run.
+"""Headrace's pytest plugin: fixtures, and a summary of the checks that were not run.
 
 Loaded at the start of every pytest run where Headrace is installed, so it imports next to nothing.
 """
@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 
-#: Begins the reason of every skip of the conformance kit.
+#: The prefix of the reason of every skip in the conformance kit.
 NOT_RUN = "conformance: "
 
 
 @pytest.fixture
 def headrace_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty model repository."""
+    """Return an empty model repository."""
     return tmp_path_factory.mktemp("repository")
 
 
 @pytest.fixture
 def write_model(headrace_repository: Path) -> Callable[..., Path]:
-    """``write_model(config, files=None, name="", version=1)`` adds a model to the repository.
+    """Return a function that adds a model to the repository: ``write_model(config, files=None, name="", version=1)``.
 
-    ``config`` is the text of a ``config.pbtxt`` or a ``ModelConfig``; ``files`` a directory that
-    becomes the version's. Returns the model's directory.
+    ``config`` is the text of a ``config.pbtxt`` or a ``ModelConfig``. ``files`` is a directory that becomes the
+    version's. The function returns the model's directory.
     """
     from headrace_testing.example import write_model
 
@@ -39,8 +39,11 @@ def write_model(headrace_repository: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def headrace_server(headrace_repository: Path) -> Iterator[Callable[..., Any]]:
-    """``headrace_server(**options)`` starts a server over the repository, in this process and on
-    free ports; it stops at the end of the test. ``options`` are those of `headrace.ServerOptions`."""
+    """Return a function that starts a server over the repository: ``headrace_server(**options)``.
+
+    It runs in this process, on free ports, and stops at the end of the test. ``options`` are those of
+    `headrace.ServerOptions`.
+    """
     from headrace_testing.serving import serve
 
     with ExitStack() as stack:
@@ -49,10 +52,10 @@ def headrace_server(headrace_repository: Path) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def infer() -> Callable[..., Any]:
-    """``infer(server, model, inputs, over="python")`` gives the outputs by name.
+    """Return a function that returns outputs by name: ``infer(server, model, inputs, over="python")``.
 
-    ``over`` is ``python``, ``http-json``, ``http-binary`` or ``grpc``; the last three use the
-    stock ``tritonclient`` and skip the test where it is not installed.
+    ``over`` is ``python``, ``http-json``, ``http-binary`` or ``grpc``. The last three use the stock ``tritonclient``,
+    and skip the test if it is not installed.
     """
     from headrace_testing.serving import infer
 
@@ -60,7 +63,7 @@ def infer() -> Callable[..., Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say which conformance checks were not run, and why; once per reason."""
+    """Print which conformance checks were not run, and why, once per reason."""
     reasons: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", ()):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

@@ -1,4 +1,4 @@
-"""Whatever a scheduler decides, everybody is answered, once, and by his own: by an instance, or by other models."""
+"""Checks of answers: whatever a scheduler decides, each request is answered once, with its own answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace_testing.stage import Stage, play
 
 
 class ScheduledAnswers(ScheduledSubject):
-    """Failures, callers who leave, the end of the model, and what is asked of other models."""
+    """Failures, cancellations, the end of the model, and requests to other models."""
 
     def test_every_request_is_answered_exactly_once(self) -> None:
         async def scene() -> None:
@@ -51,7 +51,7 @@ class ScheduledAnswers(ScheduledSubject):
                 gone = tickets.pop(position)
                 gone.cancel()
                 await stage.settle()
-                at_once = stage.told(gone) or stage.model_queue.full.keeps_order  # then it is told in its turn
+                at_once = stage.told(gone) or stage.model_queue.full.keeps_order  # then it is answered in turn
                 assert at_once, "a request that is cancelled while it waits is not answered at once"
                 await stage.run(self.patience_ns)
                 assert gone not in stage.instances[0].given, "a request was run that had left before"
@@ -235,7 +235,7 @@ class ScheduledAnswers(ScheduledSubject):
         play(scene)
 
     async def calling(self, count: int = 1) -> Stage:
-        """A stage with so many requests, for each of which other models are asked."""
+        """Return a stage with ``count`` requests, for each of which other models are called."""
         if self.declared.needs_instances:
             self.not_claimed("it needs instances, so what it asks of other models is not checked")
         stage = self.stage()

@@ -1,4 +1,4 @@
-"""The scheduler under test: what it claims, and that a server finds it and has threads run what it chooses."""
+"""The scheduler under test: its claims, its use by a server, and its threads."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ from headrace_testing.plugin import NOT_RUN
 from headrace_testing.serving import serve
 from headrace_testing.stage import OTHER, Stage, play
 
-#: In nanoseconds.
+#: In ns.
 US = 1000
 MS = 1_000_000
 MINUTE = 60_000 * MS
 
 
 class ScheduledSubject:
-    """The scheduler, what it claims, and how it is put on a stage.
+    """The scheduler, its claims, and how it is put on a stage.
 
     ``plugin`` is the module of the entry point, ``scheduler`` the name in configs. ``config`` is more text for the
-    model's config: ``scheduling_choice``, the scheduler's parameters. The claims: ``max_batch`` rows in one execution;
-    ``most_rows`` that one request may have, 0 for as many;
-    ``delay_ns``, how long a request that is alone waits for others while an instance is idle; ``in_order``, that
-    requests which differ in nothing run in the order in which they came; ``longest_wait_ns``, how long a request waits
-    at most while others keep coming and each execution takes 10 ms, None for no promise; ``timeout_us``, a timeout
-    that requests may have and that is kept, 0 for none; ``postpones``, that whose time is over waits on behind all
-    others and is not rejected; ``levels``, how many priorities requests may have, of which 1 goes first, 0 for none;
-    ``any_instance``, that whichever is idle gets what waits; ``patience_ns``, what the kit lets pass at most until all
-    that it has sent is answered.
+    model's config: ``scheduling_choice``, the scheduler's parameters. The claims:
 
-    A scheduler that needs no instances gets none, and its model has no backend. ``others`` are the models that it asks,
-    by name: the kit brings them, with an input ``x`` that they give back as ``y``.
+    - ``max_batch``: the rows of one execution. ``most_rows``: the rows of one request, 0 for no limit.
+    - ``delay_ns``: how long a single request waits for others while an instance is idle.
+    - ``in_order``: requests that do not differ run in the order of arrival.
+    - ``longest_wait_ns``: the longest wait of a request while others keep arriving and each execution takes 10 ms. None
+      for no promise.
+    - ``timeout_us``: a timeout that requests may have and that is kept, 0 for none. ``postpones``: an expired request
+      waits behind all others instead of being rejected.
+    - ``levels``: the number of priorities, of which 1 is first; 0 for none.
+    - ``any_instance``: any idle instance gets the waiting requests.
+    - ``patience_ns``: the longest time until all requests of the kit are answered.
+
+    A scheduler that needs no instances gets none, and its model has no backend. ``others`` are the names of models that
+    it calls: the kit provides them, with an input ``x`` that they return as ``y``.
     """
 
     plugin: ClassVar[str]
@@ -58,7 +61,7 @@ class ScheduledSubject:
     others: ClassVar[tuple[str, ...]] = ()
 
     def fields(self, number: int) -> Mapping[str, Any]:
-        """What the request of that number has beside rows: fields of `headrace.InferRequest`."""
+        """Return fields of `headrace.InferRequest` for request ``number``, besides its rows."""
         return {}
 
     @property
@@ -68,12 +71,12 @@ class ScheduledSubject:
 
     @property
     def declared(self) -> type[FullScheduler]:
-        """The class of the scheduler, or the defaults if it is no `headrace.FullScheduler`."""
+        """The class of the scheduler, or `headrace.FullScheduler` with the defaults."""
         kind = self.scheduler_class
         return kind if issubclass(kind, FullScheduler) else FullScheduler
 
     def model_config(self) -> ModelConfig:
-        """The config of a model that chooses the scheduler."""
+        """Return the config of a model that selects the scheduler."""
         config = text_format.Parse(self.config, ModelConfig(name=NAME))
         if self.declared.needs_instances:
             config.backend = config.backend or "identity"
@@ -85,7 +88,7 @@ class ScheduledSubject:
         return config
 
     def stage(self, instances: int = 1) -> Stage:
-        """The scheduler with so many idle instances, or with none if it needs none."""
+        """Return a stage with this many idle instances, or with none if the scheduler needs none."""
         count = instances if self.declared.needs_instances else 0
         stage = Stage(self.scheduler_class, self.model_config(), count, self.most_rows)
         stage.begin()
@@ -96,7 +99,7 @@ class ScheduledSubject:
         return [stage.send(rows, **{**self.fields(number + more), **fields}) for more in range(count)]
 
     async def busy(self, instances: int = 1) -> Stage:
-        """A stage whose instances are at work, each on a request of its own."""
+        """Return a stage whose instances are busy, each with a request of its own."""
         self.require_instances()
         stage = self.stage(instances)
         for _ in stage.instances:
@@ -107,12 +110,12 @@ class ScheduledSubject:
         return stage
 
     def require_instances(self) -> None:
-        """Skip what is about instances where the scheduler needs none."""
+        """Skip a check of instances if the scheduler needs none."""
         if not self.declared.needs_instances:
             self.not_claimed("it runs without instances, so what is about them is not checked")
 
     def not_claimed(self, what: str) -> NoReturn:
-        """Skip this check, and have the summary say so."""
+        """Skip this check, with a line in the summary."""
         pytest.skip(f"{NOT_RUN}{self.scheduler}: {what}")
 
 
@@ -201,7 +204,7 @@ class ScheduledService(ScheduledSubject):
 
 
 def _read(stage: Stage, seen: dict[str, float]) -> None:
-    """Read the metrics as the server does, and hold those that only grow against what was ``seen``."""
+    """Read the metrics as the server does. Fail if a counter is less than in ``seen``."""
     try:
         read = measured(stage.model_queue.full)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""When and where requests run, and that nobody is asked without a reason."""
+"""When and where requests run, and that `next` is not called without a reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace import Unavailable
 from headrace_testing.scheduler_subject import MINUTE, MS, US, ScheduledSubject, assert_answered
 from headrace_testing.stage import Stage, play
 
-#: How long an execution takes where that matters.
+#: The duration of an execution, if it matters.
 _EXECUTION_NS = 10 * MS
 
 
@@ -144,7 +144,7 @@ class ScheduledTimes(ScheduledSubject):
             await stage.turn(self.timeout_us * US - US)
             assert not stage.told(late), f"a request that may wait {self.timeout_us} µs is rejected before"
             await stage.turn(US)
-            told = stage.told(late) or stage.model_queue.full.keeps_order  # then it is told in its turn
+            told = stage.told(late) or stage.model_queue.full.keeps_order  # then it is answered in turn
             assert told, f"a request that may wait {self.timeout_us} µs is told nothing when they are over"
             await stage.run(self.patience_ns)
             assert [type(answer) for answer in stage.told(late)] == [Unavailable], (

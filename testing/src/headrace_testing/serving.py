@@ -17,7 +17,7 @@ from headrace import BytesTensor, DataType, Server, Tensor, as_tensor, data_type
 
 T = TypeVar("T")
 
-#: How a request travels. ``python`` is `Server.infer`.
+#: The protocol of a request. ``python`` is `Server.infer`.
 Way: TypeAlias = Literal["python", "http-json", "http-binary", "grpc"]
 WAYS: tuple[Way, ...] = ("python", "http-json", "http-binary", "grpc")
 
@@ -28,7 +28,7 @@ TIMEOUT_S = 60
 
 @contextmanager
 def serve(repository: Path, listen: bool = False, **options: Any) -> Iterator[Server]:
-    """A running server over ``repository``; with ``listen``, HTTP and gRPC on free ports of 127.0.0.1."""
+    """Yield a running server over ``repository``; with ``listen``, HTTP and gRPC on free ports of 127.0.0.1."""
     with ExitStack() as stack:
         if listen:
             local = {"http_address": "127.0.0.1", "grpc_address": "127.0.0.1", "allow_metrics": False}
@@ -40,12 +40,12 @@ def serve(repository: Path, listen: bool = False, **options: Any) -> Iterator[Se
 
 
 def on_loop(server: Server, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, run on the server's event loop."""
+    """Return the result of ``work``, run on the server's event loop."""
     return asyncio.run_coroutine_threadsafe(work, server.loop).result(TIMEOUT_S)
 
 
 def infer(server: Server, model: str, inputs: Mapping[str, Any], over: Way = "python") -> dict[str, Tensor]:
-    """The outputs of ``model``, asked for in the way named by ``over``. Raises what the client raises."""
+    """Return the outputs of ``model``, requested by ``over``. Raises what the client raises."""
     tensors = {name: as_tensor(value) for name, value in inputs.items()}
     if over == "python":
         return dict(server.infer(model, tensors).outputs)
@@ -82,7 +82,7 @@ def _to_client(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _from_client(array: np.ndarray[Any, Any], datatype: DataType) -> Tensor:
-    # The client gives BF16 as float32, and strings as bytes or, from JSON, as str.
+    # The client returns BF16 as float32, and strings as bytes or, from JSON, as str.
     return as_tensor(array.astype(datatype.numpy) if datatype is dtypes.BF16 else array)
 
 

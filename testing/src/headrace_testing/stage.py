@@ -35,9 +35,9 @@ from headrace import (
 from headrace_testing.example import NAME
 from headrace_testing.played import DoublingInstance, PlayedInstance, TurnedClock
 
-#: Ends only what hangs.
+#: Only ends what hangs.
 HANGING_S = 90
-#: The config of the models that a scheduler asks.
+#: The config of the models that a scheduler calls.
 OTHER = """backend: "identity" max_batch_size: 8
     input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }"""
 _X = Spec("x", dtypes.FP32, (1,))
@@ -50,23 +50,23 @@ def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 class Stage:
-    """The model queue with a scheduler of ``kind``. ``answers`` has what each caller was told, by the id of its
-    request.
+    """The model queue with a scheduler of class ``kind``.
 
-    ``wrong`` tells what the scheduler did that none may: what it raised, and batches that fit no instance. ``asked``
-    counts its answers to the question what an instance runs next. ``calls`` are the requests that other models have
-    from it; they give back ``x`` as ``y``.
+    - ``answers``: the answers of each caller, by the id of its request.
+    - ``wrong``: what no scheduler may do: exceptions, and batches that fit no instance.
+    - ``asked``: the number of calls of `next`.
+    - ``calls``: its requests to other models, which answer ``x`` as ``y``.
     """
 
     def __init__(self, kind: type[Scheduler], config: ModelConfig, instances: int, most_rows: int = 0) -> None:
         self.clock = TurnedClock()
         self.answers: dict[str, list[Answer]] = {}
         self.tickets: list[Ticket] = []
-        #: The rows of each request as it was sent, by its id.
+        #: The rows of each request as sent, by id.
         self.rows: dict[str, int] = {}
         self.wrong: list[str] = []
         self.asked = 0
-        #: That one request may have; 0 for as many as the test says.
+        #: The maximum rows of one request; 0 for no limit.
         self._most_rows = most_rows
         self.calls: list[Ticket] = []
         self.has_threads = False
@@ -88,7 +88,8 @@ class Stage:
     # ------------------------------------------------------------------ the callers
 
     def send(self, rows: int = 1, key: object = None, **fields: Any) -> Ticket:
-        """A request of ``rows`` rows, which joins those with the same ``key`` only. Raises what `submit` raises."""
+        """Send a request of ``rows`` rows. It stacks only with requests of the same ``key``. Raises what `submit`
+        raises."""
         rows = min(rows, self._most_rows or rows)
         name = str(len(self.tickets))
         heard = self.answers[name] = []
@@ -101,7 +102,7 @@ class Stage:
         return ticket
 
     def told(self, ticket: Ticket) -> list[Answer]:
-        """What the caller of ``ticket`` has been told by now."""
+        """Return the answers of the caller of ``ticket`` so far."""
         return self.answers[ticket.request.id]
 
     # ------------------------------------------------------------------ other models
@@ -116,7 +117,7 @@ class Stage:
             self._respond(call, Cancelled("request was cancelled"))
 
     def answer_calls(self, error: Answer = None) -> bool:
-        """Answer what other models have, all with ``error`` if there is one; whether they had anything."""
+        """Answer the calls of other models, all with ``error`` if given. Return True if there were any."""
         calls, self.calls = self.calls, []
         for call in calls:
             x: Any = call.request.inputs["x"]
@@ -132,7 +133,7 @@ class Stage:
     # ------------------------------------------------------------------ instances that come and go
 
     def enter(self) -> PlayedInstance:
-        """One more instance, which asks at once."""
+        """Add an instance, which asks at once."""
         slots = self.model_queue.instances[0].slots
         info = InstanceInfo(f"{NAME}_0_{len(self.instances)}", Device("cpu"), slots)
         (source,) = self.model_queue.replace_instances([info], [])
@@ -141,7 +142,7 @@ class Stage:
         return self.instances[-1]
 
     def dismiss(self, instance: PlayedInstance) -> asyncio.Future[None]:
-        """Have ``instance`` leave; done when it has run all that it was given or that is bound to it."""
+        """Remove ``instance``. The future is done when it has run all that it was given or that is bound to it."""
         (source,) = [source for source in self.model_queue.sources if source is instance.source]
         self.model_queue.replace_instances([], [source])
         return asyncio.ensure_future(self.model_queue.dismiss(source))
@@ -149,12 +150,12 @@ class Stage:
     # ------------------------------------------------------------------ time
 
     def begin(self) -> None:
-        """Have every instance ask for the first time."""
+        """Let every instance ask for the first time."""
         for instance in self.instances:
             instance.ask()
 
     async def settle(self, turns: int = 5) -> None:
-        """Let the event loop do what is to be done by now."""
+        """Let the event loop do what is due."""
         for _ in range(turns):
             await asyncio.sleep(0)
 
@@ -164,9 +165,9 @@ class Stage:
         await self.settle()
 
     async def run(self, patience_ns: int) -> None:
-        """Finish batches and answer calls, and let time pass where there are none, until everybody is answered.
+        """Finish batches and answer calls; if there are none, move the time. Stop when every request is answered.
 
-        Fails when nothing is to come that would change anything, or ``patience_ns`` has passed.
+        Fails when nothing more would change, or when ``patience_ns`` has passed.
         """
         end_ns = self.clock.now_ns() + patience_ns
         await self.settle()
@@ -193,7 +194,7 @@ class Stage:
         await self._harness.start_threads(lambda: DoublingInstance(outputs))
 
     async def end_threads(self) -> None:
-        """Let time pass until every request is answered, and join the threads."""
+        """Move the time until every request is answered, then join the threads."""
         while self.model_queue.in_flight:
             self.clock.turn(1_000_000)
             await asyncio.sleep(0)
@@ -207,7 +208,7 @@ class Stage:
         assert not self.wrong, self.wrong[0]
 
     def note(self, instance: InstanceInfo, chosen: Sequence[Ticket] | Wait, waiting: Waiting) -> None:
-        """Look at what the scheduler wants ``instance`` to run."""
+        """Check the batch that the scheduler returned for ``instance``."""
         self.asked += 1
         if isinstance(chosen, Wait):
             if chosen.delay_ns <= 0 or chosen.rows < 1:
@@ -230,7 +231,7 @@ def _misfits(instance: InstanceInfo, chosen: Sequence[Ticket], waiting: Waiting,
         why.append("joins requests that do not stack: their batch_key differs")
     if isinstance(chosen, Batch) and len(chosen.added) not in (0, len(chosen)):
         why.append(f"adds inputs to {len(chosen.added)} requests, and has {len(chosen)}")
-    reason, told = getattr(chosen, "reason", ""), getattr(chosen, "rows", 0)  # of a `Batch`, and what is made like one
+    reason, told = getattr(chosen, "reason", ""), getattr(chosen, "rows", 0)  # of a `Batch`, and of similar classes
     wanted = sum(ticket.rows for ticket in callers)
     if not isinstance(reason, str):
         why.append(f"has the reason {reason!r}, which is no text")
@@ -242,7 +243,7 @@ def _misfits(instance: InstanceInfo, chosen: Sequence[Ticket], waiting: Waiting,
 
 
 def _observed(kind: type[Scheduler], stage: Stage) -> type[Scheduler]:
-    """``kind``, whose every answer and every raise ``stage`` hears of."""
+    """Return ``kind`` with every result and exception recorded by ``stage``."""
 
     class Observed(kind):  # type: ignore[misc, valid-type]
         def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
@@ -267,7 +268,8 @@ def _observed(kind: type[Scheduler], stage: Stage) -> type[Scheduler]:
 
     for name in ("submit", "rescheduled", "finished", "expired"):
         method = getattr(kind, name, None)
-        if method not in (None, getattr(FullScheduler, name)):  # the model queue does less for who overrides less
+        # the model queue does less for a scheduler that overrides less
+        if method not in (None, getattr(FullScheduler, name)):
             setattr(Observed, name, _passed_on(method, heard))
     return Observed
 

@@ -1,4 +1,4 @@
-"""A storage from outside: its models have the files that were stored, and a change of them shows."""
+"""Checks of a storage: its models have the stored files, and changes are found."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ _MODEL = {"config.pbtxt": _CONFIG, "1/weights": b"w"}
 
 
 class StorageChecks:
-    """A subclass sets ``plugin``, the module of the entry point, and ``storage``, the scheme, and gives `store`."""
+    """A subclass sets ``plugin``, the module of the entry point, and ``storage``, the scheme, and implements
+    `store`."""
 
     plugin: ClassVar[str]
     storage: ClassVar[str]
 
     def store(self, models: Mapping[str, Mapping[str, bytes]]) -> str:
-        """Have the repository hold ``models`` and nothing else: by name, contents by path. Returns its URL, which is
-        the same at every call."""
+        """Make the repository contain exactly ``models``: by name, contents by path. Return its URL, always the
+        same."""
         raise NotImplementedError
 
     @pytest.fixture
     def opened(self) -> Iterator[Storage]:
-        """The storage, made as a server makes it, with one model."""
+        """Yield the storage, created as by a server, with one model."""
         found = self.open({"m": _FILES})
         yield found
         found.close()
@@ -163,7 +164,7 @@ class StorageChecks:
 
 
 class NewDirectories:
-    """Makes new directories called ``name``, as core does."""
+    """Creates directories called ``name``, as core does."""
 
     def __init__(self, parent: Path, name: str = "m") -> None:
         self._parent, self._name, self._numbers = parent, name, count()
