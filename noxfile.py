@@ -22,6 +22,7 @@ TEMPLATES = sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/_
 STORAGES = sorted(path.parent.name for path in ROOT.glob("storages/[!_]*/pyproject.toml"))
 AGENTS = sorted(path.parent.name for path in ROOT.glob("agents/[!_]*/pyproject.toml"))
 COMMANDS = sorted(path.parent.name for path in ROOT.glob("commands/[!_]*/pyproject.toml"))
+INTERCEPTORS = sorted(path.parent.name for path in ROOT.glob("interceptors/[!_]*/pyproject.toml"))
 CACHES = sorted(path.parent.name for path in ROOT.glob("caches/[!_]*/pyproject.toml"))
 SCHEDULERS = sorted(path.parent.name for path in ROOT.glob("schedulers/[!_]*/pyproject.toml"))
 FRONTENDS = sorted(path.parent.name for path in ROOT.glob("frontends/[!_]*/pyproject.toml"))
@@ -261,6 +262,13 @@ def new_agent(session: nox.Session) -> None:
     session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
 
 
+@nox.session(venv_backend="none", default=False)
+def new_interceptor(session: nox.Session) -> None:
+    """Start an interceptor from the template: `nox -s new_interceptor -- NAME`."""
+    folder = _start_plugin(session, "interceptors")
+    session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
+
+
 def _start_plugin(session: nox.Session, kind: str) -> Path:
     if len(session.posargs) != 1 or not re.fullmatch(r"[a-z][a-z0-9]*", session.posargs[0]):
         session.error("name it in lower-case letters and digits, as in: nox -s new_backend -- NAME")
@@ -294,6 +302,7 @@ def _folders() -> list[str]:
         "storages": STORAGES,
         "agents": AGENTS,
         "commands": COMMANDS,
+        "interceptors": INTERCEPTORS,
     }
     return [TESTING, *(f"{kind}/{name}" for kind, names in kinds.items() for name in names)]
 

@@ -112,6 +112,7 @@ def test_users_of_triton_are_told_every_refusal_in_its_words() -> None:
         ("docs/write-a-cache.md", "caches/_template", "headrace_template_cache", "shelf"),
         ("docs/write-a-storage.md", "storages/_template", "headrace_template_storage", "zipped"),
         ("docs/write-a-repository-agent.md", "agents/_template", "headrace_template_agent", "packed"),
+        ("docs/write-an-interceptor.md", "interceptors/_template", "headrace_template_interceptor", "keys"),
     ],
 )
 def test_a_page_on_plugins_shows_what_is_written_from_the_template(

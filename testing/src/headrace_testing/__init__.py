@@ -50,6 +50,15 @@ For a command, subclass `CommandConformance`, and say with which arguments it su
         plugin, command = "headrace_greet", "greet"
         good, bad = ("you",), ("nobody",)
 
+For an interceptor, subclass `InterceptorConformance`, and say who is admitted and what is refused::
+
+    class TestToken(InterceptorConformance):
+        plugin, interceptor = "headrace_token", "token"
+
+        def options(self): ...  # fields of ServerOptions
+        def headers(self): ...  # of a caller that is admitted
+        def refusals(self): ...  # instances of `RefusedOperation`
+
 The plugin must be installed (``pip install -e .`` is enough): the kit finds it by its entry point,
 as a server does. Checks of what the part does not claim are skipped, and the summary says so.
 pytest loads `headrace_testing.plugin` by itself: the fixtures ``write_model``, ``headrace_server``
@@ -66,6 +75,7 @@ from headrace_testing.cache_checks import CacheChecks
 from headrace_testing.command_checks import CommandChecks
 from headrace_testing.example import Example, extreme_values
 from headrace_testing.frontend_checks import FrontendChecks
+from headrace_testing.interceptor_checks import InterceptorChecks, RefusedOperation
 from headrace_testing.scheduler_answers import ScheduledAnswers
 from headrace_testing.scheduler_subject import ScheduledService
 from headrace_testing.scheduler_times import ScheduledTimes
@@ -78,6 +88,8 @@ __all__ = [
     "CommandConformance",
     "Example",
     "FrontendConformance",
+    "InterceptorConformance",
+    "RefusedOperation",
     "SchedulerConformance",
     "StorageConformance",
     "extreme_values",
@@ -124,3 +136,8 @@ class AgentConformance(AgentChecks):
 
 class CommandConformance(CommandChecks):
     """Every check of commands. A subclass sets ``plugin``, ``command`` and arguments (see `CommandChecks`)."""
+
+
+class InterceptorConformance(InterceptorChecks):
+    """Every check of interceptors. A subclass sets ``plugin`` and ``interceptor``, and says who is admitted and what is
+    refused (see `InterceptorChecks`). Most checks call the interceptor directly; two ask a real server."""

@@ -1,0 +1,246 @@
+"""One broken interceptor per check, each to be caught by the check that is meant for it; `Doorman` is sound."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from headrace import (
+    AnyOperation,
+    Caller,
+    InferRequest,
+    Interceptor,
+    ModelView,
+    Operation,
+    Outcome,
+    ResourceExhausted,
+    ServerOptions,
+    Unauthenticated,
+    Watch,
+    hookimpl,
+)
+from headrace.plugins import Plugins
+from headrace.registry import PluginInfo
+from headrace_testing import InterceptorConformance, RefusedOperation
+from headrace_testing.interceptor_checks import WatchFailed
+
+
+class Doorman(Interceptor):
+    """Asks for a word, lets each caller wait for a moment, and has three seats for inferences."""
+
+    name = "doorman"
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+        self.taken = 0
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Awaitable[Watch | None] | None:
+        if operation is not Operation.INFER or caller.transport in ("program", "model"):
+            return None
+        self.check(caller)
+        return self.wait()
+
+    def check(self, caller: Caller) -> None:
+        if caller.header("word") != "please":
+            raise Unauthenticated("say the word")
+
+    async def wait(self) -> Watch | None:
+        await asyncio.sleep(0)
+        if self.taken == 3:
+            raise ResourceExhausted("all seats are taken")
+        self.taken += 1
+        return Seat(self)
+
+
+class Seat(Watch):
+    def __init__(self, doorman: Doorman) -> None:
+        self.doorman = doorman
+
+    def ended(self, outcome: Outcome) -> None:
+        self.doorman.taken -= 1
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every server that listens finds `Doorman`, as if its distribution was installed."""
+    discover = Plugins.discover
+
+    def with_interceptor(*arguments: Any) -> Plugins:
+        plugins = discover(*arguments)
+        plugins.interceptors.add(Chosen.kind, PluginInfo("doorman", "tests", "0"))
+        return plugins
+
+    monkeypatch.setattr(Plugins, "discover", with_interceptor)
+    monkeypatch.setattr(Chosen, "kind", Doorman)
+
+
+class Chosen:
+    """The interceptor of the test."""
+
+    kind: ClassVar[type[Interceptor]] = Doorman
+
+
+class TestDoorman(InterceptorConformance):
+    plugin, interceptor = "headrace_doorman", "doorman"
+
+    @pytest.fixture(autouse=True)
+    def module(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        module = SimpleNamespace(register_interceptors=hookimpl(lambda: [Chosen.kind]))
+        monkeypatch.setitem(sys.modules, "headrace_doorman", module)
+
+    def headers(self) -> Mapping[str, str]:
+        return {"word": "please"}
+
+    def refusals(self) -> Sequence[RefusedOperation]:
+        return [RefusedOperation(Unauthenticated), RefusedOperation(ResourceExhausted, self.headers(), after=3)]
+
+
+class Absent(Doorman):
+    """Is not enabled."""
+
+    @property
+    def enabled(self) -> bool:
+        return False
+
+
+class Forgetful(Doorman):
+    """Does not give the seats back."""
+
+    async def wait(self) -> Watch | None:
+        await super().wait()
+        return None
+
+
+class Strict(Doorman):
+    """Asks models for the word, too."""
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Awaitable[Watch | None] | None:
+        self.check(caller)
+        return None
+
+
+class Trusting(Doorman):
+    """Expects every caller to send the word."""
+
+    def check(self, caller: Caller) -> None:
+        if (caller.header("word") or "").index("please"):
+            raise Unauthenticated("say the word only")
+
+
+class Silent(Doorman):
+    """Refuses without a text."""
+
+    def check(self, caller: Caller) -> None:
+        if caller.header("word") != "please":
+            raise Unauthenticated
+
+
+class Answers(Doorman):
+    """Says yes and no."""
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Any:
+        return True
+
+
+class Open(Doorman):
+    """Lets everybody in."""
+
+    def check(self, caller: Caller) -> None: ...
+
+
+class Sleeper(Doorman):
+    """Keeps the event loop."""
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Awaitable[Watch | None] | None:
+        time.sleep(0.15)  # what the check is there to find
+        return super().admit(caller, operation, model)
+
+
+class Keeps(Doorman):
+    """Takes the seat before it waits, and does not give it back if the caller leaves."""
+
+    async def wait(self) -> Watch | None:
+        if self.taken == 3:
+            raise ResourceExhausted("all seats are taken")
+        self.taken += 1
+        await asyncio.sleep(0.01)
+        return Seat(self)
+
+
+class Redirects(Doorman):
+    """Sends the request to another model."""
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:
+        return InferRequest("other", request.inputs)
+
+
+class Scribbles(Doorman):
+    """Writes into the request that it was given."""
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:
+        request.parameters["seen"] = True  # type: ignore[index]
+        return None
+
+
+class Trips(Doorman):
+    """Has a watch that cannot take the end of an operation without an error."""
+
+    async def wait(self) -> Watch | None:
+        return TrippingWatch()
+
+
+class TrippingWatch(Watch):
+    def ended(self, outcome: Outcome) -> None:
+        raise ValueError(outcome.error)
+
+
+class Late(Open):
+    """Judges the caller when the body has been read."""
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:
+        super().check(caller)
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "check"),
+    [
+        (Absent, "its_options_enable_it"),
+        (Forgetful, "an_admitted_caller_stays_admitted"),
+        (Trips, "an_admitted_caller_stays_admitted"),
+        (Strict, "the_models_that_an_admitted_caller_reaches_are_admitted"),
+        (Trusting, "every_operation_has_a_verdict"),
+        (Silent, "every_operation_has_a_verdict"),
+        (Answers, "every_operation_has_a_verdict"),
+        (Open, "what_it_must_refuse_is_refused"),
+        (Sleeper, "it_does_not_block_the_event_loop"),
+        (Keeps, "a_caller_that_leaves_while_it_waits_leaves_nothing"),
+        (Redirects, "a_request_is_kept_or_replaced_by_one_for_the_same_model"),
+        (Scribbles, "a_request_is_kept_or_replaced_by_one_for_the_same_model"),
+        (Late, "a_server_refuses_before_it_reads_the_body"),
+    ],
+)
+def test_the_check_catches_it(kind: type[Doorman], check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(register_interceptors=hookimpl(lambda: [kind]))
+    monkeypatch.setitem(sys.modules, "headrace_doorman", module)
+    monkeypatch.setattr(Chosen, "kind", kind)
+    run: Callable[..., None] = getattr(TestDoorman(), f"test_{check}")
+    given = {"tmp_path": tmp_path, "transport": "http"}
+    with pytest.raises((AssertionError, ValueError, WatchFailed)):
+        run(**{name: given[name] for name in inspect.signature(run).parameters})
+
+
+def test_an_interceptor_that_no_server_would_find_is_told_of_its_entry_point(tmp_path: Path) -> None:
+    class Hidden(TestDoorman):
+        interceptor = "hidden"
+
+    with pytest.raises(AssertionError, match=r"brings interceptor 'hidden'.*: hidden = \"headrace_doorman\""):
+        Hidden().test_a_server_finds_it_and_serves_the_admitted(tmp_path)
