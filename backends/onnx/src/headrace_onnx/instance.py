@@ -1,8 +1,7 @@
-"""How an instance runs: the plain way, with BF16, and on a GPU.
+"""The executions of an instance: the plain way, with BF16, and on a GPU.
 
-Measured for two f32[1, 16] inputs and two outputs on the CPU: ``session.run`` takes 6 us, an IO
-binding 11 us, OrtValues 41 us. So the CPU uses ``run``, and OrtValues only where ``run`` cannot
-carry the type.
+Measured for two f32[1, 16] inputs and two outputs on the CPU: ``session.run`` takes 6 us, an IO binding 11 us,
+OrtValues 41 us. So the CPU uses ``run``, and OrtValues only for types that ``run`` cannot carry.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an instance must do around ``Run``, decided at load from config and graph.
+    """The steps around ``Run``, decided at load from config and graph.
 
-    ``scalar_outputs`` maps outputs of rank 0 to the dims that the config gives them. ``repeats``: it may never end, and
-    then it is not for the event loop.
+    ``scalar_outputs`` maps outputs of rank 0 to the dims in the config. If ``repeats``, it may never end, and does not
+    run on the event loop.
     """
 
     outputs: list[str]
@@ -65,7 +64,7 @@ class Plan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether arrays can go to the engine and back as they are."""
+        """True if arrays can be passed to the engine and back unchanged."""
         return not (self.string_inputs or self.scalar_inputs or self.scalar_outputs)
 
 

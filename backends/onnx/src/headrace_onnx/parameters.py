@@ -1,9 +1,9 @@
-"""What a config may tell ONNX Runtime: the ``parameters`` of a model, and the options of accelerators.
+"""The parameters of a model for ONNX Runtime, and the options of accelerators.
 
-Source: docs/spec/behaviours.md section 10.2. Everything else is refused, because a config may come over the network:
-an option is known before it is passed on, one that names a file stays in the model's directory, and one that holds an
-address of memory (``user_compute_stream``) or makes the engine write a file elsewhere
-(``session.optimized_model_filepath``) is not known.
+Source: docs/spec/behaviours.md section 10.2. A config may come over the network, so everything unknown is refused. An
+option must be known before it is passed on. One that names a file must stay in the model's directory. Unknown are
+options with a memory address (``user_compute_stream``) and options that make the engine write a file elsewhere
+(``session.optimized_model_filepath``).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _ARENA_GROWTH = ("kNextPowerOfTwo", "kSameAsRequested")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """What one model tells ONNX Runtime. A thread count of 0 lets Headrace choose."""
+    """The parameters of one model for ONNX Runtime. A thread count of 0 lets Headrace choose."""
 
     #: Threads within one operator. 0: the cores of this process divided among the CPU instances.
     intra_op_thread_count: int = 0

@@ -93,8 +93,8 @@ def open_unoptimized(onnxruntime: Any, model: Model, options: Mapping[str, str])
 
 
 def run_options(onnxruntime: Any, model: Model) -> Any:
-    """What every ``Run`` of an instance is given. The engine's own error log is off, because the
-    same text is in the answer."""
+    """Return the options of every ``Run`` of an instance. The engine's own error log is off: the response has the
+    text."""
     options = onnxruntime.RunOptions()
     options.log_severity_level = 4
     if model.parameters.arena_shrinkage:
@@ -127,10 +127,10 @@ def _session_options(onnxruntime: Any, model: Model, backend_options: Mapping[st
 
 
 def _profile(model: Model, backend_options: Mapping[str, str]) -> Path:
-    """How the name of a session's profile begins; the engine adds when it was opened, and ``.json``.
+    """Return the prefix of a session's profile file; the engine adds the time and ``.json``.
 
-    Raises `ConfigError` unless whoever runs the server has named a directory, which is not in the model repository: a
-    file that appears there would have the model loaded again.
+    Raises `ConfigError` unless the operator has named a directory outside the model repository: a new file there would
+    reload the model.
     """
     model.refuse_if_sent("'enable_profiling'")
     option = "profiling-directory"
@@ -165,9 +165,11 @@ def _register_libraries(options: Any, model: Model) -> None:
 def _open(
     onnxruntime: Any, model: Model, options: Any, chosen: providers.Providers, copies_weights: bool = False
 ) -> Any:
-    """``copies_weights``: into memory, those that lie in other files, which the engine would map. A mapped file that
-    somebody shortens while the model is served ends the process. It still maps what constants in branches and functions
-    name, which no exporter is known to write."""
+    """Return the session. With ``copies_weights``, copy weights in other files into memory instead of mapping them.
+
+    If a mapped file is shortened while the model is served, the process ends. Constants in branches and functions are
+    still mapped; no exporter is known to write these to files.
+    """
     path = _file_of(model.file("model.onnx"))
     names = check_onnx_references(path, model.path.parent)
     with ExitStack() as opened:
@@ -183,7 +185,7 @@ def _open(
 
 
 def repeats(model: Model) -> bool:
-    """Whether an execution may take as long as the values of a request say, or for ever."""
+    """True if the time of an execution depends on the values of a request, or may be unlimited."""
     return onnx_repeats(_file_of(model.file("model.onnx")))
 
 
@@ -220,10 +222,10 @@ def _file_of(path: Path) -> Path:
 
 
 def share_threads(onnxruntime: Any, options: Mapping[str, str]) -> bool:
-    """Whether all sessions of this process use one thread pool, made now if it is not there yet.
+    """True if all sessions of this process share one thread pool, which is created if needed.
 
-    ``options`` are the backend's: ``enable-global-threadpool`` 0 or 1, and the counts
-    ``intra_op_thread_count`` and ``inter_op_thread_count``. Raises `ConfigError`.
+    ``options`` are the backend's: ``enable-global-threadpool`` 0 or 1, and the counts ``intra_op_thread_count`` and
+    ``inter_op_thread_count``. Raises `ConfigError`.
     """
     if _number(options, "enable-global-threadpool", 0) == 0:
         return False

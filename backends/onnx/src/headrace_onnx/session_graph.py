@@ -1,4 +1,4 @@
-"""What an ONNX graph says about its inputs and outputs."""
+"""The inputs and outputs of an ONNX graph."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ def _warn_of_dropped_inputs(model: Model, graph: Graph) -> None:
 
 
 def repeats(compiled: Any) -> bool:
-    """Whether an execution on the CPU may take as long as the values of a request say, or for ever: for a loop, and for
-    branches, in which there may be one."""
+    """True if the time of an execution on the CPU depends on the request: for loops, and for branches, which may have
+    one."""
     operators = compiled.get_runtime_model().get_ops()
     return any(each.get_rt_info()["layerType"].value in _REPEATING for each in operators)
 
@@ -109,7 +109,7 @@ def instances_of(model: Model) -> int:
 
 
 def _is_apart(model: Model) -> bool:
-    """Whether an instance has a process of its own, and shares nothing."""
+    """True if an instance has a process of its own, and shares nothing."""
     return read_isolation(model.config.parameters) == "process"
 
 
@@ -163,7 +163,7 @@ def _properties(model: Model) -> dict[str, Any]:
 
 
 def _may_choose_cpu(device: str) -> bool:
-    """Whether ``device`` is made of the CPU and others: ``AUTO`` is, unless it names others or leaves it out."""
+    """True if ``device`` may be the CPU and others: ``AUTO`` is, unless it names others or excludes the CPU."""
     group, _, listed = device.partition(":")
     names = [name.partition("(")[0] for name in listed.split(",") if name]
     if group == "AUTO" and all(name.startswith("-") for name in names):

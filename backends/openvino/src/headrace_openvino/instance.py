@@ -1,4 +1,4 @@
-"""How an instance runs: infer requests of its own on the compiled model that all instances share."""
+"""The executions of an instance: infer requests of its own on the compiled model, which all instances share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OpenVinoInstance(Instance):
         self._is_plain = not (self._scalar_inputs or self._rows)
         most = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         self.concurrency = max(1, most // instances_of(model))
-        #: Those that nobody executes. As many as calls come at once, so that none waits.
+        #: The idle infer requests. There are as many as parallel calls, so no call waits.
         self._idle: SimpleQueue[Any] = SimpleQueue()
         for _ in range(self.concurrency):
             self._idle.put(compiled.create_infer_request())

@@ -30,12 +30,12 @@ def load_engine() -> Any:
 
 
 def open_core(model: Model) -> Any:
-    """An ``openvino.Core`` of ``model``'s own, with the operators that it brings along, which are nobody else's.
+    """Return an ``openvino.Core`` for ``model`` alone, with the operators of the model.
 
-    Raises `LoadError` naming a library that cannot be loaded, and `ConfigError` for one that came with a load request.
+    Raises `LoadError` with the library that cannot be loaded, and `ConfigError` for one that came with a load request.
     """
     core = load_engine().Core()
-    # A mapped file that somebody shortens while the model is served would end the process.
+    # If a mapped file is shortened while the model is served, the process ends.
     core.set_property({"ENABLE_MMAP": False})
     if model.parameters.cpu_extension_path:
         _add_extension(core, model)
@@ -43,7 +43,7 @@ def open_core(model: Model) -> Any:
 
 
 def _add_extension(core: Any, model: Model) -> None:
-    """Native code: from the version's directory or the model's, and written there by whoever keeps the repository."""
+    """Add native code from the version's directory or the model's, which the owner of the repository wrote there."""
     name = model.parameters.cpu_extension_path
     model.refuse_if_sent("parameter 'CPU_EXTENSION_PATH'")
     path = model.resource_or_above(name)
@@ -55,7 +55,7 @@ def _add_extension(core: Any, model: Model) -> None:
 
 
 def reword(error: BaseException) -> str:
-    """What an OpenVINO error says, without the lines about places in its own source."""
+    """Return the text of an OpenVINO error, without the lines about its own source."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith(_PLACES)]
     return one_line(" ".join(said) or type(error).__name__)

@@ -1,9 +1,9 @@
-"""The files that a model is made of: which kinds there are, and that none of them leads to others elsewhere.
+"""The files of a model: their kinds, and the check that none of them names files elsewhere.
 
-OpenVINO looks at what a file holds, and not at its name only, so that what is asked of ONNX is asked of every file.
-What it reads beside a file lies where the file lies, under a name that the file does not choose: ``.bin``,
-``.pdiparams``, the ``variables`` of a SavedModel, whose ``assets`` it does not read. Only ONNX names files, and a
-folder of PaddlePaddle without ``.pdmodel``, which is refused. Where links lead is core's matter.
+OpenVINO detects formats by the content of a file, not only by its name. So every file is checked as ONNX is. Files that
+it reads beside a file have fixed names in the same place: ``.bin``, ``.pdiparams``, the ``variables`` of a SavedModel,
+whose ``assets`` are not read. Only ONNX names files, and a folder of PaddlePaddle without ``.pdmodel``, which is
+refused. Core checks where links lead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SAVED_MODEL = "saved_model.pb"
 #: In the error for a graph that OpenVINO has read, and cannot convert as a whole. Only such a graph is read from
 #: memory: there OpenVINO loops for ever over nodes that form a circle, which it refuses by path.
 _UNCONVERTED = "wasn't fully converted"
-#: What makes a folder one of PaddlePaddle, whose variables are files of any name that it says.
+#: Marks a folder of PaddlePaddle, whose variables are files with any name.
 _PADDLE = "__model__"
 
 
@@ -55,7 +55,8 @@ def _read_bytes(core: Any, path: Path) -> Any:
 
 
 def _files_of(model: Model, path: Path) -> list[str]:
-    """What OpenVINO is given: the model, and the weights of a ``.xml``. Raises `LoadError` for what is no model."""
+    """Return the files for OpenVINO: the model, and the weights of a ``.xml``. Raises `LoadError` for an unknown
+    format."""
     lead = f"unable to load model '{model.name}'"
     if path.is_dir():
         if not (path / _SAVED_MODEL).is_file() or (path / _PADDLE).exists():

@@ -1,4 +1,4 @@
-"""What a config may tell OpenVINO: the ``parameters`` of a model.
+"""The parameters of a model for OpenVINO.
 
 Source: docs/spec/behaviours.md section 10.6.
 """
@@ -12,7 +12,7 @@ from headrace import ConfigError, one_line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """What one model tells OpenVINO. A thread count of 0 is one that the config does not give."""
+    """The parameters of one model for OpenVINO. A thread count of 0 is one that the config lacks."""
 
     #: Where the model runs, as OpenVINO names it: ``CPU``, ``GPU``, ``NPU``, ``AUTO``, ``HETERO:GPU,CPU`` and so on.
     target_device: str = field(default="CPU", metadata={"key": "TARGET_DEVICE"})

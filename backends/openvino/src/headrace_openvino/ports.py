@@ -74,15 +74,17 @@ def port_names(opened: Any, config: ModelConfig) -> tuple[list[str], list[str]]:
 
 
 def fixed_batch(opened: Any, config: ModelConfig) -> int:
-    """The number of rows that every batch must have: ``max_batch_size`` if all tensors have it as a fixed first axis.
-    0 if any number will do, or the model does not batch."""
+    """Return the fixed number of rows of a batch: ``max_batch_size`` if all tensors have it as a fixed first axis.
+
+    Return 0 if any number is valid, or if the model does not batch.
+    """
     rows: int = config.max_batch_size
     shapes = [_shape(port) for port in (*opened.inputs, *opened.outputs)]
     return rows if rows > 0 and all(shape is not None and shape[:1] == (rows,) for shape in shapes) else 0
 
 
 def narrowed(opened: Any, config: ModelConfig) -> list[str]:
-    """The tensors, with their types, that OpenVINO's CPU computes with half of their bits."""
+    """Return the tensors, with their types, that OpenVINO's CPU computes with half of their bits."""
     graph = graph_of(opened, config)
     described = (*graph.inputs.values(), *graph.outputs.values())
     return [f"{info.name} ({info.datatype.name})" for info in described if info.datatype in _NARROWED]

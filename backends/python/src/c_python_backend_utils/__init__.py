@@ -1,4 +1,4 @@
-"""What Triton's own pb_utils imports its classes from, under the name that models may import it by."""
+"""The module from which Triton's own pb_utils imports its classes, and from which models may import them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Unpacks an environment, and nothing beside it: every member is judged before it is written.
+"""Unpacks an environment safely: every member is checked before it is written.
 
-The archive comes with a model, and whoever may add a model need not be allowed to write elsewhere.
-The rules are stricter than those of tarfile's filter ``data``, which older Pythons lack: nothing is
-written through a link, so what a link's target says is also where it leads.
+The archive comes with a model, and a user who may add a model need not be allowed to write elsewhere. The rules are
+stricter than tarfile's filter ``data``, which older Pythons lack: nothing is written through a link, so the text of a
+link's target is also its real target.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COPY_BYTES = 1 << 20
 
 
 class RefusedMember(Exception):
-    """Why a member is not unpacked."""
+    """A member is not unpacked, for this reason."""
 
 
 class Unpacking:
@@ -136,11 +136,10 @@ _MALFORMED = (
 
 
 def unpack(archive: Path, into: Path) -> None:
-    """Unpack a tar archive, plain or packed with gzip, bzip2 or xz, into the new directory ``into``.
+    """Unpack a tar archive, plain or compressed with gzip, bzip2 or xz, into the new directory ``into``.
 
-    Owners, setuid bits and what others may write are left out. Raises `LoadError` naming the first
-    member that is refused; what was unpacked until then is the caller's to remove. Raises OSError
-    if ``into`` cannot be written.
+    Owners, setuid bits and write permissions of others are dropped. Raises `LoadError` with the first refused member;
+    the caller removes what was unpacked until then. Raises OSError if ``into`` cannot be written.
     """
     with open_regular(archive) as packed:
         unpacking = Unpacking(into, max(FREE_BYTES, MAX_RATIO * os.fstat(packed.fileno()).st_size))
@@ -164,7 +163,7 @@ def _unpack(archive: Path, source: _Bounded, unpacking: Unpacking) -> None:
 
 
 def _opened(packed: IO[bytes]) -> Any:
-    """What is in ``packed``, which its first bytes tell."""
+    """Return the content of ``packed``; its first bytes give the compression."""
     magic = packed.read(6)
     packed.seek(0)
     for start, opener in _OPENERS.items():
@@ -174,9 +173,9 @@ def _opened(packed: IO[bytes]) -> Any:
 
 
 class _Bounded(io.RawIOBase):
-    """Refuses to read at once what no header needs; tarfile reads a header as long as it says it is.
+    """Refuses to read more at once than a header needs, because tarfile reads a header of any claimed size.
 
-    ``last`` is what was read last: for a whole archive, a block of zeros.
+    ``last`` is the last block read: zeros for a complete archive.
     """
 
     def __init__(self, source: Any) -> None:

@@ -67,7 +67,7 @@ class PythonBackend(Backend):
         )
 
     def load(self, model: Model) -> PythonInstance:
-        """The instance for a thread of the server. Raises `LoadError` with Triton's words."""
+        """Return the instance for a thread of the server. Raises `LoadError` with Triton's words."""
         if self.environment_of(model):
             raise LoadError(f"model '{model.name}' has {ENVIRONMENT}, which needs a process: isolation is 'thread'")
         description = description_of(model, self.options)
@@ -94,7 +94,7 @@ def _asked(model: Model) -> str:
 
 
 def description_of(model: Model, options: Mapping[str, str]) -> InstanceDescription:
-    """What the instance ``model`` is told about itself. Raises `LoadError` if it has no ``model.py``."""
+    """Return the description of the instance ``model`` for its code. Raises `LoadError` if it has no ``model.py``."""
     config = json.dumps(config_to_json(model.config))
     source = find_source(model.path, config, options)
     return InstanceDescription(
@@ -126,7 +126,7 @@ class PythonBasedBackend(PythonBackend):
         super().__init__({**self.python, **options, BACKENDS: str(self.directory)})
 
     def environment_of(self, model: Model) -> str:
-        """The model's own, or else the archive that the backend brings along."""
+        """Return the environment: the model's own, or the archive of the backend."""
         packed = self.directory / self.name / f"pb_exec_env_{model.config.runtime or RUNTIME}.tar.gz"
         return super().environment_of(model) or (str(packed) if packed.is_file() else "")
 

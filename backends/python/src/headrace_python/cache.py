@@ -1,8 +1,8 @@
-"""Environments made once, for all servers of this user: ``$HEADRACE_CACHE/environments/<key>``.
+"""Environments shared by all servers of this user: ``$HEADRACE_CACHE/environments/<key>``.
 
-An environment holds its own path in its scripts, so it is made where it stays. A mark beside it says
-that it is whole, and a lock keeps two servers from making it at once; the system releases the lock
-of a server that is killed, and the next that makes anything removes what was left half-made.
+An environment has its own path in its scripts, so it is created in its final place. A mark beside it says that it is
+complete, and a lock keeps two servers from creating it at once. The system releases the lock of a server that is
+killed. The next server that creates an environment removes incomplete ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def cached(key: str, make: Callable[[Path], None]) -> Path:
 
 
 def _root() -> Path:
-    """Where the environments of this user are. Raises `LoadError` if others may write there."""
+    """Return the directory of this user's environments. Raises `LoadError` if others may write there."""
     given = os.environ.get("HEADRACE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "headrace")
     root = Path(os.path.expandvars(given)).expanduser().absolute() / "environments"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def _sweep(root: Path) -> None:
-    """Remove the half-made environments that nobody is making."""
+    """Remove incomplete environments that no process is creating."""
     for folder in root.iterdir():
         if (folder / _LOCK).exists() and not (folder / _MARK).exists():
             with contextlib.suppress(OSError), _locked(folder, wait=False):

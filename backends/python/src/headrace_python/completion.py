@@ -1,6 +1,6 @@
-"""Has a model complete its own config: ``auto_complete_config``, in a process that lives no longer.
+"""The completion of a config by its model: ``auto_complete_config``, in a process that ends with it.
 
-Source: docs/spec/behaviours.md sections 9.1 and 9.2. Whatever that code does, the server is left as it was.
+Source: docs/spec/behaviours.md sections 9.1 and 9.2. The server is not affected by that code.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _run(
 
 
 def _read(name: str, exchange: IO[bytes], code: int) -> dict[str, Any] | None:
-    """The config that stands on ``exchange`` now; None if the model completes nothing."""
+    """Return the config in ``exchange``; None if the model completes nothing."""
     exchange.seek(0)
     text = exchange.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:

@@ -28,7 +28,7 @@ class Coroutines:
         self._lock = threading.Lock()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """What ``coroutine`` returns, waited for; raises what it raises."""
+        """Wait for ``coroutine``. Return or raise its outcome."""
         value, error = self.start(_outcome(coroutine)).result()
         if error is not None:
             raise error
@@ -59,7 +59,7 @@ class Coroutines:
 
 
 async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """What ``coroutine`` returns, or what it raises: a task that raises SystemExit ends its loop."""
+    """Return the result of ``coroutine``, or its exception: a task that raises SystemExit would end its loop."""
     try:
         return await coroutine, None
     except asyncio.CancelledError:

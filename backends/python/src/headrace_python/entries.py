@@ -1,6 +1,6 @@
-"""What is called in a process of a model's own: `load` for one that serves, `complete` for one that completes a config.
+"""The entry points of a model's process: `load` to serve, `complete` to complete a config.
 
-`headrace_processes.supervision.bootstrap` calls them, in the model's interpreter, which has the standard library and
+`headrace_processes.supervision.bootstrap` calls them in the model's interpreter, which has the standard library and
 NumPy.
 """
 
@@ -24,7 +24,7 @@ from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
 
 def load(spec: InstanceSpec) -> PythonInstance:
-    """The instance that ``spec`` describes, initialized: the only model in this interpreter.
+    """Return the initialized instance of ``spec``, the only model in this interpreter.
 
     Raises `LoadError` with Triton's words.
     """

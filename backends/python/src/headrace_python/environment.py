@@ -41,11 +41,11 @@ class Environment:
 
 
 def find(setting: str, model: Path, is_sent: bool = False) -> Environment:
-    """The environment that ``setting`` names for the model in the directory ``model``.
+    """Return the environment ``setting`` of the model in the directory ``model``.
 
-    A setting that ``is_sent``, by whoever asked for the load, names nothing outside that directory. Makes
-    the environment if need be, which may take minutes: only for a loading thread. Raises `LoadError`,
-    which says nothing of what is in a file: a caller may see it, and what the file says is in the log.
+    If ``is_sent``, the setting came with a load request and must be inside that directory. Creates the environment if
+    needed, which may take minutes: only for a loading thread. Raises `LoadError`, which never has the content of a
+    file, because callers may get it; the log has the content.
     """
     if not setting:
         return Environment()
@@ -77,7 +77,7 @@ def _path(setting: str, model: Path, is_sent: bool) -> Path:
 
 
 def _is_below(path: str, model: Path) -> bool:
-    """Whether ``path`` is in ``model``, as it is written and where its links lead."""
+    """True if ``path`` is in ``model``, as written and after following links."""
     if "\0" in path or not Path(os.path.normpath(path)).is_relative_to(model):
         return False
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(model))
@@ -106,7 +106,7 @@ def _unpack(archive: Path, into: Path) -> None:
 
 
 def _set_prefix(archive: Path, into: Path, script: Path) -> None:
-    """Have conda-unpack write the new path into the scripts."""
+    """Run conda-unpack, which writes the new path into the scripts."""
     argv = [str(into / "bin/python"), str(script)]
     with tempfile.TemporaryFile() as output:
         try:
@@ -123,7 +123,7 @@ def _set_prefix(archive: Path, into: Path, script: Path) -> None:
 
 
 def _activated(root: Path) -> Mapping[str, str]:
-    """What ``bin/activate`` sets, and Triton beside it."""
+    """Return the variables that ``bin/activate`` sets, and those that Triton adds."""
     kind = "VIRTUAL_ENV" if (root / "pyvenv.cfg").exists() else "CONDA_PREFIX"
     return {
         kind: str(root),

@@ -61,8 +61,10 @@ class Record:
         return self.answers
 
     def repeats(self, timeout_s: float) -> bool:
-        """Whether the model wants the request to be executed again, once it has said so or not; it then is as a
-        scheduler passes it on again."""
+        """True if the model wants to execute the request again. Waits for its answer.
+
+        The request is then as a scheduler would pass it on again.
+        """
         self.wait(timeout_s)
         if not isinstance(self.last, Rescheduled):
             return False
@@ -156,7 +158,7 @@ class PythonModel:
         ]
 
     def _answer(self, calls: Sequence[RecordedCall]) -> None:
-        """Have the instance execute ``calls``, and record what it returns."""
+        """Let the instance execute ``calls``, and record its answers."""
         returned = self._instance.accept(calls)
         for call, answer in zip(calls, returned or (), strict=False):
             if answer is not None:
@@ -186,7 +188,7 @@ class PythonModel:
         )
 
     def cancel(self, request: InferRequest) -> None:
-        """Have the model see that the caller of ``request`` has gone, before it is executed or in the middle of it."""
+        """Cancel ``request`` for the model, before or during its execution."""
         record = self._asked.get(request)
         ticket = Ticket(request if record is None else record.request, _nobody)
         ticket.begin()
@@ -194,7 +196,7 @@ class PythonModel:
         ticket.end()
 
     def is_ready(self) -> bool:
-        """What the model's ``is_ready`` says; True if it has none."""
+        """Return the result of the model's ``is_ready``; True if it has none."""
         return self._instance.is_ready()
 
     def finalize(self) -> None:
@@ -233,7 +235,7 @@ def open_model(
     auto_complete: bool = True,
     timeout_s: float = 10.0,
 ) -> PythonModel:
-    """The model of ``source``: a ``model.py``, a directory with one, or a class. See `python_model`."""
+    """Return the model of ``source``: a ``model.py``, a directory with one, or a class. See `python_model`."""
     services = OfflineServices(models or {})
     file, folder, version = _located(source)
     whole = _config(folder, source.__name__ if isinstance(source, type) else "", config or {}, parameters or {})
@@ -270,7 +272,7 @@ def _located(source: Path | type[Any]) -> tuple[Path | None, Path, int]:
 
 
 def _config(folder: Path, name: str, given: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:
-    """The config file of ``folder``, if there is one, under ``given``."""
+    """Return the config file of ``folder``, if there is one, overridden by ``given``."""
     config: dict[str, Any] = {"backend": "python", "max_batch_size": 0, "input": [], "output": []}
     config |= {} if name else _read(folder)
     config |= given

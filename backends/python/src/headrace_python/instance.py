@@ -46,7 +46,7 @@ class InstanceDescription:
     folders: Sequence[Path] = ()
 
     def args(self) -> dict[str, str]:
-        """What ``initialize`` is given (docs/spec/behaviours.md section 9.1)."""
+        """Return the argument of ``initialize`` (docs/spec/behaviours.md section 9.1)."""
         return {
             "model_config": self.config,
             "model_instance_kind": self.device_kind.upper(),
@@ -59,7 +59,7 @@ class InstanceDescription:
 
 
 def is_decoupled(config: dict[str, Any]) -> bool:
-    """Whether the model answers through response senders only."""
+    """True if the model answers through response senders only."""
     return bool(config.get("model_transaction_policy", {}).get("decoupled"))
 
 
@@ -99,7 +99,7 @@ class PythonInstance(DeferredInstance):
             with self.runtime.entered():
                 if hasattr(self.model, "finalize"):
                     self.model.finalize()
-        except BaseException as error:  # nobody is left to be told
+        except BaseException as error:  # there is no caller to get it
             log.error("finalize of '%s' failed: %s", self.name, describe(error))
         finally:
             self.coroutines.close()
@@ -154,7 +154,7 @@ class PythonInstance(DeferredInstance):
                 request._finish(Rescheduled())
 
     def _answer(self, request: InferenceRequest, response: InferenceResponse | None) -> Answer:
-        """What answers ``request``; None if its sender does."""
+        """Return the answer to ``request``; None if its sender answers."""
         answer: Answer
         if response is not None:
             try:
@@ -189,7 +189,7 @@ class CheckedInstance(PythonInstance):
     """An instance whose model has an ``is_ready``, sync or async."""
 
     def is_ready(self) -> bool:
-        """What the model says. Raises `BackendError` if that is no bool, or with the model's traceback."""
+        """Return the model's answer. Raises `BackendError` if that is not a bool, or with the model's traceback."""
         try:
             with self.runtime.entered():
                 said = self.model.is_ready()

@@ -83,7 +83,7 @@ def model_file(path: Path, config: str) -> Path:
 
 
 def _beside(folder: Path) -> str:
-    """What to do where the model's file is missing and ``folder`` has one Python file; empty for none or several."""
+    """Return a hint if the model's file is missing and ``folder`` has exactly one Python file; else empty."""
     found = [file.name for file in folder.glob("*.py") if file.name.isprintable()]
     if len(found) != 1:
         return ""
@@ -135,9 +135,9 @@ def model_class(module: ModuleType, version: int) -> type[Any]:
 
 
 class IsolatedModules(PrivateModules):
-    """What ``file`` and the modules beside it become for one instance.
+    """The modules of ``file`` and of the files beside it, for one instance.
 
-    ``folders`` are where its imports are looked for; the file's own and its parent unless given.
+    Imports are searched in ``folders``; by default, the file's own and its parent.
     """
 
     def __init__(self, file: Path, runtime: Runtime, folders: Sequence[Path] = ()) -> None:

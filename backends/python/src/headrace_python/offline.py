@@ -1,4 +1,4 @@
-"""What a server does for a model, without a server: for unit tests of models.
+"""The server's services for a model, without a server: for unit tests of models.
 
 Other models are functions, metrics are kept in memory, and the log is that of `logging`.
 """

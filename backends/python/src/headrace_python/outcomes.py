@@ -1,8 +1,8 @@
-"""What a model returns and raises, in Triton's words (docs/spec/behaviours.md section 9.3).
+"""Results and exceptions of a model, in Triton's words (docs/spec/behaviours.md section 9.3).
 
-`judge` looks at what ``execute`` of a model that is not decoupled has returned. `describe` says what a caller is
-told about an exception. Triton's Python backend is built on pybind11, so the form is that of pybind11's
-``error_already_set``: the type and the message, then the frames, innermost first::
+`judge` checks the result of ``execute`` of a model that is not decoupled. `describe` returns the text of an exception
+for callers. Triton's Python backend uses pybind11, so the form is that of its ``error_already_set``: the type and the
+message, then the frames, innermost first::
 
     ValueError: bad value
 
@@ -10,8 +10,8 @@ told about an exception. Triton's Python backend is built on pybind11, so the fo
       1/model.py(12): helper
       1/model.py(30): execute
 
-Triton gives whole paths. Here callers are told files from the model's directory on, and `headrace.frontends.failures`
-sees to the rest; the log, and the callers of a verbose server, get whole paths.
+Triton shows whole paths. Here callers get paths from the model's directory on, and `headrace.frontends.failures`
+shortens other paths. The log, and callers of a verbose server, get whole paths.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ MAX_FRAMES = 24
 #: Characters of an exception's own message. What is cut off is in the log.
 MAX_MESSAGE = 2048
 
-#: Top-level packages whose frames say nothing about the model: who called it, and who imported it.
+#: Top-level packages whose frames are left out: they call or import the model.
 _OURS = frozenset(("importlib", "headrace", "headrace_engines", "headrace_python", "triton_python_backend_utils"))
 
 

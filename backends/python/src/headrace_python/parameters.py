@@ -1,9 +1,9 @@
-"""What the ``parameters`` map of a Python model's config says, and ``--backend-config=python,key=value`` to all models.
+"""The ``parameters`` of a Python model's config, and ``--backend-config=python,key=value`` for all models.
 
-Source: docs/spec/behaviours.md section 9.6. The map is the model's own, which finds all of it in
-``args["model_config"]``, but for three keys. Headrace has no shared-memory regions to size or to name, and no
-pool of threads for BLS; the settings for them are held to Triton's rules and have no effect.
-``isolation``, ``load-timeout-seconds`` and ``busy-poll-microseconds`` are Headrace's own.
+Source: docs/spec/behaviours.md section 9.6. The map is the model's own: it gets all of it in ``args["model_config"]``.
+The backend reads three keys. Headrace has no shared-memory regions to size or name, and no thread pool for BLS. The
+settings for them follow Triton's rules and have no effect. ``isolation``, ``load-timeout-seconds`` and
+``busy-poll-microseconds`` are Headrace's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENVIRONMENT = "EXECUTION_ENV_PATH"
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What the backend reads; core reads ``isolation``."""
+    """The parameters that the backend reads; core reads ``isolation``."""
 
     #: A packed environment, its directory, or a file of requirements; empty for the server's own.
     execution_env_path: str = field(default="", metadata={"key": ENVIRONMENT})
@@ -46,9 +46,13 @@ _SECOND_US = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``isolation`` is where an instance runs whose model does not say; ``stub_timeout_s`` bounds
-    ``auto_complete_config``. A process that loads a model has both, ``load_timeout_s`` for the model's part.
-    ``busy_poll_us`` is for models that do not say (`headrace.backends.base.Isolation`)."""
+    """The backend's settings.
+
+    - ``isolation``: where an instance runs by default.
+    - ``stub_timeout_s``: the limit of ``auto_complete_config``.
+    - ``load_timeout_s``: the limit of the model's part of a load. A process that loads a model has both limits.
+    - ``busy_poll_us``: the default for models (`headrace.backends.base.Isolation`).
+    """
 
     isolation: Literal["process", "thread"] = "process"
     stub_timeout_s: int = 30

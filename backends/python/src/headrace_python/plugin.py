@@ -1,6 +1,6 @@
-"""What Headrace finds of this distribution: its entry point.
+"""The plugin: the entry point of this distribution.
 
-Apart from `headrace_python` itself, because a process of a model's own need not have pluggy.
+Separate from `headrace_python`, because the process of a model need not have pluggy.
 """
 
 from __future__ import annotations

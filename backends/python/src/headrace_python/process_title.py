@@ -1,4 +1,4 @@
-"""What the process list shows for a model's process: the name that scripts written for Triton look for."""
+"""The title of a model's process in the process list: Triton's, which scripts search for."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _ARG_START, _ARG_END = 45, 46
 
 
 def show_as_stub() -> None:
-    """Have the process list show this process by the name of Triton's, in front of its own arguments.
+    """Set the process title to Triton's name, followed by its own arguments.
 
-    Nothing outside Linux, nor where the command line is too short for it."""
+    Does nothing outside Linux, or if the command line is too short.
+    """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME, 0, 0, 0)  # the kernel keeps 15 characters

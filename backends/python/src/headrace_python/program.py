@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headrace import ORPHAN_REAPER
 
-#: How often whoever waits is told that the program still runs.
+#: The interval at which a waiting load logs that the program still runs.
 TELL_S = 10.0
 #: How often a program that has not started is looked at: its end alone is no event on the pipe if its children live.
 _LOOK_S = 0.2

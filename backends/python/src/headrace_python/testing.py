@@ -28,12 +28,15 @@ class OpenModel(Protocol):
         auto_complete: bool = True,
         timeout_s: float = 10.0,
     ) -> PythonModel:
-        """A model, loaded in this process without a server, and finalized at the end of the test.
+        """Yield a model, loaded in this process without a server; finalize it at the end of the test.
 
-        ``source`` is a ``model.py``, a version's or a model's directory, or a class. ``config`` is
-        what the config says, as JSON has it; a ``config.pbtxt`` in the model's directory is read
-        first, and ``auto_complete_config`` completes it. ``parameters`` are the config's. ``models``
-        are what BLS reaches: a function by name, from inputs to outputs. Raises `LoadError`.
+        - ``source``: a ``model.py``, a directory of a version or a model, or a class.
+        - ``config``: fields of the config, as JSON. A ``config.pbtxt`` in the model's directory is read first, and
+          ``auto_complete_config`` completes it.
+        - ``parameters``: the config's parameters.
+        - ``models``: the models for BLS: functions by name, from inputs to outputs.
+
+        Raises `LoadError`.
         """
 
 

@@ -1,8 +1,7 @@
-"""What an argument may be: the conversions that Triton's pb_utils makes without being asked.
+"""Conversions of arguments, as in Triton's pb_utils.
 
-That one is C++ under pybind11, so a model may pass bytes where text is meant and NumPy's scalars where
-a number is, and models do. What pybind11 refuses raises TypeError here, too. Each function returns
-what the server understands: a plain str, int or float.
+That is C++ with pybind11, so models may pass bytes for text and NumPy scalars for numbers, and do. What pybind11
+refuses raises TypeError here, too. Each function returns a plain str, int or float.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What requests and responses carry beside tensors, checked: flags, parameters, preferred memory, the trace, ids.
+"""Checked attributes of requests and responses: flags, parameters, preferred memory, the trace, ids.
 
 Names and numbers are Triton's (docs/spec/behaviours.md section 9.2).
 """
@@ -77,7 +77,7 @@ class InferenceTrace:
 
 
 def checked_inputs(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs; one that is None is left to `request_template`. Raises TypeError."""
+    """Return the inputs. An input that is None is left for `request_template`. Raises TypeError."""
     found = list(items(inputs, "the inputs of an InferenceRequest"))
     for tensor in found:
         if tensor is not None and not isinstance(tensor, Tensor):

@@ -1,7 +1,7 @@
-"""Business logic scripting: a model asks another model.
+"""Business logic scripting: a model calls another model.
 
-Source: docs/spec/behaviours.md section 9.5. Errors come back in the response. No call has a thread of its
-own: the services call back, and whoever waits is woken.
+Source: docs/spec/behaviours.md section 9.5. Errors are in the response. No call has a thread of its own: the services
+call back and wake the waiting thread.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def stream_async(request: InferenceRequest) -> asyncio.Future[ResponseIterator]:
 
 
 class ResponseIterator:
-    """Gives each response as it comes; the last may be empty. Begun anew at its end, it gives them again.
+    """Yields each response as it arrives; the last may be empty. A second iteration yields them again.
 
-    Whoever drops it unfinished tells the model that nobody waits any more.
+    If it is dropped unfinished, the model is told that no caller waits any more.
     """
 
     __slots__ = ("__weakref__", "_answers", "_finished", "_given", "_position", "_services", "_ticket")
@@ -129,7 +129,7 @@ class ResponseIterator:
             self._services.stop(self._ticket)
 
     def __del__(self) -> None:
-        # Perhaps as the interpreter ends; nobody could take an error.
+        # Perhaps at the end of the interpreter, where nothing handles an error.
         with suppress(Exception):
             if not self._finished:
                 self._services.cancel(self._ticket)
@@ -181,7 +181,7 @@ def _send(services: Services, request: InferenceRequest, ticket: Ticket) -> None
 
 
 def _refusal(request: InferenceRequest, message: InferRequest) -> InvalidArgument | None:
-    """What is wrong with ``message`` that its inputs, by name, no longer show."""
+    """Return the error of ``message`` that its inputs, by name, no longer show."""
     if len(message.inputs) == len(request.inputs()):
         return None
     names = [tensor._name for tensor in request.inputs()]
@@ -203,5 +203,5 @@ def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Result], resul
         if not future.done():
             future.set_result(result())
 
-    with suppress(RuntimeError):  # the loop has been closed, so nobody waits
+    with suppress(RuntimeError):  # the loop is closed, and nothing waits
         loop.call_soon_threadsafe(settle)

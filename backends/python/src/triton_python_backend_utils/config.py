@@ -21,7 +21,7 @@ def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dic
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
-    """Whether a model of this config may give any number of responses per request."""
+    """True if a model with this config may give any number of responses per request."""
     policy = _part(model_config, "model_transaction_policy") or {}
     return bool(policy.get("decoupled", False))
 
@@ -48,7 +48,7 @@ class ModelConfig:
         self._config: dict[str, Any] = json.loads(model_config)
 
     def as_dict(self) -> dict[str, Any]:
-        """The config itself, not a copy."""
+        """Return the config itself, not a copy."""
         return self._config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:

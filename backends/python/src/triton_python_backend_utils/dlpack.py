@@ -178,7 +178,7 @@ def _on_host(capsule: Any, tensor: _DLTensor, datatype: DataType) -> npt.NDArray
 
 
 def _owner(source: Any, capsule: Any) -> Any:
-    """What keeps memory of a device alive, and can give it away again and again."""
+    """Keeps memory of a device alive, and can pass it on repeatedly."""
     if source is not capsule:
         return source
     for framework in ("torch", "cupy"):

@@ -10,7 +10,7 @@ from triton_python_backend_utils.arguments import Text, choice, lines
 
 
 class TritonModelException(Exception):
-    """What the server refuses to a model, and what a model may raise itself."""
+    """An error from the server for a model, or from a model itself."""
 
 
 class ErrorCode(IntEnum):

@@ -39,12 +39,12 @@ _SENDER = Lock()
 
 
 class InferenceRequest:
-    """What a model is asked, or asks another model.
+    """A request to a model, or from a model to another one.
 
-    ``model_version`` -1 leaves the choice to the server, ``timeout`` is in microseconds, ``flags``
-    add up TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END. ``preferred_memory`` is accepted, and
-    outputs arrive in memory of the host. Raises `TritonModelException` and TypeError for arguments that
-    make no request, and UnicodeDecodeError for bytes that are no text.
+    ``model_version`` -1 lets the server choose. ``timeout`` is in microseconds. ``flags`` are the sum of
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END. ``preferred_memory`` is accepted; outputs arrive in memory of the
+    host. Raises `TritonModelException` and TypeError for invalid arguments, and UnicodeDecodeError for bytes that are
+    not text.
     """
 
     __slots__ = (
@@ -105,7 +105,7 @@ class InferenceRequest:
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
 
     def inputs(self) -> list[Tensor]:
-        """The inputs in the order sent; always the same list."""
+        """Return the inputs in the order sent; always the same list."""
         if self._inputs is None:
             self._inputs = [Tensor._received(name, value) for name, value in self._source.inputs.items()]  # type: ignore[arg-type]  # checked inputs
         return self._inputs
@@ -149,7 +149,7 @@ class InferenceRequest:
         return self._trace or InferenceTrace()
 
     def is_cancelled(self) -> bool:
-        """Whether the caller has gone."""
+        """True if the caller has gone."""
         return self._source.cancelled
 
     @overload
@@ -199,9 +199,9 @@ class InferenceRequest:
 
     @classmethod
     def _received(cls, call: Call, runtime: Runtime, outputs: Sequence[str] = ()) -> InferenceRequest:
-        """What the model is given for ``call``, as asking for ``outputs`` where the caller names none.
+        """Return the request of ``call``. It asks for ``outputs`` if the caller names none.
 
-        One that is dropped unanswered by a decoupled model ends.
+        If a decoupled model drops it unanswered, it ends.
         """
         request = cls.__new__(cls)
         request._call = call
@@ -216,8 +216,10 @@ class InferenceRequest:
         return request
 
     def _close(self) -> bool:
-        """Whether this request has neither a sender nor an answer: then ``execute`` returns its answer, and a sender
-        that is asked for from now on is closed."""
+        """True if this request has neither a sender nor an answer: ``execute`` then returns its answer.
+
+        A sender that is requested after this is closed.
+        """
         with _SENDER:
             is_open, self._ended = self._sender is None and not self._ended, True
         return is_open
@@ -237,7 +239,7 @@ class InferenceRequest:
 
     @property
     def _has_sender(self) -> bool:
-        """Whether the model asked for the sender, which then answers or ends this request."""
+        """True if the model has requested the sender, which then answers or ends this request."""
         return self._sender is not None
 
     @property

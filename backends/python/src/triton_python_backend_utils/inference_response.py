@@ -1,4 +1,4 @@
-"""How a model answers: a response, which has outputs or an error, and the sender, which sends any number of them.
+"""Answers of a model: a response with outputs or an error, and the sender, which sends any number of them.
 
 Source: docs/spec/behaviours.md sections 9.2 and 9.4.
 """
@@ -56,16 +56,16 @@ class InferenceResponse:
         return json.dumps(self._parameters)
 
     def _message(self) -> InferResponse | HeadraceError:
-        """What is sent. Raises `TritonModelException` for a tensor on a device that cannot be copied to the host."""
+        """Return the message to send. Raises `TritonModelException` for a tensor on a device that cannot be copied."""
         if self._error is not None:
             return self._error._as_headrace()
         return InferResponse({tensor._name: tensor._wire() for tensor in self._outputs}, self._parameters)
 
     @classmethod
     def _received(cls, answer: InferResponse | HeadraceError | None, is_shared: bool = False) -> InferenceResponse:
-        """The answer of another model, in memory of that model's if it ``is_shared``.
+        """Return the answer of another model. If ``is_shared``, it is in that model's memory.
 
-        None is the end of a decoupled one: no outputs, no error.
+        None is the end of a decoupled model: no outputs, no error.
         """
         response = cls.__new__(cls)
         response._outputs, response._error, response._parameters = [], None, {}
@@ -132,7 +132,7 @@ class InferenceResponseSender:
             self._progress(answer)
 
     def is_cancelled(self) -> bool:
-        """Whether the caller has gone."""
+        """True if the caller has gone."""
         return self._call.request.cancelled
 
     def __del__(self) -> None:

@@ -44,7 +44,7 @@ class MetricStore(Protocol):
 
 @dataclass(slots=True)
 class MetricInMemory:
-    """The value of a counter or a gauge, and what a histogram has observed."""
+    """The value of a counter or a gauge, or the observations of a histogram."""
 
     kind: ServiceKind
     value: float = 0.0
@@ -120,10 +120,9 @@ _NAMES: dict[MetricKind, ServiceKind] = {
 
 
 class MetricFamily:
-    """Metrics of one name and kind, told apart by labels.
+    """Metrics of one name and kind, with different labels.
 
-    On the page until the last holder drops it. Whoever drops it gives up its metrics, too: keep it as long
-    as them.
+    It is on the page until its last holder drops it. Dropping it drops its metrics, too: keep it as long as them.
     """
 
     COUNTER: ClassVar[MetricKind] = MetricKind.COUNTER
@@ -250,6 +249,6 @@ def _buckets(kind: MetricKind, buckets: object) -> list[float] | None:
 
 
 def _release(store: MetricStore, handle: int) -> None:
-    """Runs when the last reference goes, perhaps as the interpreter ends; nobody could take an error."""
+    """Release a dropped object. Perhaps runs at the end of the interpreter, where nothing handles an error."""
     with suppress(Exception):
         store.release(handle)

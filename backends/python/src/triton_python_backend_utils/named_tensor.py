@@ -100,17 +100,17 @@ class Tensor:
         return self._name
 
     def triton_dtype(self) -> int:
-        """The number of the data type, as `triton_to_numpy_type` takes it."""
+        """Return the number of the data type, as for `triton_to_numpy_type`."""
         return self._datatype.config_value
 
     def shape(self) -> list[int]:
         return list(self._value.shape)
 
     def as_numpy(self) -> Array:
-        """The elements, the same array each time; of BYTES, an object array of ``bytes``.
+        """Return the elements, the same array each time; for BYTES, an object array of ``bytes``.
 
-        The array can be written to: elements that belong to somebody else are copied here, once.
-        Raises `TritonModelException` for BF16 and for memory of a device.
+        The array is writable: elements in other memory are copied here, once. Raises `TritonModelException` for BF16
+        and for memory of a device.
         """
         value = self._value
         if isinstance(value, np.ndarray):
@@ -125,7 +125,7 @@ class Tensor:
         raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
 
     def is_cpu(self) -> bool:
-        """Whether the elements are in memory of the host."""
+        """True if the elements are in memory of the host."""
         return not isinstance(self._value, DeviceMemory)
 
     def to_dlpack(self) -> Any:
@@ -165,7 +165,7 @@ class Tensor:
 
     @classmethod
     def _received(cls, name: str, value: Array | BytesTensor) -> Tensor:
-        """A tensor that the server has checked. Strings stay in wire form until somebody asks."""
+        """Return a tensor that the server has checked. Strings stay in wire form until they are read."""
         return cls._of(name, value, dtypes.BYTES if isinstance(value, BytesTensor) else dtypes.BY_NUMPY[value.dtype])
 
     @classmethod

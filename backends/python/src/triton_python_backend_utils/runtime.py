@@ -1,13 +1,12 @@
-"""Who serves a model's code: which model it belongs to, and what the server does for it.
+"""The runtime of a model's code: its model, and the server's services for it.
 
-The code of a model reaches the server through objects without arguments (``pb_utils.Logger``), so
-the runtime is found from where the call comes. In this order:
+Code of a model reaches the server through global objects (``pb_utils.Logger``), so the runtime is found by the calling
+code. In this order:
 
-1. what the code was entered with (`Runtime.entered`), which tasks of asyncio inherit;
-2. the only model of this interpreter (`use`): a process host has one;
-3. the nearest function on the stack whose module belongs to a model: whoever imports a model's
-   modules puts the runtime into their globals under `MODULE_KEY`. So threads that a model started
-   find it, too.
+1. the runtime that the code was entered with (`Runtime.entered`), which asyncio tasks inherit;
+2. the only model of this interpreter (`use`): the process of an instance has one;
+3. the nearest function on the stack whose module belongs to a model. The importer of a model's modules puts the runtime
+   into their globals under `MODULE_KEY`, so that threads of a model find it, too.
 
 Without a runtime there is no server, as in a unit test of a model.
 """
@@ -28,7 +27,7 @@ MODULE_KEY = "__headrace_runtime__"
 
 
 class ModelPhase(Enum):
-    """How far a model's life has come; its instance sets it. Decides what the server does for it."""
+    """The phase of a model's life, set by its instance. It decides which services the model may use."""
 
     COMPLETING = "auto_complete_config"
     INITIALIZING = "initialize"

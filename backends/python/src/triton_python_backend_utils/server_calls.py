@@ -1,4 +1,4 @@
-"""What a model has its server do: write into the log, load and unload models, say which are ready."""
+"""Calls of a model to its server: log, load and unload models, check readiness."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: Text, model_version: Text = "") -> bool:
-    """Whether requests to ``model_name`` (in that version, or any) would be taken. Raises `TritonModelException`."""
+    """True if ``model_name`` (that version, or any) would take requests. Raises `TritonModelException`."""
     name, version = text(model_name, "model_name"), text(model_version, "model_version")
     services = _services(_READY)
     try:
@@ -143,7 +143,7 @@ def _files(model_name: str, files: Mapping[Text, bytes] | None) -> dict[str, byt
 
 
 def _services(failure: str) -> Services:
-    """Those of the calling model, if it may load models now (docs/spec/behaviours.md section 9.2)."""
+    """Return the services of the calling model, if it may load models now (docs/spec/behaviours.md section 9.2)."""
     runtime = runtimes.current()
     if runtime is not None and runtime.phase in (ModelPhase.COMPLETING, ModelPhase.FINALIZING):
         raise TritonModelException(f"{failure}this is not supported during the '{runtime.phase.value}' function.")

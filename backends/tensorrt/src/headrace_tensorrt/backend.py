@@ -151,7 +151,7 @@ def _dla_core(group: ModelInstanceGroup) -> int:
 
 
 def _profiles_of(group: ModelInstanceGroup, engine: PlanEngine, model: str) -> list[Profile]:
-    """Those that the config names, each once; the first of the plan if it names none."""
+    """Return the profiles in the config, each once; the first of the plan if it names none."""
     chosen: dict[int, Profile] = {}
     for text in group.profile or ["0"]:
         index = int(text)  # core has checked that it is a number

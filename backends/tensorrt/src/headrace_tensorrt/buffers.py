@@ -1,4 +1,4 @@
-"""Where the inputs and outputs of an instance lie: on the device, or in the host's memory for shape tensors."""
+"""The memory of an instance's inputs and outputs: on the device, or on the host for shape tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TensorBuffer:
             self._staging, self._staging_address = device.pinned.take(max(1, size_bytes))
 
     def reserve(self, size_bytes: int) -> bool:
-        """Have room for ``size_bytes``; whether the place has moved. Raises `BackendError`."""
+        """Make room for ``size_bytes``. Return True if the address has changed. Raises `BackendError`."""
         if self.address and size_bytes <= self._size_bytes:
             return False
         size_bytes = max(1, size_bytes)
@@ -78,9 +78,9 @@ class TensorBuffer:
 
 
 class GrowingOutput:
-    """An output whose size only its execution tells: TensorRT asks for the room while it executes.
+    """An output with a size that only the execution determines: TensorRT requests the memory while it executes.
 
-    ``shape`` is what it has told last, and ``address`` where the output begins.
+    ``shape`` is its last shape, and ``address`` the start of the output.
     """
 
     def __init__(self, device: CudaDevice, tensor: PlanTensor, failed: Callable[[Exception], None]) -> None:
@@ -109,6 +109,6 @@ class GrowingOutput:
 
 
 def address_of(array: npt.NDArray[np.generic]) -> int:
-    """Where the first element of ``array`` lies."""
+    """Return the address of the first element of ``array``."""
     address: int = array.__array_interface__["data"][0]
     return address

@@ -67,7 +67,7 @@ class CudaDevice:
             raise BackendError(self.note(name, result), Code.INTERNAL)
 
     def note(self, name: str, result: int) -> str:
-        """Why ``name`` failed; kept as ``failure`` if nothing will work any more."""
+        """Return why ``name`` failed. Keep it as ``failure`` if the device is unusable from now on."""
         reason = f"GPU {self.ordinal}: {name} failed: {self.driver.explain(result)}"
         if result in _LASTING:
             self.failure = self.failure or reason
@@ -103,7 +103,7 @@ class CudaStream:
 
     @property
     def handle(self) -> int:
-        """What TensorRT takes for the stream."""
+        """The stream, for TensorRT."""
         return self._stream.value or 0
 
     def copy_in(self, address: int, source: int, size_bytes: int, is_pinned: bool) -> None:
@@ -139,7 +139,7 @@ class CudaStream:
         self.device.call("cuStreamBeginCapture_v2", self._stream, _THREAD_LOCAL)
 
     def end_capture(self) -> int:
-        """What was recorded since `begin_capture`, ready to `launch`; to be given to `forget` at the end."""
+        """Return what was recorded since `begin_capture`, for `launch`. Pass it to `forget` at the end."""
         graph, ready = HANDLE(), HANDLE()
         self.device.call("cuStreamEndCapture", self._stream, ctypes.byref(graph))
         try:
@@ -174,7 +174,7 @@ class PinnedPool:
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        #: By size, the addresses of blocks that nobody uses. No lock: a finalizer may run in the middle of any of this.
+        #: By size, the addresses of free blocks. No lock, because a finalizer may run in the middle of any of this.
         self._idle: dict[int, deque[int]] = {}
 
     def take(self, size_bytes: int) -> tuple[npt.NDArray[np.uint8], int]:
@@ -197,7 +197,7 @@ class PinnedPool:
         return pointer.value or 0
 
     def trim(self) -> None:
-        """Free what nobody uses now. On a thread that has entered the device."""
+        """Free unused blocks. On a thread that has entered the device."""
         for idle in tuple(self._idle.values()):
             while idle:
                 self._device.driver.status("cuMemFreeHost", idle.pop())

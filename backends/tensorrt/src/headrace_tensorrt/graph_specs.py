@@ -31,7 +31,7 @@ class GraphSpec:
         return next(iter(self.shapes.values()))[0]
 
     def fits(self, shapes: Mapping[str, Shape]) -> bool:
-        """Whether inputs of ``shapes`` can run with it: equal, but for rows that are left over."""
+        """True if inputs of ``shapes`` can run with it: equal, except for unused rows."""
         if not self.least_rows:
             return shapes == self.shapes
         return all(
@@ -43,9 +43,9 @@ class GraphSpec:
 
 
 def graph_specs(config: ModelConfig, profile: Profile) -> list[GraphSpec]:
-    """What to capture for ``profile``, with the fewest rows first; raises `ConfigError`.
+    """Return the graphs to capture for ``profile``, with the fewest rows first. Raises `ConfigError`.
 
-    Specs of the config that the profile does not take belong to another one.
+    Specs of the config that do not fit the profile belong to another one.
     """
     cuda = config.optimization.cuda
     specs = list(_of_config(config, profile) if cuda.graph_spec else _usual(config, profile))
@@ -100,7 +100,7 @@ def _of_config(config: ModelConfig, profile: Profile) -> Iterator[GraphSpec]:
 
 
 def _shapes(config: ModelConfig, profile: Profile, spec: Any, field: str) -> dict[str, Shape]:
-    """Full shapes of all inputs: what ``spec`` says, and otherwise what the profile is best at."""
+    """Return full shapes of all inputs: from ``spec``, else the optimal ones of the profile."""
     if config.max_batch_size == 0 and spec.batch_size != 0:
         raise ConfigError(
             f"model '{config.name}': graph spec expects 'batch_size' to be 0 if 'max_batch_size' is 0", field=field

@@ -1,4 +1,4 @@
-"""How an instance executes a plan: copies in, TensorRT, copies out, all on one stream, and one wait for it."""
+"""The execution of a plan: copies in, TensorRT, copies out, all on one stream, and one wait for it."""
 
 from __future__ import annotations
 

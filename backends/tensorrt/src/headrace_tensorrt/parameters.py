@@ -1,4 +1,4 @@
-"""What a config may tell the backend ``tensorrt``: the ``parameters`` of a model.
+"""The parameters of a model for the backend ``tensorrt``.
 
 Source: docs/spec/behaviours.md section 10.5 for Triton's; the last two are ours.
 """

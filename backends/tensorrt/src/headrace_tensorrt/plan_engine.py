@@ -70,7 +70,7 @@ def engine_log() -> Any:
     }
 
     class EngineLog(load_engine().ILogger):  # type: ignore[misc]
-        """Passes on what TensorRT says to Python's logging, but for what only its developers want to know."""
+        """Passes TensorRT's log to Python's logging, without messages for its developers."""
 
         def log(self, severity: Any, msg: str) -> None:
             level = levels.get(severity.name)
@@ -176,7 +176,7 @@ class PlanEngine:
 
 
 class PlanContext:
-    """What executes an engine, for one profile. One thread at a time."""
+    """Executes an engine, for one profile. One thread at a time."""
 
     def __init__(self, context: TrtExecutionContext) -> None:
         self._context = context
@@ -190,7 +190,7 @@ class PlanContext:
             raise InvalidArgument(engine_log().reason(what))
 
     def set_address(self, name: str, address: int) -> None:
-        """Where the tensor lies: on the device, or in the host's memory if `PlanTensor.is_on_host`."""
+        """Set the address of a tensor: on the device, or on the host if `PlanTensor.is_on_host`."""
         if not self._context.set_tensor_address(name, address):
             raise BackendError(engine_log().reason(f"TensorRT takes no address for '{name}'"), Code.INTERNAL)
 
@@ -204,12 +204,14 @@ class PlanContext:
             raise InvalidArgument(f"TensorRT cannot work out shapes: too little is known of {', '.join(missing)}")
 
     def shape_of(self, name: str) -> Shape:
-        """The shape that an output will have; -1 for what only the execution tells."""
+        """Return the shape of an output; -1 for dims that only the execution determines."""
         return _shape(self._context.get_tensor_shape(name))
 
     def allocate_with(self, name: str, allocate: Callable[[int], int], tell_shape: Callable[[Shape], None]) -> None:
-        """Have the output ``name``, whose size only the execution tells, written where ``allocate(size_bytes)`` says;
-        ``tell_shape`` hears its shape. Both are called while the context executes, and must not raise."""
+        """Let the output ``name``, whose size only the execution determines, be written to ``allocate(size_bytes)``.
+
+        ``tell_shape`` gets its shape. Both are called while the context executes, and must not raise.
+        """
 
         class OutputAllocator(load_engine().IOutputAllocator):  # type: ignore[misc]
             def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:

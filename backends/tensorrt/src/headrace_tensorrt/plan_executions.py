@@ -21,10 +21,11 @@ _REMEMBERED = 256
 
 @dataclass(frozen=True, slots=True)
 class ExecutionSettings:
-    """What a config says of the executions of an instance. ``profiles`` are indices; ``graphs`` are for each of them.
+    """The settings of a config for the executions of an instance.
 
-    ``max_rows`` is the config's ``max_batch_size``. ``dims`` are the config's dims of inputs, without the batch axis;
-    the first axis of ``ragged`` inputs is no batch. ``outputs`` are those that are asked for at all.
+    ``profiles`` are indices; ``graphs`` has those of each. ``max_rows`` is the config's ``max_batch_size``. ``dims``
+    are the config's dims of inputs, without the batch axis; the first axis of ``ragged`` inputs is not a batch.
+    ``outputs`` are the requested ones.
     """
 
     name: str
@@ -43,9 +44,9 @@ class ExecutionSettings:
 
 @dataclass(slots=True)
 class PreparedExecution:
-    """One execution, known by the shapes of its inputs: its context, what to tell that, and what comes out of it.
+    """One execution, identified by the shapes of its inputs: its context, its settings, and its outputs.
 
-    ``values`` are those of shape tensors. ``captured`` stands for all of it, if it is not 0.
+    ``values`` are those of shape tensors. If ``captured`` is not 0, it is a recording of the whole execution.
     """
 
     context: PlanContext
@@ -56,10 +57,10 @@ class PreparedExecution:
 
 
 class PlanExecutions:
-    """What one instance executes on ``stream``. One thread, which has entered the device.
+    """The executions of one instance on ``stream``. One thread, which has entered the device.
 
-    ``sent`` names the inputs that are copied to the device, ``shape_tensors`` are the others. ``buffers`` has the place
-    of every tensor but of those in ``growing``, whose size only their execution tells.
+    ``sent`` are the inputs that are copied to the device, ``shape_tensors`` the others. ``buffers`` has the memory of
+    every tensor except those in ``growing``, whose size only the execution determines.
     """
 
     def __init__(self, engine: PlanEngine, device: CudaDevice, stream: CudaStream, settings: ExecutionSettings) -> None:
@@ -187,7 +188,7 @@ class PlanExecutions:
         return run
 
     def _tell(self, run: PreparedExecution) -> None:
-        """Have the context know the shapes of ``run``, and the values of its shape tensors."""
+        """Set the shapes of ``run``, and the values of its shape tensors, in the context."""
         for name, shape in run.shapes.items():
             if -1 in self._inputs[name].shape:
                 run.context.set_shape(name, shape)

@@ -1,7 +1,7 @@
-"""What a plan file says of itself: its inputs and outputs, and the optimisation profiles that bound their shapes.
+"""The description of a plan file: its inputs and outputs, and the optimisation profiles that limit their shapes.
 
-Plain data, which `headrace_tensorrt.plan_engine` reads out of an engine. Source of the rules: docs/spec/behaviours.md
-section 10.5, and what Triton's TensorRT backend says where it refuses.
+Plain data, which `headrace_tensorrt.plan_engine` reads from an engine. The rules are those of docs/spec/behaviours.md
+section 10.5; refusals have the words of Triton's TensorRT backend.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PlanTensor:
     vector_length: int = 1
 
     def size_bytes(self, shape: Shape) -> int:
-        """What a tensor of ``shape`` takes, with the filling of its last vectors."""
+        """Return the bytes of a tensor of ``shape``, with the padding of its last vectors."""
         assert self.datatype is not None
         if self.vector_axis >= 0 and self.vector_length > 1:
             vectors = -(-shape[self.vector_axis] // self.vector_length)
@@ -46,13 +46,13 @@ class PlanTensor:
 
     @property
     def is_padded(self) -> bool:
-        """Whether its layout may take more memory than its elements do."""
+        """True if its layout may take more memory than its elements."""
         length = self.shape[self.vector_axis] if self.vector_axis >= 0 else 0
         return self.vector_length > 1 and (length < 0 or length % self.vector_length != 0)
 
 
 def graph_of(tensors: Sequence[PlanTensor]) -> Graph:
-    """What core completes and checks a config with."""
+    """Return the graph with which core completes and checks a config."""
     infos = {
         tensor.name: GraphTensor(
             tensor.name, tensor.datatype, tensor.type, tensor.shape, is_shape_tensor=tensor.is_shape_tensor
@@ -74,7 +74,8 @@ class Bounds:
     most: Shape
 
     def distance(self, shape: Shape) -> int:
-        """How far ``shape`` is from the best; raises `ValueError`, in Triton's words, for one that does not fit."""
+        """Return how far ``shape`` is from the optimal one. Raises `ValueError`, in Triton's words, if it does not
+        fit."""
         if len(shape) != len(self.most):
             raise ValueError(f"model expected {len(self.most)} dimensions but received {len(shape)} dimensions")
         for axis, (least, got, most) in enumerate(zip(self.least, shape, self.most, strict=True)):
@@ -115,9 +116,9 @@ class Profile:
         return [bounds for name, bounds in self.shapes.items() if name not in self.values]
 
     def distance(self, shapes: Mapping[str, Shape], values: Mapping[str, Shape], instance: str) -> int:
-        """How far the inputs of an execution are from what this profile is best at.
+        """Return how far the inputs of an execution are from the optimum of this profile.
 
-        Raises `InvalidArgument`, in Triton's words, naming the input that does not fit.
+        Raises `InvalidArgument`, in Triton's words, with the input that does not fit.
         """
         total = 0
         try:

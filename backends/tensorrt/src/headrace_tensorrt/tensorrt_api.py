@@ -1,8 +1,8 @@
-"""As much of TensorRT's Python API as `headrace_tensorrt.plan_engine` calls, with the types that its bindings declare.
+"""The part of TensorRT's Python API that `headrace_tensorrt.plan_engine` uses, with the types of its bindings.
 
-TensorRT ships no types. These protocols are held against the signatures that the bindings' own classes carry, by a test
-that needs no GPU (``tests/backends/tensorrt/test_tensorrt_api.py``); they were written to those of TensorRT 11.4. What
-is not here is not used: whoever calls more adds it here.
+TensorRT ships no types. A test without a GPU (``tests/backends/tensorrt/test_tensorrt_api.py``) compares these
+protocols with the signatures in the bindings' own classes. They were written for TensorRT 11.4. Add every further call
+here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TrtEnumerator(Protocol):
 
 
 class TrtExecutionContext(Protocol):
-    """What executes an engine: one execution at a time."""
+    """Executes an engine: one execution at a time."""
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool: ...
 
@@ -93,7 +93,7 @@ class TrtCudaEngine(Protocol):
 
 
 class TrtRuntime(Protocol):
-    """What makes an engine of a plan."""
+    """Makes an engine from a plan."""
 
     engine_host_code_allowed: bool
     DLA_core: int
@@ -105,7 +105,7 @@ class TrtRuntime(Protocol):
 
 
 class TrtRefitter(Protocol):
-    """What gives an engine other weights."""
+    """Gives an engine other weights."""
 
     def set_named_weights(self, name: str, weights: Any) -> bool: ...
 
@@ -115,7 +115,7 @@ class TrtRefitter(Protocol):
 
 
 class TrtPluginRegistry(Protocol):
-    """Where libraries of custom layers are entered."""
+    """The registry of libraries with custom layers."""
 
     def load_library(self, plugin_path: str) -> Any: ...
 

@@ -1,7 +1,7 @@
-"""What a model file says, whichever kind it is: the graph, its inputs and outputs, and what loading does.
+"""The content of a model file of any kind: the graph, its inputs and outputs, and what loading does.
 
-A SavedModel tells its inputs and outputs by signatures; of a frozen graph the config must say which of its nodes they
-are (docs/spec/behaviours.md section 10.4).
+A SavedModel has its inputs and outputs in signatures. For a frozen graph, the config must name the nodes
+(docs/spec/behaviours.md section 10.4).
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ _REFERENCE = 100
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where the variables of a SavedModel lie: ``restore_op`` reads them from the files that begin with ``prefix``,
-    which the tensor ``filename_tensor`` is given."""
+    """The variables of a SavedModel: ``restore_op`` reads them from the files with the prefix ``prefix``.
+
+    The tensor ``filename_tensor`` gets that prefix.
+    """
 
     restore_op: str
     filename_tensor: str
@@ -53,12 +55,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class ModelGraph:
-    """The graph of one version. Tensors are named as TensorFlow names them, ``node:0``.
+    """The graph of one version. Tensors have TensorFlow's names, ``node:0``.
 
-    ``inputs`` and ``outputs`` map the names of the config to tensors, and ``graph`` describes them; a shape that is
-    None there is that of the config. ``unranked`` are those of which the file does not know the number of axes, and
-    ``defaults`` what inputs are fed that a request leaves out. ``assets`` maps tensors to the files of the model that
-    they name while it loads, and ``init_ops`` are the operators that then run, once, after the variables are restored.
+    - ``inputs`` and ``outputs`` map the names of the config to tensors. ``graph`` describes them; a shape of None there
+      is the config's.
+    - ``unranked``: tensors whose number of axes the file does not have.
+    - ``defaults``: values for inputs that a request leaves out.
+    - ``assets`` maps tensors to the files of the model that they name while it loads.
+    - ``init_ops``: operators that run once, after the variables are restored.
     """
 
     path: Path
@@ -74,7 +78,7 @@ class ModelGraph:
 
     @property
     def repeats(self) -> bool:
-        """Whether it has loops."""
+        """True if it has loops."""
         parts = (self.graph_def.node, *(each.node_def for each in self.graph_def.library.function))
         return any(node.op in _LOOPS for node in chain.from_iterable(parts))
 
@@ -108,10 +112,10 @@ def require_fed(model: str, graph: ModelGraph, outputs: Iterable[str]) -> None:
 
 
 def tensor_of(tensorflow: Any, name: str, enum: int, shape: Any, is_tensor: bool, config: ModelConfig) -> GraphTensor:
-    """One input or output; ``shape`` is a ``TensorShapeProto``.
+    """Return one input or output; ``shape`` is a ``TensorShapeProto``.
 
-    The protocol has no shape without a rank: one that the file does not know is what the config says, as in Triton,
-    and empty if the config says nothing.
+    The protocol has no shape without a rank. As in Triton, a shape that the file does not have is the config's, or
+    empty if the config has none.
     """
     dims = tuple(dim.size for dim in shape.dim)
     if shape.unknown_rank:
@@ -123,7 +127,7 @@ def tensor_of(tensorflow: Any, name: str, enum: int, shape: Any, is_tensor: bool
 
 
 def default_of(tensorflow: Any, graph_def: Any, tensor: str) -> npt.NDArray[Any] | None:
-    """What ``tensor`` is if nobody feeds it: the constant of a ``PlaceholderWithDefault``; None for everything else."""
+    """Return the default of ``tensor``: the constant of a ``PlaceholderWithDefault``; None for everything else."""
     nodes = {node.name: node for node in graph_def.node}
     node = nodes.get(node_of(tensor))
     if node is None or node.op != "PlaceholderWithDefault":
@@ -140,7 +144,8 @@ def graph_of(
     outputs: Mapping[str, GraphTensor],
     defaults: Set[str],
 ) -> Graph:
-    """What core holds the config against: an input with a default is optional unless the config asks for it."""
+    """Return the graph for the check of the config: an input with a default is optional unless the config requires
+    it."""
     required = {io.name for io in config.input if not io.optional}
     optional = {name: info for name, info in inputs.items() if name in defaults - required}
     return Graph({name: info for name, info in inputs.items() if name not in optional}, outputs, optional)

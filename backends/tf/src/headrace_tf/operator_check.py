@@ -1,6 +1,6 @@
-"""Finds what a graph would do besides computing: walks from what is asked for, through the functions that it calls.
+"""Finds what a graph would do besides computing: walks from the requested tensors, through the functions that it calls.
 
-Source of the rules: `headrace_tf.operator_rules`. What nothing asks for never runs, and is not looked at: every
+The rules are in `headrace_tf.operator_rules`. Operators that nothing requests never run, and are not checked: every
 SavedModel has the operators that saved it.
 """
 
@@ -31,10 +31,10 @@ _CALLS: Mapping[str, int] = {
 def check_operators(
     model: str, graph: ModelGraph, own: Mapping[str, bool], libraries: Set[str] = frozenset()
 ) -> tuple[str, ...]:
-    """Raise `LoadError` for an operator that is refused, naming the file, the operator and the reason.
+    """Raise `LoadError` for a refused operator, with the file, the operator and the reason.
 
     ``own`` are TensorFlow's operators, and whether each has state; those of the model's ``libraries`` may run as well.
-    Returns the tensors that name files which ``graph.init_ops`` read: whoever runs these must give them names himself.
+    Returns the tensors that name the files read by ``graph.init_ops``: the caller must set these names.
     """
     walk = _Walk(model, graph, own, libraries)
     walk.go(graph.outputs.values(), may_read=False)
@@ -67,7 +67,7 @@ class _Walk:
         return names
 
     def is_passed_on(self, origin: str, tensor: str) -> bool:
-        """Whether ``tensor`` is ``origin``, and nothing computes on the way from the one to the other."""
+        """True if ``tensor`` is ``origin``, passed on without any computation."""
         seen = set[str]()
         while tensor not in seen and _tensor(tensor) != origin:
             seen.add(tensor)
@@ -138,7 +138,8 @@ class _Walk:
 
 
 def _origin(source: str, arguments: Mapping[str, int], inside: Mapping[str, Any]) -> str:
-    """Where ``source`` comes from in a function with these ``arguments`` and nodes, if nothing computes on the way."""
+    """Return the origin of ``source`` in a function with these ``arguments`` and nodes, if nothing computes in
+    between."""
     seen = set[str]()
     while source not in arguments and source not in seen and node_of(source) in inside:
         seen.add(source)

@@ -1,10 +1,10 @@
-"""Which of TensorFlow's operators a graph may use without its model being trusted.
+"""The operators of TensorFlow that a graph may use without trust in its model.
 
-A graph is a program: TensorFlow has operators that read and write files anywhere, run Python of the process, speak to
-other machines, or are given addresses in memory. A model file that somebody else made must not do that by being
-served, so that only what computes is let through. Operators without state compute, but for those in `REFUSED`; those
-with state are let through if they are in `STATEFUL` or begin with one of `STATEFUL_PREFIXES`, so that what a newer
-TensorFlow brings is refused until somebody has looked at it.
+A graph is a program: TensorFlow has operators that read and write any file, run Python of the process, connect to other
+machines, or take memory addresses. A model file from elsewhere must not do that, so only operators that compute are
+allowed. Operators without state are allowed, except those in `REFUSED`. Operators with state are allowed if they are in
+`STATEFUL` or begin with one of `STATEFUL_PREFIXES`. So new operators of TensorFlow are refused until they were
+reviewed.
 """
 
 from __future__ import annotations
@@ -169,9 +169,9 @@ _STREAMS = (b"", b"stdout", b"stderr", b"log(info)", b"log(warning)", b"log(erro
 
 
 def why_refused(node: object, is_stateful: bool) -> str:
-    """Why an operator may not run unless its model is trusted; empty if it may.
+    """Return why an operator may not run without trust; empty if it may.
 
-    ``node`` is a ``NodeDef``; ``is_stateful`` is what TensorFlow says of the operator.
+    ``node`` is a ``NodeDef``; ``is_stateful`` is TensorFlow's attribute of the operator.
     """
     name: str = node.op  # type: ignore[attr-defined]
     if name == "PrintV2":

@@ -1,4 +1,4 @@
-"""What a config may tell TensorFlow, the ``parameters`` of a model, and what ``--backend-config`` may.
+"""The parameters of a model for TensorFlow, and the settings of ``--backend-config``.
 
 Source: docs/spec/behaviours.md section 10.4.
 """
@@ -13,7 +13,7 @@ from headrace import ConfigError, one_line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """What one model tells TensorFlow. A thread count of 0 lets Headrace choose."""
+    """The parameters of one model for TensorFlow. A thread count of 0 lets Headrace choose."""
 
     #: Threads within one operator, of all models of the process together: the first model that loads decides.
     #: 0: the cores of this process, divided by the CPU instances of that model.

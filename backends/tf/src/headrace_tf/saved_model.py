@@ -91,7 +91,7 @@ def _choose_graph(model: Model, path: Path, saved: Any) -> Any:
 
 
 def _choose_signature(model: Model, meta: Any) -> Any:
-    """What the parameter names; without it ``serving_default``, and if there is none the first that is for callers."""
+    """Return the signature of the parameter, else ``serving_default``, else the first one for callers."""
     asked = model.parameters.signature_def
     callable_names = sorted(set(meta.signature_def) - {_INIT, _TRAIN})
     name = asked or _SIGNATURE
@@ -117,14 +117,14 @@ def _tensors(tensorflow: Any, infos: Mapping[str, Any], config: Any) -> dict[str
 
 
 def _defaults(tensorflow: Any, graph_def: Any, signature: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What inputs are that nobody gives: by the signature, or by the graph."""
+    """Return the defaults of inputs: from the signature, or from the graph."""
     found = {name: default_of(tensorflow, graph_def, info.name) for name, info in inputs.items()}
     found |= {name: tensorflow.make_ndarray(proto) for name, proto in signature.defaults.items() if name in inputs}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _checkpoint(model: Model, meta: Any, path: Path, outputs: Iterable[str]) -> Checkpoint | None:
-    """What restores the variables. Raises `LoadError` if the outputs need some and their files are not there."""
+    """Return how to restore the variables. Raises `LoadError` if the outputs need some and their files are missing."""
     restore = meta.saver_def.restore_op_name
     prefix = path / "variables" / "variables"
     index = prefix.with_suffix(".index")

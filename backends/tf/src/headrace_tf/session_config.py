@@ -1,4 +1,4 @@
-"""What TensorFlow is told of a session: a ``ConfigProto`` from a model's config, parameters and backend options.
+"""The session's ``ConfigProto``, from a model's config, parameters and backend options.
 
 Source: docs/spec/behaviours.md section 10.4.
 """

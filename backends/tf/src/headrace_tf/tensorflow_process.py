@@ -22,7 +22,7 @@ _ERRORS_ONLY = "2"
 #: Lets ``optimization.graph.level`` turn XLA on for a session on the CPU; without such a level it changes nothing.
 _XLA_ON_CPU = "--tf_xla_cpu_global_jit"
 
-#: What it says of an operator that nobody has: the name of the machine, and what to do about TensorFlow 1.
+#: TensorFlow's text about an unknown operator: the name of the machine, and advice for TensorFlow 1.
 _HOST = re.compile(r" in binary running on \S+\. Make sure .*")
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
 _import_lock = threading.Lock()
@@ -67,9 +67,9 @@ def reword(error: BaseException) -> str:
 
 
 def device_of(tensorflow: Any, model: Model) -> Device:
-    """Where an instance really runs: the CPU if no group asked for GPUs by name and TensorFlow sees none.
+    """Return the real device of an instance: the CPU if no group requires GPUs and TensorFlow finds none.
 
-    Raises `LoadError` for a GPU that was asked for and is not there.
+    Raises `LoadError` for a required GPU that is missing.
     """
     if model.device.kind != "gpu" or model.device.id < len(tensorflow.config.list_physical_devices("GPU")):
         return model.device
@@ -83,8 +83,10 @@ def device_of(tensorflow: Any, model: Model) -> Device:
 
 
 def threads_of_process(asked: int, default: int, model: str) -> int:
-    """What the first model of the process asked for, or its ``default`` for 0: TensorFlow has the threads of its
-    operators once."""
+    """Return the thread count of the process: set by its first model, or its ``default`` for 0.
+
+    TensorFlow creates the threads of its operators once.
+    """
     global _threads_of_process
     with _threads_lock:
         if _threads_of_process is None:
@@ -103,7 +105,7 @@ def threads_of_process(asked: int, default: int, model: str) -> int:
 
 
 def has_xla_on_cpu() -> bool:
-    """Whether TensorFlow was told, before it was imported, that XLA may run on the CPU."""
+    """True if XLA was allowed to run on the CPU before TensorFlow was imported."""
     return _XLA_ON_CPU in os.environ.get("TF_XLA_FLAGS", "")
 
 

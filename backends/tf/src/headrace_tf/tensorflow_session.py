@@ -61,7 +61,7 @@ class SessionPool:
 
 
 def is_frozen(model: Model) -> bool:
-    """Whether the model is a frozen graph, by its platform, else by what lies there."""
+    """True if the model is a frozen graph, by its platform, else by its files."""
     platform = model.config.platform
     if platform not in ("", "tensorflow_savedmodel", "tensorflow_graphdef"):
         raise ConfigError(f"platform {platform} not supported for TensorFlow model '{model.name}'")
@@ -139,7 +139,7 @@ def _fill(model: Model, session: Any, graph: ModelGraph, file_names: Sequence[st
 
 
 def _init_ops(model: Model) -> list[str]:
-    """What ``TF_INIT_OPS_FILE`` names, from the version's directory or the model's."""
+    """Return the operators in ``TF_INIT_OPS_FILE``, from the version's directory or the model's."""
     name = model.parameters.init_ops_file
     if not name:
         return []

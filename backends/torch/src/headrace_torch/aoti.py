@@ -73,8 +73,8 @@ def open_package(torch: Any, model: Model, archive: Pt2Archive, device: str, ins
         raise archive.failure(first_line(error)) from error
     # What holds the interpreter's lock had better not hold the event loop, too.
     any_thread = device == "cpu" and isinstance(library, AotiLibrary)
-    # Inputs are copied, since a result may lie on one, and a kernel write to one: 0.1 % of what the networks take with
-    # which Headrace is measured, and of its source alone could be told where that is needless.
+    # Inputs are copied, because a result may share their memory, and a kernel may write to it. That takes 0.1 % of the
+    # time of the benchmark networks. Only the source of a package could say where it is needless.
     forward = Forward(run=library.run, device=device, arguments=None, writes=True, any_thread=any_thread)
     return Program(forward, signature)
 
@@ -93,7 +93,7 @@ class AotiLibrary:
             device.encode(),
             str(path.parent).encode(),
         )
-        #: When nobody has it any more.
+        #: When it has no user any more.
         self._finalizer = weakref.finalize(self, _close, self._library, self._container, files)
         self.input_count, self._output_count = self._count("GetNumInputs"), self._count("GetNumOutputs")
         takes, gives = ctypes.c_char_p(), ctypes.c_char_p()
@@ -221,7 +221,7 @@ def _require_machine(archive: Pt2Archive, names: Sequence[str], device: str) -> 
 
 
 def _cpu_flags() -> set[str]:
-    """What Linux says the CPU can do; empty where it does not say."""
+    """Return the CPU's flags from Linux; empty if they are unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""What a package of AOTInductor takes, as far as it tells.
+"""The inputs and outputs of a package of AOTInductor, as far as it describes them.
 
-Its library knows the nesting of arguments and results. Types and sizes of the arguments stand in the checks in its
-source, which is in the package beside the library; of the results nothing is told, and the config must say it. Where
-the package has the program of torch.export, too, that tells all.
+Its library has the nesting of arguments and results. Types and sizes of the arguments are in the checks of its source,
+which is in the package beside the library. Results are not described, so the config must. If the package also has the
+program of torch.export, that describes everything.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CHECK = re.compile(
 
 @dataclass
 class _Input:
-    """What the checks say of one input: fixed sizes and strides, and bounds of others, by their axes."""
+    """The checks of one input: fixed sizes and strides, and limits of others, by axis."""
 
     type: str = ""
     sizes: dict[int, int] = field(default_factory=dict)
@@ -96,7 +96,7 @@ def _symbol(index: int, axis: int) -> str:
 
 
 def _read_checks(archive: Pt2Archive, name: str) -> Mapping[int, _Input]:
-    """What the source in the package says of each input; empty if there is none, or it is written otherwise."""
+    """Return the checks of each input from the source in the package; empty if it has none, or has another form."""
     found: dict[int, _Input] = {}
     for match in _matches(archive, name):
         told = found.setdefault(int(match["input"]), _Input())

@@ -39,17 +39,21 @@ class PyTorch(Backend):
         return default_instances(config)
 
     def complete_config(self, model: Model) -> None:
-        """What a program tells; neither a TorchScript file nor code tells data types and shapes.
+        """Complete the config from a program; TorchScript files and code have no data types and shapes.
 
-        Raises `ConfigError` in Triton's words where nothing does."""
+        Raises `ConfigError` in Triton's words if nothing has them.
+        """
         if not is_pt2(model.config):
             _require_tensors(model.config)
         elif not names_all_tensors(model.config):
             _complete_from_program(model, default_max_batch_size(self.name, self.options))
 
     def share(self, model: Model) -> Shared[str, Forward | Program]:
-        """Modules by device. ``forward`` of a TorchScript module or a program may be called by many threads at once, if
-        it changes nothing; whoever sets ENABLE_WEIGHT_SHARING for a module in a ``model.py`` says so of it."""
+        """Return the modules, shared by device.
+
+        Many threads may call ``forward`` of a TorchScript module or a program at once, if it changes nothing. For a
+        module in a ``model.py``, ENABLE_WEIGHT_SHARING declares this.
+        """
         return Shared()
 
     def unshare(self, shared: Shared[str, Forward | Program]) -> None:
@@ -112,8 +116,10 @@ def _stream(torch: Any, model: Model, device: str) -> Any:
 
 
 def _complete_from_program(model: Model, default_rows: int) -> None:
-    """Fill in what the program tells. Raises `LoadError`, or `ConfigError` for a package without a program, which tells
-    less than a config must say."""
+    """Complete the config from the program. Raises `LoadError`, or `ConfigError` for a package without a program.
+
+    Such a package has less than a config needs.
+    """
     with Pt2Archive(model.name, model.file("model.pt2")) as archive:
         if not archive.programs:
             _require_tensors(model.config)

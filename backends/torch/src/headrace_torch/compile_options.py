@@ -1,7 +1,7 @@
-"""What a config may tell ``torch.compile``: the JSON of the parameter ``TORCH_COMPILE_OPTIONAL_PARAMETERS``.
+"""The options of ``torch.compile`` in a config: the JSON of ``TORCH_COMPILE_OPTIONAL_PARAMETERS``.
 
 Source: docs/spec/behaviours.md section 10.3, and the signature of ``torch.compile``. Read without PyTorch, so that a
-config is judged where no model is loaded.
+config can be checked without loading.
 """
 
 from __future__ import annotations

@@ -45,8 +45,10 @@ class TensorConverter:
         return value if self._device == "cpu" else value.to(self._device)
 
     def results(self, result: Any) -> dict[str, Tensor]:
-        """What the model gave, by the config's names: from a dictionary by its keys; from a tuple or a list by their
-        places; else it is output 0. Raises `BackendError` for an output that it did not give."""
+        """Return the results of the model by the config's names. Raises `BackendError` for a missing output.
+
+        From a dictionary by its keys; from a tuple or a list by position; any other result is output 0.
+        """
         if isinstance(result, dict):
             missing = [name for name in self._outputs if name not in result]
             if missing:
@@ -92,8 +94,10 @@ class TensorConverter:
 
 
 def kept_memory(module: Any) -> frozenset[int]:
-    """Where the buffers of ``module`` lie in memory, and the tensors that it has as other attributes. A model that
-    counts, say, writes to them from call to call, and may give them as they are."""
+    """Return the memory of the buffers of ``module``, and of its other tensor attributes.
+
+    A model with a counter, for example, writes to them between calls, and may return them directly.
+    """
     found: set[int] = set()
     for part in module.modules():
         for each in (*part.buffers(recurse=False), *vars(part).values()):

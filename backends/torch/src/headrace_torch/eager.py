@@ -172,8 +172,8 @@ def _is_dictionary(annotation: Any) -> bool:
 
 
 def told(error: BaseException, package: str) -> str:
-    """What ``error`` says, its type where that is not PyTorch's own, and the line of the model's code, which is in
-    ``package``, that it came from."""
+    """Return the text of ``error``, its type unless it is PyTorch's own, and the line of the model's code in
+    ``package``."""
     text = first_line(error)
     if not isinstance(error, RuntimeError):
         text = type(error).__name__ if text == type(error).__name__ else f"{type(error).__name__}: {text}"

@@ -38,7 +38,7 @@ class Program:
 
 
 def describe_program(archive: Pt2Archive) -> ProgramSignature:
-    """What the program in ``archive`` takes and gives. Raises `LoadError`."""
+    """Return the signature of the program in ``archive``. Raises `LoadError`."""
     return _ProgramReader(archive).signature
 
 
@@ -128,9 +128,10 @@ class _ProgramReader:
         return set(devices(self._document))
 
     def _placement(self, device: str) -> Callable[[str], str]:
-        """Where each device of the file is to be: accelerators become ``device``, and all if there was only the CPU.
+        """Return the mapping of devices: accelerators become ``device``, and so does the CPU if there was nothing else.
 
-        Raises `LoadError` for a program that was spread over several."""
+        Raises `LoadError` for a program on several devices.
+        """
         found = self._devices()
         accelerators = found - {"cpu"}
         if len({each.partition(":")[2] or "0" for each in accelerators}) > 1:

@@ -1,8 +1,8 @@
-"""Operators that return memory of others: what they have not written, or what lies outside of a tensor.
+"""Operators that return foreign memory: memory that they have not written, or memory outside of a tensor.
 
-In memory that an operator has not written the tensors of other callers still are. A model without ``trust`` gets zeros
-from the operators of `ZEROED`: ordinary models use them, and write what they return. The others are refused: to zero
-what they return would change results, or leave part of the memory as it was.
+Memory that an operator has not written still has tensors of other callers. A model without ``trust`` gets zeros from
+the operators in `ZEROED`: ordinary models use them, and write the result. The others are refused, because zeros would
+change results, or would not cover all of the memory.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ _CALL = "prim::CallMethod"
 
 
 def why_refused(name: str) -> str:
-    """Why the operator ``name`` needs trust; empty if it does not."""
+    """Return why the operator ``name`` needs trust; empty if it does not."""
     if name in UNWRITTEN:
         return "which returns memory that it has not written"
     return "which does not check what it is told about memory" if name in UNCHECKED else ""
 
 
 def finding(functions: Sequence[Any]) -> str:
-    """Why TorchScript with these ``functions``, all that its file has, needs trust; empty if it does not.
+    """Return why TorchScript with these ``functions``, all of its file, needs trust; empty if it does not.
 
-    ``__setstate__`` has run when a file is loaded, and the module keeps what it was given then."""
+    ``__setstate__`` has run when a file is loaded, and the module keeps its argument.
+    """
     for function in functions:
         for node in _nodes(function.graph):
             if why := why_refused(_operator(node)):

@@ -1,4 +1,4 @@
-"""How an instance runs the ``forward`` of a model, whatever kind of file that came from."""
+"""The executions of ``forward`` of a model, for all kinds of files."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """What an instance calls: ``run``, with tensors on ``device``, one of PyTorch's names.
+    """The function of an instance: ``run``, with tensors on ``device``, one of PyTorch's names.
 
-    ``arguments`` are forward's without ``self``, None if it takes any number of them; ``required`` are those without a
-    default, and ``keywords_only`` says that none can be given by its place. ``takes_dict``: its only argument is a
-    dictionary of tensors. ``writes``: it may write to its inputs. ``kept`` is the memory that it may write to from call
-    to call (`headrace_torch.conversion.kept_memory`). ``changes``: a call may find what another has left behind, so
-    that instances which share it take ``turns``. ``can_rehearse``: it may be called for nothing, since nobody would
-    notice. ``is_compiled``: it is compiled when it is called, and again for other shapes. ``any_thread`` is that of the
-    instance. ``explain`` says of what it raises what the caller is told, and ``close`` forgets the model.
+    - ``arguments``: forward's without ``self``, None if it takes any number. ``required``: those without a default.
+      ``keywords_only``: none can be passed by position. ``takes_dict``: its only argument is a dictionary of tensors.
+    - ``writes``: it may write to its inputs. ``kept``: the memory that it may write to between calls
+      (`headrace_torch.conversion.kept_memory`).
+    - ``changes``: a call may depend on an earlier one, so instances that share it take ``turns``.
+    - ``can_rehearse``: it may be called without a request, with no visible effect.
+    - ``is_compiled``: it is compiled on the first call, and again for other shapes.
+    - ``any_thread``: that of the instance. ``explain`` returns the text of an exception for callers. ``close`` releases
+      the model.
     """
 
     run: Callable[..., Any]
@@ -53,10 +55,12 @@ class Forward:
 
 
 class ForwardInstance(Instance):
-    """Runs ``forward``. ``inputs`` and ``outputs`` are the names that the config gives, in its order; of the outputs it
-    may be known already which results they are. ``owns``: nobody else uses ``forward``, which `close` then closes.
-    ``stream`` is the CUDA stream of this instance, if it has one. Made on the thread that executes it, unless the event
-    loop does."""
+    """Runs ``forward``. ``inputs`` and ``outputs`` are the names in the config, in order.
+
+    It may be known already which results the outputs are. If ``owns``, only this instance uses ``forward``, and `close`
+    closes it. ``stream`` is the CUDA stream of this instance, if it has one. Created on the thread that executes it,
+    unless the event loop does.
+    """
 
     def __init__(
         self,
@@ -90,7 +94,7 @@ class ForwardInstance(Instance):
             self._contexts.append(lambda: forward.turns)
         self._can_rehearse = forward.can_rehearse and parameters.warm_up and not model.config.model_warmup
         self._torch, self._thread = torch, threading.get_ident()
-        #: Whoever waits for a GPU, or starts threads of its own, does not do so on the event loop.
+        #: Code that waits for a GPU, or starts threads of its own, does not run on the event loop.
         self.any_thread = forward.any_thread and not self._contexts
         is_cleaning = parameters.enable_cache_cleaning and forward.device != "cpu"
         self._clean: Callable[[], None] = torch.cuda.empty_cache if is_cleaning else _nothing
@@ -143,7 +147,7 @@ class ForwardInstance(Instance):
 def _contexts(
     torch: Any, device: str, asked: Parameters, stream: Any
 ) -> list[Callable[[], AbstractContextManager[Any]]]:
-    """What an execution enters, each time anew, beside the inference mode."""
+    """Return the contexts of an execution, new each time, besides the inference mode."""
     kind = device.partition(":")[0]
     found: list[Callable[[], AbstractContextManager[Any]]] = []
     if kind == "cuda":

@@ -14,10 +14,11 @@ _PLACES = ("ARGS[", "KWARGS[", "RESULT[")
 
 
 class LeafNames:
-    """The names that ``config`` has for the leaves of ``signature``: ``inputs`` and ``outputs`` say of a name which
-    leaf it is. What the config leaves out has the name that the file has for it.
+    """The names of ``config`` for the leaves of ``signature``: ``inputs`` and ``outputs`` map a name to its leaf.
 
-    Raises `ConfigError` for names that follow no convention, or two."""
+    A leaf that the config leaves out has its name in the file. Raises `ConfigError` for names that follow no
+    convention, or two.
+    """
 
     def __init__(self, config: ModelConfig, signature: ProgramSignature) -> None:
         self._config, self._signature = config, signature
@@ -47,8 +48,8 @@ class LeafNames:
         check_against_graph(config, self.graph())
 
     def graph(self) -> Graph:
-        """The leaves by these names, in the order of the program's; of what the file does not say, what the config
-        says."""
+        """Return the leaves by these names, in the order of the program. What the file does not have is the
+        config's."""
         return Graph(
             _tensors(self._signature.inputs, self.inputs, self._told.inputs),
             _tensors(self._signature.outputs, self.outputs, self._told.outputs),

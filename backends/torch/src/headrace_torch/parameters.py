@@ -1,4 +1,4 @@
-"""What a config may tell PyTorch. Source: docs/spec/behaviours.md section 10.3."""
+"""The parameters of a model for PyTorch. Source: docs/spec/behaviours.md section 10.3."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AUTOCAST = ("", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """What one model tells PyTorch. A thread count of 0 lets Headrace choose."""
+    """The parameters of one model for PyTorch. A thread count of 0 lets Headrace choose."""
 
     #: Nothing is recorded for gradients. ``false`` leaves that on, for models that take gradients themselves.
     inference_mode: bool = field(default=True, metadata={"key": "INFERENCE_MODE"})
@@ -41,7 +41,7 @@ class Parameters:
     enable_tensor_fuser: bool | None = field(default=None, metadata={"key": "ENABLE_TENSOR_FUSER"})
     #: Compile a module in a ``model.py`` with these arguments of ``torch.compile``, as JSON; empty does not compile.
     torch_compile: str = field(default="", metadata={"key": "TORCH_COMPILE_OPTIONAL_PARAMETERS"})
-    #: Execute a model a few times with zeros before it is ready, where nobody can notice that afterwards.
+    #: Execute a model a few times with zeros before it is ready, if that has no visible effect.
     warm_up: bool = True
     #: Load a file that could run code, write files or reach other libraries. Only for files from people you trust.
     trust: bool = False
@@ -80,7 +80,7 @@ HOW_TO_TRUST = "if you trust who made it, set the model's parameter 'trust' to '
 
 
 def is_trusted(model: Model) -> bool:
-    """Whether ``model`` may do more than compute. Raises `ConfigError` where whoever asked for the load says so."""
+    """True if ``model`` may do more than compute. Raises `ConfigError` if a load request says so."""
     if model.parameters.trust:
         model.refuse_if_sent("parameter 'trust'", "parameters['trust']")
     return bool(model.parameters.trust)

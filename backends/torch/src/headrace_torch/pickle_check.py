@@ -1,9 +1,9 @@
-"""Pickles, looked through before PyTorch reads them, for what its readers do not bear.
+"""Checks pickles before PyTorch reads them, for values that its readers do not survive.
 
-That of TorchScript makes room for whatever length and whatever place in its memo a file tells, up to 64 GiB, before it
-looks whether so much is there. That of weights words its refusals by patterns which take the square of the length of a
-name: minutes for 70 KiB. Both hold the interpreter's lock meanwhile, so that the server stands still. What a pickle may
-name is PyTorch's to judge, and `headrace_torch.script_code`'s.
+The reader of TorchScript allocates any length, and any place in its memo, up to 64 GiB, before it checks how much there
+is. The reader of weights words its refusals by patterns that are quadratic in the length of a name: minutes for 70 KiB.
+Both hold the interpreter's lock meanwhile, so the server stands still. PyTorch, and `headrace_torch.script_code`, check
+which names a pickle may have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_CHARACTERS = 4096
 
 
 def damage(content: bytes, count: int = 1) -> str:
-    """What is wrong with the pickles that ``content`` begins with, ``count`` at most; empty if nothing is."""
+    """Return what is wrong with the first pickles in ``content``, at most ``count``; empty if nothing is."""
     stream = io.BytesIO(content)
     for _ in range(count):
         if stream.tell() == len(content) > 0:

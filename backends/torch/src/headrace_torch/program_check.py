@@ -1,9 +1,8 @@
-"""What a program of torch.export may name, so that it computes and does no more.
+"""The names that a program of torch.export may use, so that it only computes.
 
-Nothing of a program's file is run or evaluated: it is data, of which `headrace_torch.program_graph` makes calls. What
-could be called is what this module finds, and it finds operators of PyTorch's own libraries, arithmetic of sizes, and
-the few functions that call graphs of the program. ``torch.export.load`` looks a name up by ``getattr`` from ``torch``
-on, wherever that leads.
+Nothing in a program's file is run or evaluated: it is data, from which `headrace_torch.program_graph` makes calls. Only
+what this module finds can be called: operators of PyTorch's own libraries, arithmetic of sizes, and the few functions
+that call graphs of the program. ``torch.export.load`` resolves a name by ``getattr`` from ``torch`` on, without limit.
 """
 
 from __future__ import annotations
@@ -84,9 +83,9 @@ class Distrusted(ValueError):
 
 
 def find_operator(torch: Any, target: str) -> Any:
-    """What a node calls whose ``target`` the file names so: an ``OpOverload``, or a function of numbers.
+    """Return the function of a node with this ``target``: an ``OpOverload``, or a function of numbers.
 
-    Raises `Distrusted` for anything else that there may be, and `ValueError` for an operator that there is not.
+    Raises `Distrusted` for another existing function, and `ValueError` for an unknown operator.
     """
     if target in _ARITHMETIC:
         return _ARITHMETIC[target]

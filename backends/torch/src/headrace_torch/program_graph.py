@@ -169,7 +169,7 @@ class _Builder:
             self.watched[result] = touched
 
     def _origins(self, values: Iterable[Any]) -> frozenset[str]:
-        """Whether ``values`` may be inputs, state or both."""
+        """Return whether ``values`` may be inputs, state or both."""
         found = (self.watched.get(each, _NEITHER) for value in values for each in _nodes(value))
         return _NEITHER.union(*found)
 
@@ -226,7 +226,7 @@ class _Builder:
         return self.values[content["name"]] if kind == "as_tensor" else self.constant(element)
 
     def constant(self, argument: Mapping[str, Any]) -> Any:
-        """What ``argument`` says, of the type that it names; nothing else becomes part of the graph."""
+        """Return the value of ``argument``, of the type that it names. Nothing else becomes part of the graph."""
         ((kind, content),) = argument.items()
         if kind == "as_none":
             return None
@@ -314,5 +314,5 @@ def _device(device: Mapping[str, Any]) -> str:
 
 
 def devices(program: Mapping[str, Any]) -> set[str]:
-    """Where the tensors of a program were when it was exported, as PyTorch names devices."""
+    """Return the devices of a program's tensors at its export, by PyTorch's names."""
     return {_device(meta["device"]) for meta in program["graph_module"]["graph"]["tensor_values"].values()}

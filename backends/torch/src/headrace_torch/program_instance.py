@@ -1,4 +1,4 @@
-"""How an instance runs what a ``model.pt2`` holds: a function of tensors, in the order of its signature."""
+"""The executions of a ``model.pt2``: a function of tensors, in the order of its signature."""
 
 from __future__ import annotations
 

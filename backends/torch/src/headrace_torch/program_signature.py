@@ -1,8 +1,8 @@
-"""What a program of torch.export takes and gives, as its file tells: names, types, shapes, and which shapes it allows.
+"""The inputs and outputs of a program of torch.export, from its file: names, types, shapes, and allowed sizes.
 
-Names are Triton's for packages of AOTInductor (docs/spec/behaviours.md section 10.3): ``INPUT__0``, or the place in
-the call, ``ARGS[0]``, ``KWARGS[scale]``, ``RESULT[0]``, with a further index or key for each level of nesting. Besides,
-an input has the name of its argument, and an output of a dictionary its key.
+Names are Triton's for packages of AOTInductor (docs/spec/behaviours.md section 10.3): ``INPUT__0``, or the place in the
+call, ``ARGS[0]``, ``KWARGS[scale]``, ``RESULT[0]``, with another index or key per level of nesting. An input also has
+the name of its argument, and an output of a dictionary its key.
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ class Arithmetic:
 
 
 def _symbol(node: ast.expr) -> str:
-    """The name in ``s0``, ``Symbol('s0', integer=True)`` or ``L['x'].size()[0]``. Raises `ValueError` for others."""
+    """Return the name in ``s0``, ``Symbol('s0', integer=True)`` or ``L['x'].size()[0]``. Raises `ValueError` for
+    others."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Symbol":

@@ -50,13 +50,13 @@ class Pt2Archive:
 
     @property
     def programs(self) -> Sequence[str]:
-        """The names of the programs of torch.export in it."""
+        """Return the names of its programs of torch.export."""
         names = [name for name in self._records if name.startswith(_PROGRAMS) and name.endswith(".json")]
         return [name[len(_PROGRAMS) : -len(".json")] for name in names]
 
     @property
     def packages(self) -> Sequence[str]:
-        """The names of the libraries of AOTInductor in it."""
+        """Return the names of its libraries of AOTInductor."""
         names = [name[len(_PACKAGES) :] for name in self._records if name.startswith(_PACKAGES)]
         return list(dict.fromkeys(name.partition("/")[0] for name in names if "/" in name))
 
@@ -98,7 +98,7 @@ class Pt2Archive:
             raise self.failure(f"is damaged at '{one_line(name)}': it has {filled} bytes of {len(memory)}")
 
     def document(self, name: str) -> Any:
-        """What the JSON in a record says."""
+        """Return the JSON document in a record."""
         if self.size(name) > _MOST_BYTES_OF_A_DOCUMENT:
             raise self.failure(
                 f"has {self.size(name)} bytes of '{one_line(name)}', and {_MOST_BYTES_OF_A_DOCUMENT} at most are read"

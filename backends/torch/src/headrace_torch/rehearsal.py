@@ -51,8 +51,10 @@ def rehearse(instance: Instance, model: Model) -> None:
 
 
 def zero_inputs(config: ModelConfig, rows: int, varying: int = 0) -> tuple[Tensors, str]:
-    """Zeros for every input of ``config``, ``rows`` of them if it takes batches; and what stands in the way, if
-    anything does. ``varying`` is for dims that vary; with 0 they do stand in the way."""
+    """Return zeros for every input of ``config``, with ``rows`` if it batches; and the obstacle, if there is one.
+
+    ``varying`` is the size of variable dims; with 0, they are an obstacle.
+    """
     if config.HasField("sequence_batching"):
         return {}, "it keeps state"
     found = {}

@@ -1,10 +1,10 @@
-"""What the code in a TorchScript file may name, read before PyTorch runs any of it.
+"""The names that the code in a TorchScript file may use, checked before PyTorch runs it.
 
-TorchScript is a language of its own, and its unpickler makes nothing of Python's: a pickle that names ``posix.system``
-is refused by PyTorch ("Unknown type name"). But the language has ``torch.save`` and ``torch.from_file``, which write
-and read any file, at load already (``__setstate__``), and operators and classes of whatever library is loaded. So a
-file is loaded only if its code names neither. Code is a subset of Python's syntax; what Python cannot parse,
-or what the two might read differently, is refused as well.
+TorchScript is a language of its own, and its unpickler creates no Python objects: PyTorch refuses a pickle that names
+``posix.system`` ("Unknown type name"). But the language has ``torch.save`` and ``torch.from_file``, which write and
+read any file, even at load (``__setstate__``), and operators and classes of any loaded library. So a file is loaded
+only if its code names none of these. The code is a subset of Python's syntax. Code that Python cannot parse, or that
+the two might parse differently, is refused, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CLASS = re.compile(rb"__torch__\.torch\.classes\.([A-Za-z0-9_]+)")
 
 
 def finding(reader: Any) -> str:
-    """Why the TorchScript archive in ``reader``, a ``PyTorchFileReader``, needs trust; empty if it does not."""
+    """Return why the TorchScript archive in ``reader``, a ``PyTorchFileReader``, needs trust; empty if it does not."""
     functions: dict[str, list[ast.FunctionDef]] = {}
     for name in reader.get_all_records():
         if name.startswith("code/") and name.endswith(".py"):
@@ -60,7 +60,7 @@ def _loop_at_load(functions: Mapping[str, Sequence[ast.FunctionDef]]) -> str:
 
 
 def _in_code(code: str, functions: dict[str, list[ast.FunctionDef]]) -> Iterator[str]:
-    """What needs trust in ``code``, whose functions are added to ``functions``, by their names."""
+    """Yield what needs trust in ``code``. Its functions are added to ``functions``, by name."""
     try:
         is_usual = not _UNUSUAL.search(code) and all(map(_is_usual, tokenize.generate_tokens(StringIO(code).readline)))
         tree = ast.parse(code)

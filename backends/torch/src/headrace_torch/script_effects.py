@@ -1,7 +1,7 @@
-"""What a TorchScript module does beside giving results, read from its graph.
+"""The side effects of a TorchScript module, read from its graph.
 
-Who shares a module, copies its inputs or executes it for nothing must know. Whatever the engine cannot analyse does
-everything.
+Needed to share a module, to decide about copies of its inputs, and to execute it without a request. A module that the
+engine cannot analyse is assumed to have all effects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CALLS = frozenset(("prim::CallMethod", "prim::CallFunction"))
 
 
 def drops_nothing(given: Mapping[str, object]) -> bool:
-    """Whether an operator that can draw random numbers, and has these arguments, does not."""
+    """True if an operator that can draw random numbers does not, with these arguments."""
     return any(name in given and given[name] == value for name, value in NOTHING_DROPPED.items())
 
 
@@ -42,7 +42,7 @@ class ScriptEffects:
 
 
 def effects_of(torch: Any, module: Any) -> ScriptEffects:
-    """Those of the ``forward`` of ``module``, which is in evaluation mode."""
+    """Return the effects of ``forward`` of ``module``, which is in evaluation mode."""
     try:
         # Frozen, it is without what it would do in training, such as count batches. Weights stay where they are.
         frozen = torch._C._freeze_module(module._c, [], True, True)

@@ -1,4 +1,4 @@
-"""Whether the inputs of a request have sizes that a program was exported for."""
+"""Checks that the inputs of a request have sizes that a program was exported for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ _LEAST_BOUND = 3
 
 
 class SizeCheck:
-    """Whether inputs have sizes that the program was made for, as ``ExportedProgram.module()`` checks them; the rest
-    of a shape has been held against the config. Empty (False) where there is nothing that could fail."""
+    """Checks the sizes of inputs as ``ExportedProgram.module()`` does. The config has checked the rest of the shapes.
+
+    Empty (False) if no check can fail.
+    """
 
     def __init__(self, signature: ProgramSignature) -> None:
         self._ranges = signature.ranges

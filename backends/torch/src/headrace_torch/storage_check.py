@@ -1,7 +1,7 @@
-"""Tensors in a file of PyTorch's that say they are larger than what the file has for them.
+"""Tensors in a file of PyTorch's that claim to be larger than their data in the file.
 
-PyTorch makes a storage as large as the pickle says, of the memory into which it has read what the file has: the rest
-is whatever lies behind that. So what each pickle says of its storages is read here, without making anything of it.
+PyTorch makes a storage of the size in the pickle, from memory into which it has read the file's data: the rest is the
+memory behind that. So the storages of each pickle are read here, without creating objects.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _CONSTANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """What a pickle names, as ``module name``."""
+    """A name in a pickle, as ``module name``."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class TensorStorage:
-    """What a pickle says of the memory of a tensor: the key of its record, and how many bytes that has."""
+    """A pickle's description of a tensor's memory: the key of its record, and its size in bytes."""
 
     key: str
     size: int
@@ -100,8 +100,7 @@ def _item_size(torch: Any, name: str) -> int:
 
 
 def _persistent_ids(pickle: bytes | io.BytesIO) -> Iterator[Any]:
-    """What stands for the objects that are outside of the pickle: tuples of numbers, texts and globals; None for all
-    else."""
+    """Yield the persistent ids of a pickle: tuples of numbers, texts and globals; None for everything else."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     argument: Any

@@ -66,8 +66,10 @@ def _compile(torch: Any, model: Model, module: Any, device: str, options: dict[s
 
 
 def forget_compiled(torch: Any, modules: PrivateModules) -> None:
-    """Have PyTorch forget what it has compiled of the functions and methods of ``modules``. It would keep it as long as
-    these live, and these as long as it keeps that."""
+    """Remove from PyTorch what it has compiled of the functions and methods of ``modules``.
+
+    It keeps that as long as they live, and they live as long as it keeps that.
+    """
     for module in modules.loaded():
         named = list(vars(module).values())
         classes = [each for each in named if isinstance(each, type) and each.__module__ == module.__name__]

@@ -113,8 +113,7 @@ def set_threads(torch: Any, model: Model, default_instances: int) -> None:
 
 
 def compute_alone(torch: Any) -> None:
-    """Have the calling thread, which no model has as its own, compute without others: the event loop, for short
-    executions."""
+    """Let the calling thread compute without other threads. For the event loop, which runs short executions."""
     if torch.get_num_threads() != 1:
         _set_own_threads(torch, 1)
 
@@ -160,7 +159,7 @@ def set_jit(torch: Any, model: Model) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of PyTorch says, without its stack: the last line that is no trace of TorchScript's."""
+    """Return the text of a PyTorch error without its stack: the last line that is not part of TorchScript's trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("RuntimeError:")]
     text = told[-1].removeprefix("RuntimeError: ") if told else next(iter(lines), type(error).__name__)

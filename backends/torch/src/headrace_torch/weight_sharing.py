@@ -1,9 +1,9 @@
-"""How many instances a model has on the CPU, and whether they run one module: decided here, in one place.
+"""The number of instances of a model on the CPU, and whether they share one module. All decisions are here.
 
-Two instances that share their weights answer more than one that has all cores: while one's operator waits for its
-slowest thread, or its answers are written, the other computes. That holds for what is known not to keep anything from
-one request to the next, or whose executions can take turns. A program of the user's own, in Python or native, has one
-instance unless the config says otherwise, as on Triton.
+Two instances that share their weights have a higher throughput than one with all cores: while one waits for the slowest
+thread of an operator, or for its results to be written, the other computes. That holds for models that keep nothing
+between requests, or whose executions can take turns. A program of the user's own, in Python or native, has one instance
+by default, as in Triton.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def default_instances(config: ModelConfig) -> int:
 
 
 def shares_weights(model: Model) -> bool:
-    """Whether the instances of ``model`` on a device run one module: as its parameter says, or else if that is safe."""
+    """True if the instances of ``model`` on a device share one module: by its parameter, else if that is safe."""
     asked: bool | None = model.parameters.enable_weight_sharing
     if asked is not None:
         return asked
@@ -34,26 +34,31 @@ def shares_weights(model: Model) -> bool:
 
 
 def takes_turns(model: Model, changes: bool) -> bool:
-    """Whether executions of ``model`` go one by one. It ``changes`` something that the next one sees, as a counter, and
-    nobody has said that its instances may share that."""
+    """True if executions of ``model`` run one at a time: it ``changes`` state that the next one reads, such as a
+    counter.
+
+    False if the config declares that instances may share that state.
+    """
     unasked = model.parameters.enable_weight_sharing is None
     return unasked and changes and shares_weights(model) and instances_of(model.config) > 1
 
 
 def instances_of(config: ModelConfig) -> int:
-    """How many there are of every group; at least 1."""
+    """Return the number of instances of every group; at least 1."""
     return sum(group.count or 1 for group in config.instance_group) or 1
 
 
 def _is_known_not_to_mind(config: ModelConfig, is_trusted: bool) -> bool:
-    """Whether it can be found out of the file what it changes: so it is for TorchScript, and for programs that are not
-    trusted. What a sequence leaves behind in a module is its instance's."""
+    """True if the changes of a model can be found in its file: for TorchScript, and for programs without trust.
+
+    State that a sequence leaves in a module belongs to its instance.
+    """
     is_trusted_program = is_trusted and is_pt2(config)
     return not config.runtime and not is_trusted_program and not config.HasField("sequence_batching")
 
 
 def is_pt2(config: ModelConfig) -> bool:
-    """Whether the model's file is a ``.pt2``, of torch.export or AOTInductor."""
+    """True if the model's file is a ``.pt2``, of torch.export or AOTInductor."""
     if config.runtime:
         return False
     return config.default_model_filename.endswith(".pt2") or (

@@ -121,8 +121,10 @@ def _damage(torch: Any, path: str) -> str:
 
 
 def _is_stored(path: str) -> bool:
-    """Whether ``path`` is a zip archive without compression, as PyTorch writes it. What somebody has compressed since,
-    PyTorch would map as it is, and take for numbers."""
+    """True if ``path`` is a zip archive without compression, as PyTorch writes it.
+
+    PyTorch would map compressed data unchanged, and read it as numbers.
+    """
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:

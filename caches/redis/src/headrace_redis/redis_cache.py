@@ -26,7 +26,7 @@ def _from_environment(name: str, default: str = "") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RedisParameters:
-    """What ``--cache-config=redis,FIELD=VALUE`` may say. Times are in milliseconds; 0 is 5 s."""
+    """The settings of ``--cache-config=redis,FIELD=VALUE``. Times are in milliseconds; 0 means 5 s."""
 
     host: str = ""
     port: int = 0
@@ -86,7 +86,7 @@ class RedisCache(ResponseCache):
         self._client = _connect(parameters)
 
     def get(self, key: bytes) -> CachedResponse | None:
-        """Whoever can write into Redis may have put anything there: no more than may be is fetched of it."""
+        """Return the stored response. Any client may write to Redis, so at most the allowed size is fetched."""
         found = self._client.getrange(PREFIX + key.hex().encode(), 0, self._most)
         if not found:
             return None
@@ -105,7 +105,7 @@ class RedisCache(ResponseCache):
 
 
 def _try_files(parameters: RedisParameters) -> None:
-    """Read once what TLS needs: a connection would only fail, when somebody waits, with the number of an error."""
+    """Read the files for TLS once: a later connection would only fail with an error number, while a request waits."""
     context, cert, key = ssl.create_default_context(), parameters.cert, parameters.key
     shown = f"'cacert' ({parameters.cacert})"
     try:

@@ -15,7 +15,7 @@ from headrace import HeadraceError, Server, ServerOptions
 
 @dataclass(frozen=True, slots=True)
 class LoadRefusal:
-    """Why a version did not load; version 0 means all versions. ``code`` is the printed name of an error code."""
+    """The reason why a version did not load. Version 0 means all versions. ``code`` is the printed name of a code."""
 
     version: int
     code: str
