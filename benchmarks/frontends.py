@@ -32,9 +32,9 @@ from headrace import InferResponse, Server, Ticket
 from headrace.engine import Engine
 from headrace.models.entrance import Entrance
 from headrace.models.view import ModelView
+from headrace_grpc.frontend import Calls, _keepalive, _limits
 from headrace_grpc.http2.connection import Connection
 from headrace_grpc.http2.connections import Connections
-from headrace_grpc.native_host import Calls, _keepalive, _limits
 from headrace_grpc.rpc_table import rpcs
 from headrace_http.caller_limits import HttpLimits, flagged
 from headrace_http.open_connections import NativeConnections

@@ -214,10 +214,10 @@ def test_http2_knows_neither_grpc_nor_the_server(path: Path) -> None:
 #: Modules of the extras of core, and who imports each before it is asked for.
 EXTRA_MODULES = {
     "blake3": set[str](),
-    "grpc": {"grpcio_host.py"},
+    "grpc": set(),
     "grpc_health": set[str](),
     "grpc_reflection": set[str](),
-    "hypercorn": {"hypercorn_host.py"},
+    "hypercorn": set(),
     "ml_dtypes": {"dtypes.py"},  # which does without where it is missing
     "re2": set[str](),
 }

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from headrace.executors.output_schema import OutputSchema
     from headrace.frontends.base import Frontend
     from headrace.frontends.extension import Addition, Extension
+    from headrace.frontends.tls_files import TlsFiles
     from headrace.harnesses import InstanceHarness, SchedulerHarness
     from headrace.hookspecs import hookimpl
     from headrace.inspection.inspector import Findings, InspectedModel, Inspector
@@ -118,9 +119,16 @@ if TYPE_CHECKING:
     from headrace.telemetry.pacing import paced
     from headrace.telemetry.published import PublishedMetric
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
+    from headrace_grpc.hosts import GrpcHost
     from headrace_grpc.plugin_methods import GrpcMethod
+    from headrace_grpc.rpc import Rpc
+    from headrace_http.asgi import create_app
+    from headrace_http.caller_limits import Pace
+    from headrace_http.http_host import HttpHost
     from headrace_http.message import HttpReply, HttpRequest
+    from headrace_http.open_connections import OpenConnections
     from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
+    from headrace_http.strict_requests import StrictRequests
     from headrace_processes.handshake import InstanceSpec
     from headrace_processes.supervision.child_process import child_command
     from headrace_processes.supervision.exits import ending
@@ -194,10 +202,18 @@ _HOMES = {
     ),
     "headrace.frontends.base": ("Frontend",),
     "headrace.frontends.extension": ("Addition", "Extension"),
+    "headrace.frontends.tls_files": ("TlsFiles",),
     "headrace.harnesses": ("InstanceHarness", "SchedulerHarness"),
+    "headrace_grpc.hosts": ("GrpcHost",),
     "headrace_grpc.plugin_methods": ("GrpcMethod",),
+    "headrace_grpc.rpc": ("Rpc",),
+    "headrace_http.asgi": ("create_app",),
+    "headrace_http.caller_limits": ("Pace",),
+    "headrace_http.http_host": ("HttpHost",),
     "headrace_http.message": ("HttpReply", "HttpRequest"),
+    "headrace_http.open_connections": ("OpenConnections",),
     "headrace_http.plugin_routes": ("HttpCall", "HttpRoute", "HttpStream"),
+    "headrace_http.strict_requests": ("StrictRequests",),
     "headrace.hookspecs": ("hookimpl",),
     "headrace.inspection.inspector": ("Findings", "InspectedModel", "Inspector"),
     "headrace.messages.dtypes": ("DataType",),
@@ -271,10 +287,12 @@ __all__ = [
     "Findings",
     "Frontend",
     "FullScheduler",
+    "GrpcHost",
     "GrpcMethod",
     "HeadraceError",
     "HeldUntil",
     "HttpCall",
+    "HttpHost",
     "HttpReply",
     "HttpRequest",
     "HttpRoute",
@@ -304,11 +322,13 @@ __all__ = [
     "NotFound",
     "Observer",
     "Occupancy",
+    "OpenConnections",
     "Operation",
     "OptionGroup",
     "OtherModel",
     "Outcome",
     "OutputSchema",
+    "Pace",
     "Padding",
     "PermissionDenied",
     "Problem",
@@ -319,6 +339,7 @@ __all__ = [
     "ResourceExhausted",
     "Respond",
     "ResponseCache",
+    "Rpc",
     "Scheduler",
     "SchedulerContext",
     "SchedulerHarness",
@@ -330,10 +351,12 @@ __all__ = [
     "Spec",
     "Storage",
     "StreamInstance",
+    "StrictRequests",
     "Tensor",
     "Tensors",
     "Ticket",
     "Timer",
+    "TlsFiles",
     "Unauthenticated",
     "Unavailable",
     "Unsupported",
@@ -346,6 +369,7 @@ __all__ = [
     "check_metric_update",
     "child_command",
     "config_to_json",
+    "create_app",
     "data_type",
     "draw_table",
     "dtypes",

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from headrace.errors import ConfigError
 
 #: The extra of this distribution that installs a module.
-EXTRAS = {"grpc": "grpcio", "hypercorn": "hypercorn", "ml_dtypes": "bf16", "re2": "re2"}
+EXTRAS = {"ml_dtypes": "bf16", "re2": "re2"}
 
 _WRITTEN = {
     "onnxruntime": "headrace-onnx",
@@ -27,6 +27,7 @@ _PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm", 
 _AGENTS = {"checksum": "headrace-checksum"}
 _COMMANDS = dict.fromkeys(("check", "explain"), "headrace-inspect")
 _CACHES = {"redis": "headrace-redis"}
+_HOSTS = {"grpcio": "headrace-grpcio", "hypercorn": "headrace-hypercorn"}
 #: The planned distribution for these URLs.
 _STORAGES_PLANNED = dict.fromkeys(("as", "gs", "s3"), "headrace-cloud")
 #: Extensions of the protocol, which add paths and RPCs.
@@ -64,6 +65,7 @@ def is_known(kind: str, name: str) -> bool:
         "agent": _AGENTS,
         "cache": _CACHES,
         "command": _COMMANDS,
+        "frontend": _HOSTS,
         "storage": _STORAGES_PLANNED,
         "extension": _EXTENSIONS | _EXTENSIONS_PLANNED,
     }
@@ -78,7 +80,7 @@ def meant(kind: str, name: str, installed: Collection[str]) -> str:
     if is_known(kind, name):
         return ""
     lower = name.lower()
-    known = sorted({*installed, *(_WRITTEN if kind == "backend" else ())})
+    known = sorted({*installed, *{"backend": _WRITTEN, "frontend": _HOSTS}.get(kind, ())})
     near = [part for part in known if _WRITTEN.get(part) == f"headrace-{lower}" or lower.startswith(part)]
     near += [part for part in known if len(lower) > 2 and lower in part] + get_close_matches(lower, known, 1)
     return next(iter(near), "")
@@ -95,6 +97,8 @@ def missing(kind: str, name: str) -> str:
         return f"The cache '{name}' comes with the distribution {_CACHES[name]}: pip install {_CACHES[name]};"
     if kind == "command" and name in _COMMANDS:
         return f"The command '{name}' comes with the distribution {_COMMANDS[name]}: pip install {_COMMANDS[name]};"
+    if kind == "frontend" and name in _HOSTS:
+        return f"The host '{name}' comes with the distribution {_HOSTS[name]}: pip install {_HOSTS[name]};"
     if kind == "agent" and name in _AGENTS:
         return f"The agent '{name}' comes with the distribution {_AGENTS[name]}: pip install {_AGENTS[name]};"
     if kind == "extension" and name in _EXTENSIONS:

@@ -21,9 +21,15 @@ from headrace.agents.base import RepositoryAgent
 from headrace.backends.base import Backend
 from headrace.caches.base import ResponseCache
 from headrace.errors import ConfigError
-from headrace.frontends.base import Frontend
 from headrace.models.interceptors import Interceptor
-from headrace.registry import CommandRegistry, ExtensionRegistry, OptionRegistry, PluginInfo, Registry
+from headrace.registry import (
+    CommandRegistry,
+    ExtensionRegistry,
+    FrontendRegistry,
+    OptionRegistry,
+    PluginInfo,
+    Registry,
+)
 from headrace.schedulers.base import Scheduler
 from headrace.storage.base import Storage
 
@@ -44,7 +50,7 @@ class Plugins:
         self.backends = self._kind(Registry[type[Backend]]("backend", Backend, self.plugins))
         self.schedulers = self._kind(Registry[type[Scheduler]]("scheduler", Scheduler, self.plugins))
         self.caches = self._kind(Registry[type[ResponseCache]]("cache", ResponseCache, self.plugins))
-        self.frontends = self._kind(Registry[type[Frontend]]("frontend", Frontend, self.plugins))
+        self.frontends = self._kind(FrontendRegistry(self.plugins))
         self.storages = self._kind(Registry[type[Storage]]("storage", Storage, self.plugins))
         self.agents = self._kind(Registry[type[RepositoryAgent]]("agent", RepositoryAgent, self.plugins))
         self.extensions = self._kind(ExtensionRegistry(self.plugins))

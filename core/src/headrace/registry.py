@@ -9,8 +9,10 @@ from typing import Generic, TypeVar
 
 from headrace.cli.command import Command
 from headrace.config.option_groups import OptionGroup, group_flags
+from headrace.config.options import ServerOptions
 from headrace.distributions import meant, missing
 from headrace.errors import Code, ConfigError, LoadError
+from headrace.frontends.base import HOSTED_PROTOCOLS, Frontend
 from headrace.frontends.extension import Addition, Extension
 
 P = TypeVar("P", bound=type)
@@ -126,6 +128,49 @@ class Registry(Generic[P]):
         broken = ", ".join(f"{info} ({info.error})" for info in faulty if info.error is not None)
         text = f"{text}; broken: {broken}" if broken else text
         return "; ".join([text, *(fault for info in faulty if self.hook in info.unmarked for fault in info.faults())])
+
+
+class FrontendRegistry(Registry[type[Frontend]]):
+    """The frontends. Those that host one protocol exclude each other."""
+
+    def __init__(self, plugins: Sequence[PluginInfo]) -> None:
+        super().__init__("frontend", Frontend, plugins)
+
+    def require(self, part: object) -> str:
+        shown = super().require(part)
+        protocol = part.protocol  # type: ignore[attr-defined]
+        if protocol not in ("", *HOSTED_PROTOCOLS):
+            known = " and ".join(HOSTED_PROTOCOLS)
+            raise TypeError(f"{shown} hosts the protocol {protocol!r}; protocols with hosts are {known}")
+        return shown
+
+    def chosen(self, options: ServerOptions) -> list[type[Frontend]]:
+        """Return the frontends that ``options`` choose: one host of each protocol, and all that are no host.
+
+        Raises `LoadError` for two frontends of one name. Raises `ConfigError` for a host that is not there, and for
+        options of one that is not chosen.
+        """
+        parts = list(self)
+        hosts = [self._host(protocol, getattr(options, f"{protocol}_server")) for protocol in HOSTED_PROTOCOLS]
+        others = [part for part in parts if part.protocol and part not in hosts]
+        for group in options.plugin_options:
+            for host in others:
+                if group.name == host.name and group != type(group)():
+                    flag = f"--{host.protocol}-server={host.name}"
+                    raise ConfigError(f"the options --{group.name}-... have no effect without {flag}")
+        return [part for part in parts if part not in others]
+
+    def _host(self, protocol: str, name: str) -> type[Frontend]:
+        """Return the host ``name`` of ``protocol``. Core's own has the name of the protocol."""
+        flag = f"--{protocol}-server={name}"
+        try:
+            found = self.get(protocol if name == "native" else name)
+        except LoadError as error:
+            raise ConfigError(f"{flag}: {error.message}") from error
+        if found.protocol != protocol:
+            known = ", ".join(part.name for part in self if part.protocol == protocol and part.name != protocol)
+            raise ConfigError(f"{flag}: '{name}' is no host of {protocol}; there are: native{known and ', '}{known}")
+        return found
 
 
 class OptionRegistry(Registry[type[OptionGroup]]):

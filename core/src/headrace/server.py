@@ -175,9 +175,11 @@ class Server:
 
         May be called before `start` or after it. Until the models are loaded, health, metadata and metrics are
         answered, and requests for models are refused. A frontend that `Frontend.shares_port` starts only in a call
-        after `start`. Raises `Unavailable` with a port that is in use, and `LoadError` for two frontends of one name.
+        after `start`. Raises `Unavailable` with a port that is in use, and what
+        `FrontendRegistry.chosen` raises.
         """
-        parts = [part for part in self.plugins.frontends if part not in map(type, self.frontends)]
+        chosen = self.plugins.frontends.chosen(self.options)
+        parts = [part for part in chosen if part not in map(type, self.frontends)]
         await self._begin()
         for frontend in [part(self.engine) for part in parts]:
             if frontend.enabled and self.options.workers and not frontend.shares_port:

@@ -2,16 +2,16 @@
 
 ::
 
-    stock client ── native_host ── rpc_table ── infer, stream_infer     ── decode, encode
-                    grpcio_host    (one table,  control_plane, reflection
-                                   restrictions)
+    stock client ── frontend ── rpc_table ── infer, stream_infer     ── decode, encode
+                    or a plugin's   (one table,  control_plane, reflection
+                    `GrpcHost`      restrictions)
 
 A handler gets a parsed request and a `Context` (``rpc``), and returns a message or raises a `HeadraceError`. It knows
 no transport.
 
-``native_host`` turns the streams of `headrace_grpc.http2` into calls (``single_calls``, ``stream_calls``).
-``call_headers`` reads their headers, and ``message_framing`` assembles their messages. Only ``grpcio_host`` imports
-grpcio. ``wire``, ``decode`` and ``encode`` convert between protobuf and `InferRequest`/`InferResponse`;
+``frontend`` turns the streams of `headrace_grpc.http2` into calls (``single_calls``, ``stream_calls``).
+``call_headers`` reads their headers, and ``message_framing`` assembles their messages.
+``wire``, ``decode`` and ``encode`` convert between protobuf and `InferRequest`/`InferResponse`;
 ``large_requests`` runs before them. Tensor bytes are views on the way in, and are copied once on the way out.
 
 Options: the ``--grpc-*`` flags (``headrace serve --help``).

@@ -26,9 +26,9 @@ from headrace.errors import HeadraceError
 from headrace.off_loop import UNBOUNDED, OffLoopWork
 from headrace.telemetry.pacing import paced
 from headrace_grpc.call_headers import CallHead, Refusal, refusal
-from headrace_grpc.hosts import OUT_OF_TIME
 from headrace_grpc.http2.connection import Connection
 from headrace_grpc.http2.stream import Stream
+from headrace_grpc.infer import OUT_OF_TIME
 from headrace_grpc.message_framing import IDENTITY, Compressor, MessageAssembler, bound, inflate
 from headrace_grpc.rpc import Cancel, Metadata
 from headrace_grpc.status import (

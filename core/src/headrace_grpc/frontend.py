@@ -1,84 +1,110 @@
-"""The gRPC frontend: start, stop, and the choice of its host."""
+"""gRPC on our own HTTP/2: the fast host, and the default."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from math import inf
 from typing import ClassVar
 
-from headrace.config.options import GrpcServer
-from headrace.distributions import need
-from headrace.frontends.base import Frontend
-from headrace.frontends.failures import is_verbose
-from headrace.frontends.listening import announce
-from headrace_grpc.hosts import Host
-from headrace_grpc.rpc_table import rpcs
+from headrace.config.options import ServerOptions
+from headrace.frontends.listening import BACKLOG, listen_grpc
+from headrace.off_loop import OffLoopWork
+from headrace.telemetry.pacing import paced
+from headrace_grpc import tls
+from headrace_grpc.call_headers import CallHead, Refusal, extended, read_call
+from headrace_grpc.calls import CallState, RefusedCall
+from headrace_grpc.hosts import GrpcHost
+from headrace_grpc.http2.connection import Connection
+from headrace_grpc.http2.connections import Connections, Service
+from headrace_grpc.http2.field_decoder import Fields
+from headrace_grpc.http2.headers import RequestHeaders
+from headrace_grpc.http2.lifetime import Keepalive
+from headrace_grpc.http2.limits import Limits
+from headrace_grpc.http2.stream import Stream
+from headrace_grpc.rpc import Rpc
+from headrace_grpc.single_calls import DirectCall, HeldCall, UnaryCall
+from headrace_grpc.stream_calls import StreamCall
 
-log = logging.getLogger(__name__)
+#: A peer can break the rules at any rate, so this log is limited. The module imports nothing else of the server.
+paced("headrace_grpc.http2.connection")
 
-_VERBOSITY = "GRPC_VERBOSITY"
 
-
-class GrpcFrontend(Frontend):
-    """``inference.GRPCInferenceService``, health and reflection. ``port`` is set by `start`."""
+class GrpcFrontend(GrpcHost):
+    """One `Connection` per client, on the server's own event loop."""
 
     name: ClassVar[str] = "grpc"
-    port: int = 0
-    _host: Host | None = None
 
-    @property
-    def enabled(self) -> bool:
-        return self.engine.options.allow_grpc
-
-    @property
-    def shares_port(self) -> bool:
-        return self.engine.options.reuse_grpc_port
-
-    async def start(self) -> None:
-        """Listen. Raises `Unavailable` with a busy address, and `ConfigError` for the TLS files."""
+    async def serve(self) -> int:
         options = self.engine.options
-        make_host = await asyncio.to_thread(choose_host, options.grpc_server)
-        host = make_host(rpcs(self.engine), options, self.engine.off_loop_work)
-        self.port = await host.start()
-        self._host = host
-        announce(self.engine, log, "GRPCInferenceService", f"{options.grpc_address}:{self.port}")
+        context = await asyncio.to_thread(tls.context, options)
+        listener = await asyncio.to_thread(
+            listen_grpc, options.grpc_address, options.grpc_port, options.reuse_grpc_port
+        )
+        self._calls = Calls(self.rpcs, options, self.engine.off_loop_work)
+        self._connections = connections = Connections(self._calls, _limits(options), _keepalive(options))
+        self._acceptor = await asyncio.get_running_loop().create_server(
+            lambda: Connection(connections), sock=listener, backlog=BACKLOG, ssl=context
+        )
+        connections.watch()
+        port: int = listener.getsockname()[1]
+        return port
 
     async def stop(self) -> None:
-        if self._host is not None:
-            await self._host.stop()
-            self._host = None
+        self._calls.draining = True
+        self._acceptor.close()
+        await self._connections.drain(self.stop_s, self.callers_s)
 
 
-def choose_host(wanted: GrpcServer) -> type[Host]:
-    """Return the host for ``--grpc-server``; ``auto`` means the native one.
+class Calls(CallState, Service["CallHead | Refusal"]):
+    """Creates a call for each stream."""
 
-    Imports the host's modules, so call it on a thread. Raises `ConfigError` if they are not installed.
-    """
-    if wanted == "grpcio":
-        need("grpc", "--grpc-server=grpcio")
-        with _quiet_core():
-            from headrace_grpc.grpcio_host import GrpcioHost
+    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: OffLoopWork) -> None:
+        super().__init__(options, large)
+        self._table = {f"/{rpc.service}/{rpc.name}".encode(): rpc for rpc in rpcs}
 
-        return GrpcioHost
-    from headrace_grpc.native_host import NativeHost
+    def interpret(self, headers: RequestHeaders) -> CallHead | Refusal:
+        return read_call(self._table, self.compressor, headers)
 
-    return NativeHost
+    def extend(self, meaning: CallHead | Refusal, fields: Fields) -> CallHead | None:
+        return None if isinstance(meaning, Refusal) else extended(meaning, fields)
+
+    def trim_memory(self) -> None:
+        self.large.give_back_later()
+
+    def open_held(self, connection: Connection, id: int, meaning: CallHead | Refusal) -> Stream:
+        if isinstance(meaning, Refusal) or meaning.rpc.direct is None:
+            return self.open(connection, id, meaning)  # small, or limited by itself
+        return HeldCall(connection, id, self, meaning)
+
+    def open(self, connection: Connection, id: int, meaning: CallHead | Refusal) -> Stream:
+        if isinstance(meaning, Refusal):
+            return RefusedCall(connection, id, meaning)
+        rpc = meaning.rpc
+        if rpc.direct is not None:
+            return DirectCall(connection, id, self, meaning)
+        return (StreamCall if rpc.unary is None else UnaryCall)(connection, id, self, meaning)
 
 
-@contextmanager
-def _quiet_core() -> Iterator[None]:
-    """Import grpc so that its core logs nothing: it would write outside our log, also on behalf of peers.
+def _limits(options: ServerOptions) -> Limits:
+    return Limits(
+        unread_bytes=options.grpc_max_unread_size,
+        received_bytes=options.grpc_max_received_size,
+        held_bytes=options.grpc_max_held_size,
+        unread_seconds=options.grpc_unread_timeout_secs,
+        message_seconds=options.grpc_message_timeout_secs,
+    )
 
-    ``GRPC_VERBOSITY`` is read only at the import. If it is set, or if the log is verbose, it is not changed.
-    """
-    if _VERBOSITY in os.environ or is_verbose():
-        yield
-        return
-    os.environ[_VERBOSITY] = "NONE"
-    try:
-        yield
-    finally:
-        del os.environ[_VERBOSITY]
+
+def _keepalive(options: ServerOptions) -> Keepalive:
+    """Return the keepalive settings, in seconds; 0 means unset, or no limit."""
+    return Keepalive(
+        time=options.grpc_keepalive_time / 1000,
+        timeout=options.grpc_keepalive_timeout / 1000,
+        without_calls=options.grpc_keepalive_permit_without_calls,
+        pings_without_data=options.grpc_http2_max_pings_without_data,
+        peer_interval=options.grpc_http2_min_recv_ping_interval_without_data / 1000,
+        strikes=options.grpc_http2_max_ping_strikes,
+        max_age=options.grpc_max_connection_age / 1000 or inf,
+        age_grace=options.grpc_max_connection_age_grace / 1000 or inf,
+    )

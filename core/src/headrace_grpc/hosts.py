@@ -1,50 +1,132 @@
-"""The interface of a gRPC host. There are two."""
+"""What every host of gRPC has in common: its RPCs, its port, its start, how it reads a message and words an error."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
-from headrace.config.options import ServerOptions
-from headrace.off_loop import OffLoopWork
+from google.protobuf.message import DecodeError
+
+from headrace.errors import CallerError, Code, HeadraceError, InternalError
+from headrace.frontends.base import LAST_WORDS_S, Frontend, callers_s
+from headrace.frontends.listening import announce, listen_grpc, shown_address
+from headrace.frontends.tls_files import TlsFiles
+from headrace.memory_release import share_heap
+from headrace.off_loop import TooLargeForLoop
+from headrace.telemetry.pacing import paced
+from headrace_grpc import tls
+from headrace_grpc.infer import OUT_OF_TIME, SHUTTING_DOWN
 from headrace_grpc.rpc import Rpc
+from headrace_grpc.rpc_table import rpcs
+from headrace_grpc.status import STATUS, details
 
-#: The text for calls that the server has no more time to answer.
-OUT_OF_TIME = "The server has stopped before the call was answered: its exit timeout is over."
+log = logging.getLogger(__name__)
+_paced_log = paced(f"{__name__}.calls")
+
+#: Messages of this size on, of which a library and we have a copy each, leave enough memory to give back.
+_GIVE_BACK_BYTES = 1 << 20
 
 
-class Host(ABC):
-    """Serves ``rpcs`` on the address of ``options``. One object per start. Event loop only.
+class GrpcHost(Frontend):
+    """KServe v2 over gRPC. A subclass accepts connections, and answers their calls by the handlers of `rpcs`.
 
-    ``large`` parses large messages and compresses large answers.
+    ``--grpc-server`` names the host that a server runs. ``port`` is the one that is listened on, once started.
     """
 
-    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: OffLoopWork) -> None:
-        self.rpcs = rpcs
-        self.options = options
-        self.large = large
+    protocol: ClassVar[str] = "grpc"
+    #: What a new call is told, with UNAVAILABLE, once the server stops; and a call that is not answered by its end.
+    shutting_down: ClassVar[str] = SHUTTING_DOWN
+    out_of_time: ClassVar[str] = OUT_OF_TIME
+    port: int = 0
+
+    @property
+    def enabled(self) -> bool:
+        return self.engine.options.allow_grpc
+
+    @property
+    def shares_port(self) -> bool:
+        return self.engine.options.reuse_grpc_port
+
+    async def start(self) -> None:
+        """Listen. Raises `Unavailable` naming a busy address, and `ConfigError` for the TLS files."""
+        self.port = await self.serve()
+        announce(self.engine, log, "GRPCInferenceService", f"{self.engine.options.grpc_address}:{self.port}")
 
     @abstractmethod
-    async def start(self) -> int:
-        """Listen, and return the port.
+    async def serve(self) -> int:
+        """Listen on the address and the port of the options, and return the port. Raises as `start`.
 
-        Raises `Unavailable` with a busy address, and `ConfigError` for the TLS files.
+        Calls are answered in the background until `stop`. That refuses new calls, ends streams that ask for nothing,
+        and answers what is in flight. What is not answered soon after ``exit_timeout_secs``, or when it is cancelled,
+        ends with UNAVAILABLE and `out_of_time`.
         """
 
-    @abstractmethod
-    async def stop(self) -> None:
-        """Refuse new calls, end idle streams, and answer the requests in flight.
+    # ------------------------------------------------------------------ what a subclass needs
 
-        Calls that are unanswered soon after ``exit_timeout_secs``, or when this is cancelled, end with UNAVAILABLE and
-        `OUT_OF_TIME`.
+    @cached_property
+    def rpcs(self) -> Sequence[Rpc]:
+        """The RPCs of the server. Each names the interceptors' operation, and its handler admits the call."""
+        return rpcs(self.engine)
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files of ``--grpc-server-cert`` and the flags beside it; None without TLS."""
+        return tls.files(self.engine.options)
+
+    @property
+    def address(self) -> str:
+        """Where the options say to listen, as messages name it."""
+        options = self.engine.options
+        return shown_address(options.grpc_address, options.grpc_port)
+
+    def require_free(self) -> None:
+        """Raise `Unavailable` if the address can not be bound. For a library that does not say why it can not."""
+        options = self.engine.options
+        listen_grpc(options.grpc_address, options.grpc_port, is_shared=False, listens=False).close()
+
+    @property
+    def callers_s(self) -> float:
+        """How many seconds of a stop callers may use up to send or to read."""
+        return callers_s(self.engine.options.exit_timeout_secs)
+
+    @property
+    def stop_s(self) -> float:
+        """After how many seconds a stop is over: the server cancels it soon after."""
+        return self.engine.options.exit_timeout_secs + LAST_WORDS_S
+
+    def reader(self, rpc: Rpc) -> Callable[[bytes], Coroutine[Any, Any, Any]]:
+        """Return what makes the request of ``rpc`` of a message. It reads large messages on a thread."""
+        parse, parse_large = rpc.parse, rpc.parse_large or rpc.parse
+        large = self.engine.off_loop_work
+
+        async def read(body: bytes) -> Any:
+            if len(body) >= _GIVE_BACK_BYTES:
+                large.give_back_later()
+            try:
+                return parse(body)
+            except TooLargeForLoop:
+                return await large.run(partial(parse_large, body))
+
+        return read
+
+    def status(self, reason: Exception) -> tuple[int, str]:
+        """Return the status, as a number of gRPC, and the details of a call that ends by ``reason``.
+
+        What is no `HeadraceError` is logged and not shown.
         """
+        if isinstance(reason, DecodeError):
+            reason = CallerError("Unable to parse request", Code.INTERNAL)
+        if not isinstance(reason, HeadraceError):
+            _paced_log.error("a gRPC handler failed", exc_info=reason)
+            reason = InternalError("internal error; the server's log has the details")
+        return STATUS[reason.code], details(reason.message)
 
+    def share_heap(self) -> None:
+        """Let threads that a library starts from here on share the heaps that are there.
 
-def address_of(options: ServerOptions) -> str:
-    """Return the address of ``options``, for messages."""
-    return shown_address(options.grpc_address, options.grpc_port)
-
-
-def shown_address(host: str, port: int) -> str:
-    """Return an address and a port, for messages."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        Else each has its own, and the memory that it frees stays with the process.
+        """
+        share_heap()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from headrace.engine import Engine, ModelView
 
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+#: What a call is told that the server has no more time for.
+OUT_OF_TIME = "The server has stopped before the call was answered: its exit timeout is over."
 
 
 class Inference:

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from headrace.engine import AnyOperation
 from headrace.errors import HeadraceError
+from headrace.frontends.failures import tell_fault
 
 #: Keys are in lower case and may repeat; values of keys that end in ``-bin`` are bytes.
 Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
@@ -84,8 +85,24 @@ class Rpc:
     #: Number and name of the field of its message that names a model; None without one.
     model_field: tuple[int, str] | None = None
 
+    def awaitable(self) -> Callable[[Any, Context], Awaitable[bytes]]:
+        """Return ``unary`` or ``direct`` as a function to await, whose result goes on the wire."""
+        if self.direct is not None:
+            return awaited(self.direct)
+        assert self.unary is not None
+        unary, name = self.unary, self.name
 
-def awaited(handler: Direct) -> Unary:
+        async def call(request: Any, context: Context) -> bytes:
+            try:
+                return serialize(await unary(request, context))
+            except HeadraceError as error:
+                tell_fault(error, name)
+                raise
+
+        return call
+
+
+def awaited(handler: Direct) -> Callable[[Any, Context], Awaitable[bytes]]:
     """Return ``handler`` as a coroutine function that waits for its answer."""
 
     async def call(request: Any, context: Context) -> bytes:

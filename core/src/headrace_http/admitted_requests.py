@@ -22,7 +22,7 @@ Refuse: TypeAlias = Callable[[HeadraceError], None]
 
 
 def caller_of(http: HttpRequest, reply: Reply, transport: str = "http") -> Caller:
-    """Return the caller of ``http``. It has no certificate, because a proxy in front of the server ends TLS."""
+    """Return the caller of ``http``. It has a certificate only if the host ends TLS, and no proxy before it does."""
     found = getattr(reply, "caller", None)
     if isinstance(found, Caller):
         return found
@@ -39,7 +39,8 @@ def caller_of(http: HttpRequest, reply: Reply, transport: str = "http") -> Calle
         deadline_ns = deadline_in(headers) if TIMEOUT in headers else 0
     except HeadraceError:  # the handler refuses it
         deadline_ns = 0
-    return Caller(transport, getattr(reply, "peer", ""), None, header, all_headers, deadline_ns=deadline_ns)
+    peer, certificate = getattr(reply, "peer", ""), getattr(reply, "certificate", None)
+    return Caller(transport, peer, certificate, header, all_headers, deadline_ns=deadline_ns)
 
 
 class AdmittedReply:

@@ -1,4 +1,4 @@
-"""The HTTP frontend as an ASGI application, for hypercorn and any other ASGI server.
+"""The HTTP frontend as an ASGI application, for the hosts of plugins and for any other ASGI server.
 
 It has the routes of the native host, and costs a future and two tasks per request. The ASGI server parses heads, so its
 own limits on heads apply.
@@ -7,7 +7,7 @@ own limits on heads apply.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace.errors import InvalidArgument
@@ -47,11 +47,13 @@ class _Broken(Exception):
 class _Reply:
     """Takes the first reply to a request from the address ``peer``, which is empty if unknown."""
 
-    __slots__ = ("_answered", "_send", "peer")
+    __slots__ = ("_answered", "_send", "certificate", "peer")
 
-    def __init__(self, answered: asyncio.Future[HttpReply | None], send: Send, peer: str) -> None:
+    def __init__(self, answered: asyncio.Future[HttpReply | None], scope: Scope, send: Send) -> None:
         self._answered, self._send = answered, send
-        self.peer = peer
+        self.peer = host_of(scope.get("client"))
+        extensions = scope.get("extensions") or {}
+        self.certificate: Mapping[str, Any] | None = extensions.get("headrace", {}).get("certificate")
 
     def __call__(self, reply: HttpReply) -> None:
         if not self._answered.done():
@@ -92,12 +94,13 @@ class _Streamed:
             await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
 
 
-def create_app(engine: Engine, routes: Routes | None = None) -> App:
+def create_app(engine: Engine) -> App:
     """Return an ASGI application for ``engine``, whose server was started on the same loop.
 
-    Without ``routes``, it creates its own.
+    An ASGI server that ends TLS may put the certificate of the client, as ``ssl.SSLSocket.getpeercert`` returns it,
+    into ``scope["extensions"]["headrace"]["certificate"]``. Interceptors see it.
     """
-    answering = Routes(engine) if routes is None else routes
+    answering = Routes(engine)
     limits = HttpLimits(input_bytes=engine.options.http_max_input_size, **flagged(engine.options))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,7 +141,7 @@ async def _serve(routes: Routes, limits: HttpLimits, scope: Scope, receive: Rece
         await _send(send, error_reply(error), scope["method"])
         return
     request = HttpRequest(scope["method"], path, headers, body, raw, scope.get("query_string", b"").decode("latin-1"))
-    reply = await _answer(routes, request, receive, send, host_of(scope.get("client")))
+    reply = await _answer(routes, request, scope, receive, send)
     if reply is not None:
         await _send(send, reply, scope["method"])
 
@@ -183,10 +186,10 @@ async def _join(pieces: list[bytes], size: int, headers: dict[bytes, bytes]) -> 
     return memory
 
 
-async def _answer(routes: Routes, request: HttpRequest, receive: Receive, send: Send, peer: str) -> HttpReply | None:
+async def _answer(routes: Routes, request: HttpRequest, scope: Scope, receive: Receive, send: Send) -> HttpReply | None:
     """Return the reply, or None if it was sent already, or if the caller disconnected, which cancels the request."""
     answered: asyncio.Future[HttpReply | None] = asyncio.get_running_loop().create_future()
-    cancel = routes.dispatch(request, _Reply(answered, send, peer))
+    cancel = routes.dispatch(request, _Reply(answered, scope, send))
     if answered.done():
         return answered.result()
     leaving = asyncio.ensure_future(_disconnected(receive))

@@ -56,6 +56,10 @@ class HttpLimits:
     #: After a refusal, input is read and dropped for this time, so that the caller can read the refusal.
     linger_s: int = 30
 
+    def pace(self) -> Pace:
+        """Return what judges how fast one caller sends or takes."""
+        return Pace(self.min_data_rate, self.stall_timeout_s)
+
     def body_limit(self, path: str, headers: Mapping[bytes, bytes]) -> int:
         """Return the limit of this request's body, in bytes.
 

@@ -1,48 +1,63 @@
-"""The interface of an HTTP host, and the native host, which is the fast one."""
+"""What every host of HTTP has in common: its port, its limits, its start."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
-from headrace.frontends.listening import BACKLOG
+from headrace.frontends.base import Frontend
+from headrace.frontends.listening import BACKLOG, announce, listen_http
 from headrace_http.caller_limits import HttpLimits, flagged
-from headrace_http.open_connections import NativeConnections
-from headrace_http.protocol import HttpProtocol
-from headrace_http.routes import Routes
 
 if TYPE_CHECKING:
     from headrace.engine import Engine
 
+log = logging.getLogger(__name__)
 
-class HttpHost(ABC):
-    """Serves ``listener`` until it is stopped. Owns it once started."""
 
-    def __init__(self, engine: Engine, listener: socket.socket) -> None:
-        self.engine, self.listener, self.routes = engine, listener, Routes(engine)
+class HttpHost(Frontend):
+    """KServe v2 over HTTP. A subclass accepts connections, and answers their requests by `create_app`.
+
+    ``--http-server`` names the host that a server runs. ``port`` is the one that is listened on, once started.
+    """
+
+    protocol: ClassVar[str] = "http"
+    #: As many connections may wait to be accepted.
+    backlog: ClassVar[int] = BACKLOG
+    port: int = 0
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        options = engine.options
+        self.limits = HttpLimits(input_bytes=options.http_max_input_size, **flagged(options))
+
+    @property
+    def enabled(self) -> bool:
+        return self.engine.options.allow_http
+
+    @property
+    def shares_port(self) -> bool:
+        return self.engine.options.reuse_http_port
+
+    async def start(self) -> None:
+        options = self.engine.options
+        await asyncio.to_thread(self.prepare)
+        address, port = options.http_address, options.http_port
+        listener = await asyncio.to_thread(listen_http, address, port, options.reuse_http_port)
+        self.port = listener.getsockname()[1]
+        try:
+            await self.serve(listener)
+        except BaseException:
+            listener.close()
+            raise
+        announce(self.engine, log, "HTTPService", f"{options.http_address}:{self.port}")
+
+    def prepare(self) -> None:
+        """Read files and import what takes long, before the port is taken. On a thread. May raise `ConfigError`."""
 
     @abstractmethod
-    async def start(self) -> None:
-        """Accept connections."""
-
-    @abstractmethod
-    async def stop(self) -> None:
-        """Stop accepting, answer the requests in flight, and close. If cancelled, drop the rest."""
-
-
-class NativeHttpHost(HttpHost):
-    """One `HttpProtocol` per connection, on the server's own event loop."""
-
-    async def start(self) -> None:
-        limits = HttpLimits(input_bytes=self.engine.options.http_max_input_size, **flagged(self.engine.options))
-        self._connections = connections = NativeConnections(self.routes.dispatch, limits, self.engine.off_loop_work)
-        self._acceptor = await asyncio.get_running_loop().create_server(
-            lambda: HttpProtocol(connections), sock=self.listener, backlog=BACKLOG
-        )
-        connections.watch()
-
-    async def stop(self) -> None:
-        self._acceptor.close()
-        await self._connections.drain(self.engine.options.exit_timeout_secs, serves_on=True)
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept connections of ``listener`` in the background until `stop`, which closes it."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from headrace.errors import Unavailable
 from headrace.frontends.held_bytes import SLOW_S
-from headrace_http.caller_limits import HttpLimits, Pace, has_left, unsent_bytes
+from headrace_http.caller_limits import HttpLimits, has_left, unsent_bytes
 from headrace_http.exchanges import AnsweringProtocol, Exchange
 from headrace_http.message import CONTINUE, HttpReply, HttpRequest, error_reply, text_error
 from headrace_http.request_body import DIRECT_BYTES
@@ -68,7 +68,7 @@ class HttpProtocol(AnsweringProtocol):
         self._has_spoken = False
         self._phase = ConnectionPhase.HEAD
         self._seconds = 0  # in this phase; 0 starts it anew
-        self._pace = Pace(connections.limits.min_data_rate, connections.limits.stall_timeout_s)
+        self._pace = connections.limits.pace()
 
     # ------------------------------------------------------------------ the transport calls
 

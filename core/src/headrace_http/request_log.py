@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
@@ -61,6 +61,11 @@ class _Watcher:
         """The address of the other end; empty if unknown."""
         found: str = getattr(self._reply, "peer", "")
         return found
+
+    @property
+    def certificate(self) -> Any:
+        """What the other end proved itself with; None if it did not."""
+        return getattr(self._reply, "certificate", None)
 
     def stream(self, head: HttpReply) -> ReplyStream:
         return reply_stream(self._reply, head)

@@ -29,7 +29,6 @@ from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.server import Server
 
-HOSTS = [("auto", "native"), ("hypercorn", "grpcio")]
 CHAT = ExtensionOperation("chat")
 
 
@@ -99,7 +98,13 @@ class Off(Extension):
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def hosts() -> tuple[str, str]:
+    """The hosts of HTTP and gRPC. Plugins' tests have their own."""
+    return "native", "native"
+
+
+@pytest.fixture
+def use(hosts: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Adds a plugin with these extensions to every server that is made."""
 
     def install(*extensions: type[Extension]) -> None:
@@ -107,7 +112,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         plugin.register_extensions = hookimpl(lambda: list(extensions))  # type: ignore[attr-defined]
 
         def more(allow: Any = None) -> Plugins:
-            plugins = discover([])
+            plugins = discover([host for host in hosts if host != "native"])
             plugins._add(PluginInfo("test", "test", "0"), lambda: plugin)
             return plugins
 
@@ -116,10 +121,10 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return install
 
 
-@pytest.fixture(params=HOSTS, ids="-".join)
-def serve(request: pytest.FixtureRequest, make_server: Callable[..., Server]) -> Callable[..., None]:
+@pytest.fixture
+def serve(hosts: tuple[str, str], make_server: Callable[..., Server]) -> Callable[..., None]:
     """Runs ``scenario(server, ports)`` on a thread, against a server that has no models."""
-    http_server, grpc_server = request.param
+    http_server, grpc_server = hosts
 
     def run(scenario: Callable[[Server, dict[str, int]], None], **options: Any) -> None:
         async def main() -> None:
@@ -129,7 +134,7 @@ def serve(request: pytest.FixtureRequest, make_server: Callable[..., Server]) ->
             server = make_server(**local, **how, model_control_mode="explicit", **options)
             async with server:
                 await server.start_frontends()
-                ports = {frontend.name: frontend.port for frontend in server.frontends}  # type: ignore[attr-defined]
+                ports = {each.protocol or each.name: each.port for each in server.frontends}  # type: ignore[attr-defined]
                 await asyncio.to_thread(scenario, server, ports)
 
         asyncio.run(asyncio.wait_for(main(), 60))

@@ -8,8 +8,7 @@ from contextlib import closing
 import pytest
 
 from headrace.errors import Unavailable
-from headrace.frontends.listening import Listen, claim, listen_http
-from headrace_grpc.native_host import listen as listen_grpc
+from headrace.frontends.listening import Listen, claim, listen_grpc, listen_http
 
 HERE = "127.0.0.1"
 

@@ -24,6 +24,9 @@ import pytest
 from hyperframe import frame as frames
 from tritonclient.grpc import service_pb2 as triton
 
+from headrace_grpc.frontend import GrpcFrontend
+from headrace_grpc.hosts import GrpcHost
+
 if TYPE_CHECKING:
     from tests.conftest import Gate, Headrace
 
@@ -274,6 +277,13 @@ def _text(value: str | bytes) -> str:
 
 
 # ------------------------------------------------------------------------ fixtures
+
+
+@pytest.fixture(scope="session")
+def host() -> type[GrpcHost]:
+    """The host of gRPC that the tests run on. Those that ask for it also run on the hosts of plugins."""
+    return GrpcFrontend
+
 
 _IO = """
 input {{ name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }}

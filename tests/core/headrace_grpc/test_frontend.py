@@ -1,4 +1,7 @@
-"""The frontend of a real server, driven by stock clients over a socket."""
+"""The frontend of a real server, driven by stock clients over a socket.
+
+On the native host, and on those of plugins, whose tests import these.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from headrace.errors import ConfigError, Unavailable
 from headrace.messages.ticket import Ticket
 from headrace.models.entrance import start
 from headrace.server import Server
-from headrace_grpc.frontend import GrpcFrontend
+from headrace_grpc.hosts import GrpcHost
 
 CONFIG = """
 backend: "identity"
@@ -103,12 +106,16 @@ def asynchronous(test: Test) -> Callable[[str], None]:
 DEFAULTS: dict[str, Any] = {"grpc_address": "127.0.0.1", "grpc_port": 0, "exit_timeout_secs": 5}
 
 
-@pytest.fixture(params=["native", "grpcio"], autouse=True)
-def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test runs on both hosts."""
-    monkeypatch.setitem(DEFAULTS, "grpc_server", request.param)
-    chosen: str = request.param
-    return chosen
+class Chosen:
+    """The host that `serving` starts."""
+
+    host: ClassVar[type[GrpcHost]]
+
+
+@pytest.fixture(autouse=True)
+def chosen(host: type[GrpcHost], monkeypatch: pytest.MonkeyPatch) -> None:
+    Chosen.host = host
+    monkeypatch.setitem(DEFAULTS, "grpc_server", "native" if host.name == "grpc" else host.name)
 
 
 def options_for(repository: str, **options: Any) -> ServerOptions:
@@ -116,10 +123,10 @@ def options_for(repository: str, **options: Any) -> ServerOptions:
 
 
 @asynccontextmanager
-async def serving(repository: str, **options: Any) -> AsyncIterator[tuple[Watched, GrpcFrontend]]:
+async def serving(repository: str, **options: Any) -> AsyncIterator[tuple[Watched, GrpcHost]]:
     server = Watched(options_for(repository, **options))
     async with server:
-        frontend = GrpcFrontend(server.engine)
+        frontend = Chosen.host(server.engine)
         await frontend.start()
         try:
             yield server, frontend
@@ -249,7 +256,7 @@ def test_the_blocking_client_streams(repository: str) -> None:
     with Server(options_for(repository, allow_http=False, allow_metrics=False)) as server:
         asyncio.run_coroutine_threadsafe(server.start_frontends(), server.loop).result(10)
         (frontend,) = server.frontends
-        assert isinstance(frontend, GrpcFrontend)
+        assert isinstance(frontend, Chosen.host)
         x, array = tensor(1)
         with blocking.InferenceServerClient(f"127.0.0.1:{frontend.port}") as connection:
             results: list[Any] = []
@@ -322,7 +329,7 @@ async def test_stopping_answers_what_is_in_flight(repository: str) -> None:
     async with connected(repository) as (server, connection):
         call = asyncio.ensure_future(connection.infer("patient", [tensor(1)[0]]))
         await server.taken.wait()
-        frontend = GrpcFrontend(server.engine)
+        frontend = Chosen.host(server.engine)
         await frontend.start()
         second = client.InferenceServerClient(f"127.0.0.1:{frontend.port}")
         server.taken.clear()
@@ -442,7 +449,7 @@ def test_reflection_describes_the_service(repository: str) -> None:
     with Server(options_for(repository, allow_http=False, allow_metrics=False)) as server:
         asyncio.run_coroutine_threadsafe(server.start_frontends(), server.loop).result(10)
         (frontend,) = server.frontends
-        assert isinstance(frontend, GrpcFrontend)
+        assert isinstance(frontend, Chosen.host)
         with grpc.insecure_channel(f"127.0.0.1:{frontend.port}") as channel:
             database = ProtoReflectionDescriptorDatabase(channel)
             assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= set(database.get_services())
@@ -585,7 +592,7 @@ def test_an_interceptor_knows_callers_by_their_certificates(
     async def check(repository: str) -> None:
         server = Server(options_for(repository, **tls, grpc_use_ssl_mutual=mutual))
         async with server:
-            frontend = GrpcFrontend(server.engine)
+            frontend = Chosen.host(server.engine)
             await frontend.start()
             url, identity = f"localhost:{frontend.port}", {"private_key": key, "certificate_chain": cert}
             async with client.InferenceServerClient(url, ssl=True, root_certificates=cert, **identity) as connection:

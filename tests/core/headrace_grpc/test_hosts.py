@@ -1,4 +1,7 @@
-"""Both hosts with RPCs of their own, driven by grpcio's client: a handler can not tell them apart."""
+"""A host with RPCs of its own, driven by grpcio's client: a handler can not tell the hosts apart.
+
+The native host, and those of plugins, whose tests import these.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ import grpc
 import pytest
 from google.protobuf.message import DecodeError
 
-from headrace.config.options import GrpcServer, ServerOptions
-from headrace.engine import ExtensionOperation, Operation
+from headrace.config.options import ServerOptions
+from headrace.engine import Engine, ExtensionOperation, Operation
 from headrace.errors import BackendError, Code, HeadraceError
-from headrace.off_loop import OffLoopWork
-from headrace_grpc.frontend import choose_host
-from headrace_grpc.hosts import Host
+from headrace.models.serving_table import ServingTable
+from headrace_grpc.hosts import GrpcHost
 from headrace_grpc.rpc import Cancel, Context, Reply, Rpc, Send
+
+Host = type[GrpcHost]
 
 MIB = 1 << 20
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
-HOSTS: tuple[GrpcServer, ...] = ("native", "grpcio")
 TRIAL = ExtensionOperation("trial", "")
 NUMBERS = {
     Code.UNKNOWN: grpc.StatusCode.UNKNOWN, Code.INTERNAL: grpc.StatusCode.INTERNAL,
@@ -145,7 +148,7 @@ def _unreadable(body: bytes) -> Any:
 @dataclass
 class Served:
     service: TrialService
-    host: Host
+    host: GrpcHost
     port: int
     channel: grpc.aio.Channel
 
@@ -163,16 +166,17 @@ UNBOUNDED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 
 @asynccontextmanager
-async def serving(name: GrpcServer, **options: Any) -> AsyncIterator[Served]:
+async def serving(host: Host, **options: Any) -> AsyncIterator[Served]:
     service = TrialService()
     given = ServerOptions(grpc_address="127.0.0.1", **{"grpc_port": 0, "exit_timeout_secs": 5, **options})
-    host = (await asyncio.to_thread(choose_host, name))(service.table(), given, OffLoopWork())
-    port = await host.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", UNBOUNDED) as channel:
+    running = host(Engine(given, ServingTable()))
+    running.rpcs = service.table()
+    await running.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{running.port}", UNBOUNDED) as channel:
         try:
-            yield Served(service, host, port, channel)
+            yield Served(service, running, running.port, channel)
         finally:
-            await host.stop()
+            await running.stop()
 
 
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -183,9 +187,6 @@ def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
         asyncio.run(asyncio.wait_for(test(*args, **kwargs), 30))
 
     return run
-
-
-both = pytest.mark.parametrize("name", HOSTS)
 
 
 async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -212,20 +213,18 @@ async def _refuses_connections(port: int) -> None:
 # ------------------------------------------------------------------------------ calls
 
 
-@both
 @pytest.mark.parametrize("method", ["echo", "now"])
 @pytest.mark.parametrize("size", [0, 1, 1000, 65_536, 300_000, 40 * MIB])
 @asynchronous
-async def test_a_message_goes_and_comes_back(name: GrpcServer, method: str, size: int) -> None:
-    async with serving(name) as served:
+async def test_a_message_goes_and_comes_back(host: Host, method: str, size: int) -> None:
+    async with serving(host) as served:
         body = bytes(range(256)) * (size // 256) + bytes(size % 256)
         assert await served.unary(method, body) == body
 
 
-@both
 @asynchronous
-async def test_an_answer_may_come_later(name: GrpcServer) -> None:
-    async with serving(name) as served:
+async def test_an_answer_may_come_later(host: Host) -> None:
+    async with serving(host) as served:
         call = asyncio.ensure_future(served.unary("later"))
         await served.service.begun.wait()
         assert served.service.reply is not None
@@ -234,9 +233,8 @@ async def test_an_answer_may_come_later(name: GrpcServer) -> None:
         assert served.service.cancels == 0
 
 
-@both
 @asynchronous
-async def test_a_call_behind_thousands_that_were_cancelled_is_answered(name: GrpcServer) -> None:
+async def test_a_call_behind_thousands_that_were_cancelled_is_answered(host: Host) -> None:
     """They come while the loop has no time for them; grpc's core by itself refuses any of so many as cancelled."""
     sent = threading.Event()
 
@@ -253,7 +251,7 @@ async def test_a_call_behind_thousands_that_were_cancelled_is_answered(name: Grp
             answer: bytes = innocent.result()
             return answer
 
-    async with serving(name) as served:
+    async with serving(host) as served:
         asking = asyncio.ensure_future(asyncio.to_thread(ask, served.port))
         await asyncio.sleep(0)
         sent.wait(20)
@@ -263,11 +261,10 @@ async def test_a_call_behind_thousands_that_were_cancelled_is_answered(name: Grp
 TEXTS = ["plain", "100 %", "%41", "a\nb\tc", "näïve", "日本語 🚰", "x" * 6000, "'quoted' \"twice\"", " space "]
 
 
-@both
 @pytest.mark.parametrize("method", ["fail", "refuse", "answer_with_error"])
 @asynchronous
-async def test_each_code_and_any_text_reach_the_client(name: GrpcServer, method: str) -> None:
-    async with serving(name) as served:
+async def test_each_code_and_any_text_reach_the_client(host: Host, method: str) -> None:
+    async with serving(host) as served:
         for code, status in NUMBERS.items():
             served.service.error = HeadraceError("because", code)
             assert await refusal(served.unary(method)) == (status, "because")
@@ -276,13 +273,12 @@ async def test_each_code_and_any_text_reach_the_client(name: GrpcServer, method:
             assert await refusal(served.unary(method)) == (grpc.StatusCode.UNAVAILABLE, text)
 
 
-@both
 @pytest.mark.parametrize("method", ["fail", "refuse"])
 @asynchronous
 async def test_an_error_that_is_not_ours_is_logged_and_not_shown(
-    name: GrpcServer, method: str, caplog: pytest.LogCaptureFixture
+    host: Host, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(name) as served:
+    async with serving(host) as served:
         served.service.error = ValueError("secret")
         text = "internal error; the server's log has the details"
         assert await refusal(served.unary(method)) == (grpc.StatusCode.INTERNAL, text)
@@ -290,73 +286,66 @@ async def test_an_error_that_is_not_ours_is_logged_and_not_shown(
     assert "secret" in caplog.text
 
 
-@both
 @asynchronous
-async def test_a_request_that_can_not_be_read_is_refused_without_details(name: GrpcServer) -> None:
-    async with serving(name) as served:
+async def test_a_request_that_can_not_be_read_is_refused_without_details(host: Host) -> None:
+    async with serving(host) as served:
         assert await refusal(served.unary("unreadable")) == (grpc.StatusCode.INTERNAL, "Unable to parse request")
 
 
-@both
 @pytest.mark.parametrize("path", ["/test.TrialService/nothing", "/test.Nobody/echo", "/echo", "/"])
 @asynchronous
-async def test_an_unknown_method_is_not_implemented(name: GrpcServer, path: str) -> None:
-    async with serving(name) as served:
+async def test_an_unknown_method_is_not_implemented(host: Host, path: str) -> None:
+    async with serving(host) as served:
         call = served.channel.unary_unary(path, None, None)(b"")
         assert await refusal(call) == (grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
 
-@both
 @asynchronous
-async def test_metadata_arrives_as_it_was_sent(name: GrpcServer) -> None:
+async def test_metadata_arrives_as_it_was_sent(host: Host) -> None:
     sent = (("x-one", "1"), ("x-two", "a"), ("x-two", "b, c"), ("x-bytes-bin", b"\x00\xff,="), ("x-bytes-bin", b""),
             ("x-empty", ""), ("x-long", "y" * 4000), ("x-symbols", "!\"#$%&'()*+,-./:;<=>?@[]^_`{|}~"))  # fmt: skip
-    async with serving(name) as served:
+    async with serving(host) as served:
         await served.unary("look", metadata=sent)
         assert tuple(pair for pair in served.service.metadata if pair[0].startswith("x-")) == sent
         assert {key for key, _ in served.service.metadata} == {key for key, _ in sent} | {"user-agent"}
         assert served.service.draining == [False]
 
 
-@both
 @pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
 @pytest.mark.parametrize("size", [1000, MIB])
 @asynchronous
-async def test_packed_requests_are_unpacked(name: GrpcServer, algorithm: grpc.Compression, size: int) -> None:
-    async with serving(name) as served:
+async def test_packed_requests_are_unpacked(host: Host, algorithm: grpc.Compression, size: int) -> None:
+    async with serving(host) as served:
         assert await served.unary("echo", b"a" * size, compression=algorithm) == b"a" * size
         requests = iter([b"a" * size, b"b" * size])
         answers = served.stream("repeat", requests, compression=algorithm)
         assert [answer async for answer in answers] == [b"a" * size, b"b" * size]
 
 
-@both
 @pytest.mark.parametrize("level", ["low", "medium", "high"])
 @asynchronous
-async def test_packed_answers_are_understood(name: GrpcServer, level: str) -> None:
-    async with serving(name, grpc_infer_response_compression_level=level) as served:
+async def test_packed_answers_are_understood(host: Host, level: str) -> None:
+    async with serving(host, grpc_infer_response_compression_level=level) as served:
         assert await served.unary("packed", b"a" * MIB) == b"a" * MIB
 
 
 # ------------------------------------------------------------------------ those who leave
 
 
-@both
 @pytest.mark.parametrize("method", ["wait", "later"])
 @asynchronous
-async def test_a_deadline_ends_the_call_and_its_handler(name: GrpcServer, method: str) -> None:
-    async with serving(name) as served:
+async def test_a_deadline_ends_the_call_and_its_handler(host: Host, method: str) -> None:
+    async with serving(host) as served:
         code, _ = await refusal(served.unary(method, timeout=0.2))
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         await served.service.cancelled.wait()
         assert served.service.cancels == (method == "later")
 
 
-@both
 @pytest.mark.parametrize("method", ["wait", "later"])
 @asynchronous
-async def test_a_call_that_is_cancelled_ends_its_handler(name: GrpcServer, method: str) -> None:
-    async with serving(name) as served:
+async def test_a_call_that_is_cancelled_ends_its_handler(host: Host, method: str) -> None:
+    async with serving(host) as served:
         call = served.unary(method)
         await served.service.begun.wait()
         call.cancel()
@@ -365,11 +354,10 @@ async def test_a_call_that_is_cancelled_ends_its_handler(name: GrpcServer, metho
         assert await served.unary("echo", b"x") == b"x"
 
 
-@both
 @pytest.mark.parametrize("method", ["wait", "later", "listen"])
 @asynchronous
-async def test_a_client_that_disconnects_ends_its_handlers(name: GrpcServer, method: str) -> None:
-    async with serving(name) as served:
+async def test_a_client_that_disconnects_ends_its_handlers(host: Host, method: str) -> None:
+    async with serving(host) as served:
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{served.port}")
         if method == "listen":
             stream: Any = channel.stream_stream("/test.TrialService/listen", None, None)
@@ -385,12 +373,9 @@ async def test_a_client_that_disconnects_ends_its_handlers(name: GrpcServer, met
                 await unary
 
 
-@both
 @asynchronous
-async def test_an_answer_after_the_client_left_is_lost_in_silence(
-    name: GrpcServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with serving(name) as served:
+async def test_an_answer_after_the_client_left_is_lost_in_silence(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(host) as served:
         call = served.unary("later")
         await served.service.begun.wait()
         call.cancel()
@@ -404,18 +389,16 @@ async def test_an_answer_after_the_client_left_is_lost_in_silence(
 # --------------------------------------------------------------------------- streams
 
 
-@both
 @asynchronous
-async def test_a_stream_keeps_its_order(name: GrpcServer) -> None:
-    async with serving(name) as served:
+async def test_a_stream_keeps_its_order(host: Host) -> None:
+    async with serving(host) as served:
         sent = [str(number).encode() * (number % 300) for number in range(2000)]
         assert [answer async for answer in served.stream("repeat", iter(sent))] == sent
 
 
-@both
 @asynchronous
-async def test_a_stream_answers_while_it_is_asked(name: GrpcServer) -> None:
-    async with serving(name) as served:
+async def test_a_stream_answers_while_it_is_asked(host: Host) -> None:
+    async with serving(host) as served:
         stream = served.stream("repeat")
         for number in range(50):
             await stream.write(b"%d" % number)
@@ -425,38 +408,34 @@ async def test_a_stream_answers_while_it_is_asked(name: GrpcServer) -> None:
         assert await stream.code() is grpc.StatusCode.OK
 
 
-@both
 @asynchronous
-async def test_a_stream_may_carry_large_messages(name: GrpcServer) -> None:
-    async with serving(name) as served:
+async def test_a_stream_may_carry_large_messages(host: Host) -> None:
+    async with serving(host) as served:
         sent = [bytes([number]) * (5 * MIB) for number in range(5)]
         assert [answer async for answer in served.stream("repeat", iter(sent))] == sent
 
 
-@both
 @asynchronous
-async def test_an_error_follows_the_answers_before_it(name: GrpcServer) -> None:
-    async with serving(name) as served:
+async def test_an_error_follows_the_answers_before_it(host: Host) -> None:
+    async with serving(host) as served:
         served.service.error = HeadraceError("at the end", Code.NOT_FOUND)
         stream = served.stream("repeat", iter([b"1", b"2"]))
         assert [await stream.read(), await stream.read()] == [b"1", b"2"]
         assert await refusal(stream.read()) == (grpc.StatusCode.NOT_FOUND, "at the end")
 
 
-@both
 @asynchronous
-async def test_a_stream_may_end_before_its_client_does(name: GrpcServer) -> None:
-    async with serving(name) as served:
+async def test_a_stream_may_end_before_its_client_does(host: Host) -> None:
+    async with serving(host) as served:
         stream = served.stream("end_early")
         assert await stream.read() == b"enough"
         assert await stream.read() is EOF
         assert await stream.code() is grpc.StatusCode.OK
 
 
-@both
 @asynchronous
-async def test_a_client_that_does_not_read_stops_the_handler(name: GrpcServer) -> None:
-    async with serving(name) as served:
+async def test_a_client_that_does_not_read_stops_the_handler(host: Host) -> None:
+    async with serving(host) as served:
         stream = served.stream("pour")
         assert len(await stream.read()) == MIB
         sent = -1
@@ -471,10 +450,9 @@ async def test_a_client_that_does_not_read_stops_the_handler(name: GrpcServer) -
         await served.service.cancelled.wait()
 
 
-@both
 @asynchronous
-async def test_a_deadline_ends_a_stream(name: GrpcServer) -> None:
-    async with serving(name) as served:
+async def test_a_deadline_ends_a_stream(host: Host) -> None:
+    async with serving(host) as served:
         stream = served.stream("listen", timeout=0.3)
         await stream.write(b"x")
         assert await stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -484,11 +462,10 @@ async def test_a_deadline_ends_a_stream(name: GrpcServer) -> None:
 # ------------------------------------------------------------------------------- stop
 
 
-@both
 @pytest.mark.parametrize("method", ["wait", "later"])
 @asynchronous
-async def test_stopping_answers_what_is_in_flight_and_takes_no_more(name: GrpcServer, method: str) -> None:
-    async with serving(name, exit_timeout_secs=60) as served:
+async def test_stopping_answers_what_is_in_flight_and_takes_no_more(host: Host, method: str) -> None:
+    async with serving(host, exit_timeout_secs=60) as served:
         call = asyncio.ensure_future(served.unary(method, b"x"))
         await served.service.begun.wait()
         stop = asyncio.ensure_future(served.stop())
@@ -504,19 +481,17 @@ async def test_stopping_answers_what_is_in_flight_and_takes_no_more(name: GrpcSe
         await asyncio.wait_for(stop, 30)
 
 
-@both
 @asynchronous
-async def test_stopping_without_calls_takes_no_time(name: GrpcServer) -> None:
-    async with serving(name) as served:
+async def test_stopping_without_calls_takes_no_time(host: Host) -> None:
+    async with serving(host) as served:
         assert await served.unary("echo", b"x") == b"x"
         await asyncio.wait_for(served.stop(), 2)
 
 
-@both
 @pytest.mark.parametrize("method", ["wait", "later"])
 @asynchronous
-async def test_stopping_aborts_what_is_left_in_the_end(name: GrpcServer, method: str) -> None:
-    async with serving(name, exit_timeout_secs=1) as served:
+async def test_stopping_aborts_what_is_left_in_the_end(host: Host, method: str) -> None:
+    async with serving(host, exit_timeout_secs=1) as served:
         call = asyncio.ensure_future(refusal(served.unary(method)))
         await served.service.begun.wait()
         await asyncio.wait_for(served.stop(), 3)
@@ -524,10 +499,9 @@ async def test_stopping_aborts_what_is_left_in_the_end(name: GrpcServer, method:
         assert (await call)[0] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
-@both
 @asynchronous
-async def test_a_stop_that_is_cancelled_aborts_at_once(name: GrpcServer) -> None:
-    async with serving(name, exit_timeout_secs=60) as served:
+async def test_a_stop_that_is_cancelled_aborts_at_once(host: Host) -> None:
+    async with serving(host, exit_timeout_secs=60) as served:
         call = asyncio.ensure_future(refusal(served.unary("wait")))
         await served.service.begun.wait()
         stop = asyncio.ensure_future(served.stop())
@@ -539,11 +513,10 @@ async def test_a_stop_that_is_cancelled_aborts_at_once(name: GrpcServer) -> None
         assert (await call)[0] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
-@both
 @asynchronous
-async def test_a_port_is_free_again_after_the_stop(name: GrpcServer) -> None:
-    async with serving(name) as served:
+async def test_a_port_is_free_again_after_the_stop(host: Host) -> None:
+    async with serving(host) as served:
         await served.unary("echo", b"x")
         await served.stop()
-        async with serving(name, grpc_port=served.port) as other:
+        async with serving(host, grpc_port=served.port) as other:
             assert await other.unary("echo", b"y") == b"y"

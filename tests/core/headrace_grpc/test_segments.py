@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from headrace.config.options import ServerOptions
 from headrace.engine import Operation
 from headrace.off_loop import OffLoopWork
+from headrace_grpc.frontend import Calls
 from headrace_grpc.http2.connection import Connection
 from headrace_grpc.http2.connections import Connections
 from headrace_grpc.http2.lifetime import Keepalive
 from headrace_grpc.http2.limits import Limits
-from headrace_grpc.native_host import Calls
 from headrace_grpc.rpc import Cancel, Context, Reply, Rpc
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/test.Echo/Echo"), (":authority", "x"),

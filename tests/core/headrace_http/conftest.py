@@ -30,6 +30,8 @@ from headrace.off_loop import OffLoopWork
 from headrace.plugins import Plugins
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
 from headrace_http.caller_limits import HttpLimits
+from headrace_http.frontend import HttpFrontend
+from headrace_http.http_host import HttpHost
 from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply
 from headrace_http.open_connections import NativeConnections
 from headrace_http.protocol import HttpProtocol
@@ -154,6 +156,12 @@ def make_caller() -> Callable[..., Caller]:
         return Caller(EchoModel(inputs, max_batch_size), **options)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def host() -> type[HttpHost]:
+    """The host of HTTP that the tests run on. Those that ask for it also run on the hosts of plugins."""
+    return HttpFrontend
 
 
 class Wire(asyncio.Transport):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from headrace import AnyOperation, Caller, Interceptor
+from headrace.models.interceptors import make_interceptors
 from headrace_http.asgi import create_app
 
 MakeCaller = Callable[..., Any]
 X = {"X": ("UINT8", (-1,))}
 GONE = {"type": "http.disconnect"}
+ALICE = {"subject": ((("commonName", "alice"),),)}
 
 
 def pieces(*bodies: bytes) -> list[dict[str, Any]]:
@@ -24,7 +28,12 @@ def pieces(*bodies: bytes) -> list[dict[str, Any]]:
 
 
 async def call(
-    caller: Any, method: str, path: str, events: Sequence[dict[str, Any]], headers: Sequence[tuple[bytes, bytes]] = ()
+    caller: Any,
+    method: str,
+    path: str,
+    events: Sequence[dict[str, Any]],
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    **further: Any,
 ) -> tuple[int, bytes] | None:
     """Status and body, or None if the application did not answer."""
     pending, sent = list(events), []
@@ -39,7 +48,7 @@ async def call(
         sent.append(event)
 
     scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": list(headers)}
-    await create_app(caller.engine)(scope, receive, send)
+    await create_app(caller.engine)(scope | further, receive, send)
     assert asyncio.all_tasks() == {asyncio.current_task()}, "a task is left of the request"
     if not sent:
         return None
@@ -65,6 +74,36 @@ def test_tensors_of_a_body_in_pieces_are_aligned(make_caller: MakeCaller) -> Non
     assert isinstance(array, np.ndarray)
     assert array.tobytes() == b"abcd"
     assert array.ctypes.data % 64 == 0
+
+
+class Witness(Interceptor):
+    """Notes who asks."""
+
+    name: ClassVar[str] = "witness"
+    seen: ClassVar[list[tuple[str, Any]]] = []
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        self.seen.append((caller.principal, caller.certificate))
+
+
+@pytest.mark.parametrize("is_verbose", [False, True])
+@pytest.mark.parametrize(
+    ("extensions", "seen"),
+    [
+        (None, ("", None)),
+        ({"tls": {}}, ("", None)),
+        ({"headrace": {"certificate": ALICE}}, ("alice", ALICE)),
+    ],
+)
+def test_interceptors_see_the_certificate_that_the_host_gives(
+    make_caller: MakeCaller, caplog: pytest.LogCaptureFixture, is_verbose: bool, extensions: Any, seen: Any
+) -> None:
+    caplog.set_level(logging.DEBUG if is_verbose else logging.INFO, "headrace")
+    caller = make_caller(X)
+    caller.engine.admission = make_interceptors([Witness], caller.engine.options)
+    Witness.seen.clear()
+    asyncio.run(call(caller, "GET", "/v2/health/live", pieces(b""), extensions=extensions))
+    assert Witness.seen == [seen]
 
 
 def test_flood_of_chunks_and_oversize_are_refused(make_caller: MakeCaller) -> None:

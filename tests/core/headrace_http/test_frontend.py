@@ -1,4 +1,4 @@
-"""Both hosts on real sockets."""
+"""A host on real sockets: the native one, and those of plugins, whose tests import these."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import httpx
 import pytest
 
 from headrace.errors import Unavailable
-from headrace_http.frontend import HttpFrontend
+from headrace_http.http_host import HttpHost
 
 MakeCaller = Callable[..., Any]
-HOSTS = ("auto", "hypercorn")
+Host = type[HttpHost]
 X = {"X": ("UINT8", (-1,))}
 
 
 @asynccontextmanager
-async def serving(caller: Any) -> AsyncIterator[HttpFrontend]:
-    frontend = HttpFrontend(caller.engine)
+async def serving(host: Host, caller: Any) -> AsyncIterator[HttpHost]:
+    frontend = host(caller.engine)
     await frontend.start()
     try:
         yield frontend
@@ -31,12 +31,11 @@ async def serving(caller: Any) -> AsyncIterator[HttpFrontend]:
         await asyncio.wait_for(frontend.stop(), 10)
 
 
-def options(host: str, **rest: Any) -> dict[str, Any]:
-    return {"http_address": "127.0.0.1", "http_port": 0, "http_server": host, "exit_timeout_secs": 1, **rest}
+def options(**rest: Any) -> dict[str, Any]:
+    return {"http_address": "127.0.0.1", "http_port": 0, "exit_timeout_secs": 1, **rest}
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_hosts_answer_alike(make_caller: MakeCaller, host: str) -> None:
+def test_hosts_answer_alike(make_caller: MakeCaller, host: Host) -> None:
     text = json.dumps(
         {
             "inputs": [
@@ -49,7 +48,7 @@ def test_hosts_answer_alike(make_caller: MakeCaller, host: str) -> None:
 
     async def main() -> None:
         async with (
-            serving(make_caller(X, **options(host))) as frontend,
+            serving(host, make_caller(X, **options())) as frontend,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.port}") as client,
         ):
             assert (await client.get("/v2/health/ready")).status_code == 200
@@ -67,12 +66,11 @@ def test_hosts_answer_alike(make_caller: MakeCaller, host: str) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_oversize_body_is_refused_and_the_server_goes_on(make_caller: MakeCaller, host: str) -> None:
+def test_oversize_body_is_refused_and_the_server_goes_on(make_caller: MakeCaller, host: Host) -> None:
     async def main() -> None:
-        caller = make_caller(X, **options(host, http_max_input_size=1000))
+        caller = make_caller(X, **options(http_max_input_size=1000))
         async with (
-            serving(caller) as frontend,
+            serving(host, caller) as frontend,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.port}") as client,
         ):
             reply = await client.post("/v2/models/echo/infer", content=b"x" * 200_000)
@@ -83,10 +81,9 @@ def test_oversize_body_is_refused_and_the_server_goes_on(make_caller: MakeCaller
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_disconnect_cancels_the_request(make_caller: MakeCaller, host: str) -> None:
+def test_disconnect_cancels_the_request(make_caller: MakeCaller, host: Host) -> None:
     async def main() -> None:
-        caller = make_caller(X, **options(host))
+        caller = make_caller(X, **options())
         caller.model.holds = True
         submitted, cancelled = asyncio.Event(), asyncio.Event()
         keep = caller.model.enqueue
@@ -98,7 +95,7 @@ def test_disconnect_cancels_the_request(make_caller: MakeCaller, host: str) -> N
 
         caller.model.enqueue = submit
         caller.table.serve(caller.model)
-        async with serving(caller) as frontend:
+        async with serving(host, caller) as frontend:
             body = b'{"inputs":[{"name":"X","datatype":"UINT8","shape":[1],"data":[1]}]}'
             _, writer = await asyncio.open_connection("127.0.0.1", frontend.port)
             writer.write(
@@ -112,10 +109,9 @@ def test_disconnect_cancels_the_request(make_caller: MakeCaller, host: str) -> N
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_stopping_answers_what_is_in_flight(make_caller: MakeCaller, host: str) -> None:
+def test_stopping_answers_what_is_in_flight(make_caller: MakeCaller, host: Host) -> None:
     async def main() -> None:
-        caller = make_caller(X, **options(host))
+        caller = make_caller(X, **options())
         caller.model.holds = True
         submitted = asyncio.Event()
         keep = caller.model.enqueue
@@ -126,7 +122,7 @@ def test_stopping_answers_what_is_in_flight(make_caller: MakeCaller, host: str) 
 
         caller.model.enqueue = submit
         caller.table.serve(caller.model)
-        async with serving(caller) as frontend, httpx.AsyncClient() as client:
+        async with serving(host, caller) as frontend, httpx.AsyncClient() as client:
             body = {"inputs": [{"name": "X", "datatype": "UINT8", "shape": [1], "data": [1]}]}
             url = f"http://127.0.0.1:{frontend.port}/v2/models/echo/infer"
             asking = asyncio.ensure_future(client.post(url, json=body))
@@ -140,8 +136,7 @@ def test_stopping_answers_what_is_in_flight(make_caller: MakeCaller, host: str) 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_repeated_request_is_answered_with_its_own_tensors(make_caller: MakeCaller, host: str) -> None:
+def test_repeated_request_is_answered_with_its_own_tensors(make_caller: MakeCaller, host: Host) -> None:
     """Over two connections, in turn: head and body in one write, or in two."""
     entry = {"name": "X", "datatype": "UINT8", "shape": [5], "parameters": {"binary_data_size": 5}}
     text = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
@@ -160,7 +155,7 @@ def test_repeated_request_is_answered_with_its_own_tensors(make_caller: MakeCall
         return await asyncio.wait_for(reader.readexactly(int(length.split(b":")[1])), 5)
 
     async def main() -> None:
-        async with serving(make_caller(X, **options(host))) as frontend:
+        async with serving(host, make_caller(X, **options())) as frontend:
             peers = [await asyncio.open_connection("127.0.0.1", frontend.port) for _ in range(2)]
             for number in range(12):
                 data = b"body%d" % (number % 10)
@@ -172,20 +167,22 @@ def test_repeated_request_is_answered_with_its_own_tensors(make_caller: MakeCall
     asyncio.run(main())
 
 
-def test_busy_port_is_named(make_caller: MakeCaller) -> None:
+def test_busy_port_is_named(make_caller: MakeCaller, host: Host) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            frontend = HttpFrontend(make_caller(X, **options("auto", http_port=port)).engine)
+            frontend = host(make_caller(X, **options(http_port=port)).engine)
             with pytest.raises(Unavailable, match=f"127.0.0.1:{port}: the port is in use"):
                 await frontend.start()
 
     asyncio.run(main())
 
 
-def test_start_is_logged_in_tritons_words(make_caller: MakeCaller, caplog: pytest.LogCaptureFixture) -> None:
+def test_start_is_logged_in_tritons_words(
+    make_caller: MakeCaller, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> int:
-        async with serving(make_caller(X, **options("auto"))) as frontend:
+        async with serving(host, make_caller(X, **options())) as frontend:
             return frontend.port
 
     caplog.set_level(logging.INFO)
@@ -193,11 +190,11 @@ def test_start_is_logged_in_tritons_words(make_caller: MakeCaller, caplog: pytes
     assert f"Started HTTPService at 127.0.0.1:{port}" in caplog.messages
 
 
-def test_two_servers_may_share_a_port(make_caller: MakeCaller) -> None:
+def test_two_servers_may_share_a_port(make_caller: MakeCaller, host: Host) -> None:
     async def main() -> None:
-        async with serving(make_caller(X, **options("auto", reuse_http_port=True))) as first:
-            shared = options("auto", reuse_http_port=True, http_port=first.port)
-            async with serving(make_caller(X, **shared)) as second:
+        async with serving(host, make_caller(X, **options(reuse_http_port=True))) as first:
+            shared = options(reuse_http_port=True, http_port=first.port)
+            async with serving(host, make_caller(X, **shared)) as second:
                 assert second.port == first.port
 
     asyncio.run(main())

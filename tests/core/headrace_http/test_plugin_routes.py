@@ -1,4 +1,7 @@
-"""Routes that plugins add, and answers that are sent while they are made: both hosts, on raw sockets."""
+"""Routes that plugins add, and answers that are sent while they are made, on raw sockets.
+
+On the native host, and on those of plugins, whose tests import these.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ import pytest
 from headrace.config.options import Restriction
 from headrace.errors import InvalidArgument, Unavailable
 from headrace.frontends.extension import Extension
-from headrace_http.frontend import HttpFrontend
+from headrace_http.http_host import HttpHost
 from headrace_http.message import HttpReply
 from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
 
 MakeCaller = Callable[..., Any]
-HOSTS = ("auto", "hypercorn")
+Host = type[HttpHost]
 X = {"X": ("UINT8", (-1,))}
 LIMIT_S = 90
 #: Large enough that a few do not fit into what the system keeps for a caller who does not read.
@@ -122,12 +125,12 @@ def unchunked(raw: bytes | bytearray) -> tuple[bytes, bool]:
 
 
 @asynccontextmanager
-async def serving(caller: Any, *routes: type[HttpRoute]) -> AsyncIterator[HttpFrontend]:
+async def serving(host: Host, caller: Any, *routes: type[HttpRoute]) -> AsyncIterator[HttpHost]:
     added = type("Added", (Extension,), {"name": "added", "adds": routes or (Ticks, Head)})
     caller.engine.extension_parts = [*caller.engine.extension_parts, added]
     del caller.engine.extensions
     Ticks.permits = asyncio.Semaphore(0)
-    frontend = HttpFrontend(caller.engine)
+    frontend = host(caller.engine)
     await frontend.start()
     try:
         yield frontend
@@ -135,11 +138,11 @@ async def serving(caller: Any, *routes: type[HttpRoute]) -> AsyncIterator[HttpFr
         await asyncio.wait_for(frontend.stop(), LIMIT_S)
 
 
-def sweep(frontend: HttpFrontend, times: int) -> None:
+def sweep(frontend: HttpHost, times: int) -> None:
     """As if so many seconds had passed."""
-    connections: Any = frontend._host
+    server: Any = getattr(frontend, "_server", frontend)  # of hypercorn
     for _ in range(times):
-        for connection in tuple(connections._connections._open):
+        for connection in tuple(server._connections._open):
             connection.sweep()
 
 
@@ -148,15 +151,15 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-@pytest.fixture(params=HOSTS)
-def run(request: pytest.FixtureRequest, make_caller: MakeCaller) -> Callable[..., None]:
+@pytest.fixture
+def run(host: Host, make_caller: MakeCaller) -> Callable[..., None]:
     """Runs a test as ``scenario(frontend)`` on one host after the other."""
 
     def run(scenario: Callable[..., Awaitable[None]], *routes: type[HttpRoute], **options: Any) -> None:
-        local = {"http_address": "127.0.0.1", "http_port": 0, "http_server": request.param, "exit_timeout_secs": 1}
+        local = {"http_address": "127.0.0.1", "http_port": 0, "exit_timeout_secs": 1}
 
         async def main() -> None:
-            async with serving(make_caller(X, **(local | options)), *routes) as frontend:
+            async with serving(host, make_caller(X, **(local | options)), *routes) as frontend:
                 try:
                     await asyncio.wait_for(scenario(frontend), LIMIT_S)
                 finally:
@@ -175,7 +178,7 @@ Run = Callable[..., None]
 
 
 def test_a_chunk_arrives_before_the_next_is_made(run: Run) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         wire = await (await Wire().connect(frontend.port)).ask()
         Ticks.permits.release()
         head = (await wire.until(b"one")).lower()
@@ -191,7 +194,7 @@ def test_a_chunk_arrives_before_the_next_is_made(run: Run) -> None:
 
 
 def test_an_answer_may_be_whole_and_has_placeholders_and_body(run: Run) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         wire = await Wire().connect(frontend.port)
         await wire.ask("/ticks/whole?query", rest="Content-Length: 4\r\n")
         await asyncio.get_running_loop().sock_sendall(wire.socket, b"body")
@@ -205,7 +208,7 @@ def test_an_answer_may_be_whole_and_has_placeholders_and_body(run: Run) -> None:
 
 
 def test_one_of_http_1_0_ends_with_the_connection(run: Run) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         wire = await (await Wire().connect(frontend.port)).ask(version="1.0")
         Ticks.permits = asyncio.Semaphore(2)
         head, _, body = (await wire.to_the_end()).partition(b"\r\n\r\n")
@@ -216,7 +219,7 @@ def test_one_of_http_1_0_ends_with_the_connection(run: Run) -> None:
 
 
 def test_one_to_head_has_no_body_and_makes_none(run: Run) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         wire = await (await Wire().connect(frontend.port)).ask(method="HEAD", rest="Connection: close\r\n")
         head, _, body = (await wire.to_the_end()).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")
@@ -227,7 +230,7 @@ def test_one_to_head_has_no_body_and_makes_none(run: Run) -> None:
 
 
 def test_an_empty_chunk_is_no_end_and_an_empty_stream_is_an_answer(run: Run) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         Ticks.permits = asyncio.Semaphore(3)
         wire = await Wire().connect(frontend.port)
         Ticks.chunks = [b"one", b"", b"three"]
@@ -240,7 +243,7 @@ def test_an_empty_chunk_is_no_end_and_an_empty_stream_is_an_answer(run: Run) -> 
 
 
 def test_pipelined_answers_keep_the_order_of_the_requests(run: Run) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         wire = await Wire().connect(frontend.port)
         for path in ("/ticks/whole", "/ticks/a", "/ticks/b", "/v2/models/echo"):
             await wire.ask(path)
@@ -269,7 +272,7 @@ def test_pipelined_answers_keep_the_order_of_the_requests(run: Run) -> None:
     ],
 )
 def test_an_error_before_the_first_chunk_has_a_status(run: Run, error: Exception, status: int, text: str) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         Ticks.chunks, Ticks.fails = [], error
         wire = await (await Wire().connect(frontend.port)).ask()
         head, _, body = (await wire.until(b"}")).partition(b"\r\n\r\n")
@@ -285,7 +288,7 @@ def test_an_error_before_the_first_chunk_has_a_status(run: Run, error: Exception
 @pytest.mark.parametrize("error", [Unavailable("no more"), ValueError("broken")])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_an_error_behind_a_chunk_is_no_end_of_the_answer(run: Run, error: Exception, version: str) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         Ticks.fails = error
         wire = await (await Wire().connect(frontend.port)).ask(version=version)
         Ticks.permits.release()
@@ -318,7 +321,7 @@ def test_headers_that_would_be_taken_for_something_else_are_not_sent(
 ) -> None:
     monkeypatch.setattr(Ticks, "headers", [header])
 
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         answer = await (await (await Wire().connect(frontend.port)).ask(path)).until(b"its log has the reason")
         assert answer.startswith(b"HTTP/1.1 500")
         assert b"Cookie" not in answer
@@ -330,7 +333,7 @@ def test_headers_that_would_be_taken_for_something_else_are_not_sent(
 
 
 def test_a_caller_who_does_not_read_stops_the_maker_and_gets_all_later(run: Run) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         Ticks.chunks = [CHUNK] * 128
         Ticks.permits = asyncio.Semaphore(len(Ticks.chunks))
         wire, other = await (await Wire().connect(frontend.port)).ask(), await Wire().connect(frontend.port)
@@ -347,7 +350,7 @@ def test_a_caller_who_does_not_read_stops_the_maker_and_gets_all_later(run: Run)
 
 
 def test_callers_who_do_not_read_cost_no_more_than_is_on_the_way(run: Run) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         Ticks.chunks = [CHUNK] * 48
         Ticks.permits = asyncio.Semaphore(10 * len(Ticks.chunks))
         wires = [await (await Wire().connect(frontend.port)).ask(rest="Connection: close\r\n") for _ in range(8)]
@@ -366,7 +369,7 @@ def test_callers_who_do_not_read_cost_no_more_than_is_on_the_way(run: Run) -> No
 @pytest.mark.parametrize("how", ["reset", "close"])
 @pytest.mark.parametrize("state", ["silent before the first", "silent", "full"])
 def test_a_caller_who_leaves_ends_the_maker(run: Run, how: str, state: str) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         if state == "full":
             Ticks.chunks = [CHUNK] * 256
             Ticks.permits = asyncio.Semaphore(256)
@@ -390,13 +393,13 @@ def test_a_caller_who_leaves_ends_the_maker(run: Run, how: str, state: str) -> N
     run(scenario)
 
 
-def frontend_tasks(frontend: HttpFrontend) -> bool:
+def frontend_tasks(frontend: HttpHost) -> bool:
     """Whether a request of a plugin's route is being answered."""
     return any("RouteHandler" in repr(task.get_coro()) for task in asyncio.all_tasks())
 
 
 def test_a_caller_who_takes_nothing_for_too_long_is_given_up(run: Run) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         Ticks.chunks = [CHUNK] * 256
         Ticks.permits = asyncio.Semaphore(256)
         await (await Wire().connect(frontend.port)).ask()
@@ -413,7 +416,7 @@ def test_a_caller_who_takes_nothing_for_too_long_is_given_up(run: Run) -> None:
 
 
 def test_a_slow_caller_and_a_slow_maker_are_not_given_up(run: Run) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         Ticks.chunks = [b"one", *[CHUNK] * 64]
         wire = await (await Wire().connect(frontend.port)).ask()
         Ticks.permits.release()
@@ -434,7 +437,7 @@ def test_a_slow_caller_and_a_slow_maker_are_not_given_up(run: Run) -> None:
 def test_half_a_close_is_no_leaving(run: Run) -> None:
     """The caller says no more, and takes the answer: what finds out that it is there must not be seen in it."""
 
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         wire = await (await Wire().connect(frontend.port)).ask()
         Ticks.permits.release()
         await wire.until(b"one")
@@ -449,7 +452,7 @@ def test_half_a_close_is_no_leaving(run: Run) -> None:
 
 
 def test_stopping_has_the_answer_sent_to_its_end(run: Run) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         wire = await (await Wire().connect(frontend.port)).ask()
         Ticks.permits.release()
         await wire.until(b"one")
@@ -466,7 +469,7 @@ def test_stopping_has_the_answer_sent_to_its_end(run: Run) -> None:
 
 
 def test_a_route_needs_the_key_of_its_category_and_a_body_within_bounds(run: Run) -> None:
-    async def scenario(frontend: HttpFrontend) -> None:
+    async def scenario(frontend: HttpHost) -> None:
         wire = await (await Wire().connect(frontend.port)).ask("/ticks/whole")
         assert (await wire.until(b"'key'")).startswith(b"HTTP/1.1 403")
         wire.received.clear()

@@ -50,7 +50,6 @@ max_batch_size: 8
 input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] } ]
 """
-HOSTS = [("auto", "native"), ("hypercorn", "grpcio")]
 
 
 class Door(Interceptor):
@@ -102,12 +101,18 @@ class Ports(SimpleNamespace):
 Serve = Callable[..., None]
 
 
-@pytest.fixture(params=HOSTS, ids="-".join)
+@pytest.fixture
+def hosts() -> tuple[str, str]:
+    """The hosts of HTTP and gRPC. Plugins' tests have their own."""
+    return "native", "native"
+
+
+@pytest.fixture
 def serve(
-    request: pytest.FixtureRequest, write_model: Any, make_server: Callable[..., Server], use: Callable[..., None]
+    hosts: tuple[str, str], write_model: Any, make_server: Callable[..., Server], use: Callable[..., None]
 ) -> Serve:
     """Runs a scenario on a thread, against a server with its ports and with the interceptors of the test."""
-    http_server, grpc_server = request.param
+    http_server, grpc_server = hosts
 
     def run(scenario: Callable[[Ports], Any], *interceptors: type[Interceptor], **options: Any) -> None:
         write_model("m", CONFIG)
@@ -120,7 +125,7 @@ def serve(
             server = make_server(**addresses, **ports, **how, **options)
             async with server:
                 await server.start_frontends()
-                found = {frontend.name: frontend.port for frontend in server.frontends}  # type: ignore[attr-defined]
+                found = {each.protocol or each.name: each.port for each in server.frontends}  # type: ignore[attr-defined]
                 await asyncio.to_thread(scenario, Ports(server=server, **found))
 
         asyncio.run(asyncio.wait_for(main(), 60))

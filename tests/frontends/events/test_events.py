@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.conftest import Headrace
 
 DEADLINE_S = 90.0
-HOSTS = ("--http-server=auto", "--http-server=hypercorn")
+HOSTS = ("--http-server=native", "--http-server=hypercorn")
 #: A decoupled model that answers with 0, 1, 2, ... in ``COUNT`` responses of ``SIZE`` numbers, says in a file how far
 #: it has come, and fails behind the last if ``COUNT`` is odd.
 MODEL = """

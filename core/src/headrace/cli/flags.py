@@ -142,8 +142,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("http-restricted-api", "<api>,...:<key>=<value>", _HTTP_RESTRICTED, "model-repository:admin=letmein",
              values.restriction("http-restricted-api", "api"), values.restrictions("api")),
         Flag("http-server", "<server>",
-             "Server library of the HTTP endpoint: auto, hypercorn (needs headrace[hypercorn]) or native.",
-             "hypercorn", choice("http-server", "auto", "hypercorn", "native")),
+             "Host of the HTTP endpoint: native, or hypercorn (needs headrace[hypercorn]), or that of another plugin.",
+             "hypercorn", values.not_empty("http-server")),
     ),
     "gRPC": (
         Flag("allow-grpc", "<bool>", "Serve gRPC.", "false", boolean),
@@ -199,9 +199,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
              "model-repository:admin=letmein",
              values.restriction("grpc-restricted-protocol", "protocol", GRPC_RESTRICTED_PREFIX),
              values.restrictions("protocol")),
-        Flag("grpc-server", "<server>", "Server library of the gRPC endpoint: auto, native or grpcio (needs "
-             "headrace[grpcio]).",
-             "grpcio", choice("grpc-server", "auto", "native", "grpcio")),
+        Flag("grpc-server", "<server>",
+             "Host of the gRPC endpoint: native, or grpcio (needs headrace[grpcio]), or that of another plugin.",
+             "grpcio", values.not_empty("grpc-server")),
     ),
     "SageMaker and Vertex AI": (
         Flag("allow-sagemaker", "<bool>", "Serve SageMaker's requests.", "false", boolean),

@@ -17,10 +17,8 @@ from headrace.distributions import need
 LogFormat: TypeAlias = Literal["default", "ISO8601", "json"]
 ControlMode: TypeAlias = Literal["none", "poll", "explicit"]
 CompressionLevel: TypeAlias = Literal["none", "low", "medium", "high"]
-HttpServer: TypeAlias = Literal["auto", "hypercorn", "native"]
 #: The clients that may send files with a load request, over HTTP and gRPC.
 ModelFilesFrom: TypeAlias = Literal["loopback", "any", "none"]
-GrpcServer: TypeAlias = Literal["auto", "native", "grpcio"]
 
 #: The categories that ``--http-restricted-api`` and ``--grpc-restricted-protocol`` can restrict.
 RESTRICTED_CATEGORIES = (
@@ -126,7 +124,8 @@ class ServerOptions:
     http_stall_timeout_secs: int = 30
     #: For each restricted category, the header that permits a request.
     http_restricted_api: Mapping[str, Restriction] = field(default_factory=dict)
-    http_server: HttpServer = "auto"
+    #: The host of HTTP: ``native``, or the name of a frontend that a plugin has for it.
+    http_server: str = "native"
 
     # gRPC; times in milliseconds; 0 means no limit for the connection ages
     allow_grpc: bool = True
@@ -163,7 +162,8 @@ class ServerOptions:
     grpc_message_timeout_secs: int = 60
     #: For each restricted category, the metadata key, prefix included, that permits a call.
     grpc_restricted_protocol: Mapping[str, Restriction] = field(default_factory=dict)
-    grpc_server: GrpcServer = "auto"
+    #: The host of gRPC, likewise.
+    grpc_server: str = "native"
 
     # SageMaker and Vertex AI
     allow_sagemaker: bool = False

@@ -26,6 +26,10 @@ def streams_s(exit_timeout_s: float) -> float:
     return exit_timeout_s / 2
 
 
+#: The protocols that have hosts: ``--http-server`` and ``--grpc-server`` choose one each.
+HOSTED_PROTOCOLS = ("http", "grpc")
+
+
 class Frontend(ABC):
     """A protocol endpoint. One object per server.
 
@@ -33,6 +37,9 @@ class Frontend(ABC):
     """
 
     name: ClassVar[str]
+    #: ``http`` or ``grpc`` if this frontend is a host of that protocol. A server runs one host of each: the one that
+    #: ``--http-server`` or ``--grpc-server`` names. Empty for a frontend with a protocol of its own.
+    protocol: ClassVar[str] = ""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

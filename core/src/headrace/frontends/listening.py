@@ -55,6 +55,22 @@ def listen_http(address: str, port: int, is_shared: bool, listens: bool = True, 
         raise Unavailable(f"failed to listen for {service} on {address}:{port}: {reason}") from error
 
 
+def listen_grpc(address: str, port: int, is_shared: bool, listens: bool = True) -> socket.socket:
+    """Return `bind` for gRPC. Raises `Unavailable` with the address and port, in Triton's words if it is in use."""
+    try:
+        return bind(address, port, is_shared, listens)
+    except OSError as error:
+        place = shown_address(address, port)
+        if error.errno == errno.EADDRINUSE:
+            raise Unavailable(f"Socket '{place}' already in use ") from error
+        raise Unavailable(f"can not listen on '{place}' for gRPC: {error.strerror}") from error
+
+
+def shown_address(address: str, port: int) -> str:
+    """Return an address and a port as messages name them."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def claim(listen: Listen, address: str, port: int, is_shared: bool) -> socket.socket:
     """Return a socket that reserves a port for processes that will share it. It does not listen itself.
 

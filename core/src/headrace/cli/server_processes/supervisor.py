@@ -15,10 +15,9 @@ from headrace.cli.server_processes.refusals import warning
 from headrace.cli.server_processes.server_process import ServerProcess
 from headrace.engine import Engine, Phase
 from headrace.errors import HeadraceError
-from headrace.frontends.listening import claim, listen_http
+from headrace.frontends.listening import claim, listen_grpc, listen_http
 from headrace.models.serving_table import ServingTable
 from headrace.telemetry.metric_sums import MetricSums, read_families
-from headrace_grpc.native_host import listen as listen_grpc
 from headrace_http.metrics_frontend import MetricsFrontend
 from headrace_processes.supervision.process_set import ProcessSet
 

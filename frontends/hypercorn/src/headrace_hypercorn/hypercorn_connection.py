@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias, cast
 
-from headrace_http.caller_limits import HttpLimits, Pace, has_left, reset, unsent_bytes
-from headrace_http.message import BEGINNING, HttpReply, text_error
-from headrace_http.strict_requests import StrictRequests
+from headrace import HttpReply, OpenConnections, Pace, StrictRequests
+from headrace_hypercorn.sockets import has_left, reset, unsent_bytes
 
-if TYPE_CHECKING:
-    from headrace_http.asgi import App, Receive, Scope, Send
-    from headrace_http.open_connections import OpenConnections
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+#: What every answer of HTTP/1.1 begins with.
+_BEGINNING = b"HTTP/1.1 "
+_LATE = HttpReply(408, ((b"Content-Type", b"application/json"),), (b'{"error":"the request did not arrive in time"}',))
 #: Bodies are handed on in pieces of so many bytes, so that it shows whether the caller takes them.
 _PIECE_BYTES = 256 * 1024
 
@@ -86,7 +89,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
 
     async def answer(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Have ``app`` answer one request."""
-        call = _PacedCall(self, scope, receive, send)
+        call = _PacedCall(self, self._connections.limits.pace(), scope, receive, send)
         self._calls.add(call)
         if self._has_eof:  # it came with the request, or behind one before it
             self._writer.begin()
@@ -97,7 +100,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
             else:
                 await app(scope, call.receive, call.send)
         except _Late:
-            await call.refuse(text_error(408, "the request did not arrive in time"))
+            await call.refuse(_LATE)
         except Exception:
             if call.has_begun and call.version == "1.0":  # an end would be the end of the answer
                 reset(self._socket_transport)
@@ -111,10 +114,6 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
                 super().eof_received()
             if self.is_stopping:
                 self._connections.settle()
-
-    @property
-    def limits(self) -> HttpLimits:
-        return self._connections.limits
 
     @property
     def unsent_bytes(self) -> int:
@@ -175,7 +174,8 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         if is_arriving is not self._was_arriving:
             self._was_arriving, self._seconds = is_arriving, 0
         self._seconds += 1
-        limit = self.limits.header_timeout_s if is_arriving else self.limits.keepalive_timeout_s
+        limits = self._connections.limits
+        limit = limits.header_timeout_s if is_arriving else limits.keepalive_timeout_s
         if 0 < limit < self._seconds or (is_arriving and self.is_stopping):
             self.close()
 
@@ -183,13 +183,13 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
 class _PacedCall:
     """One request: counts what arrives and what is taken, and gives up who is too slow."""
 
-    def __init__(self, connection: HypercornConnection, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, connection: HypercornConnection, pace: Pace, scope: Scope, receive: Receive, send: Send) -> None:
         self._connection, self._receive, self._send = connection, receive, send
         self._closes = False
         self.version = scope["http_version"]
         self._is_http_1 = self.version < "2"
         self._task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._pace = Pace(connection.limits.min_data_rate, connection.limits.stall_timeout_s)
+        self._pace = pace
         self._moved_bytes = 0
         self._is_receiving = True
         self._is_sending = self.is_waiting = self._is_late = self.has_begun = False
@@ -271,8 +271,8 @@ class _Writer(asyncio.StreamWriter):
     def begin(self) -> None:
         """Write what every answer begins with, once."""
         if not self._begun_bytes:
-            super().write(BEGINNING)
-            self._begun_bytes = len(BEGINNING)
+            super().write(_BEGINNING)
+            self._begun_bytes = len(_BEGINNING)
 
     def write(self, data: Any) -> None:
         begun, self._begun_bytes = self._begun_bytes, 0

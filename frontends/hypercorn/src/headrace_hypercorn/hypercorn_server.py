@@ -1,50 +1,52 @@
-"""HTTP/1.1 and HTTP/2 in pure Python: hypercorn, in front of the ASGI application."""
+"""HTTP/1.1 and HTTP/2 by hypercorn, on the connections that the host accepts."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
-from headrace.frontends.listening import BACKLOG
-from headrace_http.asgi import Receive, Scope, Send, create_app
-from headrace_http.caller_limits import HttpLimits, flagged
-from headrace_http.http_host import HttpHost
-from headrace_http.hypercorn_connection import HypercornConnection
-from headrace_http.open_connections import OpenConnections
+from headrace import OpenConnections, create_app
+from headrace_hypercorn.hypercorn_connection import HypercornConnection, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from headrace import HttpHost
 
 #: Between two attempts to end what serves a connection that is gone.
 _AGAIN_S = 0.1
 
 
-class HypercornHost(HttpHost):
-    """Accepts connections on the server's own event loop; hypercorn speaks on each."""
+class HypercornServer:
+    """Serves what ``host`` listens on, on the server's own event loop. hypercorn speaks on each connection."""
 
-    async def start(self) -> None:
-        self._limits = limits = HttpLimits(**flagged(self.engine.options))
-        self._connections = connections = OpenConnections(limits, self.engine.off_loop_work)
+    def __init__(self, host: HttpHost) -> None:
+        self._host = host
+        self._connections = OpenConnections(host.limits, host.engine.off_loop_work)
         self._config = config = Config()
         config.accesslog = config.errorlog = None
         config.include_date_header = config.include_server_header = False
-        config.h11_max_incomplete_size = 2 * limits.head_bytes  # ours is the bound
+        config.h11_max_incomplete_size = 2 * host.limits.head_bytes  # ours is the bound
         config.keep_alive_max_requests = sys.maxsize
         config.keep_alive_timeout = None  # type: ignore[assignment]  # ours is the clock
-        self._app = create_app(self.engine, self.routes)
+        self._app = create_app(host.engine)
         self._wrapped = ASGIWrapper(self._answer)  # type: ignore[arg-type]
         self._serving: set[asyncio.Task[None]] = set()
+
+    async def start(self, listener: socket.socket) -> None:
         self._acceptor = await asyncio.get_running_loop().create_server(
-            lambda: HypercornConnection(connections, self._serve), sock=self.listener, backlog=BACKLOG
+            lambda: HypercornConnection(self._connections, self._serve), sock=listener, backlog=self._host.backlog
         )
-        connections.watch()
+        self._connections.watch()
 
     async def stop(self) -> None:
         self._acceptor.close()
-        await self._connections.drain(self.engine.options.exit_timeout_secs, serves_on=True)
+        await self._connections.drain(self._host.engine.options.exit_timeout_secs, serves_on=True)
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(
@@ -72,7 +74,7 @@ class HypercornHost(HttpHost):
 
 
 async def _end(connection: HypercornConnection, context: WorkerContext, serving: asyncio.Task[None]) -> None:
-    """hypercorn waits for the next request of a caller who has gone, unless it is told that all is over.
+    """hypercorn waits for the next request of a client that disconnected, unless it is told that all is over.
 
     Behind a pipelined request that cannot be answered any more it does so for ever, and sometimes takes its
     cancellation for that of a task of its own.

@@ -1,48 +1,34 @@
-"""gRPC by grpcio's asyncio server. The only module that knows how grpcio answers a call."""
+"""gRPC by grpcio's asyncio server. The only module that imports grpcio."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic_ns
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc.aio import Server, ServicerContext
 
-from headrace.config.options import CompressionLevel, ServerOptions
-from headrace.errors import CallerError, Code, HeadraceError, InternalError, Unavailable
-from headrace.frontends.base import LAST_WORDS_S, callers_s
-from headrace.frontends.failures import tell_fault
-from headrace.frontends.listening import bind
-from headrace.memory_release import share_heap
-from headrace.off_loop import OffLoopWork, TooLargeForLoop
-from headrace.telemetry.pacing import paced
-from headrace_grpc import tls
-from headrace_grpc.hosts import OUT_OF_TIME, Host, address_of
-from headrace_grpc.infer import SHUTTING_DOWN
-from headrace_grpc.rpc import Metadata, Rpc, Stream, Unary, awaited, serialize
-from headrace_grpc.status import STATUS, details
-from headrace_grpc.wire import MESSAGE_BYTES
+from headrace import ServerOptions, Unavailable
 
-log = paced(__name__)
+if TYPE_CHECKING:
+    from headrace import GrpcHost, Rpc, TlsFiles
 
 #: In grpc's numbers. Its core picks an algorithm that the client accepts: gzip for low, else deflate.
 #: It has no levels per RPC, so that they apply to all, where Triton compresses inference only.
-_COMPRESSION_LEVELS: dict[CompressionLevel, int] = {"none": 0, "low": 1, "medium": 2, "high": 3}
+_COMPRESSION_LEVELS: dict[str, int] = {"none": 0, "low": 1, "medium": 2, "high": 3}
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 #: Calls that grpc's core may hold for us, of all connections together. Beyond its own 1,000 it refuses any of them as
 #: cancelled, and those that clients have cancelled count until we look.
 _PENDING_CALLS = 65_536
-#: Messages from here on, of which the core and we have a copy each, leave enough memory to give back.
-_GIVE_BACK_BYTES = 1 << 20
+#: What one gRPC message may hold, in either direction.
+_MESSAGE_BYTES = 2**31 - 1
 
 #: Between two looks at what holds up the end, and for clients to read what is said to them last.
 _LOOK_SECONDS, _LAST_WORDS_SECONDS = 0.1, 0.2
@@ -52,11 +38,11 @@ _HURRY_SECONDS = 0.5
 _UNREAD_SECONDS = 2.0
 
 
-class GrpcioHost(Host):
-    """A grpcio server of the RPCs."""
+class GrpcioServer:
+    """A grpcio server of the RPCs of ``host``."""
 
-    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: OffLoopWork) -> None:
-        super().__init__(rpcs, options, large)
+    def __init__(self, host: GrpcHost) -> None:
+        self._host, self._options = host, host.engine.options
         #: The calls whose handlers run, and the tasks that wait for another message.
         self._running: set[asyncio.Task[Any]] = set()
         self._readers: set[asyncio.Task[Any]] = set()
@@ -68,9 +54,10 @@ class GrpcioHost(Host):
     _is_out_of_time = False
 
     async def start(self) -> int:
-        share_heap()
-        options, address = self.options, address_of(self.options)
-        credentials = await asyncio.to_thread(tls.credentials, options)
+        """Listen, and return the port. Raises as `GrpcHost.serve`."""
+        self._host.share_heap()
+        options, address, files = self._options, self._host.address, self._host.tls
+        credentials = None if files is None else await asyncio.to_thread(credentials_of, files)
         self._server: Server = grpc.aio.server(options=tuple(_arguments(options)))
         self._server.add_generic_rpc_handlers(self._handlers())
         try:
@@ -80,14 +67,16 @@ class GrpcioHost(Host):
                 port = self._server.add_secure_port(address, credentials)
             await self._server.start()
         except RuntimeError as error:
-            raise Unavailable(_why_not(options, address)) from error
+            self._host.require_free()
+            raise Unavailable(f"can not listen on '{address}' for gRPC") from error
         return port
 
     async def stop(self) -> None:
+        """Stop as `GrpcHost.serve` says."""
         self.draining = True
         for reader in tuple(self._readers):
             reader.cancel()
-        stopping = asyncio.ensure_future(self._server.stop(self.options.exit_timeout_secs + LAST_WORDS_S))
+        stopping = asyncio.ensure_future(self._server.stop(self._host.stop_s))
         try:
             await self._stopped(stopping)
         finally:
@@ -101,8 +90,8 @@ class GrpcioHost(Host):
         """Wait while there is time, and calls that still work or whose clients read."""
         loop = asyncio.get_running_loop()
         self._wrote = worked = computed = now = loop.time()
-        seconds = self.options.exit_timeout_secs
-        end = now + seconds + LAST_WORDS_S - _LAST_WORDS_SECONDS
+        seconds = self._options.exit_timeout_secs
+        end = now + self._host.stop_s - _LAST_WORDS_SECONDS
         while not stopping.done() and now < end:
             await asyncio.wait((stopping,), timeout=min(end - now, _LOOK_SECONDS))
             now = loop.time()
@@ -113,30 +102,28 @@ class GrpcioHost(Host):
             worked = now
             if len(self._running) != self._writing:
                 computed = now
-            elif now - self._wrote > _HURRY_SECONDS or now - computed > callers_s(seconds):
+            elif now - self._wrote > _HURRY_SECONDS or now - computed > self._host.callers_s:
                 return
 
     def _handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
         services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = defaultdict(dict)
-        for rpc in self.rpcs:
+        for rpc in self._host.rpcs:
             services[rpc.service][rpc.name] = self._bind(rpc)
         return tuple(grpc.method_handlers_generic_handler(name, methods) for name, methods in services.items())
 
     def _bind(self, rpc: Rpc) -> grpc.RpcMethodHandler[Any, Any]:
         # Parsing and serializing happen in our calls, because grpcio shows the exceptions of its own.
         if rpc.stream is not None:
-            return grpc.stream_stream_rpc_method_handler(self._stream(rpc, rpc.stream))
-        handler = rpc.unary if rpc.direct is None else awaited(rpc.direct)
-        assert handler is not None
-        return grpc.unary_unary_rpc_method_handler(self._unary(rpc, handler))
+            return grpc.stream_stream_rpc_method_handler(self._stream(rpc))
+        return grpc.unary_unary_rpc_method_handler(self._unary(rpc))
 
-    def _unary(self, rpc: Rpc, handler: Unary) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        read = self._reader(rpc)
+    def _unary(self, rpc: Rpc) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        read, handler = self._host.reader(rpc), rpc.awaitable()
 
         async def answer(body: bytes, context: ServicerContext[Any, Any]) -> bytes:
             reading = read(body)
             del body  # see `_abort`
-            return serialize(await handler(await reading, _Call(self, context)))
+            return await handler(await reading, _Call(self, context))
 
         async def call(body: bytes, context: ServicerContext[Any, Any]) -> bytes:
             with self._counted():
@@ -145,17 +132,16 @@ class GrpcioHost(Host):
                 try:
                     return await answering
                 except Exception as error:
-                    if rpc.unary is not None and isinstance(error, HeadraceError):
-                        tell_fault(error, rpc.name)
-                    await _abort(context, error)
+                    await self._abort(context, error)
                 except asyncio.CancelledError:
                     await self._excuse(context)
                     raise
 
         return call
 
-    def _stream(self, rpc: Rpc, handler: Stream) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
-        parsed = self._parsed(rpc)
+    def _stream(self, rpc: Rpc) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
+        parsed, handler = self._parsed(rpc), rpc.stream
+        assert handler is not None
 
         async def call(bodies: AsyncIterator[bytes], context: ServicerContext[Any, Any]) -> None:
             with self._counted():
@@ -165,7 +151,7 @@ class GrpcioHost(Host):
                     # A write under way when the client leaves fails before this task is cancelled.
                     raise asyncio.CancelledError from error
                 except Exception as error:
-                    await _abort(context, error)
+                    await self._abort(context, error)
                 except asyncio.CancelledError:
                     await self._excuse(context)
                     raise
@@ -186,7 +172,7 @@ class GrpcioHost(Host):
     async def _excuse(self, context: ServicerContext[Any, Any]) -> None:
         """A call is cancelled; if that was `stop`, its client hears why."""
         if self._is_out_of_time:
-            await _abort(context, Unavailable(OUT_OF_TIME))
+            await self._abort(context, Unavailable(self._host.out_of_time))
 
     async def _write(self, context: ServicerContext[Any, Any], body: bytes) -> None:
         self._writing += 1
@@ -198,36 +184,37 @@ class GrpcioHost(Host):
 
     def _parsed(self, rpc: Rpc) -> Callable[[AsyncIterator[bytes]], AsyncIterator[Any]]:
         """Touches ``bodies`` when it is read: grpcio complains on stderr of those that are begun and not read."""
-        read = self._reader(rpc)
+        read = self._host.reader(rpc)
 
         async def messages(bodies: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+            self._require_more()
             iterator = aiter(bodies)
             while (body := await self._read(iterator)) is not None:
                 yield await read(body)
 
         return messages
 
-    def _reader(self, rpc: Rpc) -> Callable[[bytes], Coroutine[Any, Any, Any]]:
-        """Reads a message, and leaves what is large to a thread."""
-        parse, parse_large = rpc.parse, rpc.parse_large or rpc.parse
+    async def _abort(self, context: ServicerContext[Any, Any], reason: Exception) -> NoReturn:
+        """End the call with the status of ``reason``.
 
-        async def read(body: bytes) -> Any:
-            if len(body) >= _GIVE_BACK_BYTES:
-                self.large.give_back_later()
-            try:
-                return parse(body)
-            except TooLargeForLoop:
-                return await self.large.run(partial(parse_large, body))
+        grpc's core keeps what it is left with, and with it the frames on the way there: those of ``reason``, which
+        have the message, are cut off.
+        """
+        code, details = self._host.status(reason)
+        reason.__traceback__ = reason.__context__ = reason.__cause__ = None
+        await context.abort(_STATUS_CODES[code], details)
 
-        return read
+    def _require_more(self) -> None:
+        """Raise `Unavailable` if the server stops. Called before `aiter`, which grpcio wants to be read."""
+        if self._takes_no_more():
+            raise Unavailable(self._host.shutting_down)
 
     def _takes_no_more(self) -> bool:
         return self.draining and not self._is_out_of_time
 
     async def _read(self, bodies: AsyncIterator[bytes]) -> bytes | None:
         """The next message, or None after the last. Raises `Unavailable` when the server stops."""
-        if self._takes_no_more():
-            raise Unavailable(SHUTTING_DOWN)
+        self._require_more()
         reader = asyncio.current_task()
         assert reader is not None
         self._readers.add(reader)
@@ -235,7 +222,7 @@ class GrpcioHost(Host):
             return await anext(bodies, None)
         except asyncio.CancelledError:
             if self._takes_no_more():
-                raise Unavailable(SHUTTING_DOWN) from None
+                raise Unavailable(self._host.shutting_down) from None
             raise
         finally:
             self._readers.discard(reader)
@@ -244,13 +231,13 @@ class GrpcioHost(Host):
 class _Call:
     """One call, as handlers see it."""
 
-    __slots__ = ("_context", "_host")
+    __slots__ = ("_context", "_server")
 
-    def __init__(self, host: GrpcioHost, context: ServicerContext[Any, Any]) -> None:
-        self._host, self._context = host, context
+    def __init__(self, server: GrpcioServer, context: ServicerContext[Any, Any]) -> None:
+        self._server, self._context = server, context
 
     @property
-    def metadata(self) -> Metadata:
+    def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return tuple(self._context.invocation_metadata() or ())
 
     @property
@@ -270,33 +257,28 @@ class _Call:
 
     @property
     def draining(self) -> bool:
-        return self._host.draining
+        return self._server.draining
 
     @property
     def streams(self) -> int:
         return 1
 
 
-async def _abort(context: ServicerContext[Any, Any], reason: Exception) -> NoReturn:
-    """End the call with the status of ``reason``; what is not ours is logged and not shown.
+def credentials_of(files: TlsFiles) -> grpc.ServerCredentials:
+    """Return what grpcio needs for TLS. Raises `ConfigError`: grpcio does not say what is wrong with files.
 
-    grpc's core keeps what it is left with, and with it the frames on the way there: those of ``reason``, which
-    have the message, are cut off.
+    Reads files, so call it on a thread.
     """
-    if isinstance(reason, DecodeError):
-        reason = CallerError("Unable to parse request", Code.INTERNAL)
-    if not isinstance(reason, HeadraceError):
-        log.error("a gRPC handler failed", exc_info=reason)
-        reason = InternalError("internal error; the server's log has the details")
-    reason.__traceback__ = reason.__context__ = reason.__cause__ = None
-    await context.abort(_STATUS_CODES[STATUS[reason.code]], details(reason.message))
+    files.context(["h2"])  # only for its errors
+    certificate, key, authorities = files.contents()
+    return grpc.ssl_server_credentials([(key, certificate)], authorities, files.mutual)
 
 
 def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
     """The channel arguments of ``options``; ages of connections are set only if given."""
     arguments = [
-        ("grpc.max_receive_message_length", MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+        ("grpc.max_send_message_length", _MESSAGE_BYTES),
         ("grpc.server.max_pending_requests", _PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
         ("grpc.default_compression_level", _COMPRESSION_LEVELS[options.grpc_infer_response_compression_level]),
@@ -316,13 +298,3 @@ def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
         ("grpc.max_connection_age_grace_ms", options.grpc_max_connection_age_grace),
     )
     return arguments + [(name, milliseconds) for name, milliseconds in ages if milliseconds]
-
-
-def _why_not(options: ServerOptions, address: str) -> str:
-    """grpc only says that it could not bind; binding once more gives the reason."""
-    try:
-        bind(options.grpc_address, options.grpc_port, is_shared=False, listens=False).close()
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            return f"can not listen on '{address}' for gRPC: {error.strerror}"
-    return f"Socket '{address}' already in use "

@@ -1,0 +1,36 @@
+"""What the kernel says of a connection, and how to reset one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+try:
+    from fcntl import ioctl
+    from termios import TIOCOUTQ
+except ImportError:  # Windows
+    ioctl = None  # type: ignore[assignment]
+
+#: Of ``SO_LINGER``: what is closed is reset, and drops what it has not sent.
+_AT_ONCE = struct.pack("ii", 1, 0)
+
+
+def unsent_bytes(connection: socket.socket) -> int:
+    """Return the bytes that the kernel holds because the client has not taken them."""
+    if ioctl is None or connection.fileno() < 0:
+        return 0
+    return int.from_bytes(ioctl(connection.fileno(), TIOCOUTQ, bytes(4)), "little")
+
+
+def has_left(connection: socket.socket) -> bool:
+    """Return True if a client that closed its side has closed the other side, too."""
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close ``transport`` so that the client cannot take that for the end of what was sent."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+    transport.abort()
