@@ -115,9 +115,22 @@ def test_every_exported_name_is_in_the_docs() -> None:
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:
-    test_command = commands("README.md")[-1]
-    assert test_command.endswith("nox")
-    assert test_command in (ROOT / ".ci/run").read_text()
+    ci = (ROOT / ".ci/run").read_text()
+    *preparation, nox = commands("README.md")[-1].split(" && ")
+    assert " && ".join(preparation) in ci
+    named = [name for line in re.findall(rf"^ *{nox} -s ([a-z ]+)", ci, re.MULTILINE) for name in line.split()]
+    assert sorted(named) == sorted(default_sessions())
+
+
+def default_sessions() -> set[str]:
+    """Return the sessions that plain nox runs, and those that these require."""
+    found = set()
+    for function in ast.parse((ROOT / "noxfile.py").read_text()).body:
+        if isinstance(function, ast.FunctionDef):
+            decorators = " ".join(map(ast.unparse, function.decorator_list))
+            if "nox.session" in decorators and "default=False" not in decorators:
+                found |= {function.name, *re.findall(r"requires=\['(\w+)'\]", decorators)}
+    return found
 
 
 def test_readme_serves_with_one_command() -> None:
