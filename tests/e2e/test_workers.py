@@ -186,6 +186,19 @@ def test_a_port_that_another_server_has_is_refused(
     other = run_headrace(*words, environ=gated)
     assert other.finish() == 1
     assert f"failed to listen for HTTP on 127.0.0.1:{server.http}: the port is in use" in other.log
+    assert "stopping before" not in other.log
+
+
+def test_a_signal_before_all_serve_ends_what_has_started(
+    run_headrace: Callable[..., Headrace], gate: Gate, gated: Mapping[str, str]
+) -> None:
+    server = run_headrace(f"--model-repository={gate.path.parents[1]}", "--workers=2", environ=gated)
+    server.wait_for_line("Started HTTPService at")
+    pids = [server.process.pid, *processes_of(server, TITLE)]
+    server.process.send_signal(signal.SIGTERM)
+    assert server.finish() == 0
+    assert "stopping before all workers serve" in server.log
+    assert [pid for pid in pids if is_alive(pid)] == []
 
 
 def test_what_they_have_is_answered_when_the_server_stops(

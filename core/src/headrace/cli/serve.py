@@ -117,6 +117,8 @@ async def _supervise(words: Sequence[str], options: ServerOptions) -> int:
     async with create_task_group() as serving:
         serving.start_soon(serve)
         await told_to_stop.wait()
+        if not (failures or supervisor.all_serve):
+            log.info("stopping before all workers serve")
         serving.cancel_scope.cancel()
     for failure in failures:
         _complain(options, f"error: creating server: {_words(failure)}")

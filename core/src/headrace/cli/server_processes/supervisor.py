@@ -48,6 +48,11 @@ class Supervisor:
         self._servers: ProcessSet[ServerProcess] = ProcessSet(options.workers, self._make)
         self._metrics = SummedMetrics(self._engine, self._servers)
 
+    @property
+    def all_serve(self) -> bool:
+        """True if all servers have started, and `stop` was not called."""
+        return self._engine.phase is Phase.READY
+
     async def serve(self) -> None:
         """Start all servers, and replace each that exits, until the cancel scope around it ends. Call `stop` then.
 
@@ -69,8 +74,6 @@ class Supervisor:
 
     async def stop(self) -> int:
         """Let all servers answer their requests and end. Return the exit code: 1 if one failed or was killed."""
-        if self._engine.phase is Phase.STARTING:
-            log.info("stopping before all workers serve")
         self._engine.phase = Phase.EXITING
         timeout_s = self._options.exit_timeout_secs + OVERTIME_S
         serving = [server for server in self._servers.processes if server.has_started]
