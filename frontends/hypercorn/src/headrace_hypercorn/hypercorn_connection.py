@@ -53,6 +53,9 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket_transport = cast("asyncio.Transport", transport)
+        self._is_tls = transport.get_extra_info("sslcontext") is not None
+        #: What the client proved itself with, as ``ssl.SSLSocket.getpeercert`` returns it.
+        self._certificate = transport.get_extra_info("peercert") or None
         if not self._connections.add(self):
             self._socket_transport.abort()
         super().connection_made(transport)
@@ -70,8 +73,8 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
     def eof_received(self) -> bool | None:
         """hypercorn would take it for a caller who has gone, so that it hears of it when all is answered."""
         self._has_eof = True
-        if self._requests.is_http_2 or self._answered >= self._requests.whole:
-            self.ended.set()
+        if self._is_tls or self._requests.is_http_2 or self._answered >= self._requests.whole:
+            self.ended.set()  # TLS has no connection that is closed on one side
             return super().eof_received()
         calls = tuple(self._calls)
         if calls and not any(call.has_begun for call in calls):
@@ -89,6 +92,9 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
 
     async def answer(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Have ``app`` answer one request."""
+        if self._certificate is not None:
+            own = {"headrace": {"certificate": self._certificate}}
+            scope = {**scope, "extensions": {**(scope.get("extensions") or {}), **own}}
         call = _PacedCall(self, self._connections.limits.pace(), scope, receive, send)
         self._calls.add(call)
         if self._has_eof:  # it came with the request, or behind one before it
