@@ -295,3 +295,16 @@ def test_a_change_of_instance_groups_changes_instances_only(
             await server.infer_async("m", ONE)
 
     run(scenario())
+
+
+def test_a_server_that_stops_ends_its_watcher(make_server: Callable[..., Server]) -> None:
+    async def scenario() -> None:
+        async with make_server(exit_on_error=False, model_control_mode="poll") as server:
+            watcher = server._control._watcher
+            assert watcher is not None
+            task = watcher._task
+            assert task is not None
+            assert not task.done()
+        assert task.cancelled()
+
+    run(scenario())

@@ -156,6 +156,24 @@ def test_instances_that_take_other_resources_are_others(play: Any) -> None:
     play(scenario, limited, rate_limit="execution_count")
 
 
+def test_an_instance_that_is_removed_no_longer_sets_how_much_of_a_resource_there_is(play: Any) -> None:
+    """There are as many units as the instance needs that needs most."""
+
+    def units(scene: Scene) -> list[int]:
+        assert scene.server._limiter is not None
+        return [use.units for use in scene.server._limiter.uses()]
+
+    async def scenario(scene: Scene) -> None:
+        assert units(scene) == [8]
+        await scene.load(group(1, more='rate_limiter { resources { name: "R" count: 2 } }'))
+        assert units(scene) == [2]
+        await scene.load(group(1))
+        assert units(scene) == []
+
+    limited = group(1, more='rate_limiter { resources { name: "R" count: 8 } }')
+    play(scenario, limited, rate_limit="execution_count")
+
+
 def test_instances_that_stay_are_the_same_and_new_ones_have_names_of_their_own(play: Any) -> None:
     async def scenario(scene: Scene) -> None:
         (served,) = scene.server.served("m")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from headrace import HeadraceError, Server
+from headrace import HeadraceError, NotFound, Server, Unavailable
+from headrace.models.serving_table import ServingTable
 
 CONFIG = """
 backend: "identity"
@@ -45,3 +48,24 @@ def test_a_model_that_is_not_served_is_refused_in_tritons_words(
     with pytest.raises(HeadraceError) as refusal:
         server.infer(name, {"x": [0, 0]}, version=version)
     assert refusal.value.message == UNKNOWN + said
+
+
+def records(*names: str) -> Any:
+    """A version 1 of each model, whose view is its name."""
+    return {
+        name: SimpleNamespace(versions={1: SimpleNamespace(served=SimpleNamespace(view=name))}, counts={})
+        for name in names
+    }
+
+
+def test_a_table_that_is_open_has_what_is_loaded_and_lacks_what_is_unloaded() -> None:
+    table = ServingTable()
+    table.update(records("old"))
+    with pytest.raises(Unavailable):
+        table.resolve("old")
+    table.open()
+    assert table.resolve("old") == "old"
+    table.update(records("new"))
+    assert table.resolve("new", "1") == "new"
+    with pytest.raises(NotFound):
+        table.resolve("old")
