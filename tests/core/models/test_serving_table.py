@@ -59,7 +59,7 @@ def records(*names: str) -> Any:
 
 
 def test_a_table_that_is_open_has_what_is_loaded_and_lacks_what_is_unloaded() -> None:
-    table = ServingTable()
+    table: Any = ServingTable()
     table.update(records("old"))
     with pytest.raises(Unavailable):
         table.resolve("old")
