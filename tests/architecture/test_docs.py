@@ -48,6 +48,7 @@ PARTS = {
     "Storage": "headrace/storage/base.py",
     "RepositoryAgent": "headrace/agents/base.py",
     "Extension": "headrace/frontends/extension.py",
+    "TensorLocation": "headrace/frontends/tensor_locations.py",
     "GrpcMethod": "headrace_grpc/plugin_methods.py",
     "HttpRoute": "headrace_http/plugin_routes.py",
     "HttpCall": "headrace_http/plugin_routes.py",

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from headrace.executors.output_schema import OutputSchema
     from headrace.frontends.base import Frontend
     from headrace.frontends.extension import Addition, Extension
+    from headrace.frontends.tensor_locations import TensorLocation
     from headrace.frontends.tls_files import TlsFiles
     from headrace.harnesses import InstanceHarness, SchedulerHarness
     from headrace.hookspecs import hookimpl
@@ -202,6 +203,7 @@ _HOMES = {
     ),
     "headrace.frontends.base": ("Frontend",),
     "headrace.frontends.extension": ("Addition", "Extension"),
+    "headrace.frontends.tensor_locations": ("TensorLocation",),
     "headrace.frontends.tls_files": ("TlsFiles",),
     "headrace.harnesses": ("InstanceHarness", "SchedulerHarness"),
     "headrace_grpc.hosts": ("GrpcHost",),
@@ -353,6 +355,7 @@ __all__ = [
     "StreamInstance",
     "StrictRequests",
     "Tensor",
+    "TensorLocation",
     "Tensors",
     "Ticket",
     "Timer",

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 from headrace.engine import Operation
 from headrace.errors import Unsupported
 from headrace.frontends.absent_extensions import note_absent, refuse_change, require_status
-from headrace_grpc import grpc_service_pb2 as pb
+from headrace_grpc.grpc_service_pb2 import (
+    CudaSharedMemoryRegisterRequest,
+    CudaSharedMemoryStatusRequest,
+    CudaSharedMemoryStatusResponse,
+    CudaSharedMemoryUnregisterRequest,
+    LogSettingsRequest,
+    SystemSharedMemoryRegisterRequest,
+    SystemSharedMemoryStatusRequest,
+    SystemSharedMemoryStatusResponse,
+    SystemSharedMemoryUnregisterRequest,
+    TraceSettingRequest,
+)
 from headrace_grpc.own_methods import OwnMethod, message_method
 from headrace_grpc.rpc import Answer, Context
 
@@ -19,26 +30,26 @@ if TYPE_CHECKING:
     from headrace.engine import Engine
 
 
-async def _trace_settings(engine: Engine, request: pb.TraceSettingRequest, context: Context) -> Answer:
+async def _trace_settings(engine: Engine, request: TraceSettingRequest, context: Context) -> Answer:
     if "trace_file" in request.settings:
         raise Unsupported("trace file location can not be updated through network protocol")
     raise Unsupported("tracing is not built yet: this server has no trace settings")
 
 
-async def _log_settings(engine: Engine, request: pb.LogSettingsRequest, context: Context) -> Answer:
+async def _log_settings(engine: Engine, request: LogSettingsRequest, context: Context) -> Answer:
     if "log_file" in request.settings:
         raise Unsupported("log file location can not be updated through network protocol")
     raise Unsupported("log settings can not be read or changed while the server runs; set the --log-* flags at start")
 
 
-async def _system_status(engine: Engine, request: pb.SystemSharedMemoryStatusRequest, context: Context) -> Answer:
+async def _system_status(engine: Engine, request: SystemSharedMemoryStatusRequest, context: Context) -> Answer:
     require_status("system", request.name)
-    return pb.SystemSharedMemoryStatusResponse()
+    return SystemSharedMemoryStatusResponse()
 
 
-async def _cuda_status(engine: Engine, request: pb.CudaSharedMemoryStatusRequest, context: Context) -> Answer:
+async def _cuda_status(engine: Engine, request: CudaSharedMemoryStatusRequest, context: Context) -> Answer:
     require_status("cuda", request.name)
-    return pb.CudaSharedMemoryStatusResponse()
+    return CudaSharedMemoryStatusResponse()
 
 
 async def _change_memory(engine: Engine, request: Any, context: Context) -> Answer:
@@ -67,19 +78,19 @@ ABSENT: tuple[type[OwnMethod], ...] = (
     message_method(
         "SystemSharedMemoryStatus",
         _STATUS,
-        pb.SystemSharedMemoryStatusRequest,
+        SystemSharedMemoryStatusRequest,
         _noted("system_shared_memory", _system_status),
     ),
-    message_method("SystemSharedMemoryRegister", _REGISTER, pb.SystemSharedMemoryRegisterRequest, _SYSTEM),
-    message_method("SystemSharedMemoryUnregister", _UNREGISTER, pb.SystemSharedMemoryUnregisterRequest, _SYSTEM),
+    message_method("SystemSharedMemoryRegister", _REGISTER, SystemSharedMemoryRegisterRequest, _SYSTEM),
+    message_method("SystemSharedMemoryUnregister", _UNREGISTER, SystemSharedMemoryUnregisterRequest, _SYSTEM),
     message_method(
         "CudaSharedMemoryStatus",
         _STATUS,
-        pb.CudaSharedMemoryStatusRequest,
+        CudaSharedMemoryStatusRequest,
         _noted("cuda_shared_memory", _cuda_status),
     ),
-    message_method("CudaSharedMemoryRegister", _REGISTER, pb.CudaSharedMemoryRegisterRequest, _CUDA),
-    message_method("CudaSharedMemoryUnregister", _UNREGISTER, pb.CudaSharedMemoryUnregisterRequest, _CUDA),
-    message_method("TraceSetting", Operation.TRACE_SETTINGS, pb.TraceSettingRequest, _noted("trace", _trace_settings)),
-    message_method("LogSettings", Operation.LOG_SETTINGS, pb.LogSettingsRequest, _noted("logging", _log_settings)),
+    message_method("CudaSharedMemoryRegister", _REGISTER, CudaSharedMemoryRegisterRequest, _CUDA),
+    message_method("CudaSharedMemoryUnregister", _UNREGISTER, CudaSharedMemoryUnregisterRequest, _CUDA),
+    message_method("TraceSetting", Operation.TRACE_SETTINGS, TraceSettingRequest, _noted("trace", _trace_settings)),
+    message_method("LogSettings", Operation.LOG_SETTINGS, LogSettingsRequest, _noted("logging", _log_settings)),
 )

@@ -12,7 +12,30 @@ from typing import TYPE_CHECKING
 from headrace.errors import InvalidArgument, Unavailable, Unsupported
 from headrace.frontends.access import Uploads
 from headrace.frontends.failures import shown
-from headrace_grpc import grpc_service_pb2 as pb
+from headrace_grpc.grpc_service_pb2 import (
+    ModelConfigRequest,
+    ModelConfigResponse,
+    ModelMetadataRequest,
+    ModelMetadataResponse,
+    ModelReadyRequest,
+    ModelReadyResponse,
+    ModelRepositoryParameter,
+    ModelStatistics,
+    ModelStatisticsRequest,
+    ModelStatisticsResponse,
+    RepositoryIndexRequest,
+    RepositoryIndexResponse,
+    RepositoryModelLoadRequest,
+    RepositoryModelLoadResponse,
+    RepositoryModelUnloadRequest,
+    RepositoryModelUnloadResponse,
+    ServerLiveRequest,
+    ServerLiveResponse,
+    ServerMetadataRequest,
+    ServerMetadataResponse,
+    ServerReadyRequest,
+    ServerReadyResponse,
+)
 from headrace_grpc.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from headrace_grpc.rpc import Context, first
 
@@ -25,19 +48,19 @@ _UNLOAD_DEPENDENTS = "unload_dependents"
 # ---------------------------------------------------------------------- live and ready
 
 
-async def server_live(engine: Engine, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+async def server_live(engine: Engine, request: ServerLiveRequest, context: Context) -> ServerLiveResponse:
     _refuse_exiting(engine)
-    return pb.ServerLiveResponse(live=engine.live)
+    return ServerLiveResponse(live=engine.live)
 
 
-async def server_ready(engine: Engine, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+async def server_ready(engine: Engine, request: ServerReadyRequest, context: Context) -> ServerReadyResponse:
     _refuse_exiting(engine)
-    return pb.ServerReadyResponse(ready=await engine.check_ready())
+    return ServerReadyResponse(ready=await engine.check_ready())
 
 
-async def model_ready(engine: Engine, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+async def model_ready(engine: Engine, request: ModelReadyRequest, context: Context) -> ModelReadyResponse:
     """Return False, not an error, for an unknown model: the tests of Triton's clients expect that."""
-    return pb.ModelReadyResponse(ready=await engine.is_model_ready(request.name, request.version))
+    return ModelReadyResponse(ready=await engine.is_model_ready(request.name, request.version))
 
 
 async def check_health(engine: Engine, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
@@ -55,43 +78,39 @@ def _refuse_exiting(engine: Engine) -> None:
 # ---------------------------------------------------------------------- what there is, and what it has done
 
 
-async def server_metadata(
-    engine: Engine, request: pb.ServerMetadataRequest, context: Context
-) -> pb.ServerMetadataResponse:
+async def server_metadata(engine: Engine, request: ServerMetadataRequest, context: Context) -> ServerMetadataResponse:
     metadata = engine.metadata()
-    return pb.ServerMetadataResponse(name=metadata.name, version=metadata.version, extensions=metadata.extensions)
+    return ServerMetadataResponse(name=metadata.name, version=metadata.version, extensions=metadata.extensions)
 
 
-async def model_metadata(
-    engine: Engine, request: pb.ModelMetadataRequest, context: Context
-) -> pb.ModelMetadataResponse:
+async def model_metadata(engine: Engine, request: ModelMetadataRequest, context: Context) -> ModelMetadataResponse:
     """Return all ready versions of the model, or the requested one."""
-    return pb.ModelMetadataResponse(**engine.model_metadata(request.name, request.version))
+    return ModelMetadataResponse(**engine.model_metadata(request.name, request.version))
 
 
-async def model_config(engine: Engine, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
-    return pb.ModelConfigResponse(config=engine.resolve(request.name, request.version).config)
+async def model_config(engine: Engine, request: ModelConfigRequest, context: Context) -> ModelConfigResponse:
+    return ModelConfigResponse(config=engine.resolve(request.name, request.version).config)
 
 
 async def model_statistics(
-    engine: Engine, request: pb.ModelStatisticsRequest, context: Context
-) -> pb.ModelStatisticsResponse:
+    engine: Engine, request: ModelStatisticsRequest, context: Context
+) -> ModelStatisticsResponse:
     """Return one entry per requested version; for an empty name, all that are ready."""
     documents = engine.statistics(request.name, request.version)
-    return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**document) for document in documents])
+    return ModelStatisticsResponse(model_stats=[ModelStatistics(**document) for document in documents])
 
 
 # ---------------------------------------------------------------------- the repository
 
 
 async def repository_index(
-    engine: Engine, request: pb.RepositoryIndexRequest, context: Context
-) -> pb.RepositoryIndexResponse:
+    engine: Engine, request: RepositoryIndexRequest, context: Context
+) -> RepositoryIndexResponse:
     _refuse_repository_name(request.repository_name)
     entries = await engine.list_repository(request.ready)
-    return pb.RepositoryIndexResponse(
+    return RepositoryIndexResponse(
         models=[
-            pb.RepositoryIndexResponse.ModelIndex(
+            RepositoryIndexResponse.ModelIndex(
                 name=entry.name, version=entry.version, state=entry.state, reason=shown(entry.reason)
             )
             for entry in entries
@@ -100,19 +119,19 @@ async def repository_index(
 
 
 async def load_model(
-    engine: Engine, request: pb.RepositoryModelLoadRequest, context: Context
-) -> pb.RepositoryModelLoadResponse:
+    engine: Engine, request: RepositoryModelLoadRequest, context: Context
+) -> RepositoryModelLoadResponse:
     _refuse_repository_name(request.repository_name)
     restricted = "model-repository" in engine.options.grpc_restricted_protocol
     uploads = Uploads(engine.options.model_files_from, restricted, "--grpc-restricted-protocol")
     uploads.check(request.parameters, context.peer, partial(first, context.metadata))
     await engine.load(request.model_name, _overrides(request.parameters))
-    return pb.RepositoryModelLoadResponse()
+    return RepositoryModelLoadResponse()
 
 
 async def unload_model(
-    engine: Engine, request: pb.RepositoryModelUnloadRequest, context: Context
-) -> pb.RepositoryModelUnloadResponse:
+    engine: Engine, request: RepositoryModelUnloadRequest, context: Context
+) -> RepositoryModelUnloadResponse:
     _refuse_repository_name(request.repository_name)
     dependents = False
     if _UNLOAD_DEPENDENTS in request.parameters:
@@ -121,10 +140,10 @@ async def unload_model(
             raise InvalidArgument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
         dependents = value.bool_param
     await engine.unload(request.model_name, dependents)
-    return pb.RepositoryModelUnloadResponse()
+    return RepositoryModelUnloadResponse()
 
 
-def _overrides(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, str | bytes]:
+def _overrides(parameters: Mapping[str, ModelRepositoryParameter]) -> dict[str, str | bytes]:
     """Return ``config`` as JSON text, and ``file:<path>`` as the file's bytes."""
     overrides: dict[str, str | bytes] = {}
     for key, value in parameters.items():
@@ -139,7 +158,7 @@ def _overrides(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[st
     return overrides
 
 
-def _require(key: str, value: pb.ModelRepositoryParameter, kind: str) -> None:
+def _require(key: str, value: ModelRepositoryParameter, kind: str) -> None:
     if value.WhichOneof("parameter_choice") != kind:
         raise InvalidArgument(f"invalid value type for load parameter '{key}', expected {kind}.")
 

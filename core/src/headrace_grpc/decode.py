@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.tensor_places import no_region
+from headrace.frontends.tensor_locations import Target, no_region
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.request import MAX_INPUTS, InferRequest, Parameter, Undecoded, log_id, too_many_inputs
@@ -29,14 +29,18 @@ from headrace_grpc.wire import Buffer, RawRequest, Span
 _MAX_DIMS = 64
 
 
+#: How many classes of an output are asked for, or where it is written.
+Change: TypeAlias = "int | Target"
+
+
 class Decoded(NamedTuple):
-    """A request. ``classes`` maps outputs to the number of requested classes.
+    """A request. ``classes`` maps outputs to the number of requested classes, or to where the output is written.
 
     If ``empty_final``, the end of a decoupled request is sent even without a response.
     """
 
     request: InferRequest
-    classes: Mapping[str, int]
+    classes: Mapping[str, Change]
     empty_final: bool = False
 
 

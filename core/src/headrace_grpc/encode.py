@@ -11,10 +11,12 @@ from functools import lru_cache
 from headrace.engine import ModelView
 from headrace.errors import InvalidArgument
 from headrace.frontends import classification
+from headrace.frontends.tensor_locations import Target
 from headrace.messages.response import InferResponse
-from headrace.messages.tensor import Tensor, data_type, wire_bytes
+from headrace.messages.tensor import data_type, wire_bytes
 from headrace.off_loop import UNBOUNDED, TooLargeForLoop
 from headrace_grpc import infer_parameters
+from headrace_grpc.decode import Change
 from headrace_grpc.grpc_service_pb2 import ModelInferResponse
 from headrace_grpc.wire import LENGTH_DELIMITED, MESSAGE_BYTES, Buffer, varint
 
@@ -22,35 +24,57 @@ _RAW_OUTPUT_TAG = bytes([6 << 3 | LENGTH_DELIMITED])
 _ERROR_MESSAGE_TAG = bytes([1 << 3 | LENGTH_DELIMITED])
 _INFER_RESPONSE_TAG = bytes([2 << 3 | LENGTH_DELIMITED])
 _FINAL = "triton_final_response"
-_NO_CLASSES: Mapping[str, int] = {}
+_NO_CHANGES: Mapping[str, Change] = {}
 
 
 def encode(
     response: InferResponse,
     model: ModelView,
-    classes: Mapping[str, int] = _NO_CLASSES,
+    classes: Mapping[str, Change] = _NO_CHANGES,
     final: bool | None = None,
     patience: int = UNBOUNDED,
 ) -> bytes:
     """Return ``response`` serialized. Tensor bytes are copied once, into the result.
 
-    ``classes`` maps outputs to the number of classes to send instead of the tensor. ``final`` marks the responses of
-    streams. Raises `InvalidArgument` for an output that cannot be classified and for a response too large for gRPC,
-    `PluginError` for a parameter that cannot be sent, and `TooLargeForLoop` if more than ``patience`` bytes must be
-    ranked.
+    ``classes`` maps outputs to the number of classes to send instead of the tensor, or to where it is written.
+    ``final`` marks the responses of streams. Raises `InvalidArgument` for an output that cannot be classified and for a
+    response too large for gRPC, `PluginError` for a parameter that cannot be sent, and `TooLargeForLoop` if more than
+    ``patience`` bytes must be ranked or written.
     """
-    tensors = [
-        _classify(tensor, name, classes[name], model, patience) if name in classes else tensor
-        for name, tensor in response.outputs.items()
-    ]
-    outputs = tuple(
-        [(name, data_type(tensor).name, tensor.shape) for name, tensor in zip(response.outputs, tensors, strict=True)]
-    )
+    if classes:
+        return _encode_changed(response, model, classes, final, patience)
+    outputs = response.outputs
+    described = tuple([(name, data_type(tensor).name, tensor.shape) for name, tensor in outputs.items()])
     # Concatenated serialized messages are one message with the fields of all.
     header = _names(response.model_name, response.model_version)
     if response.id or response.parameters or final is not None:
         header += _rare(response, final)
-    return pack(header + _described(outputs), [wire_bytes(tensor) for tensor in tensors])
+    return pack(header + _described(described), [wire_bytes(tensor) for tensor in outputs.values()])
+
+
+def _encode_changed(
+    response: InferResponse, model: ModelView, changes: Mapping[str, Change], final: bool | None, patience: int
+) -> bytes:
+    """`encode` where some outputs are not sent as they are: their classes are, or they are written elsewhere."""
+    described: list[tuple[str, str, tuple[int, ...]]] = []
+    raw: list[Buffer] = []
+    for name, output in response.outputs.items():
+        change, tensor = changes.get(name, 0), output
+        if change and output.nbytes > patience:
+            raise TooLargeForLoop
+        if isinstance(change, Target):
+            change.write(name, output)
+            raw.append(b"")
+        else:
+            if change:
+                labels = model.labels.get(name, ())
+                tensor = classification.classify(output, change, labels, model.max_batch_size > 0)
+            raw.append(wire_bytes(tensor))
+        described.append((name, data_type(tensor).name, tensor.shape))
+    header = _names(response.model_name, response.model_version)
+    if response.id or response.parameters or final is not None:
+        header += _rare(response, final)
+    return pack(header + _described(tuple(described)), raw)
 
 
 @lru_cache(256)
@@ -83,12 +107,6 @@ def encode_empty(id: str, model_name: str = "", model_version: str = "", final: 
     if final is not None:
         header.parameters[_FINAL].bool_param = final
     return header.SerializeToString()
-
-
-def _classify(tensor: Tensor, name: str, count: int, model: ModelView, patience: int) -> Tensor:
-    if tensor.nbytes > patience:
-        raise TooLargeForLoop
-    return classification.classify(tensor, count, model.labels.get(name, ()), model.max_batch_size > 0)
 
 
 # ---------------------------------------------------------------------- on the wire

@@ -7,8 +7,32 @@ from typing import ClassVar
 
 from headrace.engine import Operation
 from headrace.frontends.extension import Addition, Extension
-from headrace_grpc import control_plane as control
-from headrace_grpc import grpc_service_pb2 as pb
+from headrace_grpc.control_plane import (
+    check_health,
+    load_model,
+    model_config,
+    model_metadata,
+    model_ready,
+    model_statistics,
+    repository_index,
+    server_live,
+    server_metadata,
+    server_ready,
+    unload_model,
+)
+from headrace_grpc.grpc_service_pb2 import (
+    ModelConfigRequest,
+    ModelInferRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    ModelStatisticsRequest,
+    RepositoryIndexRequest,
+    RepositoryModelLoadRequest,
+    RepositoryModelUnloadRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+)
 from headrace_grpc.health_pb2 import HealthCheckRequest
 from headrace_grpc.infer import model_infer
 from headrace_grpc.large_requests import unpack_large
@@ -28,7 +52,7 @@ def _model_infer(method: OwnMethod, services: MethodServices) -> Rpc:
         unpack,
         direct=partial(model_infer, services.inference),
         parse_large=unpack_large,
-        model_field=model_field(Operation.INFER, pb.ModelInferRequest),
+        model_field=model_field(Operation.INFER, ModelInferRequest),
     )
 
 
@@ -48,12 +72,12 @@ class GrpcInference(Extension):
 
     name: ClassVar[str] = "grpc_inference"
     adds: ClassVar[tuple[type[Addition], ...]] = (
-        message_method("ServerLive", Operation.LIVE, pb.ServerLiveRequest, control.server_live),
-        message_method("ServerReady", Operation.READY, pb.ServerReadyRequest, control.server_ready),
-        message_method("ModelReady", Operation.MODEL_READY, pb.ModelReadyRequest, control.model_ready),
-        message_method("ServerMetadata", Operation.SERVER_METADATA, pb.ServerMetadataRequest, control.server_metadata),
-        message_method("ModelMetadata", Operation.MODEL_METADATA, pb.ModelMetadataRequest, control.model_metadata),
-        message_method("Check", Operation.READY, HealthCheckRequest, control.check_health, HEALTH_SERVICE),
+        message_method("ServerLive", Operation.LIVE, ServerLiveRequest, server_live),
+        message_method("ServerReady", Operation.READY, ServerReadyRequest, server_ready),
+        message_method("ModelReady", Operation.MODEL_READY, ModelReadyRequest, model_ready),
+        message_method("ServerMetadata", Operation.SERVER_METADATA, ServerMetadataRequest, server_metadata),
+        message_method("ModelMetadata", Operation.MODEL_METADATA, ModelMetadataRequest, model_metadata),
+        message_method("Check", Operation.READY, HealthCheckRequest, check_health, HEALTH_SERVICE),
         own_method("ModelInfer", Operation.INFER, _model_infer),
         own_method("ModelStreamInfer", Operation.OPEN_STREAM, _model_stream_infer),
     )
@@ -63,7 +87,7 @@ class GrpcModelConfiguration(Extension):
     name: ClassVar[str] = "grpc_model_configuration"
     announces = ("model_configuration",)
     adds: ClassVar[tuple[type[Addition], ...]] = (
-        message_method("ModelConfig", Operation.MODEL_CONFIG, pb.ModelConfigRequest, control.model_config),
+        message_method("ModelConfig", Operation.MODEL_CONFIG, ModelConfigRequest, model_config),
     )
 
 
@@ -71,7 +95,7 @@ class GrpcStatistics(Extension):
     name: ClassVar[str] = "grpc_statistics"
     announces = ("statistics",)
     adds: ClassVar[tuple[type[Addition], ...]] = (
-        message_method("ModelStatistics", Operation.STATISTICS, pb.ModelStatisticsRequest, control.model_statistics),
+        message_method("ModelStatistics", Operation.STATISTICS, ModelStatisticsRequest, model_statistics),
     )
 
 
@@ -79,11 +103,9 @@ class GrpcModelRepository(Extension):
     name: ClassVar[str] = "grpc_model_repository"
     announces = ("model_repository", "model_repository(unload_dependents)")
     adds: ClassVar[tuple[type[Addition], ...]] = (
-        message_method("RepositoryIndex", Operation.INDEX, pb.RepositoryIndexRequest, control.repository_index),
-        message_method("RepositoryModelLoad", Operation.LOAD, pb.RepositoryModelLoadRequest, control.load_model),
-        message_method(
-            "RepositoryModelUnload", Operation.UNLOAD, pb.RepositoryModelUnloadRequest, control.unload_model
-        ),
+        message_method("RepositoryIndex", Operation.INDEX, RepositoryIndexRequest, repository_index),
+        message_method("RepositoryModelLoad", Operation.LOAD, RepositoryModelLoadRequest, load_model),
+        message_method("RepositoryModelUnload", Operation.UNLOAD, RepositoryModelUnloadRequest, unload_model),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
@@ -12,13 +12,15 @@ from headrace.engine import Caller, admitted, not_by_model_infer
 from headrace.errors import CallerError, Code, HeadraceError, Unavailable
 from headrace.frontends.answering import EncodedAnswer, check_strings
 from headrace.frontends.failures import tell_fault
+from headrace.frontends.tensor_locations import TensorLocations
 from headrace.messages.request import InferRequest, log_id
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.off_loop import TooLargeForLoop
 from headrace_grpc import usual_messages
-from headrace_grpc.decode import Decoded, decode
+from headrace_grpc.decode import Change, Decoded, decode
 from headrace_grpc.encode import encode
+from headrace_grpc.placed_messages import PlacedMessages
 from headrace_grpc.rpc import Cancel, Context, Reply
 from headrace_grpc.usual_messages import ReadMessage
 from headrace_grpc.wire import RawRequest
@@ -39,6 +41,13 @@ class Inference:
         self.streams = engine.streams
         #: The tasks that read streams. The event loop itself keeps no reference to tasks.
         self.readers: set[asyncio.Task[None]] = set()
+        places = TensorLocations.of(engine)
+        #: Decode a message on the event loop, and one that raised `TooLargeForLoop` on a thread.
+        self.decode: Callable[[ReadMessage], Decoded] = usual_messages.decode
+        self.decode_large: Callable[[RawRequest], Decoded] = decode
+        if places is not None:
+            placed = PlacedMessages(places, engine.resolve)
+            self.decode, self.decode_large = placed.decode, placed.decode_large
         #: For one response, and for any number.
         self.single, self.any_number = (
             engine.entrance(not_by_model_infer, admitted),
@@ -58,7 +67,7 @@ def model_infer(inference: Inference, raw_request: ReadMessage, context: Context
         view = inference.single.find(message.model_name, message.model_version)
         answer = _Answer(view, reply, inference.off_loop_work)
         try:
-            decoded = usual_messages.decode(raw_request)
+            decoded = inference.decode(raw_request)
         except TooLargeForLoop:
             return _infer_large(inference, raw_request, answer, getattr(context, "caller", None), context.deadline_ns)
         answer.classes = decoded.classes
@@ -72,11 +81,11 @@ def model_infer(inference: Inference, raw_request: ReadMessage, context: Context
     return ticket.cancel
 
 
-def decode_large(view: ModelView, raw_request: ReadMessage) -> Decoded:
+def decode_large(inference: Inference, view: ModelView, raw_request: ReadMessage) -> Decoded:
     """Return the decoded ``raw_request``, which may have millions of elements. Runs on a thread."""
     assert isinstance(raw_request, RawRequest)  # a `UsualMessage` is never that large
     try:
-        decoded = decode(raw_request)
+        decoded = inference.decode_large(raw_request)
     except DecodeError:
         raise CallerError("Unable to parse request", Code.INTERNAL) from None
     check_strings(view, decoded.request)
@@ -93,7 +102,7 @@ def _infer_large(
     """Let a thread decode a large request, then submit it."""
 
     def read() -> InferRequest:
-        decoded = decode_large(answer.view, raw_request)
+        decoded = decode_large(inference, answer.view, raw_request)
         answer.classes = decoded.classes
         if deadline_ns:
             decoded.request.expire_at(deadline_ns)
@@ -107,7 +116,7 @@ class _Answer(EncodedAnswer["bytes | HeadraceError"]):
 
     __slots__ = ("classes",)
 
-    classes: Mapping[str, int]
+    classes: Mapping[str, Change]
 
     def encode(self, response: InferResponse, patience: int) -> bytes:
         return encode(response, self.view, self.classes, None, patience)

@@ -53,7 +53,8 @@ def _not_negative(value: InferParameter, name: str) -> int:
     return number
 
 
-def _custom(value: InferParameter, name: str) -> Parameter:
+def custom(value: InferParameter, name: str) -> Parameter:
+    """Return the value of the parameter ``name``. Raises `InvalidArgument` for a kind that is not taken."""
     kind = value.WhichOneof("parameter_choice")
     if kind not in _CUSTOM_KINDS:
         raise InvalidArgument(
@@ -64,7 +65,7 @@ def _custom(value: InferParameter, name: str) -> Parameter:
 
 
 #: Reads the parameters of a ``ModelInferRequest``.
-read = ParameterReader[InferParameter](EMPTY_FINAL, _boolean, _sequence_id, _priority, _timeout, _custom).read
+read = ParameterReader[InferParameter](EMPTY_FINAL, _boolean, _sequence_id, _priority, _timeout, custom).read
 
 
 def classes(parameters: Mapping[str, InferParameter]) -> int:

@@ -16,8 +16,18 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 
 from headrace.config import model_config_pb2
-from headrace_grpc import grpc_service_pb2, health_pb2
-from headrace_grpc import reflection_pb2 as pb
+from headrace_grpc.grpc_service_pb2 import DESCRIPTOR as GRPC_SERVICE
+from headrace_grpc.health_pb2 import DESCRIPTOR as HEALTH
+from headrace_grpc.reflection_pb2 import DESCRIPTOR as REFLECTION
+from headrace_grpc.reflection_pb2 import (
+    ErrorResponse,
+    ExtensionNumberResponse,
+    FileDescriptorResponse,
+    ListServiceResponse,
+    ServerReflectionRequest,
+    ServerReflectionResponse,
+    ServiceResponse,
+)
 from headrace_grpc.rpc import Context, Send
 
 #: The second is the successor of the first, with the same messages. Tools ask for it first.
@@ -25,47 +35,47 @@ SERVICES = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.Serv
 
 #: Our descriptor of a standard service, its package, and the standard package and file.
 STANDARD = (
-    (health_pb2.DESCRIPTOR, "headrace.health", "grpc.health.v1", "grpc/health/v1/health.proto"),
-    (pb.DESCRIPTOR, "headrace.reflection", "grpc.reflection.v1alpha", "grpc/reflection/v1alpha/reflection.proto"),
-    (pb.DESCRIPTOR, "headrace.reflection", "grpc.reflection.v1", "grpc/reflection/v1/reflection.proto"),
+    (HEALTH, "headrace.health", "grpc.health.v1", "grpc/health/v1/health.proto"),
+    (REFLECTION, "headrace.reflection", "grpc.reflection.v1alpha", "grpc/reflection/v1alpha/reflection.proto"),
+    (REFLECTION, "headrace.reflection", "grpc.reflection.v1", "grpc/reflection/v1/reflection.proto"),
 )
 
 #: Codes and texts of errors, as in grpc's own servicer.
-_NOT_FOUND = pb.ErrorResponse(error_code=5, error_message="not found")
-_INVALID = pb.ErrorResponse(error_code=3, error_message="invalid argument")
+_NOT_FOUND = ErrorResponse(error_code=5, error_message="not found")
+_INVALID = ErrorResponse(error_code=3, error_message="invalid argument")
 
 
 class Reflection:
     """Answers requests about ``services`` and the messages of `pool`."""
 
     def __init__(self, services: Iterable[str]) -> None:
-        self._services = [pb.ServiceResponse(name=name) for name in sorted(services)]
+        self._services = [ServiceResponse(name=name) for name in sorted(services)]
 
-    async def serve(self, requests: AsyncIterator[pb.ServerReflectionRequest], send: Send, context: Context) -> None:
+    async def serve(self, requests: AsyncIterator[ServerReflectionRequest], send: Send, context: Context) -> None:
         """Send one answer per request, in order. A request that fails does not end the stream."""
         async for request in requests:
             answer = self.answer(request)
             answer.original_request.CopyFrom(request)
             await send(answer.SerializeToString())
 
-    def answer(self, request: pb.ServerReflectionRequest) -> pb.ServerReflectionResponse:
+    def answer(self, request: ServerReflectionRequest) -> ServerReflectionResponse:
         kind = request.WhichOneof("message_request")
         if kind is None:
-            return pb.ServerReflectionResponse(error_response=_INVALID)
+            return ServerReflectionResponse(error_response=_INVALID)
         if kind == "list_services":
-            return pb.ServerReflectionResponse(list_services_response=pb.ListServiceResponse(service=self._services))
+            return ServerReflectionResponse(list_services_response=ListServiceResponse(service=self._services))
         try:
             if kind == "all_extension_numbers_of_type":
                 return self._extension_numbers(request.all_extension_numbers_of_type)
             return _files(self._find(kind, request))
         except KeyError:
-            return pb.ServerReflectionResponse(error_response=_NOT_FOUND)
+            return ServerReflectionResponse(error_response=_NOT_FOUND)
 
     @cached_property
     def _pool(self) -> DescriptorPool:
         return pool()
 
-    def _find(self, kind: str, request: pb.ServerReflectionRequest) -> FileDescriptor:
+    def _find(self, kind: str, request: ServerReflectionRequest) -> FileDescriptor:
         if kind == "file_by_filename":
             return self._pool.FindFileByName(request.file_by_filename)
         if kind == "file_containing_symbol":
@@ -75,11 +85,11 @@ class Reflection:
         extension = self._pool.FindExtensionByNumber(extended, wanted.extension_number)
         return self._pool.FindFileContainingSymbol(extension.full_name)
 
-    def _extension_numbers(self, message: str) -> pb.ServerReflectionResponse:
+    def _extension_numbers(self, message: str) -> ServerReflectionResponse:
         extended = self._pool.FindMessageTypeByName(message)
         numbers = sorted(extension.number for extension in self._pool.FindAllExtensions(extended))
-        found = pb.ExtensionNumberResponse(base_type_name=extended.full_name, extension_number=numbers)
-        return pb.ServerReflectionResponse(all_extension_numbers_response=found)
+        found = ExtensionNumberResponse(base_type_name=extended.full_name, extension_number=numbers)
+        return ServerReflectionResponse(all_extension_numbers_response=found)
 
 
 def pool() -> DescriptorPool:
@@ -89,17 +99,17 @@ def pool() -> DescriptorPool:
         standard = _renamed(descriptor, package, name)
         standard.name = file_name
         result.AddSerializedFile(standard.SerializeToString())
-    for ours in (model_config_pb2, grpc_service_pb2):
-        result.AddSerializedFile(_renamed(ours.DESCRIPTOR, "headrace", "inference").SerializeToString())
+    for ours in (model_config_pb2.DESCRIPTOR, GRPC_SERVICE):
+        result.AddSerializedFile(_renamed(ours, "headrace", "inference").SerializeToString())
     return result
 
 
-def _files(file: FileDescriptor) -> pb.ServerReflectionResponse:
+def _files(file: FileDescriptor) -> ServerReflectionResponse:
     """Return ``file`` and all files that it imports, each once."""
     found: dict[str, bytes] = {}
     _collect(file, found)
-    return pb.ServerReflectionResponse(
-        file_descriptor_response=pb.FileDescriptorResponse(file_descriptor_proto=found.values())
+    return ServerReflectionResponse(
+        file_descriptor_response=FileDescriptorResponse(file_descriptor_proto=found.values())
     )
 
 

@@ -20,9 +20,8 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, TooLargeForLoop
 from headrace.telemetry.pacing import paced
-from headrace_grpc import usual_messages
 from headrace_grpc.admitted_calls import AdmittedMessage, admit_messages
-from headrace_grpc.decode import Decoded
+from headrace_grpc.decode import Change, Decoded
 from headrace_grpc.encode import encode, encode_empty, pack_stream
 from headrace_grpc.infer import SHUTTING_DOWN, Inference, decode_large
 from headrace_grpc.rpc import Context, Send, first
@@ -96,7 +95,7 @@ class _Turn:
         self.message = raw_request.message
         self.view: ModelView | None = None
         self.ticket: Ticket | None = None
-        self.classes: Mapping[str, int] = {}
+        self.classes: Mapping[str, Change] = {}
         self.empty_final = False
         #: True if the server has accepted the request; errors before that have another form.
         self.is_queued = False
@@ -310,14 +309,14 @@ class _Stream:
         finally:
             if turn.is_ordered:
                 self._in_order.append(turn)
-        decoded = usual_messages.decode(raw_request)
+        decoded = self._inference.decode(raw_request)
         entrance.start(view, turn.take(decoded), turn)
 
     async def _submit_large(self, turn: _Turn, raw_request: ReadMessage) -> None:
         """Let a thread decode a large request; the requests behind it wait."""
         inference = self._inference
         assert turn.view is not None
-        read = partial(decode_large, turn.view, raw_request)
+        read = partial(decode_large, inference, turn.view, raw_request)
         decoded = await inference.off_loop_work.run(read, log_id(turn.message.id))
         turn.view = inference.any_number.submit(turn.take(decoded), turn.caller)
 

@@ -277,9 +277,9 @@ def _output(field: bytes) -> tuple[str, int]:
     """Return the output in ``field``, and its number of classes (0 for the tensor). Raises `_Unusual`."""
     try:
         output = ModelInferRequest.InferRequestedOutputTensor.FromString(field)
-        count = infer_parameters.classes(output.parameters)
-        if infer_parameters.shared_memory_region(output.name, output.parameters) is not None:
+        if output.parameters.keys() - {"classification"}:
             raise _Unusual
+        count = infer_parameters.classes(output.parameters)
     except (DecodeError, HeadraceError):
         raise _Unusual from None
     return output.name, count

@@ -87,13 +87,13 @@ def decode(
         raise json_too_large(json_bytes, max_bytes)
     if json_bytes > patience:
         raise TooLargeForLoop
-    document = _document(body if json_bytes == body.nbytes else body[:json_bytes])
+    document = read_json(body if json_bytes == body.nbytes else body[:json_bytes])
     request_id = document.get("id", "")
     if type(request_id) is not str or not request_id.isascii():
-        request_id = _id(request_id)
+        request_id = read_id(request_id)
     read = None
     if "parameters" in document:
-        read = _read_parameters(as_object(document["parameters"], "parameters"))
+        read = read_parameters(as_object(document["parameters"], "parameters"))
     inputs = read_inputs(member(document, "inputs"), model, request_id, body, json_bytes, max_bytes, patience)
     outputs, formats = read_outputs(document["outputs"]) if "outputs" in document else ((), _NO_FORMATS)
     if read is None:
@@ -199,7 +199,8 @@ def _may_name_an_id(rest: bytes) -> bool:
     return b'"id"' in rest or b"\\" in rest
 
 
-def _document(body: memoryview) -> dict[str, Any]:
+def read_json(body: memoryview) -> dict[str, Any]:
+    """Return the document in ``body``. Raises `InvalidArgument`."""
     document = parse(body) if body.nbytes <= LARGE_BYTES else read_document(body)
     if type(document) is dict:
         return document
@@ -217,7 +218,8 @@ def _sequence_id(value: Any, name: str) -> int | str:
     return value
 
 
-def _custom(value: Any, name: str) -> Parameter:
+def custom_parameter(value: Any, name: str) -> Parameter:
+    """Return ``value`` as a parameter. Raises `InvalidArgument` if it is none."""
     if type(value) is int:
         # As Triton's parser, an integer outside int64 is a double.
         return value if _INT64_MIN <= value <= _INT64_MAX else float(value)
@@ -226,12 +228,13 @@ def _custom(value: Any, name: str) -> Parameter:
     raise InvalidArgument(f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.")
 
 
-_read_parameters = ParameterReader[Any](
-    BINARY_OUTPUTS, as_boolean, _sequence_id, as_unsigned, as_unsigned, _custom
+#: Reads the parameters of a request. Raises `InvalidArgument`.
+read_parameters = ParameterReader[Any](
+    BINARY_OUTPUTS, as_boolean, _sequence_id, as_unsigned, as_unsigned, custom_parameter
 ).read
 
 
-def _id(value: Any) -> str:
+def read_id(value: Any) -> str:
     """Return the request id. It is sent back to the caller, so it must be Unicode."""
     text = as_string(value, "id")
     try:

@@ -6,7 +6,7 @@ The type rules are those of docs/spec/behaviours.md section 1.3.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from math import prod
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.tensor_places import no_region
+from headrace.frontends.tensor_locations import no_region
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.request import MAX_INPUTS, Undecoded, log_id, too_many_inputs
@@ -187,16 +187,17 @@ def _binary_size(entry: dict[str, Any]) -> int | None:
     if not parameters:
         if "data" in entry:
             return None
-        raise _not_one_source(())
+        raise not_one_source(())
     given = [name for name in _SOURCES if name in (entry if name == "data" else as_object(parameters, "parameters"))]
     if len(given) != 1:
-        raise _not_one_source(given)
+        raise not_one_source(given)
     if given[0] == "shared_memory_region":
         raise no_region(as_string(parameters["shared_memory_region"], "shared_memory_region"))
     return as_unsigned(parameters["binary_data_size"], "binary_data_size") if given[0] != "data" else None
 
 
-def _not_one_source(given: tuple[str, ...] | list[str]) -> InvalidArgument:
+def not_one_source(given: Sequence[str]) -> InvalidArgument:
+    """Why an input can not be read that has the sources ``given``, which are none or several."""
     found = "But set " + " ".join(f"'{name}'" for name in given) if given else "But no field is set"
     return InvalidArgument(
         "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "

@@ -18,7 +18,7 @@ import orjson
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.classification import classify
-from headrace.frontends.tensor_places import no_region
+from headrace.frontends.tensor_locations import Target, no_region
 from headrace.messages import dtypes
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
@@ -48,6 +48,12 @@ class OutputFormat(NamedTuple):
 
     is_binary: bool
     classes: int = 0
+
+
+class PlacedOutput(OutputFormat):
+    """An output that is not sent: it is written to ``target``. Its ``classes`` are -1."""
+
+    target: Target
 
 
 JSON = OutputFormat(False)
@@ -135,6 +141,10 @@ def encode(
         if wanted.classes:
             if tensor.nbytes > patience:
                 raise TooLargeForLoop
+            if isinstance(wanted, PlacedOutput):
+                wanted.target.write(name, tensor)
+                outputs.append({"name": name, "datatype": data_type(tensor).name, "shape": tensor.shape})
+                continue
             tensor = classify(tensor, wanted.classes, labels.get(name, ()), is_batched)
         datatype = data_type(tensor).name
         if wanted.is_binary:

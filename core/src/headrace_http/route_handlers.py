@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import HeadraceError
 from headrace_http.handlers import DescriptionHandlers, RepositoryHandlers
-from headrace_http.inference import InferenceHandler
 from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply
+from headrace_http.placed_tensors import inference_handler
 from headrace_http.url_paths import PathTarget
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class RouteHandlers:
         fail: Callable[[HttpRequest, Reply, Exception], None],
     ) -> None:
         self.about, self.repository = DescriptionHandlers(engine), RepositoryHandlers(engine)
-        self.inference = InferenceHandler(engine)
+        self.inference = inference_handler(engine)
         self.tell, self._fail = tell, fail
         self._tasks: set[asyncio.Task[None]] = set()
 

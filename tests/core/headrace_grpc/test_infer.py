@@ -79,6 +79,9 @@ class StandInEngine:
     def entrance(self, single: Any = None, describe: Any = None) -> Entrance:
         return Entrance(cast("Any", self.resolve), single, describe, self.admission)
 
+    def additions(self, kind: type[Any]) -> list[Any]:
+        return []
+
     def enqueue(self, ticket: Ticket) -> None:
         if self.refusal is not None:
             raise self.refusal

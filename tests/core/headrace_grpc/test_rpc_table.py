@@ -67,7 +67,8 @@ class TrialService:
         return Entrance(cast("Any", None), single)
 
     def additions(self, kind: Any) -> list[Any]:
-        return [addition(extension(cast("Engine", self))) for extension in OWN for addition in extension.adds]
+        made = [extension(cast("Engine", self)) for extension in OWN]
+        return [addition(each) for each in made for addition in each.adds if issubclass(addition, kind)]
 
     async def list_repository(self, ready_only: bool) -> list[IndexEntry]:
         return [IndexEntry("m", "1", "READY")] if ready_only else [IndexEntry("m", "1", "READY"), IndexEntry("n")]

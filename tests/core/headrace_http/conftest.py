@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from headrace.builtins import register_interceptors
 from headrace.config.model_config_pb2 import DataType, ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.engine import Engine, ModelView, Phase
+from headrace.frontends.extension import Extension
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
@@ -106,6 +107,12 @@ class Serving(ServingTable):
         self.open()
 
 
+@cache
+def own_extensions() -> list[type[Extension]]:
+    """The extensions of Headrace itself."""
+    return list(Plugins.discover([]).extensions)
+
+
 class Caller:
     """Sends requests straight to the routes, without a host."""
 
@@ -115,7 +122,7 @@ class Caller:
         self.table.serve(model)
         settings = ServerOptions(**options)
         self.engine = Engine(settings, self.table, admission=make_interceptors(register_interceptors(), settings))
-        self.engine.extension_parts = Plugins.discover([]).extensions
+        self.engine.extension_parts = own_extensions()
         self.engine.phase = Phase.READY
         self.engine.lifecycle = SimpleNamespace(are_settled=True, why_not_alive="")  # type: ignore[assignment]
         self.routes = Routes(self.engine)

@@ -1,0 +1,101 @@
+"""Messages whose inputs or outputs lie elsewhere than in the message (`TensorLocation`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import InvalidArgument
+from headrace.frontends.tensor_locations import Parameters, TensorLocation, TensorLocations
+from headrace.off_loop import LARGE_BYTES, UNBOUNDED
+from headrace_grpc import infer_parameters, usual_messages
+from headrace_grpc.decode import Change, Decoded, decode
+from headrace_grpc.grpc_service_pb2 import InferParameter
+from headrace_grpc.usual_messages import ReadMessage, UsualMessage
+from headrace_grpc.wire import RawRequest
+
+if TYPE_CHECKING:
+    from headrace.engine import ModelView
+    from headrace.messages.request import InferRequest
+
+
+class PlacedMessages:
+    """Reads messages on a server with ``places``. ``resolve`` finds the model that a message names."""
+
+    def __init__(self, places: TensorLocations, resolve: Callable[[str, str], ModelView]) -> None:
+        self._places, self._resolve = places, resolve
+
+    def decode(self, message: ReadMessage) -> Decoded:
+        """`usual_messages.decode`. A usual message has no tensor with such a parameter."""
+        if isinstance(message, UsualMessage):
+            return usual_messages.decode(message)
+        return self._decode(message, LARGE_BYTES)
+
+    def decode_large(self, raw_request: RawRequest) -> Decoded:
+        """`decode` of what raised `TooLargeForLoop`, on a thread."""
+        return self._decode(raw_request, UNBOUNDED)
+
+    def _decode(self, raw_request: RawRequest, patience: int) -> Decoded:
+        message = raw_request.message
+        inputs = {number: found for number, tensor in enumerate(message.inputs) if (found := self._place_of(tensor))}
+        outputs = {output.name: found for output in message.outputs if (found := self._place_of(output))}
+        if not inputs and not outputs:
+            return decode(raw_request, None, patience)
+        raw = self._without_places(raw_request, inputs)
+        for output in message.outputs:
+            if output.name in outputs:
+                self._refuse_classes(output, outputs[output.name][0])
+        read = decode(raw, None, patience)
+        self._read(read.request, inputs)
+        return read._replace(classes={**read.classes, **self._targets(message, outputs)})
+
+    def _without_places(
+        self, raw_request: RawRequest, placed: Mapping[int, tuple[TensorLocation, Parameters]]
+    ) -> RawRequest:
+        """Return the message with no bytes in the place of those that lie elsewhere."""
+        message, raw, position = raw_request.message, list(raw_request.raw), 0
+        for number, tensor in enumerate(message.inputs):
+            if number not in placed:
+                position += not tensor.HasField("contents")
+                continue
+            if tensor.HasField("contents"):
+                raise InvalidArgument(
+                    f"unexpected 'content' provided when using {placed[number][0].memory} for input tensor "
+                    f"'{tensor.name}' for model '{message.model_name}'"
+                )
+            tensor.ClearField("parameters")
+            if raw_request.raw:
+                raw.insert(position, b"")
+                position += 1
+            else:
+                tensor.contents.SetInParent()
+        return raw_request._replace(raw=raw)
+
+    def _read(self, request: InferRequest, placed: Mapping[int, tuple[TensorLocation, Parameters]]) -> None:
+        inputs: Any = request.inputs  # just made, and nobody else's
+        for number, name in enumerate(list(inputs)):
+            if number in placed:
+                inputs[name] = self._places.read(*placed[number], name, inputs[name])
+
+    def _targets(self, message: Any, placed: Mapping[str, tuple[TensorLocation, Parameters]]) -> dict[str, Change]:
+        targets: dict[str, Change] = {}
+        if placed:
+            known = self._resolve(message.model_name, message.model_version).outputs
+            for name, (place, parameters) in placed.items():
+                if name in known:  # the model refuses another one
+                    targets[name] = self._places.target(place, parameters, known[name])
+        return targets
+
+    def _place_of(self, tensor: Any) -> tuple[TensorLocation, Parameters] | None:
+        """Return the place that the parameters of an input or an output name, and these; None if they name none."""
+        given: Mapping[str, InferParameter] = tensor.parameters
+        place = self._places.find(given, tensor.name) if given else None
+        if place is None:
+            return None
+        infer_parameters.shared_memory_region(tensor.name, given)
+        return place, {name: infer_parameters.custom(value, name) for name, value in given.items()}
+
+    def _refuse_classes(self, output: Any, place: TensorLocation) -> None:
+        if infer_parameters.classes(output.parameters):
+            raise InvalidArgument(f"output can't set both '{place.name}' and 'classification'")
+        output.ClearField("parameters")

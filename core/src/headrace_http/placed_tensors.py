@@ -1,0 +1,142 @@
+"""Infer requests whose inputs or outputs lie elsewhere than in the message (`TensorLocation`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import InvalidArgument
+from headrace.frontends.tensor_locations import Parameters, TensorLocation, TensorLocations
+from headrace.messages.request import InferRequest, Parameter
+from headrace_http.documents import as_array, as_boolean, as_object, as_string, as_unsigned, member
+from headrace_http.infer_request import (
+    DecodedBody,
+    custom_parameter,
+    header_length,
+    read_id,
+    read_json,
+    read_parameters,
+)
+from headrace_http.inference import Answer, InferenceHandler
+from headrace_http.inputs import not_one_source, read_inputs
+from headrace_http.message import HEADER_LENGTH, HttpRequest
+from headrace_http.outputs import BINARY, JSON, OutputFormat, PlacedOutput, read_outputs
+from headrace_http.request_body import decompress
+
+if TYPE_CHECKING:
+    from headrace.engine import Engine, ModelView
+
+#: How Triton reads the parameters that say where in shared memory a tensor lies.
+_TYPES: dict[str, Callable[[Any, str], Parameter]] = {
+    "shared_memory_region": as_string,
+    "shared_memory_offset": as_unsigned,
+    "shared_memory_byte_size": as_unsigned,
+}
+
+
+class PlacedInferenceHandler(InferenceHandler):
+    """The handler of infer requests on a server with ``places``."""
+
+    def __init__(self, engine: Engine, places: TensorLocations) -> None:
+        super().__init__(engine)
+        self._places = places
+        self._names = [name.encode() for name in places.names]
+
+    def _read(self, http: HttpRequest, name: str, version: str, answer: Answer, patience: int) -> InferRequest:
+        headers, body = http.headers, http.body
+        if headers.get(b"content-encoding") in (b"gzip", b"deflate"):
+            body = decompress(body, self._max_bytes, patience)
+        length = headers.get(HEADER_LENGTH)
+        json_bytes = body.nbytes if length is None else header_length(length, body.nbytes)
+        if 0 < json_bytes <= min(patience, self._max_bytes):
+            front = body[:json_bytes].tobytes()
+            if any(word in front for word in self._names):
+                decoded = _decode(self._places, answer.view, name, version, body, json_bytes, self._max_bytes, patience)
+                request, answer.formats, answer.default = decoded
+                return request
+        return super()._read(http, name, version, answer, patience)
+
+
+def inference_handler(engine: Engine) -> InferenceHandler:
+    """Return the handler of infer requests for the extensions that ``engine`` has."""
+    places = TensorLocations.of(engine)
+    return InferenceHandler(engine) if places is None else PlacedInferenceHandler(engine, places)
+
+
+def _decode(
+    places: TensorLocations,
+    view: ModelView,
+    model: str,
+    version: str,
+    body: memoryview,
+    json_bytes: int,
+    max_bytes: int,
+    patience: int,
+) -> DecodedBody:
+    """`infer_request.decode` of a request some of whose tensors may lie in ``places``."""
+    document = read_json(body[:json_bytes])
+    request_id = read_id(document.get("id", ""))
+    read = read_parameters(as_object(document.get("parameters", {}), "parameters"))
+    entries, placed = list(as_array(member(document, "inputs"), "inputs")), {}
+    for number, entry in enumerate(entries):
+        found = _place_of(places, entry, "data")
+        if found is not None:
+            placed[number] = found
+            # Read without its bytes, for what it says of itself.
+            entries[number] = {**entry, "parameters": {"binary_data_size": 0}}
+    inputs = read_inputs(entries, model, request_id, body, json_bytes, max_bytes, patience)
+    for number, name in enumerate(list(inputs)):
+        if number in placed:
+            inputs[name] = places.read(*placed[number], name, inputs[name])
+    outputs, formats = _outputs(places, view, document.get("outputs", []))
+    request = InferRequest(
+        model,
+        inputs,
+        outputs,
+        request_id,
+        version,
+        read.custom or {},
+        read.priority,
+        read.timeout_us,
+        read.sequence_id,
+        read.sequence_start,
+        read.sequence_end,
+    )
+    return DecodedBody(request, formats, BINARY if read.switch else JSON)
+
+
+def _outputs(places: TensorLocations, view: ModelView, entries: Any) -> tuple[list[str], Mapping[str, OutputFormat]]:
+    names: list[str] = []
+    formats: dict[str, OutputFormat] = {}
+    for entry in as_array(entries, "outputs"):
+        found = _place_of(places, entry)
+        spec = view.outputs.get(str(entry.get("name"))) if found is not None else None
+        if found is None or spec is None:  # the model refuses an output that it does not have
+            more, its_formats = read_outputs([entry if found is None else {**entry, "parameters": {}}])
+            names += more
+            formats |= its_formats
+            continue
+        place, parameters = found
+        for other in ("classification", "binary_data"):
+            given = entry["parameters"].get(other)
+            if given is not None and (other == "classification" or as_boolean(given, other)):
+                raise InvalidArgument(f"Output can't set both '{place.name}' and '{other}'")
+        names.append(spec.name)
+        formats[spec.name] = placed_output = PlacedOutput(False, -1)
+        placed_output.target = places.target(place, parameters, spec)
+    return names, formats
+
+
+def _place_of(places: TensorLocations, entry: Any, *sources: str) -> tuple[TensorLocation, Parameters] | None:
+    """Return the place that the parameters of ``entry`` name, and these; None if they name none.
+
+    Raises `InvalidArgument` if it has one of ``sources`` as well.
+    """
+    given = entry.get("parameters") if type(entry) is dict else None
+    if type(given) is not dict or (place := places.find(given, str(entry.get("name")))) is None:
+        return None
+    if sources:
+        others = [name for name in sources if name in entry] + ["binary_data_size"] * ("binary_data_size" in given)
+        if others:
+            raise not_one_source([*others, place.name])
+    return place, {name: _TYPES.get(name, custom_parameter)(value, name) for name, value in given.items()}

@@ -1,0 +1,294 @@
+"""Tensors that lie elsewhere than in the message, asked for by the stock client over HTTP, gRPC, and a gRPC stream."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import queue
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, ClassVar
+
+import grpc
+import httpx
+import numpy as np
+import orjson
+import pytest
+from tritonclient import grpc as grpc_client
+from tritonclient import http as http_client
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor
+
+from headrace import Extension, NotFound, Spec, TensorLocation, hookimpl
+from headrace.plugins import Plugins
+from headrace.registry import PluginInfo
+from headrace.server import Server
+
+PROTOCOLS = ("http", "grpc", "stream")
+CONFIG = """
+backend: "identity" max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] },
+        { name: "s" data_type: TYPE_STRING dims: [ -1 ] optional: true } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "t" data_type: TYPE_STRING dims: [ -1 ] } ]
+"""
+X = np.array([[1.5, -2, 3]], np.float32)
+
+
+class Regions(TensorLocation):
+    """Regions of this process, as Triton's extension has them."""
+
+    name = "shared_memory_region"
+    memory = "shared memory"
+    regions: ClassVar[dict[str, bytearray]] = {}
+    specs: ClassVar[list[Spec]] = []
+
+    def source(self, parameters: Mapping[str, Any], tensor: Spec) -> memoryview:
+        self.specs.append(tensor)
+        if parameters["shared_memory_region"] not in self.regions:
+            raise NotFound(f"Unable to find shared memory region: '{parameters['shared_memory_region']}'")
+        begin = parameters.get("shared_memory_offset", 0)
+        memory = memoryview(self.regions[parameters["shared_memory_region"]])
+        return memory[begin : begin + parameters["shared_memory_byte_size"]]
+
+    target = source
+
+
+class Drawer(TensorLocation):
+    """Another parameter, which Triton does not have."""
+
+    name = "drawer"
+
+    def source(self, parameters: Mapping[str, Any], tensor: Spec) -> Any:
+        return 1 / 0 if parameters["drawer"] == "broken" else bytes(Regions.regions[parameters["drawer"]])
+
+    def target(self, parameters: Mapping[str, Any], tensor: Spec) -> memoryview:
+        return memoryview(self.source(parameters, tensor))  # which is read-only
+
+
+class Elsewhere(Extension):
+    name = "elsewhere"
+    adds = (Regions, Drawer)
+
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def hosts() -> tuple[str, str]:
+    """The hosts of HTTP and gRPC. Plugins' tests have their own."""
+    return "native", "native"
+
+
+@pytest.fixture
+def serve(
+    hosts: tuple[str, str],
+    write_model: Any,
+    make_server: Callable[..., Server],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., None]:
+    """Runs ``scenario(ports)`` on a thread, against a server with the locations above."""
+    http_server, grpc_server = hosts
+    plugin, discover = ModuleType("test"), Plugins.discover
+    plugin.register_extensions = hookimpl(lambda: [Elsewhere])  # type: ignore[attr-defined]
+
+    def more(allow: Any = None) -> Plugins:
+        plugins = discover([host for host in hosts if host != "native"])
+        plugins._add(PluginInfo("test", "test", "0"), lambda: plugin)
+        return plugins
+
+    monkeypatch.setattr(Plugins, "discover", more)
+    Regions.regions, Regions.specs = {"in": bytearray(X.tobytes()), "out": bytearray(12)}, []
+
+    def run(scenario: Callable[[dict[str, int]], None], **options: Any) -> None:
+        write_model("m", CONFIG)
+
+        async def main() -> None:
+            local = {"http_address": "127.0.0.1", "http_port": 0, "grpc_address": "127.0.0.1", "grpc_port": 0}
+            how = {"http_server": http_server, "grpc_server": grpc_server, "exit_timeout_secs": 5}
+            server = make_server(**local, **how, allow_metrics=False, **options)
+            async with server:
+                await server.start_frontends()
+                ports = {each.protocol or each.name: each.port for each in server.frontends}  # type: ignore[attr-defined]
+                await asyncio.to_thread(scenario, ports)
+
+        asyncio.run(asyncio.wait_for(main(), 60))
+
+    return run
+
+
+def ask(ports: Mapping[str, int], protocol: str, inputs: list[Any], outputs: list[Any]) -> Any:
+    """Infer by the stock client; ``inputs`` and ``outputs`` are called with its module."""
+    module = http_client if protocol == "http" else grpc_client
+    wanted = {"inputs": [each(module) for each in inputs], "outputs": [each(module) for each in outputs] or None}
+    with module.InferenceServerClient(f"127.0.0.1:{ports['http' if protocol == 'http' else 'grpc']}") as client:
+        if protocol != "stream":
+            return client.infer("m", **wanted)
+        answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("m", **wanted)
+        result, error = answers.get(timeout=30)
+        if error is not None:
+            raise error
+        return result
+
+
+def region(name: str, shape: Any, datatype: str, where: str, size: int, offset: int = 0) -> Any:
+    def make(module: Any) -> Any:
+        tensor = module.InferInput(name, shape, datatype)
+        tensor.set_shared_memory(where, size, offset)
+        return tensor
+
+    return make
+
+
+def sent(name: str, array: Any, datatype: str = "FP32") -> Any:
+    def make(module: Any) -> Any:
+        tensor = module.InferInput(name, array.shape, datatype)
+        tensor.set_data_from_numpy(array)
+        return tensor
+
+    return make
+
+
+def wanted(name: str, where: str = "", size: int = 0, offset: int = 0) -> Any:
+    def make(module: Any) -> Any:
+        output = module.InferRequestedOutput(name)
+        if where:
+            output.set_shared_memory(where, size, offset)
+        return output
+
+    return make
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_inputs_and_outputs_may_lie_in_regions(serve: Callable[..., None], protocol: str) -> None:
+    text = np.array([["a", "bcd"]], np.object_)
+    packed = serialize_byte_tensor(text).item()
+    Regions.regions["text"] = bytearray(5) + packed
+
+    def scenario(ports: dict[str, int]) -> None:
+        Regions.regions["text"] = bytearray(5) + packed
+        for _ in range(3):
+            Regions.regions["out"][:] = bytes(12)
+            result = ask(
+                ports,
+                protocol,
+                [region("s", [1, 2], "BYTES", "text", len(packed), 5), region("x", [1, 3], "FP32", "in", 12)],
+                [wanted("y", "out", 12), wanted("t")],
+            )
+            assert Regions.regions["out"] == X.tobytes()
+            assert result.as_numpy("t").tolist() == [[b"a", b"bcd"]]
+            output = result.get_output("y")
+            found = (output["datatype"], output["shape"]) if protocol == "http" else (output.datatype, output.shape)
+            assert (found[0], list(found[1])) == ("FP32", [1, 3])
+        # Inputs in the message beside such in a region, in either order.
+        first = ask(ports, protocol, [sent("x", X * 2), region("s", [1, 2], "BYTES", "text", len(packed), 5)], [])
+        second = ask(ports, protocol, [region("x", [1, 3], "FP32", "in", 12), sent("s", text, "BYTES")], [])
+        np.testing.assert_array_equal(first.as_numpy("y"), X * 2)
+        np.testing.assert_array_equal(second.as_numpy("y"), X)
+        assert first.as_numpy("t").tolist() == second.as_numpy("t").tolist() == [[b"a", b"bcd"]]
+        plain = ask(ports, protocol, [sent("x", X)], [wanted("y")])
+        np.testing.assert_array_equal(plain.as_numpy("y"), X)
+
+    serve(scenario)
+    names = {(spec.name, spec.datatype.name) for spec in Regions.specs}
+    assert names == {("x", "FP32"), ("s", "BYTES"), ("y", "FP32")}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_large_tensors_lie_in_regions_too(serve: Callable[..., None], protocol: str) -> None:
+    big = np.arange(300_000, dtype=np.float32).reshape(1, -1)
+
+    def scenario(ports: dict[str, int]) -> None:
+        Regions.regions |= {"in": bytearray(big.tobytes()), "out": bytearray(big.nbytes + 4)}
+        ask(
+            ports,
+            protocol,
+            [region("x", list(big.shape), "FP32", "in", big.nbytes)],
+            [wanted("y", "out", big.nbytes, 4)],
+        )
+        assert Regions.regions["out"][4:] == big.tobytes()
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    ("size", "out", "message"),
+    [
+        (12, 8, "shared memory size specified with the request for output 'y' (8 bytes) should be at least 12 bytes"),
+        (8, 12, "input byte size mismatch for input 'x' for model 'm'"),
+        (12, -1, "Unable to find shared memory region: 'nowhere'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_tritons_words(
+    serve: Callable[..., None], protocol: str, size: int, out: int, message: str
+) -> None:
+    def scenario(ports: dict[str, int]) -> None:
+        output = wanted("y", "out", out) if out > 0 else wanted("y", "nowhere", 12)
+        with pytest.raises(InferenceServerException) as refused:
+            ask(ports, protocol, [region("x", [1, 3], "FP32", "in", size)], [output])
+        assert message in refused.value.message()
+
+    serve(scenario)
+
+
+def post(port: int, tensor: Mapping[str, Any], outputs: list[Any] | None = None, **headers: str) -> httpx.Response:
+    entry = {"name": "x", "datatype": "FP32", "shape": [1, 3], **tensor}
+    body = {"inputs": [entry], "outputs": outputs or [{"name": "y"}]}
+    content = orjson.dumps(body)
+    if headers:
+        content = gzip.compress(content)
+    return httpx.post(f"http://127.0.0.1:{port}/v2/models/m/infer", content=content, headers=headers)
+
+
+IN = {"parameters": {"shared_memory_region": "in", "shared_memory_byte_size": 12}}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "output", "status", "error"),
+    [
+        ({**IN, "data": [1, 2, 3]}, {}, 400, "But set 'data' 'shared_memory_region'"),
+        ({"parameters": {"shared_memory_region": 7}}, {}, 500, "Unable to parse 'shared_memory_region'"),
+        ({"parameters": {"drawer": [7]}}, {}, 400, "parameter 'drawer' has invalid type"),
+        ({"parameters": {"drawer": "in", **IN["parameters"]}}, {}, 400, "can not lie in both 'drawer' and"),
+        ({"parameters": {"drawer": "broken"}}, {}, 500, "input 'x': drawer: ZeroDivisionError"),
+        (IN, {"shared_memory_region": "out", "classification": 1}, 400, "and 'classification'"),
+        (IN, {"shared_memory_region": "out", "binary_data": True}, 400, "and 'binary_data'"),
+        (IN, {"drawer": "out"}, 500, "output 'y': drawer: TypeError: the memory is read-only"),
+        (IN, {"drawer": "out", "name": "z"}, 400, "unexpected inference output 'z' for model 'm'"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(
+    serve: Callable[..., None], tensor: Any, output: Any, status: int, error: str
+) -> None:
+    def scenario(ports: dict[str, int]) -> None:
+        given = {name: value for name, value in output.items() if name != "name"}
+        outputs = [{"name": output.get("name", "y"), "parameters": given}]
+        refused = post(ports["http"], tensor, outputs)
+        assert error in refused.json()["error"]
+        assert refused.status_code == status
+
+    serve(scenario)
+
+
+def test_a_parameter_of_its_own_is_a_location_too(serve: Callable[..., None]) -> None:
+    def scenario(ports: dict[str, int]) -> None:
+        reply = post(ports["http"], {"parameters": {"drawer": "in"}}, None, **{"Content-Encoding": "gzip"})
+        assert reply.json()["outputs"][0]["data"] == X.ravel().tolist()
+        # In a message beside which it means nothing.
+        named = post(ports["http"], {"data": [4, 5, 6], "note": "drawer"})
+        assert named.json()["outputs"][0]["data"] == [4, 5, 6]
+        request = service_pb2.ModelInferRequest(model_name="m")
+        tensor = request.inputs.add(name="x", datatype="FP32", shape=[1, 3])
+        request.outputs.add(name="y")
+        tensor.parameters["drawer"].string_param = "in"
+        with grpc.insecure_channel(f"127.0.0.1:{ports['grpc']}") as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", bytes, bytes)
+            answer = service_pb2.ModelInferResponse.FromString(call(request.SerializeToString()))
+            assert answer.raw_output_contents[0] == X.tobytes()
+            tensor.contents.fp32_contents.extend([1, 2, 3])
+            with pytest.raises(grpc.RpcError, match="unexpected 'content' provided when using memory for input"):
+                call(request.SerializeToString())
+
+    serve(scenario)
