@@ -23,6 +23,7 @@ STORAGES = sorted(path.parent.name for path in ROOT.glob("storages/[!_]*/pyproje
 AGENTS = sorted(path.parent.name for path in ROOT.glob("agents/[!_]*/pyproject.toml"))
 COMMANDS = sorted(path.parent.name for path in ROOT.glob("commands/[!_]*/pyproject.toml"))
 INTERCEPTORS = sorted(path.parent.name for path in ROOT.glob("interceptors/[!_]*/pyproject.toml"))
+EXTENSIONS = sorted(path.parent.name for path in ROOT.glob("extensions/[!_]*/pyproject.toml"))
 CACHES = sorted(path.parent.name for path in ROOT.glob("caches/[!_]*/pyproject.toml"))
 SCHEDULERS = sorted(path.parent.name for path in ROOT.glob("schedulers/[!_]*/pyproject.toml"))
 FRONTENDS = sorted(path.parent.name for path in ROOT.glob("frontends/[!_]*/pyproject.toml"))
@@ -280,6 +281,13 @@ def new_interceptor(session: nox.Session) -> None:
     session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
 
 
+@nox.session(venv_backend="none", default=False)
+def new_extension(session: nox.Session) -> None:
+    """Start an extension from the template: `nox -s new_extension -- NAME`."""
+    folder = _start_plugin(session, "extensions")
+    session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
+
+
 def _start_plugin(session: nox.Session, kind: str) -> Path:
     if len(session.posargs) != 1 or not re.fullmatch(r"[a-z][a-z0-9]*", session.posargs[0]):
         session.error("name it in lower-case letters and digits, as in: nox -s new_backend -- NAME")
@@ -320,6 +328,7 @@ def _folders() -> list[str]:
         "agents": AGENTS,
         "commands": COMMANDS,
         "interceptors": INTERCEPTORS,
+        "extensions": EXTENSIONS,
     }
     return [TESTING, *(f"{kind}/{name}" for kind, names in kinds.items() for name in names)]
 

@@ -33,7 +33,10 @@ BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/pyproject.toml")
 #: Every first-party plugin, the templates included: a stranger could have written it.
 PLUGINS = sorted(
     path.parent
-    for kind in ("backends", "schedulers", "frontends", "caches", "storages", "agents", "interceptors", "commands")
+    for kind in (
+        *("backends", "schedulers", "frontends", "caches", "storages", "agents"),
+        *("interceptors", "commands", "extensions"),
+    )
     for path in ROOT.glob(f"{kind}/*/pyproject.toml")
 )
 

@@ -111,6 +111,7 @@ def test_users_of_triton_are_told_every_refusal_in_its_words() -> None:
         ("docs/write-a-frontend.md", "frontends/_template", "headrace_template_frontend", "lines"),
         ("docs/write-a-cache.md", "caches/_template", "headrace_template_cache", "shelf"),
         ("docs/write-a-storage.md", "storages/_template", "headrace_template_storage", "zipped"),
+        ("docs/write-an-extension.md", "extensions/_template", "headrace_template_extension", "plain"),
         ("docs/write-a-repository-agent.md", "agents/_template", "headrace_template_agent", "packed"),
         ("docs/write-an-interceptor.md", "interceptors/_template", "headrace_template_interceptor", "keys"),
     ],

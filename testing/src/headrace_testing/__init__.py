@@ -59,6 +59,13 @@ For an interceptor, subclass `InterceptorConformance`, and say who is admitted a
         def headers(self): ...  # of a caller that is admitted
         def refusals(self): ...  # instances of `RefusedOperation`
 
+For an extension, subclass `ExtensionConformance`, and say how it is asked::
+
+    class TestPlain(ExtensionConformance):
+        plugin, extension = "headrace_plain", "plain"
+
+        def ask(self, served): ...  # over HTTP or gRPC, and asserts
+
 The plugin must be installed (``pip install -e .`` is enough): the kit finds it by its entry point,
 as a server does. Checks of what the part does not claim are skipped, and the summary says so.
 pytest loads `headrace_testing.plugin` by itself: the fixtures ``write_model``, ``headrace_server``
@@ -74,6 +81,7 @@ from headrace_testing.backend_requests import Requests
 from headrace_testing.cache_checks import CacheChecks
 from headrace_testing.command_checks import CommandChecks
 from headrace_testing.example import Example, extreme_values
+from headrace_testing.extension_checks import ExtensionChecks, ServedExtension
 from headrace_testing.frontend_checks import FrontendChecks
 from headrace_testing.interceptor_checks import InterceptorChecks, RefusedOperation
 from headrace_testing.scheduler_answers import ScheduledAnswers
@@ -87,10 +95,12 @@ __all__ = [
     "CacheConformance",
     "CommandConformance",
     "Example",
+    "ExtensionConformance",
     "FrontendConformance",
     "InterceptorConformance",
     "RefusedOperation",
     "SchedulerConformance",
+    "ServedExtension",
     "StorageConformance",
     "extreme_values",
 ]
@@ -141,3 +151,9 @@ class CommandConformance(CommandChecks):
 class InterceptorConformance(InterceptorChecks):
     """Every check of interceptors. A subclass sets ``plugin`` and ``interceptor``, and says who is admitted and what is
     refused (see `InterceptorChecks`). Most checks call the interceptor directly; two ask a real server."""
+
+
+class ExtensionConformance(ExtensionChecks):
+    """Every check of extensions. A subclass sets ``plugin`` and ``extension``, and says how it is asked (see
+    `ExtensionChecks`). The server is a real one in this process, and so are the sockets.
+    """

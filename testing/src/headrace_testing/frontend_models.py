@@ -77,11 +77,18 @@ def register_interceptors() -> list[type[Interceptor]]:
 @contextmanager
 def installed_plugin() -> Iterator[None]:
     """Make this module a plugin of an installed distribution: servers created in this context find it."""
+    with installed(__name__):
+        yield
+
+
+@contextmanager
+def installed(module: str) -> Iterator[None]:
+    """Make ``module`` a plugin of an installed distribution: servers created in this context find it."""
     with TemporaryDirectory(prefix="headrace-") as folder:
         info = Path(folder, "headrace_testing_frontend-0.dist-info")
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headrace-testing-frontend\nVersion: 0\n")
-        (info / "entry_points.txt").write_text(f"[headrace]\nconformance = {__name__}\n")
+        (info / "entry_points.txt").write_text(f"[headrace]\nconformance = {module}\n")
         sys.path.insert(0, folder)
         try:
             yield

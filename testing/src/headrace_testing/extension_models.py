@@ -1,0 +1,38 @@
+"""What stands beside an extension under test: the backends that double, and an interceptor that refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+from headrace import AnyOperation, Backend, Caller, HeadraceError, Interceptor, hookimpl
+from headrace_testing.frontend_models import Doubling, WaitingDoubling, installed
+
+
+class Refusing(Interceptor):
+    """Raises ``refusal`` while there is one."""
+
+    name: ClassVar[str] = "refusing"
+    refusal: ClassVar[HeadraceError | None] = None
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
+
+@hookimpl
+def register_backends() -> list[type[Backend]]:
+    return [Doubling, WaitingDoubling]
+
+
+@hookimpl
+def register_interceptors() -> list[type[Interceptor]]:
+    return [Refusing]
+
+
+@contextmanager
+def installed_plugin() -> Iterator[None]:
+    """Make this module a plugin of an installed distribution, which servers that are made meanwhile find."""
+    with installed(__name__):
+        yield
