@@ -37,7 +37,7 @@ class Running:
 
 @contextlib.contextmanager
 def headrace(repository: Path, *flags: str, name: str = "headrace") -> Iterator[Running]:
-    with _v2(name, [sys.executable, "-m", "headrace.cli", "serve"], repository, flags) as running:
+    with _v2(name, [sys.executable, "-m", "headrace_cli", "serve"], repository, flags) as running:
         yield running
 
 

@@ -19,7 +19,7 @@ MARKS = "<!-- what `headrace plugins --backends` prints -->\n", "<!-- end -->\n"
 def declared() -> str:
     """The table of the built-in backends and of all in the folder ``backends``."""
     from headrace.backends.identity import Identity
-    from headrace.cli.backend_table import backend_table
+    from headrace_cli.backend_table import backend_table
 
     found = [Identity]
     for source in SOURCES:

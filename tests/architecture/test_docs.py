@@ -52,7 +52,7 @@ PARTS = {
     "GrpcMethod": "headrace_grpc/plugin_methods.py",
     "HttpRoute": "headrace_http/plugin_routes.py",
     "HttpCall": "headrace_http/plugin_routes.py",
-    "Command": "headrace/cli/command.py",
+    "Command": "headrace/command.py",
     "Observer": "headrace/telemetry/executions.py",
     "BatchTimes": "headrace/telemetry/executions.py",
     "ModelView": "headrace/models/view.py",

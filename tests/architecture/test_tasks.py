@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "core/src"
-#: Those of core proper and of the processes of instances.
-PATHS = sorted(path for package in ("headrace", "headrace_processes") for path in (ROOT / package).rglob("*.py"))
+#: Core proper, the command line, and the processes of instances.
+PACKAGES = ("headrace", "headrace_cli", "headrace_processes")
+PATHS = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 #: Calls of asyncio that make a task by hand, or a hidden one: a cancel scope does the work of `wait_for`.
 CALLS = {"create_task", "ensure_future", "wait_for"}

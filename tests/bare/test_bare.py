@@ -46,7 +46,7 @@ class Hiding:
 
 sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
 
-from headrace.cli import main
+from headrace_cli import main
 
 sys.exit(main(sys.argv[1:]))
 """

@@ -267,7 +267,7 @@ PARTS = {
     "register_agents": "from headrace import RepositoryAgent as Base",
     "register_extensions": "from headrace import Extension as Base",
     "register_interceptors": "from headrace import Interceptor as Base",
-    "register_commands": "from headrace.cli.plugins import ListPlugins as Base",
+    "register_commands": "from headrace_cli.plugins import ListPlugins as Base",
     "add_options": "from headrace import OptionGroup as Base",
 }
 TWIN = """

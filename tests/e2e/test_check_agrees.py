@@ -265,7 +265,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def checked(repository: Path) -> dict[str, list[str]]:
     """Model to what ``headrace check`` says about it."""
-    command = [sys.executable, "-m", "headrace.cli", "check", "--json", str(repository)]
+    command = [sys.executable, "-m", "headrace_cli", "check", "--json", str(repository)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 1, done.stderr
     return {found["model"]: [problem["message"] for problem in found["problems"]] for found in json.loads(done.stdout)}
@@ -274,7 +274,7 @@ def checked(repository: Path) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def served(repository: Path) -> dict[str, str]:
     """Model to the reason that the index of ``headrace serve`` shows; empty for one that is ready."""
-    command = [sys.executable, "-m", "headrace.cli", "serve", f"--model-repository={repository}"]
+    command = [sys.executable, "-m", "headrace_cli", "serve", f"--model-repository={repository}"]
     flags = ["--exit-on-error=false", "--strict-parameters=true", "--http-address=127.0.0.1", "--http-port=0"]
     # At a verbose level the index names files of the machine, as check does.
     others = ["--allow-grpc=false", "--allow-metrics=false", "--exit-timeout-secs=10", "--log-verbose=1"]

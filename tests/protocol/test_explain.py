@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from headrace import NotFound, Server
-from headrace.cli import main
+from headrace_cli import main
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
@@ -104,7 +104,7 @@ def test_a_reader_that_has_seen_enough_is_no_fault_of_the_server(server: Headrac
     """As in ``headrace explain | head``."""
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "headrace.cli", "explain", "batched", f"--url=http://127.0.0.1:{server.http}"]
+    command = [sys.executable, "-m", "headrace_cli", "explain", "batched", f"--url=http://127.0.0.1:{server.http}"]
     with os.fdopen(write, "w") as unread:
         # Unbuffered, so that what is printed meets the closed pipe at once, as a long answer does.
         asked = subprocess.run(

@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 
 from headrace import Command, hookimpl
-from headrace.cli import main
+from headrace_cli import main
 from headrace_testing import CommandConformance
 
 
@@ -47,7 +47,7 @@ class TestCounts(CommandConformance):
 def install(kind: type[Command], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Have ``kind`` found by the kit and by the command line, which is called in this process."""
     monkeypatch.setitem(sys.modules, "headrace_counts", SimpleNamespace(register_commands=hookimpl(lambda: [kind])))
-    monkeypatch.setattr("headrace.cli._find", lambda name: kind)
+    monkeypatch.setattr("headrace_cli._find", lambda name: kind)
 
     def call(checks: CommandConformance, *words: str) -> subprocess.CompletedProcess[str]:
         try:

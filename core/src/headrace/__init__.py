@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from headrace.backends.sharing import Shared
     from headrace.caches.base import CachedResponse, ResponseCache
     from headrace.caches.packing import pack_response, unpack_response
-    from headrace.cli.command import Command
-    from headrace.cli.command_line import parse_options
+    from headrace.command import Command
     from headrace.config.completed_fields import CompletedField, names_all_tensors
     from headrace.config.config_json import config_to_json
     from headrace.config.derive import padding_inputs
@@ -120,6 +119,7 @@ if TYPE_CHECKING:
     from headrace.telemetry.pacing import paced
     from headrace.telemetry.published import PublishedMetric
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
+    from headrace_cli.command_line import parse_options
     from headrace_grpc.hosts import GrpcHost
     from headrace_grpc.plugin_methods import GrpcMethod
     from headrace_grpc.rpc import Rpc
@@ -158,8 +158,8 @@ _HOMES = {
     "headrace.backends.sharing": ("Shared",),
     "headrace.caches.base": ("CachedResponse", "ResponseCache"),
     "headrace.caches.packing": ("pack_response", "unpack_response"),
-    "headrace.cli.command": ("Command",),
-    "headrace.cli.command_line": ("parse_options",),
+    "headrace.command": ("Command",),
+    "headrace_cli.command_line": ("parse_options",),
     "headrace.config.path_checks": ("one_line", "why_path_leaves"),
     "headrace.config.completed_fields": ("CompletedField", "names_all_tensors"),
     "headrace.config.config_json": ("config_to_json",),

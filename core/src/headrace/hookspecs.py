@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.agents.base import RepositoryAgent
     from headrace.backends.base import Backend
     from headrace.caches.base import ResponseCache
-    from headrace.cli.command import Command
+    from headrace.command import Command
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
     from headrace.frontends.base import Frontend

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from headrace.cli.command import Command
+from headrace.command import Command
 from headrace.config.option_groups import OptionGroup, group_flags
 from headrace.config.options import ServerOptions
 from headrace.distributions import meant, missing

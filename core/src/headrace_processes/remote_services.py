@@ -29,6 +29,8 @@ from headrace_processes.ipc.json_parts import json_frame, read_json
 from headrace_processes.ipc.peer_requests import AtOnce, FastPathCalls, IncomingRequests, OutgoingRequests
 
 log = paced(__name__)
+#: The loggers of what runs in a child and is ours.
+_LOGGERS = ("headrace", "headrace_engines", "headrace_processes")
 
 #: Calls that may wait longer than for a lock.
 _BLOCKING = frozenset(("load_model", "unload_model", "is_model_ready"))
@@ -151,10 +153,12 @@ def _note(method: str, *arguments: object) -> bytes:
 
 def forward_log(services: Services, level: int) -> None:
     """Send the log records of this process at ``level`` or above to the server's log."""
-    logger = logging.getLogger("headrace")
-    logger.setLevel(level)
-    logger.addHandler(_Forwarder(services))
-    logger.propagate = False
+    forwarder = _Forwarder(services)
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        logger.addHandler(forwarder)
+        logger.propagate = False
 
 
 class _Forwarder(logging.Handler):

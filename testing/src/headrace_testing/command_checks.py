@@ -29,7 +29,7 @@ class CommandChecks:
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run ``headrace COMMAND WORDS`` in a process of its own."""
-        line = [sys.executable, "-m", "headrace.cli", self.command, *words]
+        line = [sys.executable, "-m", "headrace_cli", self.command, *words]
         return subprocess.run(line, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
 
     def test_help_shows_it_in_one_line(self) -> None:

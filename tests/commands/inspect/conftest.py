@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.core.cli.conftest import distribute, headrace, repository, site
+from tests.core.headrace_cli.conftest import distribute, headrace, repository, site
 
 __all__ = ["distribute", "headrace", "repository", "site"]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from headrace.backends.identity import Identity
-from headrace.cli import main
 from headrace.storage.local_storage import is_model
+from headrace_cli import main
 from headrace_inspect.reports import locate
 
 

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 from google.protobuf import text_format
 
-from headrace.cli import main
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace_cli import main
 from headrace_inspect.ensemble_graphs import as_svg, as_text, step_graph
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -303,3 +304,12 @@ def test_settings_come_from_the_options() -> None:
         log_file="f", log_info=False, log_warning=False, log_error=False, log_verbose=2, log_format="json"
     )
     assert LogSettings.from_options(options) == LogSettings("f", False, False, False, 2, "json")
+
+
+def test_a_verbose_log_shows_all_packages_of_the_distribution() -> None:
+    packages = [path.name for path in (Path(__file__).parents[3] / "core/src").glob("headrace*") if path.is_dir()]
+    assert len(packages) > 4
+    with contextlib.closing(Log(LogSettings(verbose_level=1))):
+        assert {name: logging.getLogger(name).isEnabledFor(logging.DEBUG) for name in packages} == dict.fromkeys(
+            packages, True
+        )

@@ -9,7 +9,7 @@ import pytest
 
 from headrace import Backend
 from headrace.backends.identity import Identity
-from headrace.cli import main
+from headrace_cli import main
 
 from .conftest import Write, ensemble, identity, step
 

@@ -78,14 +78,14 @@ class Check(Command):
         for model in models:
             print(f"'{model}' is a model, not a repository: this model alone is checked", file=sys.stderr)
         # The reports have all that matters of the server's log.
-        logging.getLogger("headrace").setLevel(logging.CRITICAL + 1)
+        logging.disable(logging.CRITICAL)
         try:
             reports = _reports(_options(arguments, repositories, models), arguments, repositories, models)
         except HeadraceError as error:
             print(error.message, file=sys.stderr)
             return 1
         finally:
-            logging.getLogger("headrace").setLevel(logging.NOTSET)
+            logging.disable(logging.NOTSET)
         if arguments.graph and not _draw(reports, Path(arguments.graph)):
             return 1
         print(json.dumps([asdict(report) for report in reports], indent=2) if arguments.json else _picture(reports))

@@ -1,7 +1,7 @@
 """The options of a server: one frozen dataclass, one field per flag (docs/spec/behaviours.md section 8).
 
 The name of a field is that of the flag, with underscores. Its default is Triton's. Deprecated spellings of a flag have
-no field: the command line converts them. ``headrace.cli.flags`` describes each flag, `headrace.config.support` has
+no field: the command line converts them. ``headrace_cli.flags`` describes each flag, `headrace.config.support` has
 which of them have an effect, and ``docs/flags.md`` shows both.
 """
 

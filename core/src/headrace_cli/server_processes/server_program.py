@@ -1,4 +1,4 @@
-"""The program of one of several servers that share their ports (``headrace serve --workers``): `headrace.cli.serve`,
+"""The program of one of several servers that share their ports (``headrace serve --workers``): `headrace_cli.serve`,
 stopped by the supervisor instead of a signal."""
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import socket
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from headrace.cli import command_line
-from headrace.cli.serve import option_groups, run_loop, serve_until
-from headrace.cli.server_processes.model_changes import SharedControl
 from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
-from headrace.telemetry.metric_sums import write_families
+from headrace_cli import command_line
+from headrace_cli.serve import option_groups, run_loop, serve_until
+from headrace_cli.server_processes.metric_sums import write_families
+from headrace_cli.server_processes.model_changes import SharedControl
 from headrace_processes.ipc.framing import Frame
 from headrace_processes.ipc.json_calls import JsonCalls
 from headrace_processes.ipc.json_parts import json_frame

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import main
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspection.inspector import Inspector
 from headrace.plugins import Plugins
+from headrace_cli import main
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:

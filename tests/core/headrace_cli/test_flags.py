@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import usage
-from headrace.cli.flags import FLAGS, GROUPS, Flag
 from headrace.config.options import ServerOptions
 from headrace.config.support import SUPPORT
+from headrace_cli import usage
+from headrace_cli.flags import FLAGS, GROUPS, Flag
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "flags.md"
 

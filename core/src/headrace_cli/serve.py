@@ -17,10 +17,7 @@ from typing import NoReturn
 
 from anyio import create_task_group
 
-from headrace.cli import command_line, startup, usage
-from headrace.cli.command import Command, complain
-from headrace.cli.garbage_collection import CollectionPolicy
-from headrace.cli.startup import log_openness
+from headrace.command import Command, complain
 from headrace.config import support
 from headrace.config.option_groups import OptionGroup
 from headrace.config.options import ServerOptions
@@ -28,6 +25,9 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.plugins import Plugins
 from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
+from headrace_cli import command_line, startup, usage
+from headrace_cli.garbage_collection import CollectionPolicy
+from headrace_cli.startup import log_openness
 
 log = logging.getLogger("headrace.serve")
 
@@ -101,7 +101,7 @@ async def _serve(options: ServerOptions) -> int:
 
 async def _supervise(words: Sequence[str], options: ServerOptions) -> int:
     """Start and supervise worker processes until a signal (``--workers``). Return the exit code."""
-    from headrace.cli.server_processes.supervisor import Supervisor
+    from headrace_cli.server_processes.supervisor import Supervisor
 
     supervisor, told_to_stop = Supervisor(words, options), asyncio.Event()
     failures: list[Exception] = []

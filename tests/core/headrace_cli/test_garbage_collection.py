@@ -12,7 +12,7 @@ import pytest
 STAGE = """
 import gc, weakref
 from math import inf
-from headrace.cli.garbage_collection import GROWTH_BYTES, LONG_S, MOST, PATIENCE_S, TICK_S, CollectionPolicy
+from headrace_cli.garbage_collection import GROWTH_BYTES, LONG_S, MOST, PATIENCE_S, TICK_S, CollectionPolicy
 
 class Timer:
     def cancel(self): self.is_cancelled = True

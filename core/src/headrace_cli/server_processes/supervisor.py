@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from anyio import fail_after, move_on_after, to_thread
 
-from headrace.cli.server_processes.model_changes import ModelChanges
-from headrace.cli.server_processes.refusals import warning
-from headrace.cli.server_processes.server_process import ServerProcess
 from headrace.engine import Engine, Phase
 from headrace.errors import HeadraceError
 from headrace.frontends.listening import claim, listen_grpc, listen_http
 from headrace.models.serving_table import ServingTable
-from headrace.telemetry.metric_sums import MetricSums, read_families
+from headrace_cli.server_processes.metric_sums import MetricSums, read_families
+from headrace_cli.server_processes.model_changes import ModelChanges
+from headrace_cli.server_processes.refusals import warning
+from headrace_cli.server_processes.server_process import ServerProcess
 from headrace_http.metrics_frontend import MetricsFrontend
 from headrace_processes.supervision.process_set import ProcessSet
 

@@ -12,12 +12,12 @@ from difflib import get_close_matches
 from itertools import combinations
 from typing import Any
 
-from headrace.cli.flags import FLAGS, Flag
-from headrace.cli.server_processes.refusals import refuse as refuse_with_workers
 from headrace.config import support
 from headrace.config.option_groups import OptionGroup, group_flags, read_groups
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError
+from headrace_cli.flags import FLAGS, Flag
+from headrace_cli.server_processes.refusals import refuse as refuse_with_workers
 
 
 def wants_help(words: Sequence[str]) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from headrace.cli.command import Command
+from headrace.command import Command
 from headrace.hookspecs import hookimpl
 
 
 @hookimpl
 def register_commands() -> list[type[Command]]:
-    from headrace.cli.plugins import ListPlugins
-    from headrace.cli.serve import Serve
+    from headrace_cli.plugins import ListPlugins
+    from headrace_cli.serve import Serve
 
     return [Serve, ListPlugins]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.cli import values
-from headrace.cli.values import boolean, choice, count, int32, port, setting, size, text
 from headrace.config.options import GRPC_RESTRICTED_PREFIX, RESTRICTED_CATEGORIES, TraceSetting
+from headrace_cli import values
+from headrace_cli.values import boolean, choice, count, int32, port, setting, size, text
 
 
 @dataclass(frozen=True, slots=True)

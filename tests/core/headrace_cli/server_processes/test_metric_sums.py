@@ -12,7 +12,7 @@ from prometheus_client import Metric
 from prometheus_client.samples import Sample
 
 from headrace.telemetry.exposition import text
-from headrace.telemetry.metric_sums import Family, MetricSums, read_families, write_families
+from headrace_cli.server_processes.metric_sums import Family, MetricSums, read_families, write_families
 
 NAME = "nv_inference_request_success"
 

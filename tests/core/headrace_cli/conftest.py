@@ -31,7 +31,7 @@ class Process:
     """A running ``headrace``, whose stderr is read line by line with a deadline."""
 
     def __init__(self, *words: str, environ: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "headrace.cli", *words]
+        command = [sys.executable, "-m", "headrace_cli", *words]
         self.popen = subprocess.Popen(
             command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})}
         )

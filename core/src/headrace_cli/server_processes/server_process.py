@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from headrace.cli.server_processes.model_changes import Change, ModelChanges
 from headrace.errors import Unavailable
+from headrace_cli.server_processes.model_changes import Change, ModelChanges
 from headrace_processes.ipc.framing import Frame
 from headrace_processes.ipc.json_calls import JsonCalls
 from headrace_processes.supervision.supervised_process import LaunchedProcess, SupervisedProcess, launch
@@ -34,7 +34,7 @@ class ServerProcess(SupervisedProcess):
         self._calls = JsonCalls(self.send, {"join": self._join, "make": changes.make})
 
     def launch(self) -> LaunchedProcess:
-        return launch(self.name, "headrace.cli.server_processes.server_program:serve", {})
+        return launch(self.name, "headrace_cli.server_processes.server_program:serve", {})
 
     def settings(self) -> Mapping[str, Any]:
         return {"words": list(self._words), "ports": dict(self._ports), "tells_tables": self._tells_tables}

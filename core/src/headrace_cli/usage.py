@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
 
-from headrace.cli.flags import GROUPS, Flag
 from headrace.config.option_groups import OptionGroup, group_flags
 from headrace.config.options import ServerOptions
 from headrace.config.support import SUPPORT, FlagState
+from headrace_cli.flags import GROUPS, Flag
 
 _HEAD = """\
 Usage: headrace serve --model-repository=<path> [options]

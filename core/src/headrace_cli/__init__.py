@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.cli.command import Command
+    from headrace.command import Command
 
 _HEAD = """\
 Usage: headrace <command> [options]
@@ -59,7 +59,7 @@ def _run(name: str, words: Sequence[str]) -> int:
 
 def _find(name: str) -> type[Command]:
     """Return the command ``name``. Raises `LoadError`. Those of core are found without importing any plugin."""
-    from headrace.cli import commands
+    from headrace_cli import commands
 
     for command in commands.register_commands():
         if command.name == name:

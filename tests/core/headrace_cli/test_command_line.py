@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from headrace.cli.command_line import allowed_plugins, read_options
-from headrace.cli.flags import FLAGS
-from headrace.cli.usage import render
 from headrace.config.option_groups import OptionGroup, group_flags
 from headrace.config.options import RateLimitResource, Restriction, ServerOptions, TraceSetting
 from headrace.errors import ConfigError
+from headrace_cli.command_line import allowed_plugins, read_options
+from headrace_cli.flags import FLAGS
+from headrace_cli.usage import render
 
 REPOSITORY = "--model-repository=/r"
 

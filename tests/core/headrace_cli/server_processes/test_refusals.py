@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from headrace.cli.command_line import read_options
-from headrace.cli.server_processes.refusals import warning
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError
+from headrace_cli.command_line import read_options
+from headrace_cli.server_processes.refusals import warning
 
 WORDS = ["--model-repository=/r", "--workers=2"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli import main
 from headrace.plugins import Plugins
+from headrace_cli import main
 
 Start = Callable[..., Any]
 Distribute = Callable[[str, str], None]

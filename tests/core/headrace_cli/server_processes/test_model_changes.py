@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.server_processes.model_changes import (
+from headrace.errors import HeadraceError, InternalError, LoadError, Unavailable
+from headrace_cli.server_processes.model_changes import (
     Change,
     ModelChanges,
     SharedControl,
@@ -16,7 +17,6 @@ from headrace.cli.server_processes.model_changes import (
     write_load,
     write_unload,
 )
-from headrace.errors import HeadraceError, InternalError, LoadError, Unavailable
 
 
 class Recorded:

@@ -7,11 +7,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from headrace.cli.backend_table import backend_table
-from headrace.cli.command import Command
+from headrace.command import Command
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.telemetry import logs
+from headrace_cli.backend_table import backend_table
 
 
 class ListPlugins(Command):

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.cli import command_line
-from headrace.cli.flags import FLAGS
-from headrace.cli.serve import option_groups
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError, HeadraceError
 from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
+from headrace_cli import command_line
+from headrace_cli.flags import FLAGS
+from headrace_cli.serve import option_groups
 
 if TYPE_CHECKING:
-    from tests.core.cli.conftest import Process
+    from tests.core.headrace_cli.conftest import Process
 
 #: Python gives a program bytes that are not UTF-8 as such a character.
 NOT_UTF8 = "\udcff"

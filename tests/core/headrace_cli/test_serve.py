@@ -289,7 +289,7 @@ def test_a_full_disk_under_log_or_output_changes_no_exit_code(
     with (
         Path("/dev/full").open("w") as no_space,
         subprocess.Popen(
-            [sys.executable, "-m", "headrace.cli", "serve", *words],
+            [sys.executable, "-m", "headrace_cli", "serve", *words],
             stdout=no_space if "stdout" in full else subprocess.DEVNULL,
             stderr=no_space if "stderr" in full else subprocess.DEVNULL,
             env={**os.environ, "PYTHONUNBUFFERED": ""},  # what is printed is still to be written at the end
