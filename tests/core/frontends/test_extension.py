@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from types import ModuleType
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 
 import grpc
 import httpx
+import numpy as np
 import pytest
 
 from headrace import (
@@ -20,7 +22,9 @@ from headrace import (
     HttpCall,
     HttpReply,
     HttpRoute,
+    InferRequest,
     NotFound,
+    Operation,
     PublishedMetric,
     hookimpl,
 )
@@ -264,3 +268,41 @@ def test_an_extension_that_can_not_be_made_is_named(use: Callable[..., None], ma
 def test_what_is_added_and_is_no_addition_breaks_its_plugin(use: Callable[..., None]) -> None:
     use(type("Added", (Extension,), {"name": "added", "adds": (int,)}))
     assert "adds <class 'int'>, which is no subclass of Addition" in Plugins.discover().complaints[0]
+
+
+class Generate(HttpRoute):
+    """Triton's path, with inputs by name in the body and outputs by name in the answer."""
+
+    name = "POST /v2/models/{name}/generate"
+    operation = Operation.GENERATE
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        inputs = {name: np.array(value, np.float32) for name, value in json.loads(bytes(call.request.body)).items()}
+        answered: dict[str, Any] = {"model_name": call.values["name"]}
+        async for response in self.engine.responses(InferRequest(call.values["name"], inputs), call.caller):
+            answered |= {name: np.asarray(tensor).tolist() for name, tensor in response.outputs.items()}
+        return HttpReply(200, [(b"Content-Type", b"application/json")], [json.dumps(answered).encode()])
+
+
+class Generation(Extension):
+    name = "generation"
+    announces = ("generate",)
+    adds = (Generate,)
+
+
+def test_generate_is_answered_by_the_extension_that_has_it(
+    use: Callable[..., None], serve: Callable[..., None], write_model: Callable[..., Any]
+) -> None:
+    use(Generation)
+    io = '{ name: "%s" data_type: TYPE_FP32 dims: [ 2 ] }'
+    write_model("m", f'backend: "identity" input [ {io % "x"} ] output [ {io % "y"} ]')
+
+    def scenario(server: Server, ports: dict[str, int]) -> None:
+        with httpx.Client(base_url=f"http://127.0.0.1:{ports['http']}") as client:
+            assert client.post("/v2/models/m/generate", json={"x": [1, 2]}).json() == {"model_name": "m", "y": [1, 2]}
+            unknown = client.post("/v2/models/n/generate", json={"x": [1, 2]})
+            assert (unknown.status_code, unknown.json()["error"][:28]) == (404, "Request for unknown model: '")
+            assert client.post("/v2/models/m/generate_stream", json={}).status_code == 501
+        assert "generate" in server.metadata().extensions
+
+    serve(scenario, load_model=["m"])
