@@ -369,7 +369,8 @@ def add_options():
 
 
 def option_groups() -> list[Any]:
-    return list(Plugins.discover().options)
+    """The groups of the toy; plugins that are installed may have others."""
+    return [kind for kind in Plugins.discover().options if kind.name == "toy"]
 
 
 def test_an_embedded_server_has_the_options_of_its_plugins(install: Install, tmp_path: Path) -> None:
@@ -394,7 +395,7 @@ def test_an_option_of_a_plugin_that_is_required_and_missing_is_named(install: In
 
 def test_options_that_no_plugin_has_added_are_named(install: Install, tmp_path: Path) -> None:
     install("headrace-toy", "toy", OPTIONS.format(colour="str = ''"))
-    with pytest.raises(ConfigError, match="no plugin has the options OptionGroup; there are: ToyOptions"):
+    with pytest.raises(ConfigError, match=r"no plugin has the options OptionGroup; there are: .*ToyOptions"):
         Server(tmp_path, plugin_options=[OptionGroup()])
 
 
