@@ -28,7 +28,7 @@ OPEN = (Operation.LIVE, Operation.READY, Operation.METRICS)
 class TemplateOptions(OptionGroup):
     """Every caller needs a key."""
 
-    name: ClassVar[str] = "template"
+    name: ClassVar[str] = "template-caller"
     key: str = field(default="", metadata={"help": "The key, sent as 'Authorization: Bearer KEY'. Empty: no key."})
 
 
