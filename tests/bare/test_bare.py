@@ -1,4 +1,4 @@
-"""A server whose environment has what Headrace requires and none of its extras.
+"""A server whose environment has what Headrace requires, and neither its extras nor a plugin.
 
 The session `bare` of the noxfile runs this where they are not installed. Anywhere else they are hidden from the server,
 so that it finds what it would find there.
@@ -40,6 +40,10 @@ class Hiding:
     def find_spec(self, name, path=None, target=None):
         hidden = name.partition(".")[0] in {HIDDEN!r}
         return None if hidden else self.finder.find_spec(name, path, target)
+
+    def find_distributions(self, context):
+        found = getattr(self.finder, "find_distributions", lambda context: ())(context)
+        return [each for each in found if not each.metadata["Name"].startswith("headrace-")]
 
     def __getattr__(self, name):
         return getattr(self.finder, name)

@@ -114,7 +114,8 @@ def test_what_changes_itself_is_executed_by_one_instance_at_a_time_unless_it_is_
         each._run = watched(each._run)  # type: ignore[attr-defined]
     with ThreadPoolExecutor(2) as pool:
         found = [pool.submit(each.execute, {"x": np.zeros(2, np.float32)}) for each in (first, second)]
-        assert sorted(float(np.asarray(each.result()["OUTPUT__0"])[0]) for each in found) == [1, 2]
+        counts = sorted(float(np.asarray(each.result()["OUTPUT__0"])[0]) for each in found)
+    assert not takes_turns or counts == [1, 2], "side by side, both may read the count after both have added to it"
     assert most == [1 if takes_turns else 2]
     assert first.any_thread is second.any_thread is not takes_turns, "the event loop would wait for its turn"
 
