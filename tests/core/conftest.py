@@ -26,7 +26,7 @@ from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.server import Server
 from headrace.storage.repositories import Repositories
-from headrace.telemetry import pacing
+from headrace.telemetry import log_limits
 
 
 def inspect(repository: Path, *, has_engines: bool = True, **options: Any) -> list[str]:
@@ -83,7 +83,7 @@ def local_repositories(*roots: Path) -> Repositories:
 @pytest.fixture(autouse=True)
 def unhurried_log() -> None:
     """No test is short of lines because the one before it has logged the same ones."""
-    pacing.flush()
+    log_limits.flush()
 
 
 class Interrupted:

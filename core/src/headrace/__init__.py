@@ -115,8 +115,8 @@ if TYPE_CHECKING:
     from headrace.server import Server
     from headrace.storage.base import Storage
     from headrace.telemetry.executions import BatchTimes, Observer
+    from headrace.telemetry.log_limits import rate_limited_logger
     from headrace.telemetry.logs import draw_table
-    from headrace.telemetry.pacing import paced
     from headrace.telemetry.published import PublishedMetric
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
     from headrace_cli.command_line import parse_options
@@ -247,7 +247,7 @@ _HOMES = {
     "headrace_processes.supervision.orphan_reaper": ("ORPHAN_REAPER",),
     "headrace.telemetry.executions": ("BatchTimes", "Observer"),
     "headrace.telemetry.logs": ("draw_table",),
-    "headrace.telemetry.pacing": ("paced",),
+    "headrace.telemetry.log_limits": ("rate_limited_logger",),
     "headrace.telemetry.published": ("PublishedMetric",),
     "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
     "headrace.executors.output_schema": ("OutputSchema",),
@@ -383,11 +383,11 @@ __all__ = [
     "names_all_tensors",
     "one_line",
     "open_regular",
-    "paced",
     "pack_response",
     "padding_inputs",
     "parse_options",
     "parse_parameters",
+    "rate_limited_logger",
     "read_config",
     "read_isolation",
     "read_regular",

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError
 from headrace.off_loop import UNBOUNDED, OffLoopWork
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_grpc.call_headers import CallHead, Refusal, refusal
 from headrace_grpc.http2.connection import Connection
 from headrace_grpc.http2.stream import Stream
@@ -41,7 +41,7 @@ from headrace_grpc.status import (
 )
 from headrace_grpc.wire import Buffer
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from headrace.config.options import ServerOptions
 from headrace.frontends.listening import BACKLOG, listen_grpc
 from headrace.off_loop import OffLoopWork
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_grpc import tls
 from headrace_grpc.call_headers import CallHead, Refusal, extended, read_call
 from headrace_grpc.calls import CallState, RefusedCall
@@ -27,7 +27,7 @@ from headrace_grpc.single_calls import DirectCall, HeldCall, UnaryCall
 from headrace_grpc.stream_calls import StreamCall
 
 #: A peer can break the rules at any rate, so this log is limited. The module imports nothing else of the server.
-paced("headrace_grpc.http2.connection")
+rate_limited_logger("headrace_grpc.http2.connection")
 
 
 class GrpcFrontend(GrpcHost):

@@ -16,7 +16,7 @@ from headrace.frontends.listening import announce, listen_grpc, shown_address
 from headrace.frontends.tls_files import TlsFiles
 from headrace.memory_release import share_heap
 from headrace.off_loop import TooLargeForLoop
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_grpc import tls
 from headrace_grpc.infer import OUT_OF_TIME, SHUTTING_DOWN
 from headrace_grpc.rpc import Rpc
@@ -24,7 +24,7 @@ from headrace_grpc.rpc_table import rpcs
 from headrace_grpc.status import STATUS, details
 
 log = logging.getLogger(__name__)
-_paced_log = paced(f"{__name__}.calls")
+_paced_log = rate_limited_logger(f"{__name__}.calls")
 
 #: Messages of this size on, of which a library and we have a copy each, leave enough memory to give back.
 _GIVE_BACK_BYTES = 1 << 20

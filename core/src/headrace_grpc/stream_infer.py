@@ -19,7 +19,7 @@ from headrace.messages.request import log_id
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, TooLargeForLoop
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_grpc.admitted_calls import AdmittedMessage, admit_messages
 from headrace_grpc.decode import Change, Decoded
 from headrace_grpc.encode import encode, encode_empty, pack_stream
@@ -30,7 +30,7 @@ from headrace_grpc.usual_messages import ReadMessage
 if TYPE_CHECKING:
     from headrace.engine import Caller, ModelView
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 #: At most this many unanswered requests per stream; beyond it, the stream is not read. Their bytes, and the estimated
 #: bytes of their answers, are limited, too (``--grpc-max-stream-size``).

@@ -15,7 +15,7 @@ from headrace.engine import Operation
 from headrace.frontends.base import Frontend
 from headrace.frontends.listening import announce, listen_http
 from headrace.telemetry import exposition
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.admitted_requests import AdmittedReply, caller_of
 from headrace_http.caller_limits import HttpLimits, flagged
 from headrace_http.machine_metrics import GpuCollector, HostCollector, PinnedPoolCollector
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from headrace.engine import Engine, InterceptorChain
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 _TEXT = ((b"Content-Type", exposition.CONTENT_TYPE.encode()),)
 

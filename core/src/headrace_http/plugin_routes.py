@@ -21,7 +21,7 @@ from urllib.parse import parse_qs
 from headrace.engine import AnyOperation, Operation
 from headrace.errors import HeadraceError, InternalError, InvalidArgument
 from headrace.frontends.extension import Addition, check_operation
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.admitted_requests import caller_of
 from headrace_http.message import (
     Cancel,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from headrace_http.inference import InferenceHandler
     from headrace_http.route_handlers import Handler, RouteHandlers
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")

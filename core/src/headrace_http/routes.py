@@ -14,7 +14,7 @@ from headrace.engine import Operation
 from headrace.errors import HeadraceError, InternalError, NotFound
 from headrace.frontends.failures import is_verbose, tell_fault
 from headrace.frontends.request_layouts import Recent
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.absent_routes import absent_routes
 from headrace_http.admitted_requests import AdmittedReply, caller_of
 from headrace_http.message import Cancel, HttpRequest, Reply, error_reply, text_error
@@ -26,7 +26,7 @@ from headrace_http.url_paths import PathTarget, template
 if TYPE_CHECKING:
     from headrace.engine import AnyOperation, Engine
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 #: The paths of these name a region, not a model.
 _OF_REGIONS = (Operation.SHARED_MEMORY_STATUS, Operation.SHARED_MEMORY_REGISTER, Operation.SHARED_MEMORY_UNREGISTER)

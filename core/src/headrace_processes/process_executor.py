@@ -23,7 +23,7 @@ from headrace.executors.warmup import WarmupSample
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_processes.batch_channel import WarmUp
 from headrace_processes.child import Child
 from headrace_processes.handshake import InstanceSpec
@@ -32,7 +32,7 @@ from headrace_processes.remote_services import LoopServices, ServiceEndpoint
 from headrace_processes.supervision import exits
 from headrace_processes.supervision.exits import RestartPolicy
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 #: If its scheduler fails, an instance asks it again after 1 s.
 _RETRY_S = 1.0

@@ -19,7 +19,7 @@ from headrace.executors.threads import apart
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update
 from headrace_processes.handshake import ChildKind
 from headrace_processes.ipc.channel import FrameSender
@@ -28,7 +28,7 @@ from headrace_processes.ipc.framing import HEADER_BYTES, Frame, Kind, ProtocolEr
 from headrace_processes.ipc.json_parts import json_frame, read_json
 from headrace_processes.ipc.peer_requests import AtOnce, FastPathCalls, IncomingRequests, OutgoingRequests
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 #: The loggers of what runs in a child and is ours.
 _LOGGERS = ("headrace", "headrace_engines", "headrace_processes")
 

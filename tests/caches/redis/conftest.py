@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 import redis
 
-from headrace.telemetry import pacing
+from headrace.telemetry import log_limits
 
 _PROGRAM = "redis-server"
 #: For a package index and a package.
@@ -53,7 +53,7 @@ def redis_program(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def unhurried_log() -> None:
     """No test is short of lines because the one before it has logged the same ones."""
-    pacing.flush()
+    log_limits.flush()
 
 
 class TlsFiles(NamedTuple):

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config.options import LogFormat, ServerOptions
-from headrace.telemetry import pacing
+from headrace.telemetry import log_limits
 from headrace.telemetry.log_output import LogOutput, speak_for
 from headrace.telemetry.logs import LOGGER, JsonFormatter, LineFormatter, Log, LogSettings, escape
 from headrace.telemetry.metrics import lost_lines
@@ -30,7 +30,7 @@ log = logging.getLogger("headrace.test")
 #: Logs four lines into a file, of which the second and third exceed the size that files may have.
 WRITE = """
 import logging, resource, sys
-from headrace.telemetry import pacing
+from headrace.telemetry import log_limits
 from headrace.telemetry.logs import Log, LogSettings
 def limit(size): resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 opened, log = Log(LogSettings(file=sys.argv[1]), {}), logging.getLogger("headrace.test")
@@ -202,7 +202,7 @@ def test_what_peers_make_a_transport_say_is_paced(opened: Log, path: Path, async
     opened.close()
     asyncio_complaints.clear()
     lines = path.read_text().splitlines()
-    assert len([line for line in lines if '"exception in callback' in line]) == pacing.BURST
+    assert len([line for line in lines if '"exception in callback' in line]) == log_limits.BURST
     assert len([line for line in lines if "more lines like this were left out" in line]) == 1
     assert len([line for line in lines if '"line ' in line]) == 1000
 

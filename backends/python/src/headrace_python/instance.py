@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace import Answer, BackendError, Call, DeferredInstance, DeviceKind, LoadError, Rescheduled, Services, paced
+from headrace import (
+    Answer,
+    BackendError,
+    Call,
+    DeferredInstance,
+    DeviceKind,
+    LoadError,
+    Rescheduled,
+    Services,
+    rate_limited_logger,
+)
 from headrace_python.coroutines import Coroutines
 from headrace_python.outcomes import BadResults, describe, judge
 from triton_python_backend_utils import InferenceRequest, InferenceResponse
@@ -22,7 +32,7 @@ from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
 log = logging.getLogger("headrace.python")
 #: A model that fails at every request does not fill the log. Lines that the model itself writes are not counted.
-failures = paced("headrace.python.failures")
+failures = rate_limited_logger("headrace.python.failures")
 
 
 @dataclass(frozen=True, slots=True)

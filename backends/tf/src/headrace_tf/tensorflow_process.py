@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from headrace import Device, LoadError, Model, ModelInstanceGroup, one_line, paced
+from headrace import Device, LoadError, Model, ModelInstanceGroup, one_line, rate_limited_logger
 from headrace_engines import read_libraries
 
 log = logging.getLogger("headrace.tensorflow")
@@ -51,7 +51,7 @@ def load_engine() -> Any:
                 f"({one_line(str(error))}); run: pip install tensorflow-cpu (or tensorflow[and-cuda] for GPUs)"
             ) from error
         # Its logger writes to stderr by a handler of its own; the server's log has what it says, in bounds.
-        logger = paced("tensorflow")
+        logger = rate_limited_logger("tensorflow")
         for handler in tuple(logger.handlers):
             logger.removeHandler(handler)
         logger.propagate = True

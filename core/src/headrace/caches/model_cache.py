@@ -20,9 +20,9 @@ from headrace.messages.response import InferResponse
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import data_type
 from headrace.off_loop import OffLoopWork
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 #: Requests and responses of this many bytes or more are hashed and copied on a thread: 0.3 ms of work.
 LARGE_BYTES = 256 * 1024

@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from headrace.caches.base import CachedResponse, ResponseCache
 from headrace.errors import InvalidArgument, Unavailable, summary
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 #: A request waits this long for the cache; then its model executes it.
 TIMEOUT_S = 1.0

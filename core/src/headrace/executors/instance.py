@@ -30,9 +30,9 @@ from headrace.executors.stream_runners import DeferredRunner, StreamRunner
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 
 def share(backend: Backend, model: Model, undo: ExitStack, logger: logging.Logger | None = None) -> Any:

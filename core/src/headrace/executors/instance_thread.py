@@ -20,10 +20,10 @@ from headrace.executors.threads import Wakeup
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace.telemetry.log_output import speak_for
-from headrace.telemetry.pacing import paced
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 #: If its scheduler fails, an instance asks it again after 1 s.
 _RETRY_S = 1.0

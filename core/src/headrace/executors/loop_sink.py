@@ -9,10 +9,10 @@ from headrace.executors.executor import BatchSource
 from headrace.executors.threads import LoopMailbox
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace.telemetry.log_output import speak_for_nobody
-from headrace.telemetry.pacing import paced
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 
 class LoopSink:

@@ -21,9 +21,9 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
 from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.telemetry.executions import BatchTimes
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 
 class Later(Enum):

@@ -11,9 +11,9 @@ from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from headrace.errors import InternalError, summary
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 T = TypeVar("T")
 

@@ -15,12 +15,12 @@ from headrace.messages.single import SingleAnswer
 from headrace.messages.tensor import BytesTensor
 from headrace.messages.ticket import Ticket
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, OffLoopWork, TooLargeForLoop, worded
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 
 if TYPE_CHECKING:
     from headrace.engine import Caller, Entrance, ModelView
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 #: The type that the transport sends.
 R = TypeVar("R")

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import CallerError, Code, HeadraceError
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 
-log = paced("headrace.requests")
+log = rate_limited_logger("headrace.requests")
 
 _SERVER_LOG = logging.getLogger("headrace")
 _LEVELS = {Code.INTERNAL: logging.ERROR, Code.UNKNOWN: logging.ERROR, Code.UNAVAILABLE: logging.WARNING}

@@ -22,9 +22,9 @@ from headrace.models.lifecycle import Lifecycle
 from headrace.models.states import IndexEntry, index_of, poll_failure
 from headrace.storage.repositories import Entry, Fingerprint, Repositories
 from headrace.storage.sent_files import parse_overrides
-from headrace.telemetry.pacing import once, saying_once
+from headrace.telemetry.log_limits import logger_without_repeats, without_repeats
 
-log = once(__name__)
+log = logger_without_repeats(__name__)
 
 #: Means all models in ``--load-model``.
 ALL = "*"
@@ -247,7 +247,7 @@ class Watcher:
         if entry.is_duplicate and not self._known_only:  # a model loaded by name would not come back by itself
             await self._lifecycle.remove(name)
         seen, said = self._failed.pop(name, (None, set[str]()))
-        with saying_once(said if seen == found[name] else (said := set())):
+        with without_repeats(said if seen == found[name] else (said := set())):
             change = "has changed" if name in self._handled else "is new in the repository"
             log.info("'%s' %s: loading it", name, change)
             failures = await self._lifecycle.load_all([entry])

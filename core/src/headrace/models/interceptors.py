@@ -21,14 +21,14 @@ from headrace.messages.operation import AnyOperation, Operation
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 
 if TYPE_CHECKING:
     from headrace.models.view import ModelView
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 #: The module of callers imports nothing else of the server, so its log is set up here.
-paced("headrace.messages.caller")
+rate_limited_logger("headrace.messages.caller")
 
 #: What `Interceptor.admit` returns.
 Verdict: TypeAlias = "Watch | None"

@@ -38,10 +38,10 @@ from headrace.models.states import (
 )
 from headrace.models.versions import NoVersion
 from headrace.storage.repositories import Entry
+from headrace.telemetry.log_limits import logger_without_repeats
 from headrace.telemetry.logs import VERBOSE_2
-from headrace.telemetry.pacing import once
 
-log = once(__name__)
+log = logger_without_repeats(__name__)
 
 #: At most this long, in s, a load waits for removed instances to close.
 LEAVING_S = 5.0

@@ -30,11 +30,11 @@ from headrace.models.view import ModelView
 from headrace.schedulers.in_flight import write
 from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.telemetry.custom import CustomMetrics, InstanceMetrics
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace.telemetry.series import MetricKind, MetricOperation
 from headrace_processes.remote_services import LoopServices
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 #: The log of models. It is not rate-limited.
 models_log = logging.getLogger("headrace.python")
 

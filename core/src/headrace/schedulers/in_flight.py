@@ -12,9 +12,9 @@ from typing import Final, TypeAlias
 from headrace.errors import Unavailable
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 Lane: TypeAlias = "OrderedDict[Ticket, None]"
 

@@ -15,9 +15,9 @@ from headrace.messages.ticket import Batch, Padding, ReasonedBatch, Ticket
 from headrace.schedulers.base import InstanceInfo, Timer, Wait
 from headrace.schedulers.dispatcher import Dispatcher
 from headrace.schedulers.resource_use import ResourceUse
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 #: If its scheduler fails, an instance is asked for again after 1 s.
 RETRY_NS = 1_000_000_000

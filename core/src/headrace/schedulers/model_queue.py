@@ -21,10 +21,10 @@ from headrace.schedulers.in_flight import AWAITED, InFlightTracker
 from headrace.schedulers.instance_source import InstanceSource, Limiter
 from headrace.schedulers.response_tracker import ResponseTracker
 from headrace.telemetry.executions import Duration
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace.telemetry.statistics import ModelStatistics
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 STOPPING = "Server is stopping"
 

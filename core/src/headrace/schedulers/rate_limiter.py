@@ -28,9 +28,9 @@ from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.resource_limits import limits_for, shown
 from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.batch_history import IDLE_INSTANCE, RESOURCES, Closed
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,10 +17,10 @@ from headrace.messages.ticket import UNREAD, Ticket
 from headrace.schedulers.base import Clock, ScheduledModel, Scheduler, full_class
 from headrace.schedulers.instance_source import InstanceSource, Limiter
 from headrace.schedulers.model_queue import STOPPING, ModelQueue
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace.telemetry.statistics import ModelStatistics
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 _NOTHING: Mapping[str, Tensor] = {}
 

@@ -23,9 +23,9 @@ from datetime import datetime, timezone
 from typing import Final
 
 from headrace.config.options import LogFormat, ServerOptions
-from headrace.telemetry import log_output, pacing
+from headrace.telemetry import log_limits, log_output
+from headrace.telemetry.log_limits import LogRateLimit
 from headrace.telemetry.log_output import LogOutput, speaker
-from headrace.telemetry.pacing import LogRateLimit
 
 #: Level of records that ``--log-verbose=1`` shows: requests, completed configs, warm-up.
 VERBOSE: Final = logging.DEBUG
@@ -116,7 +116,7 @@ class Log:
     def close(self) -> None:
         """Log how many records were left out, and restore the logging configuration from before."""
         self._end_prints()
-        pacing.flush()
+        log_limits.flush()
         _ROOT.removeHandler(self._handler)
         logging.captureWarnings(False)
         threading.excepthook, sys.unraisablehook = self._hooks

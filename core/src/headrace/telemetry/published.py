@@ -11,9 +11,9 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from headrace.telemetry.pacing import paced
+from headrace.telemetry.log_limits import rate_limited_logger
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 
 #: The labels of one publisher. No two publishers of the same metric may have the same labels.
 PublisherLabels: TypeAlias = dict[str, str]

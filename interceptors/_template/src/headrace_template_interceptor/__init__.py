@@ -17,10 +17,10 @@ from headrace import (
     Unauthenticated,
     Watch,
     hookimpl,
-    paced,
+    rate_limited_logger,
 )
 
-log = paced(__name__)
+log = rate_limited_logger(__name__)
 OPEN = (Operation.LIVE, Operation.READY, Operation.METRICS)
 
 

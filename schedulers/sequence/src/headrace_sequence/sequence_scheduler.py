@@ -19,7 +19,7 @@ from headrace import (
     Ticket,
     Unavailable,
     Wait,
-    paced,
+    rate_limited_logger,
 )
 from headrace_sequence.added_inputs import AddedInputs
 from headrace_sequence.admission import Admission
@@ -30,7 +30,7 @@ from headrace_sequence.live import LiveSequence
 from headrace_sequence.oldest import OldestBatcher
 from headrace_sequence.slots import SlotTable
 
-log = paced("headrace.sequence_batching")
+log = rate_limited_logger("headrace.sequence_batching")
 
 
 class SequenceScheduler(FullScheduler):

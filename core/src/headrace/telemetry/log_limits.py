@@ -1,8 +1,8 @@
 """Rate limits for log lines that callers or failing models can cause.
 
-The loggers of such lines are `paced`: of each kind at most `BURST` records are written per `WINDOW_S`, then one line
-with the number of records that were left out. A kind is one place in the code together with one model. For loads that
-are retried from the same files, `saying_once` writes each line only once.
+`rate_limited_logger` returns a logger for such lines. Per kind, it writes at most `BURST` records in `WINDOW_S`, then
+one line with the number of records that it left out. A kind is one place in the code together with one model. For loads
+that are retried from the same files, `without_repeats` writes each line only once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS = 256
 #: Characters of the sample message in the line that reports omitted records.
 _HEAD = 200
 
-_paces: WeakSet[LogRateLimit] = WeakSet()
+_rate_limits: WeakSet[LogRateLimit] = WeakSet()
 
 
 class _Kind:
@@ -57,7 +57,7 @@ class LogRateLimit(logging.Filter):
         self._kinds: dict[object, _Kind] = {}
         self._lock = threading.Lock()
         self._is_waiting = False
-        _paces.add(self)
+        _rate_limits.add(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """True if ``record`` is written."""
@@ -105,7 +105,7 @@ class LogRateLimit(logging.Filter):
         timer.start()
 
 
-def paced(name: str) -> logging.Logger:
+def rate_limited_logger(name: str) -> logging.Logger:
     """Return the logger ``name`` with a rate limit: at most 10 records of one kind in 10 s."""
     logger = logging.getLogger(name)
     if not any(isinstance(each, LogRateLimit) for each in logger.filters):
@@ -116,8 +116,8 @@ def paced(name: str) -> logging.Logger:
 _said: ContextVar[set[str] | None] = ContextVar("_said", default=None)
 
 
-def once(name: str) -> logging.Logger:
-    """Return the logger ``name``, to which `saying_once` applies."""
+def logger_without_repeats(name: str) -> logging.Logger:
+    """Return the logger ``name``, to which `without_repeats` applies."""
     logger = logging.getLogger(name)
     if _is_new not in logger.filters:
         logger.addFilter(_is_new)
@@ -125,8 +125,8 @@ def once(name: str) -> logging.Logger:
 
 
 @contextlib.contextmanager
-def saying_once(said: set[str]) -> Iterator[None]:
-    """Write no line of a `once` logger whose text is in ``said``, and add each that is written.
+def without_repeats(said: set[str]) -> Iterator[None]:
+    """Write no line of a logger of `logger_without_repeats` whose text is in ``said``, and add each that is written.
 
     It applies to this task and to the tasks that it starts.
     """
@@ -149,8 +149,8 @@ def _is_new(record: logging.LogRecord) -> bool:
 
 def flush() -> None:
     """Log now how many records all rate limits have left out. Called before the log closes."""
-    for pace in tuple(_paces):
-        pace.flush()
+    for rate_limit in tuple(_rate_limits):
+        rate_limit.flush()
 
 
 def _running_loop() -> AbstractEventLoop | None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.telemetry import pacing
-from headrace.telemetry.pacing import BURST, LogRateLimit, paced
+from headrace.telemetry import log_limits
+from headrace.telemetry.log_limits import BURST, LogRateLimit, rate_limited_logger
 
-log = logging.getLogger("headrace.test.pacing")
+log = logging.getLogger("headrace.test.log_limits")
 
 
 @pytest.fixture
@@ -120,13 +120,16 @@ def test_a_long_message_is_not_repeated_in_full(pace: LogRateLimit, lines: Calla
     assert len(lines()[-1]) < 300
 
 
-def test_a_logger_is_paced_once() -> None:
-    first, second = paced("headrace.test.paced"), paced("headrace.test.paced")
+def test_a_logger_gets_one_rate_limit() -> None:
+    first, second = (
+        rate_limited_logger("headrace.test.rate_limited_logger"),
+        rate_limited_logger("headrace.test.rate_limited_logger"),
+    )
     assert first is second
     assert len([each for each in first.filters if isinstance(each, LogRateLimit)]) == 1
 
 
 def test_the_end_of_the_log_counts_what_was_left_out(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     complain(BURST + 7)
-    pacing.flush()
+    log_limits.flush()
     assert any(line.startswith("7 more lines") for line in lines())
