@@ -16,17 +16,21 @@ from pathlib import Path
 import nox
 
 ROOT = Path(__file__).parent
+#: The folders of plugins, and what a plugin of each is. The last word names its session, as in `new_agent`.
+KINDS = {
+    "backends": "a backend",
+    "schedulers": "a scheduler",
+    "frontends": "a frontend",
+    "caches": "a response cache",
+    "storages": "a storage",
+    "agents": "a repository agent",
+    "commands": "a command",
+    "interceptors": "an interceptor",
+    "extensions": "an extension",
+}
 BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/[!_]*/pyproject.toml"))
 #: What new plugins are copies of.
 TEMPLATES = sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/_template/pyproject.toml"))
-STORAGES = sorted(path.parent.name for path in ROOT.glob("storages/[!_]*/pyproject.toml"))
-AGENTS = sorted(path.parent.name for path in ROOT.glob("agents/[!_]*/pyproject.toml"))
-COMMANDS = sorted(path.parent.name for path in ROOT.glob("commands/[!_]*/pyproject.toml"))
-INTERCEPTORS = sorted(path.parent.name for path in ROOT.glob("interceptors/[!_]*/pyproject.toml"))
-EXTENSIONS = sorted(path.parent.name for path in ROOT.glob("extensions/[!_]*/pyproject.toml"))
-CACHES = sorted(path.parent.name for path in ROOT.glob("caches/[!_]*/pyproject.toml"))
-SCHEDULERS = sorted(path.parent.name for path in ROOT.glob("schedulers/[!_]*/pyproject.toml"))
-FRONTENDS = sorted(path.parent.name for path in ROOT.glob("frontends/[!_]*/pyproject.toml"))
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 PINS = ("-c", "constraints.txt")
 #: Most modules of the engines are never imported: an import compiles those that are, in half of pip's time.
@@ -232,66 +236,22 @@ def protos(session: nox.Session) -> None:
     session.run("python", "-m", "grpc_tools.protoc", "-Icore/src", *outputs, *sources)
 
 
-@nox.session(venv_backend="none", default=False)
-def new_backend(session: nox.Session) -> None:
-    """Start a backend from the template: `nox -s new_backend -- NAME`."""
-    folder = _start_plugin(session, "backends")
-    session.log(f"Made {folder.relative_to(ROOT)}. Its tests pass now: nox -s 'backend({session.posargs[0]})'")
+def _add_new_session(folder: str, plugin: str) -> None:
+    """Add the session that starts a plugin in ``folder`` from its template: `nox -s new_backend -- NAME`."""
+    session_name = f"new_{plugin.split()[-1]}"
+
+    def start(session: nox.Session) -> None:
+        if len(session.posargs) != 1 or not re.fullmatch(r"[a-z][a-z0-9]*", session.posargs[0]):
+            session.error(f"name it in lower-case letters and digits, as in: nox -s {session_name} -- NAME")
+        made = make_plugin(f"{folder}/_template", session.posargs[0], ROOT / folder).relative_to(ROOT)
+        session.log(f"Made {made}. Install it, and its tests pass: pip install -e {made} && pytest {made}")
+
+    start.__doc__ = f"Start {plugin} from the template: `nox -s {session_name} -- NAME`."
+    nox.session(name=session_name, venv_backend="none", default=False)(start)
 
 
-@nox.session(venv_backend="none", default=False)
-def new_scheduler(session: nox.Session) -> None:
-    """Start a scheduler from the template: `nox -s new_scheduler -- NAME`."""
-    folder = _start_plugin(session, "schedulers")
-    session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
-
-
-@nox.session(venv_backend="none", default=False)
-def new_frontend(session: nox.Session) -> None:
-    """Start a frontend from the template: `nox -s new_frontend -- NAME`."""
-    folder = _start_plugin(session, "frontends")
-    session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
-
-
-@nox.session(venv_backend="none", default=False)
-def new_cache(session: nox.Session) -> None:
-    """Start a response cache from the template: `nox -s new_cache -- NAME`."""
-    folder = _start_plugin(session, "caches")
-    session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
-
-
-@nox.session(venv_backend="none", default=False)
-def new_storage(session: nox.Session) -> None:
-    """Start a storage from the template: `nox -s new_storage -- NAME`."""
-    folder = _start_plugin(session, "storages")
-    session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
-
-
-@nox.session(venv_backend="none", default=False)
-def new_agent(session: nox.Session) -> None:
-    """Start a repository agent from the template: `nox -s new_agent -- NAME`."""
-    folder = _start_plugin(session, "agents")
-    session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
-
-
-@nox.session(venv_backend="none", default=False)
-def new_interceptor(session: nox.Session) -> None:
-    """Start an interceptor from the template: `nox -s new_interceptor -- NAME`."""
-    folder = _start_plugin(session, "interceptors")
-    session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
-
-
-@nox.session(venv_backend="none", default=False)
-def new_extension(session: nox.Session) -> None:
-    """Start an extension from the template: `nox -s new_extension -- NAME`."""
-    folder = _start_plugin(session, "extensions")
-    session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
-
-
-def _start_plugin(session: nox.Session, kind: str) -> Path:
-    if len(session.posargs) != 1 or not re.fullmatch(r"[a-z][a-z0-9]*", session.posargs[0]):
-        session.error("name it in lower-case letters and digits, as in: nox -s new_backend -- NAME")
-    return make_plugin(f"{kind}/_template", session.posargs[0], ROOT / kind)
+for kind, plugin in KINDS.items():
+    _add_new_session(kind, plugin)
 
 
 def make_plugin(template: str, name: str, parent: Path) -> Path:
@@ -319,18 +279,11 @@ def _install(session: nox.Session, python: str, *what: str) -> None:
 
 
 def _folders() -> list[str]:
-    kinds = {
-        "backends": BACKENDS,
-        "schedulers": SCHEDULERS,
-        "frontends": FRONTENDS,
-        "caches": CACHES,
-        "storages": STORAGES,
-        "agents": AGENTS,
-        "commands": COMMANDS,
-        "interceptors": INTERCEPTORS,
-        "extensions": EXTENSIONS,
-    }
-    return [TESTING, *(f"{kind}/{name}" for kind, names in kinds.items() for name in names)]
+    """Return the folders of all distributions but core, from that of the root."""
+    found = [
+        path.parent.relative_to(ROOT) for kind in KINDS for path in sorted(ROOT.glob(f"{kind}/[!_]*/pyproject.toml"))
+    ]
+    return [TESTING, *map(str, found)]
 
 
 def _environment(session: nox.Session, version: str) -> str:

@@ -116,6 +116,7 @@ def test_users_of_triton_are_told_every_refusal_in_its_words() -> None:
         ("docs/write-an-extension.md", "extensions/_template", "headrace_template_extension", "plain"),
         ("docs/write-a-repository-agent.md", "agents/_template", "headrace_template_agent", "packed"),
         ("docs/write-an-interceptor.md", "interceptors/_template", "headrace_template_interceptor", "keys"),
+        ("docs/write-a-command.md", "commands/_template", "headrace_template_command", "needs"),
     ],
 )
 def test_a_page_on_plugins_shows_what_is_written_from_the_template(

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError
-from headrace.storage.local_storage import check_files
+from headrace.storage.local_storage import check_files, is_model
 from tests.core.conftest import inspect, local_repositories
 
 CONFIG = """
@@ -138,3 +138,23 @@ def test_an_inspection_says_so_too(repository: Path, tmp_path: Path) -> None:
 def test_the_flag_is_off_unless_given(repository: Path) -> None:
     assert not ServerOptions(model_repository=(str(repository),)).allow_external_links
     assert local_repositories(repository).scan() == {}
+
+
+@pytest.mark.parametrize(
+    ("files", "is_one"),
+    [
+        (["config.pbtxt"], True),
+        (["1/model.onnx"], True),
+        (["1/model.onnx", "2/model.onnx", "labels.txt"], True),
+        (["echo/config.pbtxt", "echo/1/x"], False),
+        (["1/config.pbtxt", "1/1/x"], False),  # a model called 1
+        (["2024/1/model.onnx"], False),
+        ([], False),
+    ],
+)
+def test_a_model_is_told_from_a_repository(files: list[str], is_one: bool, tmp_path: Path) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert is_model(tmp_path) is is_one
+    assert not is_model(tmp_path / "nowhere")
