@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = rate_limited_logger(__name__)
 
-_TEXT = ((b"Content-Type", exposition.CONTENT_TYPE.encode()),)
+_TEXT = ((b"Content-Type", exposition.CONTENT_TYPE.encode()), (b"Vary", b"Accept-Encoding"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ def test_page_is_compressed_for_clients_that_ask_for_it(repository: Path, accept
         async with started(repository) as (_, _, client):
             answer = await client.get("/metrics", headers={"Accept-Encoding": accepted})
         assert answer.headers.get("content-encoding") == encoding
+        assert answer.headers["vary"] == "Accept-Encoding"
         assert samples(answer.text)["nv_inference_count ['1', 'plain']"] == 0  # httpx has unpacked it
         if encoding:
             assert int(answer.headers["content-length"]) < len(answer.text) / 4

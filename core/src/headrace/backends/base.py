@@ -161,14 +161,15 @@ class Model:
 
 
 def _beside(path: Path) -> str:
-    """Return a hint if ``path`` is missing and its directory has exactly one file with the same suffix; else empty."""
+    """Return a hint if ``path`` is missing and its directory has one file, or one with the same suffix; else empty."""
     try:
-        found = [one_line(other.name) for other in path.parent.iterdir() if path.suffix and other.suffix == path.suffix]
+        others = [Path(one_line(other.name)) for other in path.parent.iterdir()]
     except OSError:
         return ""
-    if len(found) != 1:
-        return ""
-    return f". Its directory has '{found[0]}': rename it, or set default_model_filename: \"{found[0]}\""
+    alike = [other for other in others if path.suffix and other.suffix == path.suffix]
+    if len(alike) == 1:
+        return f". Its directory has '{alike[0]}': rename it, or set default_model_filename: \"{alike[0]}\""
+    return f". Its directory has only '{others[0]}'" if len(others) == 1 else ""
 
 
 class Backend(ABC):
