@@ -30,7 +30,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from headrace import InferResponse, Server, Ticket
 from headrace.engine import Engine
-from headrace.models.entrance import Entrance
+from headrace.models.submission import RequestSubmitter
 from headrace.models.view import ModelView
 from headrace_grpc.frontend import Calls, _keepalive, _limits
 from headrace_grpc.http2.connection import Connection
@@ -220,8 +220,8 @@ class Echo(Engine):
     def resolve(self, name: str, version: str | int = "") -> ModelView:
         return self._views[name]
 
-    def entrance(self, single: Any = None, describe: Any = None) -> Entrance:
-        return Entrance(self.resolve, single)
+    def submitter(self, single: Any = None, describe: Any = None) -> RequestSubmitter:
+        return RequestSubmitter(self.resolve, single)
 
     @staticmethod
     def _answer(ticket: Ticket) -> None:

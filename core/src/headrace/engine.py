@@ -2,9 +2,9 @@
 
 ::
 
-    view = entrance.find(name, version)      entrance = engine.entrance(not_over_http), once
+    view = submitter.find(name, version)      submitter = engine.submitter(not_over_http), once
     ticket = Ticket(request, respond)        receives the answers; can also cancel the request
-    entrance.start(view, ticket)
+    submitter.start(view, ticket)
 
 A frontend translates: bytes to an `InferRequest`, answers to bytes, and documents to the form of its protocol.
 Everything here runs on the event loop.
@@ -29,11 +29,11 @@ from headrace.messages.operation import AnyOperation, ExtensionOperation, Operat
 from headrace.messages.request import InferRequest, with_strings_encoded
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.models.entrance import Describe, Entrance, admitted, not_by_model_infer, not_over_http, program
 from headrace.models.interceptors import Interceptor, InterceptorChain
 from headrace.models.open_streams import OpenStreams
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import IndexEntry, index_of
+from headrace.models.submission import Describe, RequestSubmitter, admitted, not_by_model_infer, not_over_http, program
 from headrace.models.view import ModelView, statistics_document
 from headrace.off_loop import OffLoopWork
 
@@ -49,7 +49,6 @@ __all__ = [
     "AnyOperation",
     "Caller",
     "Engine",
-    "Entrance",
     "ExtensionOperation",
     "IndexEntry",
     "Interceptor",
@@ -59,6 +58,7 @@ __all__ = [
     "Operation",
     "Outcome",
     "Phase",
+    "RequestSubmitter",
     "Watch",
     "admitted",
     "not_by_model_infer",
@@ -133,7 +133,7 @@ class Engine:
         self.admission = admission
         #: The classes of the extensions. Iterating raises `LoadError` if two of them add the same.
         self.extension_parts: Iterable[type[Any]] = ()
-        self._any_number = self.entrance()
+        self._any_number = self.submitter()
         #: The open streams of decoupled models, for all protocols.
         self.streams = OpenStreams()
         self._when_ready: list[Callable[[], None]] = []
@@ -178,10 +178,12 @@ class Engine:
 
     # ------------------------------------------------------------------ inference
 
-    def entrance(self, single: Callable[[str], HeadraceError] | None = None, describe: Describe = program) -> Entrance:
-        """Return an `Entrance` for requests from outside. Create it once; ``single`` and ``describe`` as in
-        `Entrance`."""
-        return Entrance(self._table.resolve, single, describe, self.admission)
+    def submitter(
+        self, refusal: Callable[[str], HeadraceError] | None = None, describe: Describe = program
+    ) -> RequestSubmitter:
+        """Return a `RequestSubmitter` for requests from outside. Create it once; ``refusal`` and ``describe`` as in
+        `RequestSubmitter`."""
+        return RequestSubmitter(self._table.resolve, refusal, describe, self.admission)
 
     def resolve(self, name: str, version: str | int = "") -> ModelView:
         """Return the model for ``name`` and ``version`` (empty: the latest ready one).

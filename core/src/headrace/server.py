@@ -36,7 +36,6 @@ from headrace.messages.single import AwaitedAnswer
 from headrace.messages.tensor import BytesTensor, as_tensor
 from headrace.messages.ticket import Ticket
 from headrace.models.control import Control
-from headrace.models.entrance import Entrance, not_by_infer
 from headrace.models.interceptors import make_interceptors
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.loader import Loader
@@ -44,6 +43,7 @@ from headrace.models.local_services import ModelCalls, ServerServices
 from headrace.models.running_loads import LoadSlots, NestedLoads
 from headrace.models.served import ServedModel
 from headrace.models.serving_table import ServingTable
+from headrace.models.submission import RequestSubmitter, not_by_infer
 from headrace.plugins import Plugins
 from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.storage.repositories import Repositories
@@ -91,8 +91,8 @@ class Server:
         admission = make_interceptors(self.plugins.interceptors, self.options)
         self.engine = engine = Engine(self.options, self._table, self._measure(), admission)
         engine.extension_parts = self.plugins.extensions
-        self._single = Entrance(self._table.resolve_loaded, not_by_infer, admission=admission)
-        self._any_number = engine.entrance()
+        self._single = RequestSubmitter(self._table.resolve_loaded, not_by_infer, admission=admission)
+        self._any_number = engine.submitter()
         self._lifecycle: Lifecycle
         self._control: Control
         self._cache: ServerCache | None = None

@@ -50,8 +50,8 @@ class Inference:
             self.decode, self.decode_large = placed.decode, placed.decode_large
         #: For one response, and for any number.
         self.single, self.any_number = (
-            engine.entrance(not_by_model_infer, admitted),
-            engine.entrance(None, admitted),
+            engine.submitter(not_by_model_infer, admitted),
+            engine.submitter(None, admitted),
         )
 
 

@@ -301,16 +301,16 @@ class _Stream:
             turn.respond(InternalError("internal error; the server's log has the details"), True)
 
     def _submit(self, turn: _Turn, raw_request: ReadMessage) -> None:
-        message, entrance = raw_request.message, self._inference.any_number
+        message, submitter = raw_request.message, self._inference.any_number
         try:
             if self._context.draining:
                 raise Unavailable(SHUTTING_DOWN)
-            turn.view = view = entrance.find(message.model_name, message.model_version)
+            turn.view = view = submitter.find(message.model_name, message.model_version)
         finally:
             if turn.is_ordered:
                 self._in_order.append(turn)
         decoded = self._inference.decode(raw_request)
-        entrance.start(view, turn.take(decoded), turn)
+        submitter.start(view, turn.take(decoded), turn)
 
     async def _submit_large(self, turn: _Turn, raw_request: ReadMessage) -> None:
         """Let a thread decode a large request; the requests behind it wait."""

@@ -34,8 +34,9 @@ class InferenceHandler:
     """The handler of infer requests. One per frontend."""
 
     def __init__(self, engine: Engine) -> None:
-        self._entrance = engine.entrance(not_over_http, admitted)
-        self._find, self._start = self._entrance.find, self._entrance.start
+        self._submitter = engine.submitter(not_over_http, admitted)
+        # Bound once, because every request needs them: `RequestSubmitter.find` and `RequestSubmitter.start`.
+        self._find, self._start = self._submitter.find, self._submitter.start
         self.resolve = engine.resolve
         self._max_bytes = engine.options.http_max_input_size
         self._large = engine.off_loop_work
@@ -126,7 +127,7 @@ class InferenceHandler:
     ) -> Cancel:
         """Let a thread read a large request, then submit it."""
         read = partial(self._read_large, http, target.name, target.version, answer, deadline)
-        return answer.read_large(read, self._entrance, caller)
+        return answer.read_large(read, self._submitter, caller)
 
     def _read_large(
         self, http: HttpRequest, name: str, version: str, answer: Answer, deadline: RequestDeadline | None

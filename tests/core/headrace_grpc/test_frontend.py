@@ -31,10 +31,10 @@ from tritonclient.utils import InferenceServerException
 
 from headrace import AnyOperation, Caller, Interceptor, Unsupported, builtins, hookimpl
 from headrace.config.options import Restriction, ServerOptions
-from headrace.engine import Entrance, ModelView
+from headrace.engine import ModelView, RequestSubmitter
 from headrace.errors import ConfigError, Unavailable
 from headrace.messages.ticket import Ticket
-from headrace.models.entrance import start
+from headrace.models.submission import start
 from headrace.server import Server
 from headrace_grpc.hosts import GrpcHost
 
@@ -57,14 +57,14 @@ class Watched(Server):
         self.cancelled = asyncio.Event()
         self.deadlines_ns: list[int] = []
 
-        make = self.engine.entrance
+        make = self.engine.submitter
 
-        def watched(*arguments: Any) -> Entrance:
-            entrance = make(*arguments)
-            entrance.start = self.start_watched
-            return entrance
+        def watched(*arguments: Any) -> RequestSubmitter:
+            submitter = make(*arguments)
+            submitter.start = self.start_watched
+            return submitter
 
-        self.engine.entrance = watched  # type: ignore[method-assign, assignment]
+        self.engine.submitter = watched  # type: ignore[method-assign, assignment]
 
     def start_watched(self, view: ModelView, ticket: Ticket, call: Any = None, reply: Any = None) -> None:
         self.deadlines_ns.append(ticket.request.deadline_ns)

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as triton
 from headrace import off_loop
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
-from headrace.engine import Caller, Engine, Entrance
+from headrace.engine import Caller, Engine, RequestSubmitter
 from headrace.errors import BackendError, Code, HeadraceError, NotFound, Unavailable
 from headrace.frontends.request_parameters import ForwardedHeaders
 from headrace.messages.response import InferResponse
@@ -76,8 +76,8 @@ class StandInEngine:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         return self.models[name]
 
-    def entrance(self, single: Any = None, describe: Any = None) -> Entrance:
-        return Entrance(cast("Any", self.resolve), single, describe, self.admission)
+    def submitter(self, single: Any = None, describe: Any = None) -> RequestSubmitter:
+        return RequestSubmitter(cast("Any", self.resolve), single, describe, self.admission)
 
     def additions(self, kind: type[Any]) -> list[Any]:
         return []

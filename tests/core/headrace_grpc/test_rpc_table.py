@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as triton
 
 from headrace.builtins import register_interceptors
 from headrace.config.options import Restriction, ServerOptions
-from headrace.engine import Engine, Entrance
+from headrace.engine import Engine, RequestSubmitter
 from headrace.errors import CallerError, Code, HeadraceError
 from headrace.models.interceptors import InterceptorChain, make_interceptors
 from headrace.models.open_streams import OpenStreams
@@ -63,8 +63,8 @@ class TrialService:
     def admission(self) -> InterceptorChain | None:
         return make_interceptors(register_interceptors(), self.options)
 
-    def entrance(self, single: Any = None, describe: Any = None) -> Entrance:
-        return Entrance(cast("Any", None), single)
+    def submitter(self, single: Any = None, describe: Any = None) -> RequestSubmitter:
+        return RequestSubmitter(cast("Any", None), single)
 
     def additions(self, kind: Any) -> list[Any]:
         made = [extension(cast("Engine", self)) for extension in OWN]

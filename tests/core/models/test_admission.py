@@ -40,7 +40,7 @@ from headrace import (
     hookimpl,
 )
 from headrace.engine import Engine
-from headrace.models.entrance import start
+from headrace.models.submission import start
 from headrace.plugins import Plugins
 from headrace.server import Server
 
@@ -558,11 +558,11 @@ def test_without_interceptors_a_request_is_started_by_nothing_else(make_server: 
 
     engine: Engine = make_server().engine
     assert engine.admission is None
-    assert engine.entrance().start is start
+    assert engine.submitter().start is start
     routes = Routes(engine)
     assert routes.dispatch == routes._dispatch
     with pytest.raises(Unavailable):
-        engine.entrance().find("m", "")
+        engine.submitter().find("m", "")
 
 
 # ---------------------------------------------------------------------- replacing, streams, and inferences of routes

@@ -18,7 +18,7 @@ from headrace.off_loop import LARGE_BYTES, UNBOUNDED, OffLoopWork, TooLargeForLo
 from headrace.telemetry.log_limits import rate_limited_logger
 
 if TYPE_CHECKING:
-    from headrace.engine import Caller, Entrance, ModelView
+    from headrace.engine import Caller, ModelView, RequestSubmitter
 
 log = rate_limited_logger(__name__)
 
@@ -59,7 +59,7 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
         self._reply(reply)
 
     def read_large(
-        self, read: Callable[[], InferRequest], entrance: Entrance, caller: Caller | None, known_as: str = ""
+        self, read: Callable[[], InferRequest], submitter: RequestSubmitter, caller: Caller | None, known_as: str = ""
     ) -> Callable[[], None]:
         """Let a thread ``read`` the request, then submit it as from ``caller``. Return a function that cancels it.
 
@@ -73,7 +73,7 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
                 if isinstance(outcome, Exception):
                     raise outcome
                 ticket = Ticket(outcome, self)
-                self.view = entrance.submit(ticket, caller)
+                self.view = submitter.submit(ticket, caller)
                 submitted.append(ticket)
             except Exception as error:
                 self.settle(worded(error))

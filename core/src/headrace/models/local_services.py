@@ -20,12 +20,12 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.models.deadlocks import DeadlockDetector, nobody
-from headrace.models.entrance import Entrance, model, not_by_models
-from headrace.models.entrance import start as start_unseen
 from headrace.models.interceptors import InterceptorChain
 from headrace.models.running_loads import NestedLoads
 from headrace.models.served import ServedModel
 from headrace.models.serving_table import ServingTable
+from headrace.models.submission import RequestSubmitter, model, not_by_models
+from headrace.models.submission import start as start_unseen
 from headrace.models.view import ModelView
 from headrace.schedulers.in_flight import write
 from headrace.schedulers.rate_limiter import RateLimiter
@@ -207,8 +207,8 @@ class ModelCalls:
         limiter: RateLimiter | None = None,
     ) -> None:
         self._loop, self._table = loop, table
-        self._single = Entrance(self._resolve, not_by_models, model, admission)
-        self._any_number = Entrance(self._resolve, None, model, admission)
+        self._single = RequestSubmitter(self._resolve, not_by_models, model, admission)
+        self._any_number = RequestSubmitter(self._resolve, None, model, admission)
         kept = nobody if limiter is None else limiter.kept_waiting_by
         self._deadlocks = DeadlockDetector(loop, self._break_deadlock, kept)
         self._refusals: dict[Ticket, HeadraceError] = {}
@@ -223,11 +223,11 @@ class ModelCalls:
             if request.caller is not None:
                 self._bound(ticket, request.caller, executor)
                 request = ticket.request
-            entrance = self._any_number if request.decoupled else self._single
+            submitter = self._any_number if request.decoupled else self._single
             _require_end(request)
-            view = entrance.find(request.model_name, request.model_version)
+            view = submitter.find(request.model_name, request.model_version)
             target = self._table.served_loaded(request.model_name, request.model_version)
-            self._start_for(executor, entrance, view, target, ticket)
+            self._start_for(executor, submitter, view, target, ticket)
         except HeadraceError as error:
             write(ticket, _refused(request, error), True)
         except Exception as error:
@@ -236,18 +236,18 @@ class ModelCalls:
 
     def asking(self, other: ServedModel) -> Callable[[Ticket], None]:
         """Return a function that submits a request of a scheduler to ``other``. It raises the error that refuses it."""
-        view, entrance = other.view, self._any_number
-        is_unseen, check, enqueue = entrance.start is start_unseen, view.check, view.enqueue
+        view, submitter = other.view, self._any_number
+        is_unseen, check, enqueue = submitter.start is start_unseen, view.check, view.enqueue
 
         def ask(ticket: Ticket) -> None:
             if len(ticket.request.callers) > 1:  # a chain of models waits for it
                 _require_end(ticket.request)
-                self._start_for(None, entrance, view, other, ticket)
+                self._start_for(None, submitter, view, other, ticket)
             elif is_unseen:
                 check(ticket)
                 enqueue(ticket)
             else:
-                entrance.start(view, ticket)
+                submitter.start(view, ticket)
 
         return ask
 
@@ -259,14 +259,19 @@ class ModelCalls:
         return await self._table.is_ready(self._table.served_loaded, name, version)
 
     def _start_for(
-        self, executor: Executor | None, entrance: Entrance, view: ModelView, target: ServedModel, ticket: Ticket
+        self,
+        executor: Executor | None,
+        submitter: RequestSubmitter,
+        view: ModelView,
+        target: ServedModel,
+        ticket: Ticket,
     ) -> None:
         watcher = partial(self._answered, executor)
         ticket.watch(watcher)
         awaiting = () if executor is None else _sent_by(executor, ticket.request.caller)
         self._deadlocks.add(executor, ticket, target, awaiting)  # before it can be answered
         try:
-            entrance.start(view, ticket)
+            submitter.start(view, ticket)
         except BaseException:
             self._deadlocks.discard(executor, ticket)
             if ticket.watchers:

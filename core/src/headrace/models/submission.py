@@ -1,4 +1,4 @@
-"""How requests are submitted: one place for every protocol, for models that call models, and for the program itself.
+"""Submission of requests: the same code for every protocol, for models that call models, and for `headrace.Server`.
 
 ::
 
@@ -50,29 +50,29 @@ def admitted(call: Any, ticket: Ticket) -> Caller:
 Resolve: TypeAlias = Callable[[str, str], ModelView]
 
 
-class Entrance:
+class RequestSubmitter:
     """Submits the requests of one kind of caller. Event loop only.
 
-    ``single`` returns the error that refuses a decoupled model, for a caller that takes one response; None allows it.
+    ``refusal`` returns the error that refuses a decoupled model, for a caller that takes one response; None allows it.
     ``describe`` returns the `Caller` of a request. It is called only if there is an ``admission``.
     """
 
-    __slots__ = ("_admission", "_describe", "_resolve", "_single", "_waiting", "find", "start")
+    __slots__ = ("_admission", "_describe", "_refusal", "_resolve", "_waiting", "find", "start")
 
     def __init__(
         self,
         resolve: Resolve,
-        single: Callable[[str], HeadraceError] | None = None,
+        refusal: Callable[[str], HeadraceError] | None = None,
         describe: Describe = program,
         admission: InterceptorChain | None = None,
     ) -> None:
-        self._resolve, self._single, self._describe = resolve, single, describe
+        self._resolve, self._refusal, self._describe = resolve, refusal, describe
         self._admission = admission
         #: Requests that wait for an interceptor. The event loop itself keeps no reference to their tasks.
         self._waiting: set[asyncio.Task[None]] = set()
         #: Returns the model for a name and a version. Raises `HeadraceError` if there is none, or if it is decoupled
         #: and this caller takes one response.
-        self.find: Resolve = resolve if single is None else self._find_single
+        self.find: Resolve = resolve if refusal is None else self._find_single
         #: Checks the request of a ticket and passes it to the scheduler: ``start(view, ticket, call)``. Raises
         #: `HeadraceError` if it is refused; it is then not answered. ``call`` is for ``describe``.
         self.start: Start = start if admission is None else self._start_described
@@ -92,8 +92,8 @@ class Entrance:
 
     def _find_single(self, name: str, version: str) -> ModelView:
         view = self._resolve(name, version)
-        if view.decoupled and self._single is not None:
-            raise self._single(name)
+        if view.decoupled and self._refusal is not None:
+            raise self._refusal(name)
         return view
 
     # ------------------------------------------------------------------ with interceptors
