@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace_engines.agreement import check_against_graph, complete_from_graph, default_max_batch_size
     from headrace_engines.engine_libraries import read_libraries
     from headrace_engines.graph import Graph, GraphTensor
+    from headrace_engines.graph_config import check_against_graph, complete_from_graph, default_max_batch_size
     from headrace_engines.instance_threads import threads_per_instance
     from headrace_engines.onnx_references import check_onnx_references, onnx_repeats
     from headrace_engines.private_modules import PrivateModules
@@ -22,10 +22,10 @@ _HOMES = {
     "Graph": "graph",
     "GraphTensor": "graph",
     "PrivateModules": "private_modules",
-    "check_against_graph": "agreement",
+    "check_against_graph": "graph_config",
     "check_onnx_references": "onnx_references",
-    "complete_from_graph": "agreement",
-    "default_max_batch_size": "agreement",
+    "complete_from_graph": "graph_config",
+    "default_max_batch_size": "graph_config",
     "onnx_repeats": "onnx_references",
     "read_libraries": "engine_libraries",
     "threads_per_instance": "instance_threads",
