@@ -95,13 +95,13 @@ class Plugins:
     def conflicts_of(self, info: PluginInfo) -> list[str]:
         """Return the parts of ``info`` that cannot be used because another part has the same name."""
         found = [pair for registry in self.registries for pair in registry.conflicts().items()]
-        return [text for text, claimants in found if info in claimants]
+        return [text for text, owners in found if info in owners]
 
     def register(self, plugin: object) -> None:
         """Add an object of the server itself, whose methods are marked ``@hookimpl``."""
         self._manager.register(plugin)
 
-    def tell(self, hook: str, **given: Any) -> None:
+    def notify(self, hook: str, **given: Any) -> None:
         """Call ``hook`` of every plugin. If one raises, log that and call the others all the same."""
         plugins = {id(one.plugin): one.plugin for one in getattr(self.hook, hook).get_hookimpls()}
         for plugin in plugins.values():

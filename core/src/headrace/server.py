@@ -242,7 +242,7 @@ class Server:
         self.engine.phase = Phase.EXITING
         self._control.stop()
         self._lifecycle.stopping()
-        self.plugins.tell("server_stopping", server=self)
+        self.plugins.notify("server_stopping", server=self)
         draining = asyncio.ensure_future(self._drain(wait_for_loads))
         ending = self.loop.call_later(streams_s(self.options.exit_timeout_secs), self.engine.streams.end_all)
         try:

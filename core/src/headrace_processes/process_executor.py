@@ -122,7 +122,7 @@ class ProcessExecutor:
         return self._child is not None
 
     @property
-    def held(self) -> Sequence[Ticket]:
+    def unanswered(self) -> Sequence[Ticket]:
         return () if self._child is None else tuple(self._child.batches.in_flight.values())
 
     @property
@@ -246,7 +246,7 @@ class ProcessExecutor:
         if self._source is not None:
             self._recorder.batch(lost, lost, [self._unhealthy()] * len(lost), BatchTimes(*[monotonic_ns()] * 4))
             self._source.deliver(lost, [self._unhealthy()] * len(lost))
-            self._source.leave(self._wakeup)
+            self._source.stop_polling(self._wakeup)
         if not self._is_leaving:
             self._restart = asyncio.ensure_future(self._replace())
 
@@ -286,7 +286,7 @@ class ProcessExecutor:
     def _turn_away(self, source: BatchSource) -> None:
         """Let another instance or the next child run the requests. While all instances pause, refuse them."""
         if not all(executor._paused for executor in self._siblings):
-            source.leave(self._wakeup)
+            source.stop_polling(self._wakeup)
             return
         while batch := source.poll(self._wakeup):
             source.deliver(batch, [self._unhealthy()] * len(batch))

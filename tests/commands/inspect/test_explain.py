@@ -17,9 +17,9 @@ def test_resources_have_a_line_each_with_who_has_them_and_who_waits() -> None:
     memory = {"resource": "memory", "device": 0, "units": 4, "in_use": 2}
     told = TOLD | {
         "resources": [
-            licence | {"held": {"one_0_0": 1}, "wanted": {"two_0_0": 1}},
-            memory | {"held": {"one_0_0": 2}, "wanted": {"two_0_0": 3}},
-            memory | {"in_use": 0, "held": {}, "wanted": {}},
+            licence | {"used_by": {"one_0_0": 1}, "wanted_by": {"two_0_0": 1}},
+            memory | {"used_by": {"one_0_0": 2}, "wanted_by": {"two_0_0": 3}},
+            memory | {"in_use": 0, "used_by": {}, "wanted_by": {}},
         ]
     }
     assert list(picture(told, 0)) == [

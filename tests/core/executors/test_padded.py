@@ -249,7 +249,7 @@ def test_what_the_request_that_fills_a_batch_is_answered_is_heard_by_nobody() ->
     padded.connect(heard)
     given, _ = padded.run(sent(model, row(1, 2)))
     assert given == [LATER]
-    assert len(padded.held) == 2
+    assert len(padded.unanswered) == 2
     call, filling = instance.calls
     for _ in range(2 * UNREAD):  # nobody reads it, and the model is not kept waiting
         filling.send(InferResponse({"y": row(0)}), final=False)
@@ -257,7 +257,7 @@ def test_what_the_request_that_fills_a_batch_is_answered_is_heard_by_nobody() ->
     assert heard.said == []
     call.send(InferResponse({"y": call.request.inputs["x"]}))  # type: ignore[dict-item]
     assert [(y(said).tolist(), final) for said, final in heard.said] == [([[1, 2]], True)]
-    assert not padded.held
+    assert not padded.unanswered
     assert vars(padded)["_asked"] == {}
 
 

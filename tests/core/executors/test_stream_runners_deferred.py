@@ -97,7 +97,7 @@ def test_what_accept_returns_is_each_calls_last_answer_but_for_those_answered_ot
     assert isinstance(first, InferResponse)
     assert (first.model_name, first.id, list(first.outputs)) == ("m", "7", ["z"])  # signed, as what is sent
     assert (value(sent), later, str(failed)) == (1, LATER, "no")
-    assert runner.held == (tickets[2],)
+    assert runner.unanswered == (tickets[2],)
     for call in (held[0], held[1], held[3]):
         with pytest.raises(BackendError, match="an answer after the last one"):
             call.send(response(5))

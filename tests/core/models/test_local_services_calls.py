@@ -728,7 +728,7 @@ async def until_executed(server: Server, backend: str, executed: threading.Event
     """Set ``executed`` once the instance of ``a``, if it answers later, has all that it will have and is free."""
     (served,) = server.served("a")
     (executor,) = served.executors
-    while backend == "later" and (executor.executing or not executor.held):
+    while backend == "later" and (executor.executing or not executor.unanswered):
         await asyncio.sleep(0)
     executed.set()
 

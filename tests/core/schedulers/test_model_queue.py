@@ -527,7 +527,7 @@ async def test_a_finished_or_expired_that_raises_keeps_no_answer_back() -> None:
     stage.serve()
     stage.finish()
     assert isinstance(stage.answers["a"][0], InferResponse)
-    stage.model_queue.sources[0].leave(LoopWakeup(lambda: None))
+    stage.model_queue.sources[0].stop_polling(LoopWakeup(lambda: None))
     stage.send("b")
     stage.clock.turn(MS)
     assert isinstance(stage.answers["b"][0], Unavailable)

@@ -17,7 +17,7 @@ from headrace.backends.base import Device, Instance, Tensors
 from headrace.config.model_config_pb2 import ModelConfig, ModelRateLimiter
 from headrace.config.options import RateLimitResource
 from headrace.errors import BackendError, Code, ConfigError, Unavailable
-from headrace.executors.devices import Claim, Placement, Resource
+from headrace.executors.devices import Placement, Resource, ResourceDemand
 from headrace.executors.instance import runner_for
 from headrace.executors.instance_thread import InstanceThread
 from headrace.executors.output_schema import OutputSchema
@@ -44,9 +44,9 @@ R, GLOBAL = Resource("R", 0), Resource("G")
 class Player:
     """An instance that is played: it runs what it gets until `finish`."""
 
-    def __init__(self, scene: Scene, source: InstanceSource, claim: Claim) -> None:
+    def __init__(self, scene: Scene, source: InstanceSource, demand: ResourceDemand) -> None:
         self.source, self.batch, self.runs, self.is_dead = source, list[Ticket](), 0, False
-        self.name, self.claim = source.instance.name, claim
+        self.name, self.demand = source.instance.name, demand
         self._scene, self._wakeup = scene, LoopWakeup(self.ask)
 
     def ask(self) -> None:
@@ -66,7 +66,7 @@ class Player:
     def die(self) -> None:
         batch, self.batch, self.is_dead = self.batch, [], True
         self.source.deliver(batch, [Unavailable("died")] * len(batch))
-        self.source.leave(self._wakeup)
+        self.source.stop_polling(self._wakeup)
 
     def rise(self) -> None:
         self.is_dead = False
@@ -85,28 +85,40 @@ class Scene:
         self.answers: list[Answer] = []
 
     def model(
-        self, name: str, *claims: Claim, kind: type[Scheduler] = DirectScheduler, rows: int = 4, delay_us: int = 0
+        self,
+        name: str,
+        *demands: ResourceDemand,
+        kind: type[Scheduler] = DirectScheduler,
+        rows: int = 4,
+        delay_us: int = 0,
     ) -> list[Player]:
-        """A model with an instance for each of ``claims``, all asking."""
-        players = self.played(name, *claims, kind=kind, rows=rows, delay_us=delay_us)
+        """A model with an instance for each of ``demands``, all asking."""
+        players = self.played(name, *demands, kind=kind, rows=rows, delay_us=delay_us)
         for player in players:
             player.ask()
         return players
 
-    def played(self, name: str, *claims: Claim, kind: type[Scheduler], rows: int, delay_us: int = 0) -> list[Player]:
-        model_queue = self.model_queue(name, *claims, kind=kind, rows=rows, delay_us=delay_us)
-        players = [Player(self, source, claim) for source, claim in zip(model_queue.sources, claims, strict=True)]
+    def played(
+        self, name: str, *demands: ResourceDemand, kind: type[Scheduler], rows: int, delay_us: int = 0
+    ) -> list[Player]:
+        model_queue = self.model_queue(name, *demands, kind=kind, rows=rows, delay_us=delay_us)
+        players = [Player(self, source, demand) for source, demand in zip(model_queue.sources, demands, strict=True)]
         self.players += players
         return players
 
     def model_queue(
-        self, name: str, *claims: Claim, kind: type[Scheduler] = DirectScheduler, rows: int = 4, delay_us: int = 0
+        self,
+        name: str,
+        *demands: ResourceDemand,
+        kind: type[Scheduler] = DirectScheduler,
+        rows: int = 4,
+        delay_us: int = 0,
     ) -> ModelQueue:
-        self.limiter.add(claims)
+        self.limiter.add(demands)
         config = ModelConfig(name=name, max_batch_size=rows)
         config.dynamic_batching.max_queue_delay_microseconds = delay_us
         infos = [
-            instance_info(Placement(f"{name}_{n}", Device("cpu"), claim), config) for n, claim in enumerate(claims)
+            instance_info(Placement(f"{name}_{n}", Device("cpu"), demand), config) for n, demand in enumerate(demands)
         ]
         model, statistics = ScheduledModel(config, infos), ModelStatistics()
         model_queue = self.model_queues[name] = ModelQueue(kind, model, statistics, self.loop, self.clock, self.limiter)
@@ -131,24 +143,24 @@ class Scene:
         """What those who run take, added up by the test."""
         taken: dict[Resource, int] = {}
         for player in self.running:
-            for resource, units in player.claim.units.items():
+            for resource, units in player.demand.units.items():
                 taken[resource] = taken.get(resource, 0) + units
         return taken
 
     def check(self) -> None:
-        assert self.taken().items() <= dict(self.limiter.taken).items()
+        assert self.taken().items() <= dict(self.limiter.in_use).items()
         limits = self.limiter._limits
-        assert all(units <= limits[resource] for resource, units in self.limiter.taken.items())
-        in_use = {use.resource: sum(use.held.values()) for use in self.limiter.uses()}
-        assert {resource: units for resource, units in in_use.items() if units} == dict(self.limiter.taken)
+        assert all(units <= limits[resource] for resource, units in self.limiter.in_use.items())
+        in_use = {use.resource: sum(use.used_by.values()) for use in self.limiter.uses()}
+        assert {resource: units for resource, units in in_use.items() if units} == dict(self.limiter.in_use)
 
     async def finish_one(self) -> None:
         self.running[0].finish()
         await self.settle()
 
 
-def claim(priority: int = 1, **units: int) -> Claim:
-    return Claim(
+def demand(priority: int = 1, **units: int) -> ResourceDemand:
+    return ResourceDemand(
         {Resource(name.removesuffix("_everywhere"), None if "_" in name else 0): n for name, n in units.items()},
         priority,
     )
@@ -162,8 +174,8 @@ def claim(priority: int = 1, **units: int) -> Claim:
 def test_instances_of_two_models_that_need_the_same_never_run_together() -> None:
     async def scene() -> None:
         stage = Scene()
-        stage.model("a", claim(R=1))
-        stage.model("b", claim(R=1))
+        stage.model("a", demand(R=1))
+        stage.model("b", demand(R=1))
         stage.send("a", 3), stage.send("b", 3)
         await stage.settle()
         for _ in range(6):
@@ -171,7 +183,7 @@ def test_instances_of_two_models_that_need_the_same_never_run_together() -> None
             await stage.finish_one()
         assert sorted(stage.order) == ["a_0"] * 3 + ["b_0"] * 3
         assert len(stage.answers) == 6
-        assert not stage.limiter.taken
+        assert not stage.limiter.in_use
 
     play(scene)
 
@@ -179,9 +191,9 @@ def test_instances_of_two_models_that_need_the_same_never_run_together() -> None
 def test_without_what_is_shared_models_do_not_wait_for_each_other() -> None:
     async def scene() -> None:
         stage = Scene()
-        stage.model("a", claim(R=1))
-        stage.model("b", claim(S=1))
-        stage.model("c", Claim())
+        stage.model("a", demand(R=1))
+        stage.model("b", demand(S=1))
+        stage.model("c", ResourceDemand())
         for name in "abc":
             stage.send(name)
         await stage.settle()
@@ -193,9 +205,9 @@ def test_without_what_is_shared_models_do_not_wait_for_each_other() -> None:
 def test_who_waits_for_one_resource_does_not_come_before_those_that_need_another() -> None:
     async def scene() -> None:
         stage = Scene()
-        stage.model("holds", claim(R=1))
-        stage.model("waits", claim(R=1))
-        stage.model("other", claim(S=1))
+        stage.model("holds", demand(R=1))
+        stage.model("waits", demand(R=1))
+        stage.model("other", demand(S=1))
         for _ in range(3):  # by its executions it comes behind
             stage.send("other")
             await stage.settle()
@@ -211,11 +223,11 @@ def test_who_waits_for_one_resource_does_not_come_before_those_that_need_another
 def test_there_is_as_much_as_the_neediest_asks_for() -> None:
     async def scene() -> None:
         stage = Scene()
-        stage.model("little", *(claim(R=1) for _ in range(4)))
+        stage.model("little", *(demand(R=1) for _ in range(4)))
         stage.send("little", 4)
         await stage.settle()
         assert len(stage.running) == 1  # there is one unit
-        stage.model("much", claim(R=3))
+        stage.model("much", demand(R=3))
         await stage.settle()
         assert len(stage.running) == 3  # and now there are three
 
@@ -226,8 +238,8 @@ def test_devices_have_resources_of_their_own_and_what_is_global_is_everybodys() 
     async def scene() -> None:
         stage = Scene()
         for device in (0, 1):
-            stage.model(f"own{device}", Claim({Resource("R", device): 1}))
-            stage.model(f"all{device}", Claim({GLOBAL: 1}))
+            stage.model(f"own{device}", ResourceDemand({Resource("R", device): 1}))
+            stage.model(f"all{device}", ResourceDemand({GLOBAL: 1}))
             stage.send(f"own{device}"), stage.send(f"all{device}")
         await stage.settle()
         assert sorted(player.name for player in stage.running) == ["all0_0", "own0_0", "own1_0"]
@@ -238,9 +250,9 @@ def test_devices_have_resources_of_their_own_and_what_is_global_is_everybodys() 
 def test_requests_that_leave_while_their_model_waits_let_others_run() -> None:
     async def scene() -> None:
         stage = Scene(RateLimitResource("R", 4))
-        stage.model("runs", claim(R=2))
-        stage.model("big", claim(R=4))
-        stage.model("small", claim(R=2))
+        stage.model("runs", demand(R=2))
+        stage.model("big", demand(R=4))
+        stage.model("small", demand(R=2))
         stage.send("runs")
         await stage.settle()
         (waiting,) = stage.send("big")
@@ -258,8 +270,8 @@ def test_requests_that_leave_while_their_model_waits_let_others_run() -> None:
 def test_an_instance_that_forms_a_batch_holds_nothing_meanwhile() -> None:
     async def scene() -> None:
         stage = Scene()
-        stage.model("forms", claim(R=1), kind=DynamicScheduler, delay_us=5000)
-        stage.model("quick", claim(R=1))
+        stage.model("forms", demand(R=1), kind=DynamicScheduler, delay_us=5000)
+        stage.model("quick", demand(R=1))
         stage.send("forms")
         await stage.settle()
         stage.send("quick")
@@ -277,8 +289,8 @@ def test_an_instance_that_forms_a_batch_holds_nothing_meanwhile() -> None:
 def test_a_batch_grows_while_its_instance_waits_for_resources() -> None:
     async def scene() -> None:
         stage = Scene()
-        stage.model("other", claim(R=1))
-        (batcher,) = stage.model("batches", claim(R=1), kind=DynamicScheduler, rows=8)
+        stage.model("other", demand(R=1))
+        (batcher,) = stage.model("batches", demand(R=1), kind=DynamicScheduler, rows=8)
         stage.send("other")
         await stage.settle()
         for _ in range(5):
@@ -293,13 +305,13 @@ def test_a_batch_grows_while_its_instance_waits_for_resources() -> None:
 def test_it_is_told_who_has_what_who_waits_for_it_and_which_batches_had_to() -> None:
     async def scene() -> None:
         stage = Scene(RateLimitResource("R", 4), RateLimitResource("G", 1))
-        stage.model("small", claim(R=1), claim(R=1))
-        stage.model("large", claim(R=3, G_everywhere=1))
-        stage.model("other", claim(G_everywhere=1))
+        stage.model("small", demand(R=1), demand(R=1))
+        stage.model("large", demand(R=3, G_everywhere=1))
+        stage.model("other", demand(G_everywhere=1))
 
         def told(name: str) -> list[tuple[Any, ...]]:
             uses = stage.limiter.uses(tuple(stage.model_queues[name].instances))
-            return [(use.resource, use.units, dict(use.held), dict(use.wanted)) for use in uses]
+            return [(use.resource, use.units, dict(use.used_by), dict(use.wanted_by)) for use in uses]
 
         def reasons(name: str) -> list[str]:
             return list(stage.model_queues[name].history.document(0)["reasons"])
@@ -343,7 +355,7 @@ def test_models_that_always_have_requests_run_in_proportion_to_their_priorities(
         for number, priority in enumerate(priorities):
             config = ModelRateLimiter(priority=priority)
             config.resources.add(name="R", count=1)
-            stage.model(f"m{number}", Claim.from_config(config, Device("cpu")))
+            stage.model(f"m{number}", ResourceDemand.from_config(config, Device("cpu")))
             stage.send(f"m{number}", 400)
         await stage.settle()
         for _ in range(300):
@@ -363,7 +375,7 @@ def test_at_equal_rank_the_better_priority_goes_first_and_not_who_has_waited_lon
     async def scene() -> None:
         stage = Scene()
         for name, priority in (("first", 1), ("second", 2)):
-            stage.model(name, claim(priority, R=1))
+            stage.model(name, demand(priority, R=1))
             stage.send(name, 100)
         await stage.settle()
         first, second = stage.players
@@ -378,9 +390,9 @@ def test_one_that_needs_everything_is_not_starved_by_those_that_need_little() ->
     async def scene() -> None:
         stage = Scene(RateLimitResource("R", 4))
         for number in range(4):
-            stage.model(f"small{number}", claim(R=1))
+            stage.model(f"small{number}", demand(R=1))
             stage.send(f"small{number}", 200)
-        stage.model("big", claim(R=4))
+        stage.model("big", demand(R=4))
         stage.send("big", 200)
         await stage.settle()
         generator = random.Random(1)
@@ -396,12 +408,12 @@ def test_one_that_needs_everything_is_not_starved_by_those_that_need_little() ->
 def test_a_newcomer_does_not_starve_those_who_have_run_for_long() -> None:
     async def scene() -> None:
         stage = Scene()
-        (old,) = stage.model("old", claim(R=1))
+        (old,) = stage.model("old", demand(R=1))
         stage.send("old", 1000)
         await stage.settle()
         for _ in range(500):
             await stage.finish_one()
-        (new,) = stage.model("new", claim(R=1))
+        (new,) = stage.model("new", demand(R=1))
         stage.send("new", 300)
         await stage.settle()
         before, gap, longest = old.runs, 0, 0
@@ -429,12 +441,12 @@ def test_whatever_happens_nobody_takes_too_much_and_all_of_it_comes_back(seed: i
 
     async def scene() -> None:
         stage = Scene(RateLimitResource("R", 4), RateLimitResource("S", 2), RateLimitResource("G", 3))
-        claims: dict[str, list[Claim]] = {}
+        demands: dict[str, list[ResourceDemand]] = {}
         for number in range(5):
             name = f"m{number}"
-            claims[name] = [_any_claim(pick) for _ in range(pick.randint(1, 3))]
+            demands[name] = [_any_demand(pick) for _ in range(pick.randint(1, 3))]
             kind = pick.choice((DirectScheduler, DynamicScheduler))
-            stage.model(name, *claims[name], kind=kind, delay_us=pick.choice((0, 2000)))
+            stage.model(name, *demands[name], kind=kind, delay_us=pick.choice((0, 2000)))
         sent = 0
         tickets: list[Ticket] = []
         for _ in range(400):
@@ -470,38 +482,38 @@ def test_whatever_happens_nobody_takes_too_much_and_all_of_it_comes_back(seed: i
             stage.check()
         assert len(stage.answers) == sent
         await stage.settle()
-        assert not stage.limiter.taken
-        assert not stage.limiter._staged
+        assert not stage.limiter.in_use
+        assert not stage.limiter._waiting
         for name in stage.model_queues:
             stage.model_queues[name].close()
-            stage.limiter.remove(claims[name])
+            stage.limiter.remove(demands[name])
         await stage.settle()
-        assert not stage.limiter._claims
+        assert not stage.limiter._demands
         assert not stage.limiter._sources
         assert stage.limiter.uses() == []
 
     play(scene)
 
 
-def _any_claim(pick: random.Random) -> Claim:
+def _any_demand(pick: random.Random) -> ResourceDemand:
     units = {R: pick.randint(1, 4), Resource("S", 0): pick.randint(1, 2), GLOBAL: pick.randint(1, 3)}
-    return Claim(dict(pick.sample(sorted(units.items(), key=str), pick.randint(0, 3))), pick.randint(1, 4))
+    return ResourceDemand(dict(pick.sample(sorted(units.items(), key=str), pick.randint(0, 3))), pick.randint(1, 4))
 
 
 @pytest.mark.parametrize("end", ["abandon", "remove", "die"])
 def test_what_an_instance_holds_that_never_returns_is_free_when_it_is_gone(end: str) -> None:
     async def scene() -> None:
         stage = Scene()
-        needs = claim(R=1)
+        needs = demand(R=1)
         (hangs,) = stage.model("hangs", needs)
-        stage.model("waits", claim(R=1))
+        stage.model("waits", demand(R=1))
         stage.send("hangs"), stage.send("waits")
         await stage.settle()
         assert stage.running == [hangs]
         if end == "die":
             hangs.die()
         elif end == "remove":
-            hangs.claim = claim()  # what it runs takes nothing any more
+            hangs.demand = demand()  # what it runs takes nothing any more
             stage.limiter.remove([needs])
         else:
             stage.model_queues["hangs"].abandon()
@@ -542,7 +554,7 @@ def test_threads_that_would_ask_by_themselves_run_only_as_many_at_once_as_there_
         spec = {"y": Spec("y", dtypes.FP32, (1,))}
         threads = []
         for name in ("a", "b"):
-            model_queue = stage.model_queue(name, claim(R=units), claim(R=units))
+            model_queue = stage.model_queue(name, demand(R=units), demand(R=units))
             for source in model_queue.sources:
                 load = partial(_loaded, OutputSchema(name, "1", spec, True))
                 thread = InstanceThread(source.instance.name, load, model_queue.statistics.for_instance)
@@ -562,7 +574,7 @@ def test_threads_that_would_ask_by_themselves_run_only_as_many_at_once_as_there_
         for thread in threads:
             await asyncio.to_thread(thread.join)
         await stage.settle()
-        assert not stage.limiter.taken
+        assert not stage.limiter.in_use
 
     play(scene)
 
@@ -602,10 +614,10 @@ def test_an_instance_that_could_never_run_is_refused_and_the_others_go_on(
     async def scene() -> None:
         stage = Scene(*given)
         if not given:
-            stage.model("other", claim(R=2))
+            stage.model("other", demand(R=2))
         before = dict(stage.limiter._limits)
         with pytest.raises(ConfigError) as refusal:
-            stage.model("m", Claim(units))
+            stage.model("m", ResourceDemand(units))
         assert (refusal.value.message, refusal.value.code) == (text, Code.INVALID_ARGUMENT)
         assert stage.limiter._limits == before
 
@@ -616,15 +628,17 @@ def test_a_device_is_that_of_a_gpu_and_0_elsewhere() -> None:
     config = ModelRateLimiter(priority=3)
     config.resources.add(name="R", count=4)
     config.resources.add(name="G", count=5, **{"global": True})
-    claims = [Claim.from_config(config, device) for device in (Device("cpu"), Device("gpu", 2), Device("model"))]
-    assert [claim.units for claim in claims] == [{Resource("R", n): 4, GLOBAL: 5} for n in (0, 2, 0)]
-    assert claims[0].priority == 3
+    demands = [
+        ResourceDemand.from_config(config, device) for device in (Device("cpu"), Device("gpu", 2), Device("model"))
+    ]
+    assert [demand.units for demand in demands] == [{Resource("R", n): 4, GLOBAL: 5} for n in (0, 2, 0)]
+    assert demands[0].priority == 3
 
 
 def test_who_takes_nothing_does_not_pass_by_the_limiter() -> None:
     async def scene() -> None:
         stage = Scene()
-        plain, limited = stage.model_queue("plain", Claim()), stage.model_queue("limited", claim(R=1))
+        plain, limited = stage.model_queue("plain", ResourceDemand()), stage.model_queue("limited", demand(R=1))
         assert [type(model_queue.sources[0]) for model_queue in (plain, limited)] == [InstanceSource, LimitedSource]
         assert (plain.threads_take, limited.threads_take) == (True, False)
 

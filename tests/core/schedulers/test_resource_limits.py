@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.config.options import RateLimitResource
-from headrace.executors.devices import Claim, Resource
+from headrace.executors.devices import Resource, ResourceDemand
 from headrace.schedulers.resource_limits import limits_for, shown
 
 R, GLOBAL = Resource("R", 0), Resource("G")
@@ -24,13 +24,13 @@ R, GLOBAL = Resource("R", 0), Resource("G")
 def test_the_operator_says_how_much_there_is_or_else_the_neediest_instance(
     given: tuple[RateLimitResource, ...], resource: Resource, available: int
 ) -> None:
-    assert limits_for([Claim({resource: 2}), Claim({resource: 1})], given)[resource] == available
+    assert limits_for([ResourceDemand({resource: 2}), ResourceDemand({resource: 1})], given)[resource] == available
 
 
 def test_what_there_is_stands_in_the_log_as_with_triton() -> None:
     """Recorded from Triton 2.51, without the last instance and with it."""
     assert shown({}) == "\nMax Resource Map===>\n"
-    limits = limits_for([Claim({Resource("R1", 0): 4, Resource("G"): 3})], ())
+    limits = limits_for([ResourceDemand({Resource("R1", 0): 4, Resource("G"): 3})], ())
     assert shown(limits) == (
         "\nMax Resource Map===>\n\tDevice: GLOBAL\n\t\tResource: G\t Count: 3\n"
         "\tDevice: 0\n\t\tResource: R1\t Count: 4\n"

@@ -38,7 +38,7 @@ def test_explain_and_the_metrics_page_tell_who_has_what_and_who_waits(
         """What is told while ``one`` runs and ``two`` waits."""
         asked = []
         try:
-            for name, state in (("one", "held"), ("two", "wanted")):
+            for name, state in (("one", "used_by"), ("two", "wanted_by")):
                 asked.append(asyncio.ensure_future(server.infer_async(name, X)))
                 while not server.explain(name)["resources"][0][state]:
                     await asyncio.sleep(0)
@@ -57,10 +57,10 @@ def test_explain_and_the_metrics_page_tell_who_has_what_and_who_waits(
             "device": None,
             "units": 1,
             "in_use": 1,
-            "held": dict.fromkeys(held, 1),
-            "wanted": dict.fromkeys(wanted, 1),
+            "used_by": dict.fromkeys(held, 1),
+            "wanted_by": dict.fromkeys(wanted, 1),
         },
-        {"resource": "memory", "device": 0, "units": 4, "in_use": 2, "held": held, "wanted": wanted},
+        {"resource": "memory", "device": 0, "units": 4, "in_use": 2, "used_by": held, "wanted_by": wanted},
     ]
     assert {line for line in page.splitlines() if line.startswith(NAME)} == {
         f'{NAME}_units{{resource="license"}} 1',

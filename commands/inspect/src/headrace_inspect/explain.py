@@ -146,7 +146,7 @@ def _shared(resources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for each in resources:
         where = "" if each["device"] is None else f" on device {each['device']}"
         what = f"{each['in_use']} of {each['units']} units of resource '{one_line(each['resource'])}'{where} are in use"
-        yield f"{what}{_whose('by', each['held'])}{_whose('; wanted by', each['wanted'])}"
+        yield f"{what}{_whose('by', each['used_by'])}{_whose('; wanted by', each['wanted_by'])}"
 
 
 def _whose(word: str, units: Mapping[str, int]) -> str:

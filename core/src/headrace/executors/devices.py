@@ -36,7 +36,7 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Claim:
+class ResourceDemand:
     """The ``units`` of each resource that one instance needs while it executes. Compared and hashed by identity.
 
     The higher its ``priority``, from 1 on, the less often it runs.
@@ -46,14 +46,14 @@ class Claim:
     priority: int = 1
 
     @classmethod
-    def from_config(cls, limiter: ModelRateLimiter, device: Device) -> Claim:
+    def from_config(cls, limiter: ModelRateLimiter, device: Device) -> ResourceDemand:
         units = {
             Resource(each.name, None if getattr(each, "global") else device.id): each.count
             for each in limiter.resources
         }
         return cls(units, max(limiter.priority, 1))
 
-    def overlaps(self, other: Claim) -> bool:
+    def overlaps(self, other: ResourceDemand) -> bool:
         """True if both need the same resource."""
         return not self.units.keys().isdisjoint(other.units)
 
@@ -73,7 +73,7 @@ class Placement:
 
     name: str
     device: Device
-    claim: Claim = field(default_factory=Claim, compare=False)
+    demand: ResourceDemand = field(default_factory=ResourceDemand, compare=False)
     signature: tuple[bytes, Device] = (b"", Device())
 
 
@@ -139,7 +139,9 @@ def plan_instances(config: ModelConfig) -> list[Placement]:
     Passive groups are left out: they are never scheduled.
     """
     return [
-        Placement(f"{group.name}_{number}", device, Claim.from_config(group.rate_limiter, device), (said, device))
+        Placement(
+            f"{group.name}_{number}", device, ResourceDemand.from_config(group.rate_limiter, device), (said, device)
+        )
         for group, said in zip(config.instance_group, map(_said_of_each, config.instance_group), strict=True)
         if not group.passive
         for number, device in enumerate(_devices(group))

@@ -44,7 +44,7 @@ class BatchSource(Protocol):
 
     def poll(self, wakeup: LoopWakeup) -> list[Ticket] | None: ...
 
-    def leave(self, wakeup: LoopWakeup) -> None: ...
+    def stop_polling(self, wakeup: LoopWakeup) -> None: ...
 
     def progress(self, ticket: Ticket, response: Answer) -> None:
         """Deliver an answer that is not the last. Event loop only."""
@@ -84,7 +84,7 @@ class Executor(Protocol):
         """
 
     @property
-    def held(self) -> Sequence[Ticket]:
+    def unanswered(self) -> Sequence[Ticket]:
         """Requests that the instance still has after their execution has returned, because their last answers
         follow."""
 

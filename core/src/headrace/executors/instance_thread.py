@@ -113,8 +113,8 @@ class InstanceThread:
         return [ticket for each in self._threads for ticket in each.executing]
 
     @property
-    def held(self) -> Sequence[Ticket]:
-        return () if self._runner is None else self._runner.held
+    def unanswered(self) -> Sequence[Ticket]:
+        return () if self._runner is None else self._runner.unanswered
 
     def check_ready(self) -> bool:
         instance = self.instance

@@ -74,8 +74,8 @@ class PaddedRequests(Runner):
         self._inner.connect(self)
 
     @property
-    def held(self) -> Sequence[Ticket]:
-        return self._inner.held
+    def unanswered(self) -> Sequence[Ticket]:
+        return self._inner.unanswered
 
     def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
         for ticket in batch:

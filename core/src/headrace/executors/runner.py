@@ -62,7 +62,7 @@ class Runner(ABC):
         self.sink = sink
 
     @property
-    def held(self) -> Sequence[Ticket]:
+    def unanswered(self) -> Sequence[Ticket]:
         """Requests whose last answers follow. Any thread."""
         return ()
 

@@ -127,7 +127,7 @@ class DeferredRunner(Runner):
         self.open: dict[Ticket, weakref.ref[DeferredCall]] = {}
 
     @property
-    def held(self) -> Sequence[Ticket]:
+    def unanswered(self) -> Sequence[Ticket]:
         return tuple(self.open)
 
     def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
@@ -186,7 +186,7 @@ class DeferredRunner(Runner):
                 f"model '{self.schema.name}': the backend gave {len(returned)} answers for {len(calls)} requests"
             )
         for place, (call, answer) in enumerate(zip(calls, returned, strict=True)):
-            if answer is not None and call.claim():
+            if answer is not None and call.remove():
                 call.said_last, ticket = True, call.ticket
                 ticket.end()
                 answers[place] = gone(ticket) if ticket.abandoned else self.schema.signed(call.request, answer)
@@ -228,11 +228,11 @@ class DeferredCall(Call):
 
     def end(self, answer: Answer) -> None:
         """Make ``answer`` the last one. Do nothing if there is one already. Any thread."""
-        if self.claim():
+        if self.remove():
             self._runner.finish(self.ticket, self._batch, self._place, answer)
 
-    def claim(self) -> bool:
-        """True if the calling thread gives the last answer. No other answer is sent after this. Any thread."""
+    def remove(self) -> bool:
+        """Remove the call from the open ones. Return True to one thread only, which then gives the last answer."""
         if self._runner.open.pop(self.ticket, None) is None:
             return False
         if self._window is not None:

@@ -275,7 +275,7 @@ class PluginRegistries(Protocol):
     def hook(self) -> Any:
         """The hooks. If a plugin raises, so does the call."""
 
-    def tell(self, hook: str, **given: Any) -> None:
+    def notify(self, hook: str, **given: Any) -> None:
         """Call ``hook`` of every plugin. Log what one raises."""
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from operator import attrgetter
 
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.executors.devices import Claim, Placement, plan_instances
+from headrace.executors.devices import Placement, ResourceDemand, plan_instances
 from headrace.executors.executor import Executor
 from headrace.executors.threads import apart
 from headrace.models.executor_factory import ExecutorFactory
@@ -47,7 +47,7 @@ class Member:
 class InstanceSet:
     """The instances that serve, and those that are being removed.
 
-    ``claims`` are their resources for ``limiter``, if there is one.
+    ``demands`` are their resources for ``limiter``, if there is one.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class InstanceSet:
         model_queue: ModelQueue,
         factory: ExecutorFactory,
         limiter: RateLimiter | None,
-        claims: list[Claim],
+        demands: list[ResourceDemand],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         #: In the order of the config's groups. Replaced, never changed.
         self.executors: tuple[Executor, ...] = ()
         self._model_queue, self._factory, self._limiter = model_queue, factory, limiter
-        self._claims, self._loop = claims, loop
+        self._demands, self._loop = demands, loop
         self._members: Sequence[Member] = ()
         #: A list of its own: the executors see its changes.
         self._observers: list[Observer] = []
@@ -108,9 +108,9 @@ class InstanceSet:
         coming = _named(wanted, kept, self._members)
         with ExitStack() as undo:
             if self._limiter is not None:
-                claims = [placement.claim for placement in coming]
-                self._limiter.add(claims)
-                undo.callback(self._limiter.remove, claims)
+                demands = [placement.demand for placement in coming]
+                self._limiter.add(demands)
+                undo.callback(self._limiter.remove, demands)
             executors = self._factory.load(coming, config)
             undo.pop_all()
         members = [None if index is None else self._members[index] for index in kept]
@@ -128,7 +128,7 @@ class InstanceSet:
         infos = [instance_info(placement, config) for placement, _ in added]
         sources = self._model_queue.replace_instances(infos, [member.source for member in leaving])
         come = iter([Member(*pair, source) for pair, source in zip(added, sources, strict=True)])
-        self._claims += [placement.claim for placement, _ in added]
+        self._demands += [placement.demand for placement, _ in added]
         before = self._members
         self._settle(member or next(come) for member in kept)
         for member in self._members:
@@ -144,7 +144,7 @@ class InstanceSet:
             except Exception:  # the others must still be closed
                 log.exception("instance '%s' failed to close", executor.name)
         if self._limiter is not None:
-            self._limiter.remove([placement.claim for placement, _ in added])
+            self._limiter.remove([placement.demand for placement, _ in added])
 
     def _settle(self, members: Iterable[Member]) -> None:
         self._members = tuple(members)
@@ -159,7 +159,7 @@ class InstanceSet:
     async def _leave(self, member: Member) -> None:
         try:
             await self._model_queue.dismiss(member.source)
-            await self._model_queue.answered(member.executor.held)
+            await self._model_queue.answered(member.executor.unanswered)
             member.source.end()
             await apart(partial(self._end, member), f"headrace-close-{member.executor.name}")
         except Exception:
@@ -174,8 +174,8 @@ class InstanceSet:
             self._close(member.executor)
         finally:
             if self._limiter is not None:
-                self._limiter.remove([member.placement.claim])
-                self._claims.remove(member.placement.claim)
+                self._limiter.remove([member.placement.demand])
+                self._demands.remove(member.placement.demand)
 
     def _close(self, executor: Executor) -> None:
         try:

@@ -52,7 +52,7 @@ from headrace.models.versions import (
     fingerprint_of_version,
     versions_to_serve,
 )
-from headrace.schedulers.base import Dependency, HeldUntil, OtherModel, ScheduledModel
+from headrace.schedulers.base import DelayedStart, Dependency, OtherModel, ScheduledModel
 from headrace.schedulers.caching_queue import CachingModelQueue
 from headrace.schedulers.model_queue import ModelQueue
 from headrace.schedulers.rate_limiter import RateLimiter, instance_info
@@ -191,7 +191,7 @@ class Loader:
         model = replace(model, parameters=parse_parameters(backend.Parameters, model.config.parameters))
         served = self._assemble(backend, model, services, needed, others, directory.give_back)
         served.statistics.load_ns = monotonic_ns() - started
-        self._plugins.tell("model_loaded", model=served)
+        self._plugins.notify("model_loaded", model=served)
         return served
 
     def change(self, plan: LoadPlan, served: ServedModel) -> PreparedChange:
@@ -220,7 +220,7 @@ class Loader:
 
     def unloaded(self, model: ServedModel) -> None:
         """Call the plugins' ``model_unloaded`` hooks."""
-        self._plugins.tell("model_unloaded", model=model)
+        self._plugins.notify("model_unloaded", model=model)
 
     def _timeout_s(self, config: ModelConfig) -> float | None:
         try:
@@ -256,10 +256,10 @@ class Loader:
             statistics = ModelStatistics(responses=ResponseStatistics(FirstResponseTimes(bounds_of(config))))
             undo.callback(services.close)
             placements = plan_instances(config)
-            claims = [placement.claim for placement in placements]
+            demands = [placement.demand for placement in placements]
             if self._limiter is not None:
-                self._limiter.add(claims)
-                undo.callback(self._limiter.remove, claims)
+                self._limiter.add(demands)
+                undo.callback(self._limiter.remove, demands)
             model_queue = self._model_queue(model, signature, placements, statistics, services, others)
             labels = {**model_queue.full.labels, **read_labels(config, model.path.parent)}
             factory = ExecutorFactory(
@@ -272,7 +272,7 @@ class Loader:
                 services,
                 self._executors,
             )
-            instances = InstanceSet(model_queue, factory, self._limiter, claims, self._loop)
+            instances = InstanceSet(model_queue, factory, self._limiter, demands, self._loop)
             instances.begin(placements, factory.load(placements, config))
             release = undo.pop_all().close
             undo.callback(release)
@@ -302,10 +302,10 @@ class Loader:
             log.debug("Starting dynamic-batcher thread for %s at nice 0...", config.name)
         instances = [instance_info(placement, config) for placement in placements]
         told = scheduler_parameters(config, scheduler)
-        held = HeldUntil.from_environ(os.environ)
-        if held.requests or held.backlog:
+        delay = DelayedStart.from_environ(os.environ)
+        if delay.requests or delay.backlog:
             text = "model '%s' runs nothing until %d requests wait, and %d in a backlog: the environment says so"
-            log.warning(text, config.name, held.requests, held.backlog, extra={"model": config.name})
+            log.warning(text, config.name, delay.requests, delay.backlog, extra={"model": config.name})
         inputs, outputs, version = signature.inputs, signature.outputs, str(model.version)
         scheduled = ScheduledModel(
             config,
@@ -314,7 +314,7 @@ class Loader:
             outputs,
             services.call,
             told,
-            held,
+            delay,
             others=others,
             version=version,
             directory=model.path.parent,

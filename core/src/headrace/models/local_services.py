@@ -341,11 +341,11 @@ def _sent_by(executor: Executor, caller: InferRequest | None) -> Sequence[Ticket
     """
     executing = executor.executing
     if caller is None:
-        return [*executing, *executor.held]
+        return [*executing, *executor.unanswered]
     for executed in executing:
         if executed.request is caller:
             return executing
-    return _executed_with(caller, executor.held)
+    return _executed_with(caller, executor.unanswered)
 
 
 def _executed_with(caller: InferRequest, held: Sequence[Ticket]) -> list[Ticket]:

@@ -254,7 +254,7 @@ async def _telling(work: Awaitable[None], draining: Draining, what: str) -> None
 
 def _busy(model: ServedModel) -> str:
     """Return which instances of ``model`` are executing, and whether they can be ended."""
-    busy = [executor for executor in model.executors if executor.executing or executor.held]
+    busy = [executor for executor in model.executors if executor.executing or executor.unanswered]
     if not busy:
         return ""
     names = ", ".join(f"'{executor.name}'" for executor in busy)

@@ -140,19 +140,19 @@ class OtherModel:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldUntil:
-    """Hold all executions until enough requests wait. For tests of a server, which then know what runs together.
+class DelayedStart:
+    """Start no execution until enough requests wait. For tests of a server, which then know what runs together.
 
     ``requests`` is how many must wait for an instance at the same time. ``backlog`` is how many must wait behind those,
-    for a scheduler that admits only some requests to the instances. 0 holds nothing. When both numbers have been
-    reached once, nothing is held any more.
+    for a scheduler that admits only some requests to the instances. 0 delays nothing. When both numbers have been
+    reached once, the delay is over for good.
     """
 
     requests: int = 0
     backlog: int = 0
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> HeldUntil:
+    def from_environ(cls, environ: Mapping[str, str]) -> DelayedStart:
         """Read ``TRITONSERVER_DELAY_SCHEDULER`` and ``TRITONSERVER_BACKLOG_DELAY_SCHEDULER``.
 
         Raises `ConfigError`. Source: docs/spec/behaviours.md section 14.1.
@@ -193,7 +193,7 @@ class SchedulerContext:
     #: Call `Scheduler.next` soon for all idle instances. For changes that only the scheduler knows of.
     ask_again: Callable[[], None]
     #: For tests of a server. A scheduler that batches obeys it.
-    held_until: HeldUntil = HeldUntil()
+    delayed_start: DelayedStart = DelayedStart()
     #: The loaded models that `Scheduler.depends_on` has named.
     others: Mapping[Dependency, OtherModel] = field(default_factory=dict)
     #: The model's directory in its repository, with its config and versions. None if it has none.
@@ -414,7 +414,7 @@ class ScheduledModel:
     outputs: Mapping[str, Spec] = field(default_factory=dict)
     call: Callable[[Ticket], None] = nobody_to_call
     parameters: Any = None
-    held_until: HeldUntil = HeldUntil()
+    delayed_start: DelayedStart = DelayedStart()
     others: Mapping[Dependency, OtherModel] = field(default_factory=dict)
     version: str = ""
     directory: Path | None = None

@@ -19,7 +19,7 @@ from headrace.telemetry.batch_history import BatchHistory
 WAKES_ALL = 1 << 32
 
 
-class InstanceToWake(Protocol):
+class WakeableInstance(Protocol):
     """The part of `headrace.schedulers.instance_source.InstanceSource` that wakes its instance."""
 
     wake_at: float
@@ -43,7 +43,7 @@ class Dispatcher(ABC):
     execution. Event loop only, except `hand_on`, `choose_who_takes` and the `headrace.schedulers.base.Occupancy` part.
     """
 
-    sources: Sequence[InstanceToWake] = ()
+    sources: Sequence[WakeableInstance] = ()
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Dispatcher(ABC):
         self.closed = False
         self.arrived = 0  # rows, plus `WAKES_ALL` for each other change
         self.last_ns = 0
-        self.idle: deque[InstanceToWake] = deque()
+        self.idle: deque[WakeableInstance] = deque()
         self.queue = RequestQueue()
         self.history = BatchHistory()
         #: A list of its own: schedulers see its changes.
@@ -75,7 +75,7 @@ class Dispatcher(ABC):
             model.call,
             self.answer,
             self.ask_again,
-            model.held_until,
+            model.delayed_start,
             model.others,
             model.directory,
         )
@@ -89,7 +89,8 @@ class Dispatcher(ABC):
         self.hidden = self.kept.difference(model.outputs)
         self.unasked: dict[Ticket, frozenset[str]] = {}
         reschedules = full_class(kind).reschedules(model.config)
-        self.hears = bool(self.kept) or kind.finished is not Scheduler.finished or reschedules
+        #: True if `finish_and_deliver` must be called instead of `deliver`.
+        self.calls_finished = bool(self.kept) or kind.finished is not Scheduler.finished or reschedules
         #: True once the scheduler has let an instance wait for a fuller batch.
         self.forms_batches = False
 
@@ -113,9 +114,9 @@ class Dispatcher(ABC):
     def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None: ...
 
     @abstractmethod
-    def deliver_heard(self, source: Any, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None: ...
+    def finish_and_deliver(self, source: Any, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None: ...
 
-    def count_on(self, sources: Sequence[InstanceToWake]) -> None:
+    def count_on(self, sources: Sequence[WakeableInstance]) -> None:
         """Use ``sources`` for the instances from now on."""
         self.sources = sources
         self._alike = self.scheduler.instances_alike and not any(source.is_limited for source in sources)

@@ -187,8 +187,8 @@ class DynamicScheduler(FullScheduler):
     name: ClassVar[str] = "dynamic_batching"
     on_threads = True
     instances_alike = True
-    #: True if a test of the server may hold this scheduler (`headrace.HeldUntil`).
-    _may_be_held: ClassVar[bool] = True
+    #: True if a test of the server may delay this scheduler (`headrace.DelayedStart`).
+    _may_be_delayed: ClassVar[bool] = True
 
     def __init__(self, context: SchedulerContext) -> None:
         super().__init__(context)
@@ -211,9 +211,9 @@ class DynamicScheduler(FullScheduler):
         #: ``_is_forming``: a batch is forming. ``_has_expired``: a request of it has expired since, so that the rest
         #: may now be complete as a batch.
         self._is_forming = self._has_expired = False
-        if context.held_until.requests and self._may_be_held:
-            self._held = True
-            self.next = self._next_if_free  # type: ignore[method-assign]  # a server that is not tested has no such step
+        if context.delayed_start.requests and self._may_be_delayed:
+            self._is_delayed = True
+            self.next = self._next_after_delay  # type: ignore[method-assign]  # a server that is not tested has no such step
 
     def rule(self, context: SchedulerContext) -> BatchRule:
         """Return how requests join. Other schedulers with a queue override this."""
@@ -266,10 +266,10 @@ class DynamicScheduler(FullScheduler):
         parts = max(1, min(occupancy.at_once, self._cores))  # ``at_once`` is 0 while the last instance is removed
         return max(1, -(-occupancy.in_flight // parts))
 
-    def _next_if_free(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-        """Return nothing until enough requests wait (`headrace.HeldUntil`), then do as `next`."""
-        self._held = self._held and len(self._waiting) < self.context.held_until.requests
-        return () if self._held else DynamicScheduler.next(self, instance, now_ns)
+    def _next_after_delay(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+        """Return nothing until enough requests wait (`headrace.DelayedStart`), then do as `next`."""
+        self._is_delayed = self._is_delayed and len(self._waiting) < self.context.delayed_start.requests
+        return () if self._is_delayed else DynamicScheduler.next(self, instance, now_ns)
 
     def expired(self, ticket: Ticket) -> int | None:
         self._has_expired = self._is_forming
@@ -281,7 +281,7 @@ class DirectScheduler(DynamicScheduler):
     """The default: an idle instance runs the oldest request. Requests never share an execution."""
 
     name: ClassVar[str] = "direct"
-    _may_be_held = False  # in Triton, such a model has no batcher that could be held
+    _may_be_delayed = False  # in Triton, such a model has no batcher that could be delayed
 
     def rule(self, context: SchedulerContext) -> BatchRule:
         # A request may have many rows; only the number of requests is limited.

@@ -112,7 +112,7 @@ class InFlightTracker:
         self.is_closing = False
         #: Delivers a final answer, now or in turn.
         self.answer: Callable[[Ticket, Answer], None] = self._answer_in_turn if ordered else self._finish
-        self._counted, self._is_giving = counted, False
+        self._counted, self._is_delivering = counted, False
         self._emptied = asyncio.Event()
         #: The requests that have entered, with `AWAITED` or the answer that is held back. In order of entry if
         #: ``ordered``.
@@ -148,9 +148,9 @@ class InFlightTracker:
         """Answer and cancel every request now. Each gets the answer that was held back, else `Unavailable` with
         ``reason``."""
         self.is_closing = True
-        for ticket, held in tuple(self.open.items()):
+        for ticket, stored in tuple(self.open.items()):
             ticket.respond_at_once = None
-            answer = Unavailable(f"{ticket.request.log_id}{reason}") if held is AWAITED else held
+            answer = Unavailable(f"{ticket.request.log_id}{reason}") if stored is AWAITED else stored
             self._finish(ticket, answer)
             ticket.cancel()
         self._emptied.set()
@@ -159,17 +159,17 @@ class InFlightTracker:
         """Hold ``answer`` back until all earlier requests have theirs. Then deliver each answer whose turn it is."""
         if ticket in self.open:
             self.open[ticket] = answer
-        if self._is_giving:  # a watcher of the request that is being answered called this
+        if self._is_delivering:  # a watcher of the request that is being answered called this
             return
-        self._is_giving = True
+        self._is_delivering = True
         try:
             while self.open:
-                head, held = next(iter(self.open.items()))
-                if held is AWAITED:
+                head, stored = next(iter(self.open.items()))
+                if stored is AWAITED:
                     return
-                self._finish(head, held)
+                self._finish(head, stored)
         finally:
-            self._is_giving = False
+            self._is_delivering = False
 
     def _finish(self, ticket: Ticket, answer: Answer) -> None:
         if self.open.pop(ticket, self) is self:

@@ -34,8 +34,8 @@ class InstanceSource:
     """
 
     __slots__ = (
-        "_alarm",
         "_batch",
+        "_choose",
         "_has_returned",
         "_is_away",
         "_is_ended",
@@ -43,14 +43,14 @@ class InstanceSource:
         "_kept",
         "_model_queue",
         "_name",
-        "_next",
         "_now_ns",
         "_on_loop",
         "_on_threads",
         "_queue",
-        "_remember",
+        "_record",
         "_remove",
-        "_run",
+        "_run_batch",
+        "_timer",
         "_wakeup",
         "calls_at_once",
         "closed",
@@ -71,24 +71,25 @@ class InstanceSource:
         self.wake_at: float = 0
         self.calls_at_once = 1
         self.progress = model_queue.progress
-        #: `Dispatcher.deliver`, or `Dispatcher.deliver_heard` if the scheduler has a `Scheduler.finished`.
-        self.deliver = partial(model_queue.deliver_heard, self) if model_queue.hears else model_queue.deliver
+        #: `Dispatcher.deliver`, or `Dispatcher.finish_and_deliver` if the scheduler has a `Scheduler.finished`.
+        self.deliver = model_queue.deliver
+        if model_queue.calls_finished:
+            self.deliver = partial(model_queue.finish_and_deliver, self)
         self._model_queue = model_queue
-        # Bound once, because every batch needs them: `Scheduler.next`, `Clock.now_ns`, `RequestQueue.remove`,
-        # `BatchHistory.add`.
-        self._next, self._now_ns, self._remove = (
-            model_queue.scheduler.next,
-            model_queue.clock.now_ns,
-            model_queue.queue.remove,
-        )
-        self._kept, self._queue, self._remember = model_queue.kept, model_queue.queue, model_queue.history.add
+        # Bound once, because every batch needs them: `Clock.now_ns` and `RequestQueue.remove`.
+        self._now_ns, self._remove = model_queue.clock.now_ns, model_queue.queue.remove
+        #: `Scheduler.next`. `close_when` puts a function before it.
+        self._choose = model_queue.scheduler.next
+        #: `BatchHistory.add`. A source that a `Limiter` created may put a function before it.
+        self._record = model_queue.history.add
+        self._kept, self._queue = model_queue.kept, model_queue.queue
         self._on_threads = model_queue.scheduler.on_threads
         self._on_loop = False
         #: The argument of `run_on_loop`: runs a batch on the event loop. None if the instance's thread runs them.
-        self._run: Callable[[list[Ticket]], int] | None = None
+        self._run_batch: Callable[[list[Ticket]], int] | None = None
         self._wakeup: Wakeup | LoopWakeup | None = None
         self._batch: list[Ticket] | None = None
-        self._alarm: Timer | None = None
+        self._timer: Timer | None = None
         self._is_parked = self._is_away = self._has_returned = self._is_ended = False
         self.closed = model_queue.closed
         #: `ModelQueue.dismiss` sets it.
@@ -98,25 +99,25 @@ class InstanceSource:
 
     # ------------------------------------------------------------------ the scheduler
 
-    def _ask(self) -> list[Ticket]:
+    def _next_batch(self) -> list[Ticket]:
         """Return the batch that the instance runs now, or an empty list if it must wait. The instance owns the batch.
 
-        Runs on any thread if the scheduler allows that. All requests leave the queue here: a `Limiter` overrides this
-        and decides before the scheduler is asked.
+        Runs on any thread if the scheduler allows that. Every batch passes here. A source that a `Limiter` created
+        overrides this: it decides before the scheduler does.
         """
         now_ns = self._now_ns()
-        chosen = self._next(self.instance, now_ns)
+        chosen = self._choose(self.instance, now_ns)
         if isinstance(chosen, Wait):
             self.wait, self._model_queue.forms_batches, self._model_queue.threads_take = chosen, True, False
             return []
         self.wait = None
-        return self._claim(chosen, now_ns) or self._ask_after_losing() if chosen else []
+        return self._dequeue(chosen, now_ns) or self._ask_after_conflict() if chosen else []
 
-    def _claim(self, chosen: Sequence[Ticket], now_ns: int) -> list[Ticket]:
+    def _dequeue(self, chosen: Sequence[Ticket], now_ns: int) -> list[Ticket]:
         """Remove ``chosen`` from the queue and record the batch. Return the requests that were still waiting."""
         remove = self._remove
         if self._kept:
-            self._ask_for_kept(chosen)
+            self._request_kept_outputs(chosen)
         reason, rows, is_pinned = "", 0, False
         if isinstance(chosen, ReasonedBatch):
             reason, rows = chosen.reason, chosen.rows
@@ -126,13 +127,13 @@ class InstanceSource:
                     if added:
                         request = ticket.request
                         ticket.request = request.with_inputs({**request.inputs, **added})
-        claimed = requests = [ticket for ticket in chosen if remove(ticket)]
-        count = len(claimed)
+        batch = requests = [ticket for ticket in chosen if remove(ticket)]
+        count = len(batch)
         if count < len(chosen):  # some were cancelled or taken meanwhile, or are padding
             if not count:
-                return claimed
-            taken, rows = set(claimed), 0
-            claimed = Batch([ticket for ticket in chosen if ticket in taken or isinstance(ticket, Padding)])
+                return batch
+            taken, rows = set(batch), 0
+            batch = Batch([ticket for ticket in chosen if ticket in taken or isinstance(ticket, Padding)])
         if is_pinned:
             for ticket in requests:
                 ticket.pinned = True
@@ -143,10 +144,10 @@ class InstanceSource:
             rows, last_ns = rows or sum([ticket.rows for ticket in requests]), requests[-1].queued_ns
         lanes = self._queue.lanes
         waiting = len(lanes[0]) + len(lanes[1]) if len(lanes) == 2 else len(self._queue)  # few models have levels
-        self._remember((now_ns, self._name, reason, count, rows, first_ns, last_ns, waiting))
-        return claimed
+        self._record((now_ns, self._name, reason, count, rows, first_ns, last_ns, waiting))
+        return batch
 
-    def _ask_for_kept(self, chosen: Sequence[Ticket]) -> None:
+    def _request_kept_outputs(self, chosen: Sequence[Ticket]) -> None:
         shown = self._model_queue.kept - self._model_queue.hidden
         for ticket in chosen:
             if outputs := ticket.request.outputs:
@@ -154,18 +155,18 @@ class InstanceSource:
                     self._model_queue.unasked[ticket] = self._model_queue.hidden | unasked
                 ticket.request = ticket.request.with_outputs(tuple(dict.fromkeys((*outputs, *self._kept))))
 
-    def _ask_after_losing(self) -> list[Ticket]:
+    def _ask_after_conflict(self) -> list[Ticket]:
         """Ask again after other threads took every chosen request.
 
         At most 100 times: a scheduler that returns requests which do not wait would be asked forever.
         """
         for _ in range(100):
             now_ns = self._now_ns()
-            chosen = self._next(self.instance, now_ns)
+            chosen = self._choose(self.instance, now_ns)
             if isinstance(chosen, Wait) or not chosen:
                 self.wait = chosen if isinstance(chosen, Wait) else None
                 return []
-            if batch := self._claim(chosen, now_ns):
+            if batch := self._dequeue(chosen, now_ns):
                 return batch
         raise InternalError(f"scheduler '{self._model_queue.scheduler.name}' returned requests that do not wait")
 
@@ -178,8 +179,8 @@ class InstanceSource:
         self._wakeup = wakeup
         while not self.closed:
             arrived, self.wake_at, self.wait = model_queue.arrived, 0, None
-            asks = self._on_threads and self._run is None
-            if asks and (batch := self._ask()):
+            asks = self._on_threads and self._run_batch is None
+            if asks and (batch := self._next_batch()):
                 if idle:
                     model_queue.hand_on()
                 return batch
@@ -204,7 +205,7 @@ class InstanceSource:
         ``run`` returns the monotonic time at which the batch ended, and raises nothing. Called by the instance's thread
         between two batches, or by ``run``.
         """
-        self._run = run
+        self._run_batch = run
         self._model_queue.choose_who_takes()
 
     def _stand_by(self, wakeup: Wakeup) -> None:
@@ -226,7 +227,7 @@ class InstanceSource:
             self._return()
             return None
         try:
-            batch = self._ask()
+            batch = self._next_batch()
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -235,11 +236,11 @@ class InstanceSource:
             self._park()
         return batch
 
-    def leave(self, wakeup: LoopWakeup) -> None:
+    def stop_polling(self, wakeup: LoopWakeup) -> None:
         """Stop polling for now. Another instance gets what ``wakeup`` was woken for."""
         with suppress(ValueError):
             self._model_queue.idle.remove(self)
-        self._silence()
+        self._cancel_timer()
         self._is_away = True
         if self.closed:
             self._return()
@@ -248,34 +249,34 @@ class InstanceSource:
     def offer(self) -> bool:
         """Ask for this instance, which is no longer idle. Return True if the model queue need not ask for another.
         Event loop only."""
-        self._silence()
+        self._cancel_timer()
         self._is_parked = False
-        wakeup, model_queue, run = self._wakeup, self._model_queue, self._run
+        wakeup, model_queue, run = self._wakeup, self._model_queue, self._run_batch
         assert wakeup is not None
         if run is not None:
-            return self._run_what_waits(run)
+            return self._run_waiting(run)
         if self._on_loop or model_queue.threads_take:
             wakeup.wake()  # the thread takes all that waits when it wakes, and wakes another thread for the rest
             return self._on_loop and not self._is_parked
-        batch = self._ask_on_loop()
+        batch = self._next_batch_on_loop()
         if not batch:
             return batch is None
         self._batch = batch
         wakeup.wake()
         return True
 
-    def _run_what_waits(self, run: Callable[[list[Ticket]], int]) -> bool:
+    def _run_waiting(self, run: Callable[[list[Ticket]], int]) -> bool:
         """Run batches until none waits or `TURN_NS` is over. Return True if the model queue need not ask for another
         instance."""
         until_ns = 0
-        while batch := self._ask_on_loop():
+        while batch := self._next_batch_on_loop():
             ended_ns = run(batch)
             self.has_run()
             if self.closed:  # closed during the batch, when it was not idle
                 self._return()
                 return True
             until_ns = until_ns or ended_ns + TURN_NS
-            if ended_ns >= until_ns or self._run is None:
+            if ended_ns >= until_ns or self._run_batch is None:
                 self.wake_at = 0
                 self._model_queue.idle.append(self)
                 self._model_queue.wake_soon()
@@ -298,23 +299,23 @@ class InstanceSource:
     @property
     def runs_on_loop(self) -> bool:
         """True if the event loop runs the batches of an executor that otherwise takes them on a thread."""
-        return self._run is not None
+        return self._run_batch is not None
 
     def has_run(self) -> None:
         """Called when an execution on the event loop has returned."""
 
-    def _ask_on_loop(self) -> list[Ticket] | None:
-        """Do as `_ask`, and park the instance if it gets nothing.
+    def _next_batch_on_loop(self) -> list[Ticket] | None:
+        """Do as `_next_batch`, and park the instance if it gets nothing.
 
         Return None if the scheduler failed: the instance is then parked for `RETRY_NS`.
         """
         model_queue = self._model_queue
         try:
-            batch = self._ask()
+            batch = self._next_batch()
         except BaseException as error:
             log.exception("the scheduler of instance '%s' raised an exception in next()", self.instance.name)
             self.wake_at = inf
-            self._alarm = model_queue.clock.call_later(RETRY_NS, self.look)
+            self._timer = model_queue.clock.call_later(RETRY_NS, self.ask_now)
             model_queue.idle.append(self)
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -336,12 +337,12 @@ class InstanceSource:
         except ValueError:  # it runs a batch, or is about to ask
             if not (self._is_away or self._has_returned):
                 return
-        self._silence()
+        self._cancel_timer()
         self._return()
 
     def close_when(self, lets_go: Callable[[InstanceInfo], bool]) -> None:
         """`close` as soon as ``lets_go`` returns True. It is called before each `Scheduler.next`."""
-        choose = self._next
+        choose = self._choose
 
         def ask(instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
             if not lets_go(instance):
@@ -349,14 +350,14 @@ class InstanceSource:
             self._model_queue.call_soon_threadsafe(self.close)
             return ()
 
-        self._next = ask
+        self._choose = ask
 
     def _return(self) -> None:
         """Report that the instance has returned for good."""
         self._has_returned = True
-        told, self.on_return = self.on_return, None
-        if told is not None:
-            told()
+        call, self.on_return = self.on_return, None
+        if call is not None:
+            call()
         if self._model_queue.closed and not self._is_away:
             self.end()
 
@@ -364,7 +365,7 @@ class InstanceSource:
         """Wake the executor, which is idle or stands by, so that it finds the source closed. Works once."""
         if not self._is_ended:
             self._is_ended = True
-            self._silence()
+            self._cancel_timer()
             if self._wakeup is not None:
                 self.wake()
 
@@ -374,16 +375,16 @@ class InstanceSource:
         if wait is None:
             self.wake_at = 0
             # An instance on the event loop needs no waking, so it is first. But a batch that is forming goes before it.
-            is_first = self._run is not None and not model_queue.forms_batches
+            is_first = self._run_batch is not None and not model_queue.forms_batches
             (model_queue.idle.appendleft if is_first else model_queue.idle.append)(self)
         else:
             self.wake_at = model_queue.arrived + wait.rows
-            self._alarm = model_queue.clock.call_later(wait.delay_ns, self.look)
+            self._timer = model_queue.clock.call_later(wait.delay_ns, self.ask_now)
             model_queue.idle.appendleft(self)  # it is forming a batch: arrivals are offered to it first
 
-    def look(self) -> bool:
+    def ask_now(self) -> bool:
         """Ask again now. Return True if the instance was idle. Event loop only."""
-        self._alarm = None
+        self._timer = None
         try:
             self._model_queue.idle.remove(self)
         except ValueError:  # another thread has taken it from the idle ones
@@ -391,10 +392,10 @@ class InstanceSource:
         self.offer()
         return True
 
-    def _silence(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Limiter(Protocol):

@@ -96,14 +96,18 @@ class ModelQueue(Dispatcher):
             return
         self._add(ticket, level)
         if ticket.deadline_ns:
-            delay_ns = ticket.deadline_ns - ticket.queued_ns
-            self._timers[ticket] = self.clock.call_later(delay_ns, self._expire, ticket)
+            self._start_timer(ticket)
         self.arrived += ticket.rows or 1
         if self.idle and not self._is_waking:
             # Soon: the loop first decodes the other requests that have arrived. Waking an instance at once would cost
             # one thread switch per request, and give batches of one.
             self._is_waking = True
             self.call_soon(self._wake)
+
+    def _start_timer(self, ticket: Ticket) -> None:
+        """Let `_expire` be called at the deadline of ``ticket``."""
+        delay_ns = ticket.deadline_ns - ticket.queued_ns
+        self._timers[ticket] = self.clock.call_later(delay_ns, self._expire, ticket)
 
     @staticmethod
     def _closing(ticket: Ticket) -> Unavailable:
@@ -136,7 +140,7 @@ class ModelQueue(Dispatcher):
         for ticket, answer in zip(tickets, answers, strict=True):
             give(ticket, answer)
 
-    def deliver_heard(
+    def finish_and_deliver(
         self, source: InstanceSource | None, tickets: Sequence[Ticket], answers: Sequence[Answer]
     ) -> None:
         """Do as `deliver`, for a scheduler that has a `Scheduler.finished` or kept outputs."""
@@ -221,8 +225,8 @@ class ModelQueue(Dispatcher):
 
     def _drop(self, ticket: Ticket, error: HeadraceError, reason: Duration) -> None:
         self._count(ticket, reason)
-        if self.hears:
-            self.deliver_heard(None, (ticket,), (error,))
+        if self.calls_finished:
+            self.finish_and_deliver(None, (ticket,), (error,))
         else:
             self.deliver((ticket,), (error,))
 

@@ -1,10 +1,15 @@
-"""Which instances run at once where models share what there is not enough of: ``--rate-limit=execution_count``.
+"""Shares scarce resources among the instances of all models: ``--rate-limit=execution_count``.
 
-An instance takes the units of each resource that its group names before it runs, and gives them back when its execution
-has returned. Of those that wait for the same, the one with the fewest executions goes first, its priority times its
-executions being what counts: with priorities 1 and 2 one runs twice as often as the other. Nobody who needs much is
-passed by those who need little, and nobody waits longer than its share for those who came late and have fewer
-executions. Source: docs/spec/behaviours.md section 6.7.
+An instance acquires the units of each resource that its instance group names before it runs a batch, and releases them
+when the execution has returned. Of the instances that wait for the same resource, the one with the lowest product of
+priority and executions is first. So an instance with priority 1 runs twice as often as one with priority 2.
+
+Two rules prevent starvation:
+
+- An instance that needs many units is not overtaken by instances behind it that need few.
+- An instance that was overtaken more often than its share is first, before those with fewer executions.
+
+Source: docs/spec/behaviours.md section 6.7.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from itertools import count
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import RateLimitResource
-from headrace.executors.devices import Claim, Placement, Resource
+from headrace.executors.devices import Placement, Resource, ResourceDemand
 from headrace.executors.executor import Executor
 from headrace.executors.threads import LoopWakeup, Wakeup
 from headrace.messages.ticket import Ticket
@@ -35,67 +40,71 @@ log = rate_limited_logger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LimitedInstance(InstanceInfo):
-    """An instance that takes what ``claim`` says while it executes. A scheduler sees an `InstanceInfo`."""
+    """An instance that needs resources while it executes. A scheduler sees an `InstanceInfo`."""
 
-    claim: Claim = field(default_factory=Claim)
+    demand: ResourceDemand = field(default_factory=ResourceDemand)
 
 
 def instance_info(placement: Placement, config: ModelConfig) -> InstanceInfo:
-    """What is told of the instance at ``placement`` of the model that ``config`` describes."""
+    """Return what the scheduler of the model with ``config`` gets about the instance at ``placement``."""
     slots = max(1, config.max_batch_size)
-    if placement.claim.units:
-        return LimitedInstance(placement.name, placement.device, slots, placement.claim)
+    if placement.demand.units:
+        return LimitedInstance(placement.name, placement.device, slots, placement.demand)
     return InstanceInfo(placement.name, placement.device, slots)
 
 
 class LimitedSource(InstanceSource):
-    """Where an instance gets its batches from that takes resources to run them.
+    """The source of batches of an instance that needs resources to run them.
 
-    Asked for on the event loop only. Whoever asks has returned from its last execution, and gives back what it took
-    for it.
+    The scheduler is asked on the event loop only. An executor that asks for a batch has returned from the last one, so
+    its resources are released first.
     """
 
-    __slots__ = ("_limiter", "_note", "claim", "executions", "holds", "overtaken")
+    __slots__ = ("_limiter", "_record_unlimited", "demand", "executions", "is_running", "overtaken")
 
     is_limited = True
 
     def __init__(self, model_queue: Dispatcher, instance: LimitedInstance, limiter: RateLimiter) -> None:
         super().__init__(model_queue, instance)
-        self.claim = instance.claim
-        #: How often it has run, and how often others that need the same have since it began to wait.
+        self.demand = instance.demand
+        #: ``executions``: how often the instance has run. ``overtaken``: how often other instances that need one of its
+        #: resources have run since it began to wait.
         self.executions = self.overtaken = 0
-        self.holds = False
+        #: True while the instance executes: it has acquired what it needs.
+        self.is_running = False
         self._limiter = limiter
         self._on_threads = False
-        self._note, self._remember = self._remember, self._remember_wait
+        #: `BatchHistory.add`.
+        self._record_unlimited = self._record
+        self._record = self._record_wait
 
-    def _remember_wait(self, closed: Closed) -> None:
-        """Have the history say so if resources were what this batch was waiting for, and nothing else."""
+    def _record_wait(self, closed: Closed) -> None:
+        """Record a batch, with `RESOURCES` as the reason if it waited for nothing else."""
         if closed[2] in ("", IDLE_INSTANCE) and self._limiter.is_waiting(self):
             closed = (*closed[:2], RESOURCES, *closed[3:])
-        self._note(closed)
+        self._record_unlimited(closed)
 
-    def takes(self, resource: Resource) -> bool:
-        """Whether it executes, and holds some of ``resource`` meanwhile."""
-        return self.holds and resource in self.claim.units
+    def is_using(self, resource: Resource) -> bool:
+        """True if the instance executes and has acquired units of ``resource``."""
+        return self.is_running and resource in self.demand.units
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there is any request that it could run."""
+        """True if a request waits that the instance could run."""
         return len(self._model_queue.queue) > 0
 
-    def _ask(self) -> list[Ticket]:
+    def _next_batch(self) -> list[Ticket]:
         if self.has_waiting and not self._limiter.admits(self):
             self.wait = None
             return []
         batch: list[Ticket] = []
         try:
-            batch = super()._ask()
+            batch = super()._next_batch()
         finally:
             if batch:
-                self._limiter.begin(self)
+                self._limiter.acquire(self)
             else:
-                self._limiter.withdraw(self)
+                self._limiter.stop_waiting(self)
         return batch
 
     def take(self, wakeup: Wakeup) -> list[Ticket] | None:
@@ -104,148 +113,156 @@ class LimitedSource(InstanceSource):
         while not self.closed:
             self.wake_at, self.wait = 0, None
             idle.append(self)
-            with suppress(RuntimeError):  # the loop has ended, and the server with it
-                model_queue.call_soon_threadsafe(self._come_back)
+            with suppress(RuntimeError):  # the loop has ended, and so has the server
+                model_queue.call_soon_threadsafe(self._execution_returned)
             wakeup.wait()
             given, self._batch = self._batch, None
             if given:
                 return given
         with suppress(RuntimeError):
-            model_queue.call_soon_threadsafe(self._limiter.give_back, self)
+            model_queue.call_soon_threadsafe(self._limiter.release, self)
         self._stand_by(wakeup)
         return None
 
     def poll(self, wakeup: LoopWakeup) -> list[Ticket] | None:
-        self._limiter.give_back(self)
+        self._limiter.release(self)
         return super().poll(wakeup)
 
     def has_run(self) -> None:
-        self._limiter.give_back(self)
+        self._limiter.release(self)
 
-    def leave(self, wakeup: LoopWakeup) -> None:
-        self._limiter.withdraw(self)
-        self._limiter.give_back(self)
-        super().leave(wakeup)
+    def stop_polling(self, wakeup: LoopWakeup) -> None:
+        self._limiter.stop_waiting(self)
+        self._limiter.release(self)
+        super().stop_polling(wakeup)
 
     def close(self) -> None:
-        self._limiter.withdraw(self)
+        self._limiter.stop_waiting(self)
         super().close()
 
-    def _come_back(self) -> None:
-        """Its thread has returned from an execution, and is idle."""
-        self._limiter.give_back(self)
+    def _execution_returned(self) -> None:
+        """Release the resources of an execution on the instance's thread, which is idle now, and ask again."""
+        self._limiter.release(self)
         if self.closed:
             self.close()
         else:
-            self.look()
+            self.ask_now()
 
 
 class RateLimiter:
-    """One for all models of a server whose event loop is ``loop``. ``given`` is what the operator says that there is:
-    with nothing said, there is as much of a resource as any instance needs.
+    """Limits the executions of all models of a server. ``loop`` is the server's event loop.
 
-    `add` and `remove` on any thread, everything else on the event loop.
+    ``given`` has the units of each resource that the operator has set. If it is empty, there are as many units of a
+    resource as the neediest instance needs.
+
+    `add` and `remove` run on any thread, everything else on the event loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, given: Sequence[RateLimitResource] = ()) -> None:
         self._loop = loop
         self._given = given
         self._lock = threading.Lock()
-        #: What instances need that are loaded, or being loaded. Compared by identity; under the lock.
-        self._claims: dict[Claim, None] = {}
-        #: What there is of each resource. Replaced, never changed.
+        #: What each instance needs that is loaded or being loaded. Compared by identity. Guarded by the lock.
+        self._demands: dict[ResourceDemand, None] = {}
+        #: The units of each resource. Replaced, never changed.
         self._limits: Mapping[Resource, int] = {}
-        #: Of each resource, the sum of 1 / priority of those who need it, and how many they are. Replaced likewise.
-        self._rivals: Mapping[Resource, tuple[float, int]] = {}
-        self._taken: dict[Resource, int] = {}
-        self._sources: dict[Claim, LimitedSource] = {}
-        #: Those that have something to run and cannot, in the order in which they came, by number.
-        self._staged: dict[LimitedSource, int] = {}
+        #: Per resource, the sum of 1 / priority of the instances that need it, and their number. Replaced, never
+        #: changed.
+        self._competitors: Mapping[Resource, tuple[float, int]] = {}
+        self._in_use: dict[Resource, int] = {}
+        self._sources: dict[ResourceDemand, LimitedSource] = {}
+        #: The sources with requests that may not run now, each with its number in the order of arrival.
+        self._waiting: dict[LimitedSource, int] = {}
         self._numbers = count()
-        self._is_looking = False
+        self._is_offering_soon = False
 
-    # ------------------------------------------------------------------ who there is
+    # ------------------------------------------------------------------ the instances
 
-    def add(self, claims: Iterable[Claim]) -> None:
-        """Let instances in that are about to be loaded. Raises `ConfigError` if one of them could never run, or if
-        they are at odds with others about a resource; then nothing has changed."""
-        claims = tuple(claims)
+    def add(self, demands: Iterable[ResourceDemand]) -> None:
+        """Add instances that are about to be loaded.
+
+        Raises `ConfigError` if one of them could never run, or if they contradict others about a resource. Nothing is
+        changed then.
+        """
+        demands = tuple(demands)
         with self._lock:
-            together = self._claims | dict.fromkeys(claims)
+            together = self._demands | dict.fromkeys(demands)
             self._limits = limits_for(together, self._given)
-            self._claims, self._rivals = together, _rivals(together)
+            self._demands, self._competitors = together, _competitors(together)
         log.debug("%s", shown(self._limits))
-        self._tell_loop(claims)
+        self._update_soon(demands)
 
-    def remove(self, claims: Iterable[Claim]) -> None:
-        """The instances are gone; what they still hold is free. No matter if they are unknown."""
-        claims = tuple(claims)
+    def remove(self, demands: Iterable[ResourceDemand]) -> None:
+        """Remove instances, and release what they use. Ignore instances that are unknown."""
+        demands = tuple(demands)
         with self._lock:
-            left = {claim: None for claim in self._claims if claim not in claims}
+            left = {each: None for each in self._demands if each not in demands}
             self._limits = limits_for(left, self._given)
-            self._claims, self._rivals = left, _rivals(left)
+            self._demands, self._competitors = left, _competitors(left)
         log.debug("%s", shown(self._limits))
-        self._tell_loop(claims)
+        self._update_soon(demands)
 
     def source(self, model_queue: Dispatcher, instance: InstanceInfo) -> InstanceSource:
-        """Where ``instance`` gets its batches from: one that takes nothing does not pass by here."""
+        """Return the source of batches of ``instance``. It is a plain one if the instance needs no resources."""
         if not isinstance(instance, LimitedInstance):
             return InstanceSource(model_queue, instance)
-        source = self._sources[instance.claim] = LimitedSource(model_queue, instance, self)
+        source = self._sources[instance.demand] = LimitedSource(model_queue, instance, self)
         return source
 
-    def _tell_loop(self, claims: Sequence[Claim]) -> None:
-        with suppress(RuntimeError):  # it has ended, and the server with it
-            self._loop.call_soon_threadsafe(self._changed, claims)
+    def _update_soon(self, demands: Sequence[ResourceDemand]) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and so has the server
+            self._loop.call_soon_threadsafe(self._update, demands)
 
-    def _changed(self, claims: Sequence[Claim]) -> None:
-        for claim in claims:
-            if claim not in self._claims and (source := self._sources.pop(claim, None)) is not None:
-                self._staged.pop(source, None)
-                self.give_back(source)
-        self._look_soon()
+    def _update(self, demands: Sequence[ResourceDemand]) -> None:
+        """Drop the sources of removed instances, after ``demands`` were added or removed."""
+        for each in demands:
+            if each not in self._demands and (source := self._sources.pop(each, None)) is not None:
+                self._waiting.pop(source, None)
+                self.release(source)
+        self._offer_soon()
 
-    # ------------------------------------------------------------------ who runs
+    # ------------------------------------------------------------------ the executions
 
     @property
-    def taken(self) -> Mapping[Resource, int]:
-        """What is held now, of the resources of which anything is."""
-        return {resource: units for resource, units in self._taken.items() if units}
+    def in_use(self) -> Mapping[Resource, int]:
+        """The units that are in use now, of each resource with any in use."""
+        return {resource: units for resource, units in self._in_use.items() if units}
 
     def is_waiting(self, source: LimitedSource) -> bool:
-        """Whether ``source`` was not admitted when it last had something to run."""
-        return source in self._staged
+        """True if ``source`` was not admitted when it last had something to run."""
+        return source in self._waiting
 
     def uses(self, instances: Sequence[InstanceInfo] | None = None) -> list[ResourceUse]:
-        """Who has what now, and who waits: of all resources, or of those that ``instances`` need. Any thread."""
+        """Return the use of all resources, or of those that ``instances`` need. Any thread."""
         needed = set(self._limits)
         if instances is not None:
-            needed &= {key for each in instances if isinstance(each, LimitedInstance) for key in each.claim.units}
-        sources, staged = tuple(self._sources.values()), tuple(self._staged)
-        waiting = [source for source in staged if not source.holds and source.has_waiting]
+            needed &= {key for each in instances if isinstance(each, LimitedInstance) for key in each.demand.units}
+        sources, waiting = tuple(self._sources.values()), tuple(self._waiting)
+        blocked = [source for source in waiting if not source.is_running and source.has_waiting]
         return [
             ResourceUse(
                 resource,
                 self._limits.get(resource, 0),
-                {each.instance.name: each.claim.units[resource] for each in sources if each.takes(resource)},
-                {each.instance.name: each.claim.units[resource] for each in waiting if resource in each.claim.units},
+                {each.instance.name: each.demand.units[resource] for each in sources if each.is_using(resource)},
+                {each.instance.name: each.demand.units[resource] for each in blocked if resource in each.demand.units},
             )
             for resource in sorted(needed, key=lambda each: each.order)
         ]
 
     def admits(self, source: LimitedSource) -> bool:
-        """Whether ``source``, which has something to run, may; if not, it is looked at again when that may change."""
-        if not source.holds and self._is_free(source.claim) and not self._is_behind(source):
+        """Return True if ``source``, which has requests to run, may run now. If not, it waits, and is offered the
+        resources when they are released."""
+        if not source.is_running and self._is_free(source.demand) and not self._is_behind(source):
             return True
-        if source not in self._staged:
-            self._staged[source] = next(self._numbers)
-            log.debug("instance '%s' waits for %s", source.instance.name, source.claim)
+        if source not in self._waiting:
+            self._waiting[source] = next(self._numbers)
+            log.debug("instance '%s' waits for %s", source.instance.name, source.demand)
         return False
 
     def kept_waiting_by(self, executor: Executor) -> Sequence[Executor]:
-        """Return the executors that ``executor`` waits for: those that hold resources it needs, and those before it in
+        """Return the executors that ``executor`` waits for: those that use resources it needs, and those before it in
         line. Empty if it does not wait."""
-        waiting = next((source for source in self._staged if source.executor is executor), None)
+        waiting = next((source for source in self._waiting if source.executor is executor), None)
         if waiting is None or not waiting.has_waiting:
             return ()
         rank = self._rank(waiting)
@@ -254,84 +271,89 @@ class RateLimiter:
             for other in self._sources.values()
             if other is not waiting
             and other.executor is not None
-            and other.claim.overlaps(waiting.claim)
-            and (other.holds or (other in self._staged and other.has_waiting and self._rank(other) < rank))
+            and other.demand.overlaps(waiting.demand)
+            and (other.is_running or (other in self._waiting and other.has_waiting and self._rank(other) < rank))
         ]
 
-    def begin(self, source: LimitedSource) -> None:
-        """``source`` runs: it takes what it needs."""
-        self._staged.pop(source, None)
-        source.holds, source.overtaken = True, 0
+    def acquire(self, source: LimitedSource) -> None:
+        """Give ``source``, which runs a batch now, the units that it needs."""
+        self._waiting.pop(source, None)
+        source.is_running, source.overtaken = True, 0
         source.executions += 1
-        for resource, units in source.claim.units.items():
-            self._taken[resource] = self._taken.get(resource, 0) + units
-        for other in self._staged:
-            if other.claim.overlaps(source.claim):
+        for resource, units in source.demand.units.items():
+            self._in_use[resource] = self._in_use.get(resource, 0) + units
+        for other in self._waiting:
+            if other.demand.overlaps(source.demand):
                 other.overtaken += 1
 
-    def withdraw(self, source: LimitedSource) -> None:
-        """``source`` has nothing to run after all; those behind it may."""
-        if self._staged.pop(source, None) is not None:
+    def stop_waiting(self, source: LimitedSource) -> None:
+        """Remove ``source``, which has nothing to run, from the line. Those behind it may run now."""
+        if self._waiting.pop(source, None) is not None:
             source.overtaken = 0
-            self._look_soon()
+            self._offer_soon()
 
-    def give_back(self, source: LimitedSource) -> None:
-        """``source`` runs no more; nothing if it did not."""
-        if not source.holds:
+    def release(self, source: LimitedSource) -> None:
+        """Take back the units of ``source``, whose execution has returned. Do nothing if it did not execute."""
+        if not source.is_running:
             return
-        source.holds = False
-        for resource, units in source.claim.units.items():
-            self._taken[resource] -= units
-        self._look_soon()
+        source.is_running = False
+        for resource, units in source.demand.units.items():
+            self._in_use[resource] -= units
+        self._offer_soon()
 
-    def _is_free(self, claim: Claim) -> bool:
-        taken, limits = self._taken, self._limits
-        return all(taken.get(resource, 0) + units <= limits.get(resource, 0) for resource, units in claim.units.items())
+    def _is_free(self, demand: ResourceDemand) -> bool:
+        in_use, limits = self._in_use, self._limits
+        return all(
+            in_use.get(resource, 0) + units <= limits.get(resource, 0) for resource, units in demand.units.items()
+        )
 
     def _is_behind(self, source: LimitedSource) -> bool:
-        """Whether somebody else who waits for any of the same comes first."""
+        """True if another source is before ``source`` in the line for one of its resources."""
         rank = self._rank(source)
         return any(
             other is not source
-            and other.claim.overlaps(source.claim)
+            and other.demand.overlaps(source.demand)
             and other.has_waiting
             and self._rank(other) < rank
-            for other in self._staged
+            for other in self._waiting
         )
 
     def _rank(self, source: LimitedSource) -> tuple[bool, int, int, float]:
-        """Return what sorts those who wait: who has waited beyond its share first, then who has the fewest executions
-        for its priority, then who has the better priority, then who came first."""
-        claim = source.claim
+        """Return the sort key of ``source`` in the line; the lowest is first.
+
+        In this order: overtaken more often than its share, few executions for its priority, a better priority, an
+        earlier arrival.
+        """
+        demand = source.demand
         return (
-            source.overtaken <= self._share(claim),
-            source.executions * claim.priority,
-            claim.priority,
-            self._staged.get(source, float("inf")),
+            source.overtaken <= self._share(demand),
+            source.executions * demand.priority,
+            demand.priority,
+            self._waiting.get(source, float("inf")),
         )
 
-    def _share(self, claim: Claim) -> float:
-        """How often others go first at most, while ``claim`` waits, if all have waited all the time."""
-        rivals = [self._rivals.get(resource, (0.0, 0)) for resource in claim.units]
-        return sum(claim.priority * shares + 2 * number for shares, number in rivals)
+    def _share(self, demand: ResourceDemand) -> float:
+        """Return how often an instance with ``demand`` is overtaken at most, if all instances wait all the time."""
+        competitors = [self._competitors.get(resource, (0.0, 0)) for resource in demand.units]
+        return sum(demand.priority * shares + 2 * number for shares, number in competitors)
 
-    def _look_soon(self) -> None:
-        if self._staged and not self._is_looking:
-            self._is_looking = True
-            self._loop.call_soon(self._look)
+    def _offer_soon(self) -> None:
+        if self._waiting and not self._is_offering_soon:
+            self._is_offering_soon = True
+            self._loop.call_soon(self._offer)
 
-    def _look(self) -> None:
-        """Offer what has become free to those who wait, in their order."""
-        self._is_looking = False
-        for source in sorted(self._staged, key=self._rank):
-            if source in self._staged and not source.look():
-                self._staged.pop(source, None)  # it is not idle: it will ask by itself
+    def _offer(self) -> None:
+        """Offer the free resources to the waiting sources, in the order of the line."""
+        self._is_offering_soon = False
+        for source in sorted(self._waiting, key=self._rank):
+            if source in self._waiting and not source.ask_now():
+                self._waiting.pop(source, None)  # it is not idle, and will ask when it is
 
 
-def _rivals(claims: Iterable[Claim]) -> dict[Resource, tuple[float, int]]:
-    rivals: dict[Resource, tuple[float, int]] = {}
-    for claim in claims:
-        for resource in claim.units:
-            shares, number = rivals.get(resource, (0.0, 0))
-            rivals[resource] = shares + 1 / claim.priority, number + 1
-    return rivals
+def _competitors(demands: Iterable[ResourceDemand]) -> dict[Resource, tuple[float, int]]:
+    competitors: dict[Resource, tuple[float, int]] = {}
+    for each in demands:
+        for resource in each.units:
+            shares, number = competitors.get(resource, (0.0, 0))
+            competitors[resource] = shares + 1 / each.priority, number + 1
+    return competitors

@@ -28,8 +28,8 @@ _NOTHING: Mapping[str, Tensor] = {}
 class ReschedulingModelQueue(ModelQueue):
     """A `ModelQueue` for a scheduler that `FullScheduler.reschedules`. Event loop only.
 
-    If a caller has `UNREAD` unread responses, the request is held between two runs until half of them are read. For its
-    scheduler, it is still running. Within a run, the executor holds it.
+    If a caller has `UNREAD` unread responses, the request waits between two runs until half of them are read. For its
+    scheduler, it is still running. Within a run, the executor makes it wait.
     """
 
     def __init__(
@@ -43,53 +43,53 @@ class ReschedulingModelQueue(ModelQueue):
     ) -> None:
         super().__init__(kind, model, statistics, loop, clock, limiter)
         #: The kept outputs of the last response of each running request.
-        self._said: dict[Ticket, Mapping[str, Tensor]] = {}
-        #: The requests that are held, and the source of the instance that ran each.
-        self._held: dict[Ticket, InstanceSource] = {}
+        self._last_outputs: dict[Ticket, Mapping[str, Tensor]] = {}
+        #: The requests that wait until their callers have read more, and the source of the instance that ran each.
+        self._waiting_for_reader: dict[Ticket, InstanceSource] = {}
 
     def progress(self, ticket: Ticket, response: Answer) -> None:
         ticket.unread += 1
         if self.kept and isinstance(response, InferResponse):
-            self._said[ticket] = response.outputs
+            self._last_outputs[ticket] = response.outputs
         super().progress(ticket, response)
 
-    def deliver_heard(
+    def finish_and_deliver(
         self, source: InstanceSource | None, tickets: Sequence[Ticket], answers: Sequence[Answer]
     ) -> None:
         """Requeue the requests that are rescheduled, and deliver the last answers of the others."""
         if source is not None and any(isinstance(answer, Rescheduled) for answer in answers):
-            told: list[tuple[Ticket, Answer]] = []
+            finished: list[tuple[Ticket, Answer]] = []
             for ticket, answer in zip(tickets, answers, strict=True):
                 if not isinstance(answer, Rescheduled):
-                    told.append((ticket, answer))
-                elif (error := self._take_back(source, ticket)) is not None:
-                    told.append((ticket, error))
-            if not told:
+                    finished.append((ticket, answer))
+                elif (error := self._reschedule(source, ticket)) is not None:
+                    finished.append((ticket, error))
+            if not finished:
                 self.ask_again()
                 return
-            tickets, answers = [ticket for ticket, _ in told], [answer for _, answer in told]
-        for ticket in tickets if self._said else ():
-            self._said.pop(ticket, None)
-        super().deliver_heard(source, tickets, answers)
+            tickets, answers = [ticket for ticket, _ in finished], [answer for _, answer in finished]
+        for ticket in tickets if self._last_outputs else ():
+            self._last_outputs.pop(ticket, None)
+        super().finish_and_deliver(source, tickets, answers)
 
-    def _take_back(self, source: InstanceSource, ticket: Ticket) -> HeadraceError | None:
+    def _reschedule(self, source: InstanceSource, ticket: Ticket) -> HeadraceError | None:
         """Requeue ``ticket`` now, or when its caller has read enough. Or return the error that it gets."""
         if self.closed:
             return Unavailable(f"{ticket.request.log_id}{STOPPING}")
         if ticket.cancelled:
             return self._cancelled(ticket)
         if ticket.unread < UNREAD:
-            return self._again(source, ticket)
-        self._held[ticket] = source
-        ticket.on_cancel, ticket.on_read = self._leave, self._has_read
+            return self._requeue(source, ticket)
+        self._waiting_for_reader[ticket] = source
+        ticket.on_cancel, ticket.on_read = self._leave, self._response_read
         return None
 
-    def _again(self, source: InstanceSource, ticket: Ticket) -> HeadraceError | None:
+    def _requeue(self, source: InstanceSource, ticket: Ticket) -> HeadraceError | None:
         # The next run may be on another executor, so the callbacks and times of this run are reset.
         ticket.on_cancel, ticket.on_read, ticket.started_ns, ticket.deadline_ns = self._leave, None, 0, 0
         ticket.arrival_ns = ticket.queued_ns = self._now_ns()
         try:
-            level = self.full.rescheduled(ticket, self._said.pop(ticket, _NOTHING), source.instance)
+            level = self.full.rescheduled(ticket, self._last_outputs.pop(ticket, _NOTHING), source.instance)
         except HeadraceError as error:
             return error
         except KeyboardInterrupt:
@@ -104,18 +104,17 @@ class ReschedulingModelQueue(ModelQueue):
             return None
         self._add(ticket, level or 1)
         if ticket.deadline_ns:
-            delay_ns = ticket.deadline_ns - ticket.queued_ns
-            self._timers[ticket] = self.clock.call_later(delay_ns, self._expire, ticket)
+            self._start_timer(ticket)
         return None
 
-    def _has_read(self, ticket: Ticket) -> None:
+    def _response_read(self, ticket: Ticket) -> None:
         if ticket.unread <= UNREAD // 2:
-            source = self._held.pop(ticket)
-            self._tell(source, ticket, self._again(source, ticket))
+            source = self._waiting_for_reader.pop(ticket)
+            self._finish_or_ask(source, ticket, self._requeue(source, ticket))
 
     def _cancel(self, ticket: Ticket) -> None:
-        if (source := self._held.pop(ticket, None)) is not None:
-            self._tell(source, ticket, self._cancelled(ticket))
+        if (source := self._waiting_for_reader.pop(ticket, None)) is not None:
+            self._finish_or_ask(source, ticket, self._cancelled(ticket))
         else:
             super()._cancel(ticket)
 
@@ -123,9 +122,9 @@ class ReschedulingModelQueue(ModelQueue):
         self._count(ticket, self.statistics.cancelled)
         return Cancelled(f"{ticket.request.log_id}request was cancelled")
 
-    def _tell(self, source: InstanceSource, ticket: Ticket, error: HeadraceError | None) -> None:
+    def _finish_or_ask(self, source: InstanceSource, ticket: Ticket, error: HeadraceError | None) -> None:
         if error is not None:
-            self.deliver_heard(source, (ticket,), (error,))
+            self.finish_and_deliver(source, (ticket,), (error,))
         else:
             self.ask_again()
 

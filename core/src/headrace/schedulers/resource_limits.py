@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.config.options import RateLimitResource
 from headrace.errors import Code, ConfigError
-from headrace.executors.devices import Claim, Resource
+from headrace.executors.devices import Resource, ResourceDemand
 
 
-def limits_for(claims: Iterable[Claim], given: Sequence[RateLimitResource]) -> dict[Resource, int]:
-    """Return the units of each resource that ``claims`` name. Raises `ConfigError`, in Triton's words."""
+def limits_for(demands: Iterable[ResourceDemand], given: Sequence[RateLimitResource]) -> dict[Resource, int]:
+    """Return the units of each resource in ``demands``. Raises `ConfigError`, in Triton's words."""
     limits: dict[Resource, int] = {}
-    for claim in claims:
-        for resource, units in claim.units.items():
+    for demand in demands:
+        for resource, units in demand.units.items():
             limits[resource] = max(units, limits.get(resource, 0))
     for resource, needed in sorted(limits.items(), key=lambda item: item[0].order):
         if not given:

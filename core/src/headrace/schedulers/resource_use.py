@@ -14,14 +14,14 @@ from headrace.telemetry.published import PublishedMetric
 class ResourceUse:
     """The use of ``resource`` at one moment. ``units`` is how many units exist.
 
-    ``held`` maps each executing instance to its units. ``wanted`` maps each waiting instance to the units that it
+    ``used_by`` maps each executing instance to its units. ``wanted_by`` maps each waiting instance to the units that it
     needs.
     """
 
     resource: Resource
     units: int
-    held: Mapping[str, int]
-    wanted: Mapping[str, int]
+    used_by: Mapping[str, int]
+    wanted_by: Mapping[str, int]
 
     name: ClassVar[str] = "rate_limiter"
     metrics: ClassVar[Sequence[PublishedMetric]] = (
@@ -38,7 +38,7 @@ class ResourceUse:
 
     def measure(self) -> Mapping[str, float]:
         units, in_use, waiting = (metric.name for metric in self.metrics)
-        return {units: self.units, in_use: sum(self.held.values()), waiting: len(self.wanted)}
+        return {units: self.units, in_use: sum(self.used_by.values()), waiting: len(self.wanted_by)}
 
     def document(self) -> dict[str, Any]:
         """Return its entry in the response of ``GET .../explain``."""
@@ -46,7 +46,7 @@ class ResourceUse:
             "resource": self.resource.name,
             "device": self.resource.device,
             "units": self.units,
-            "in_use": sum(self.held.values()),
-            "held": dict(self.held),
-            "wanted": dict(self.wanted),
+            "in_use": sum(self.used_by.values()),
+            "used_by": dict(self.used_by),
+            "wanted_by": dict(self.wanted_by),
         }

@@ -69,9 +69,9 @@ class SequenceScheduler(FullScheduler):
         self._now_ns = context.clock.now_ns
         #: The number of sequences that ended because they were idle.
         self.expired_sequences = 0
-        self._held = bool(context.held_until.requests or context.held_until.backlog)
-        if self._held:
-            self.next = self._next_if_free  # type: ignore[method-assign]  # a server that is not tested has no such step
+        self._is_delayed = bool(context.delayed_start.requests or context.delayed_start.backlog)
+        if self._is_delayed:
+            self.next = self._next_after_delay  # type: ignore[method-assign]  # a server that is not tested has no such step
 
     @classmethod
     def reschedules(cls, config: ModelConfig) -> bool:
@@ -125,14 +125,14 @@ class SequenceScheduler(FullScheduler):
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         return self._batchers[instance].next(now_ns)
 
-    def _next_if_free(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+    def _next_after_delay(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         """Return nothing until the requests that a test asks for wait, in slots and in the backlog. Then do as
         `next`."""
-        if self._held:
+        if self._is_delayed:
             backlog = sum(len(sequence.tickets) for sequence in self._slots.backlog)
-            until = self.context.held_until
-            self._held = len(self.context.waiting) - backlog < until.requests or backlog < until.backlog
-        return () if self._held else SequenceScheduler.next(self, instance, now_ns)
+            until = self.context.delayed_start
+            self._is_delayed = len(self.context.waiting) - backlog < until.requests or backlog < until.backlog
+        return () if self._is_delayed else SequenceScheduler.next(self, instance, now_ns)
 
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
         now_ns, find = self._now_ns(), self._sequences.pop

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.schedulers.base import HeldUntil
+from headrace.schedulers.base import DelayedStart
 from headrace.server import Server
 from tests.core.conftest import IDENTITY, WriteModel
 
@@ -18,9 +18,9 @@ ROW = {"x": np.ones((1, 1), np.float32)}
 
 
 def test_what_the_environment_says_is_read() -> None:
-    assert HeldUntil.from_environ({}) == HeldUntil(0, 0)
-    assert HeldUntil.from_environ({REQUESTS: "12", BACKLOG: "2"}) == HeldUntil(12, 2)
-    assert HeldUntil.from_environ({REQUESTS: "", BACKLOG: "0"}) == HeldUntil(0, 0)
+    assert DelayedStart.from_environ({}) == DelayedStart(0, 0)
+    assert DelayedStart.from_environ({REQUESTS: "12", BACKLOG: "2"}) == DelayedStart(12, 2)
+    assert DelayedStart.from_environ({REQUESTS: "", BACKLOG: "0"}) == DelayedStart(0, 0)
 
 
 @pytest.mark.parametrize("text", ["many", "-1", "1.5", "1" * 20])
@@ -29,7 +29,7 @@ def test_what_is_no_number_of_requests_is_refused_by_its_name(name: str, text: s
     with pytest.raises(
         ConfigError, match=f"the environment variable {name} is '{text}', expected a number of requests"
     ):
-        HeldUntil.from_environ({name: text})
+        DelayedStart.from_environ({name: text})
 
 
 def test_a_model_does_not_load_where_the_environment_says_no_number(
