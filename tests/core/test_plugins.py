@@ -124,7 +124,7 @@ def server_stopping(server):
 def test_a_function_that_lacks_hookimpl_is_named_and_not_called(install: Install) -> None:
     install("headrace-acme", "acme", UNMARKED)
     plugins = Plugins.discover(("acme",))
-    plugins.tell("server_stopping", server=None)
+    plugins.notify("server_stopping", server=None)
     found = info(plugins, "acme")
     assert (found.error, found.parts) == (None, [])
     faults = [
@@ -297,7 +297,7 @@ def test_two_plugins_that_claim_one_name_are_both_named(install: Install, regist
     for distribution in ("headrace-one", "headrace-two"):
         install(distribution, distribution[9:], TWIN.format(hook=hook, source=PARTS[hook], name=name))
     plugins = Plugins.discover()
-    text = rf"{kind} '{name}' is claimed by both 'one' of headrace-one 1\.2 and 'two' of headrace-two 1\.2"
+    text = rf"{kind} '{name}' is registered by both 'one' of headrace-one 1\.2 and 'two' of headrace-two 1\.2"
     (filled,) = [each for each in plugins.registries if each.hook == hook]
     for look in (lambda: filled.get(name), lambda: list(filled)):
         with pytest.raises((LoadError, ConfigError), match=text):
@@ -317,7 +317,7 @@ def test_a_second_frontend_of_a_name_stops_the_start_instead_of_making_both_vani
     async def scenario() -> None:
         (tmp_path / "models").mkdir()
         async with Server(tmp_path / "models", http_port=0, grpc_port=0, metrics_port=0) as server:
-            with pytest.raises(LoadError, match=r"frontend 'http' is claimed by both 'http' of headrace .* and 'two'"):
+            with pytest.raises(LoadError, match=r"'http' is registered by both 'http' of headrace .* and 'two'"):
                 await server.start_frontends()
             assert server.frontends == []
 
@@ -343,7 +343,7 @@ def test_a_plugin_that_raises_keeps_no_other_from_being_told(
     for name in ("one", "two", "three"):
         body = "raise ValueError('tired')" if name == "two" else f"{argument}.append('{name}')"
         install(f"headrace-{name}", name, LISTENER.format(hook=hook, argument=argument, body=body))
-    Plugins.discover().tell(hook, **{argument: heard})
+    Plugins.discover().notify(hook, **{argument: heard})
     assert sorted(heard) == ["one", "three"]
     assert f"plugin 'headrace-two:two' failed in {hook}" in caplog.text
 

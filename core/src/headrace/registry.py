@@ -68,7 +68,7 @@ class Registry(Generic[P]):
         self.hook = "add_options" if kind == "option" else f"register_{kind}s"
         self._base = base
         self._plugins = plugins
-        self._claims: dict[str, list[tuple[P, PluginInfo]]] = {}
+        self._parts: dict[str, list[tuple[P, PluginInfo]]] = {}
 
     def require(self, part: object) -> str:
         """Return how ``part`` is shown (``backend toy``). Raises TypeError if it is no part of this kind."""
@@ -82,45 +82,45 @@ class Registry(Generic[P]):
     def add(self, part: P, origin: PluginInfo) -> None:
         """Register ``part`` under its name. If another part has that name, `get` finds neither."""
         shown = self.require(part)
-        self._claims.setdefault(part.name, []).append((part, origin))  # type: ignore[attr-defined]
+        self._parts.setdefault(part.name, []).append((part, origin))  # type: ignore[attr-defined]
         origin.parts.append(shown)
         if unproven := getattr(part, "unproven", ""):
             origin.unproven.append(f"{shown}: {unproven}")
 
     def __iter__(self) -> Iterator[P]:
         """Yield the parts in order of registration. Raises `LoadError` at the first name that two parts have."""
-        return map(self.get, tuple(self._claims))
+        return map(self.get, tuple(self._parts))
 
     def conflicts(self) -> dict[str, list[PluginInfo]]:
         """Return, for each name that more than one part has, the error and the plugins of these parts."""
         return {
-            self._conflict(name): [info for _, info in claims]
-            for name, claims in self._claims.items()
-            if len(claims) > 1
+            self._conflict(name): [info for _, info in owners]
+            for name, owners in self._parts.items()
+            if len(owners) > 1
         }
 
     def names(self) -> list[str]:
-        return sorted(self._claims)
+        return sorted(self._parts)
 
     def get(self, name: str) -> P:
         """Return the part called ``name``. Raises `LoadError` with the reason if there is none."""
-        claims = self._claims.get(name, [])
-        if len(claims) > 1:
+        owners = self._parts.get(name, [])
+        if len(owners) > 1:
             raise LoadError(self._conflict(name))
-        if not claims:
+        if not owners:
             raise LoadError(self._explain(name), Code.INVALID_ARGUMENT)
-        return claims[0][0]
+        return owners[0][0]
 
     def _conflict(self, name: str) -> str:
-        owners = " and ".join(str(origin) for _, origin in self._claims[name])
-        return f"{self.kind} '{name}' is claimed by both {owners}: uninstall one, or use --plugins"
+        names = " and ".join(str(origin) for _, origin in self._parts[name])
+        return f"{self.kind} '{name}' is registered by both {names}: uninstall one, or use --plugins"
 
     def _explain(self, name: str) -> str:
         faulty = [info for info in self._plugins if info.faults()]
         guilty = [info for info in faulty if info.may_provide(f"{self.kind} {name}", name)]
         if guilty:
             return "; ".join(text for info in guilty for text in info.faults())
-        nearest = meant(self.kind, name, self._claims)
+        nearest = meant(self.kind, name, self._parts)
         hint = f"did you mean '{nearest}'? " if nearest else ""
         text = f"no plugin provides {self.kind} '{name}'; {hint}installed: {', '.join(self.names())}"
         if known := missing(self.kind, name):
@@ -204,7 +204,7 @@ class CommandRegistry(Registry[type[Command]]):
             raise TypeError(f"command '{name}': expected small letters, digits and '-', beginning with a letter")
         if not getattr(part, "help", ""):
             raise TypeError(f"command '{name}' has no help, its line in 'headrace --help'")
-        if any(info.distribution == OWN and own is not part for own, info in self._claims.get(name, ())):
+        if any(info.distribution == OWN and own is not part for own, info in self._parts.get(name, ())):
             raise TypeError(f"command '{name}' is Headrace's own")
         return shown
 
@@ -248,7 +248,7 @@ class ExtensionRegistry(Registry[type[Extension]]):
         """Note what was added before and cannot be told apart from ``addition``."""
         for other, owner in self._additions:
             if addition.clashes_with(other):
-                text = f"{other.kind} '{other.name}' is claimed by both {owner} and {origin}"
+                text = f"{other.kind} '{other.name}' is registered by both {owner} and {origin}"
                 self._clashes[f"{text}: uninstall one, or use --plugins"] = [owner, origin]
 
     def conflicts(self) -> dict[str, list[PluginInfo]]:

@@ -248,8 +248,8 @@ def test_a_method_that_is_none_or_headraces_own_breaks_its_plugin(
 def test_two_methods_of_one_name_are_an_error_that_names_both(use: Callable[..., None]) -> None:
     use(Chat, type("Other", (Extension,), {"name": "other", "adds": (Reverse,)}))
     plugins = Plugins.discover()
-    assert "method '/acme.Chat/Reverse' is claimed by both 'test' of test 0 and" in plugins.complaints[0]
-    with pytest.raises(LoadError, match="claimed by both"):
+    assert "method '/acme.Chat/Reverse' is registered by both 'test' of test 0 and" in plugins.complaints[0]
+    with pytest.raises(LoadError, match="registered by both"):
         list(plugins.extensions)
 
 

@@ -147,7 +147,7 @@ def test_two_plugins_that_claim_one_name_are_not_ok(headrace: Start, distribute:
     assert re.search(r"^\| one .*\| conflict \|$", text, re.MULTILINE)
     assert re.search(r"^\| two .*\| conflict \|$", text, re.MULTILINE)
     assert re.search(r"^\| builtins .*\| ok +\|$", text, re.MULTILINE)
-    assert "backend 'twin' is claimed by both 'one' of headrace-one 1.5 and 'two' of headrace-two 1.5" in text
+    assert "backend 'twin' is registered by both 'one' of headrace-one 1.5 and 'two' of headrace-two 1.5" in text
 
 
 def test_a_plugin_whose_options_raise_is_listed_as_broken(headrace: Start, distribute: Distribute) -> None:
@@ -182,4 +182,4 @@ def test_a_second_frontend_of_a_name_stops_the_server(serve: Start, distribute: 
     distribute("two", source.replace('"twin"', '"http"').replace("register_backends", "register_frontends"))
     code, text = serve().finish()
     assert code == 1
-    assert "error: creating server: Internal - frontend 'http' is claimed by both 'http' of headrace " in text
+    assert "error: creating server: Internal - frontend 'http' is registered by both 'http' of headrace " in text

@@ -87,7 +87,7 @@ class Sample(Echo):
         family = services.metric_family("input_byte_size_counter", text, "counter")
         metric = services.metric(family, {"model": model.name, "version": str(model.version)}, None)
         self._count: Callable[[float], None] = partial(services.update_metric, metric, "increment")
-        self._held = (metric, family)
+        self._handles = (metric, family)
         self._release = services.release
 
     def execute(self, inputs: Tensors) -> Tensors:
@@ -95,5 +95,5 @@ class Sample(Echo):
         return super().execute(inputs)
 
     def close(self) -> None:
-        for handle in self._held:
+        for handle in self._handles:
             self._release(handle)

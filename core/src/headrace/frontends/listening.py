@@ -71,7 +71,7 @@ def shown_address(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def claim(listen: Listen, address: str, port: int, is_shared: bool) -> socket.socket:
+def reserve_port(listen: Listen, address: str, port: int, is_shared: bool) -> socket.socket:
     """Return a socket that reserves a port for processes that will share it. It does not listen itself.
 
     Unless ``is_shared``, raise if another process listens there now. Raises what ``listen`` raises.

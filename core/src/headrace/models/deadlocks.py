@@ -181,21 +181,21 @@ class DeadlockDetector:
             if executor in reached:
                 continue
             reached.add(executor)
-            held = False
-            for ticket, target in self._held_by(executor):
+            is_blocked = False
+            for ticket, target in self._blocking_calls(executor):
                 needed = self._able(ticket, target, calls)
                 if needed is None:
                     return None
-                held = True
+                is_blocked = True
                 coming += (able for able in needed if able not in reached)
-            if not held:
+            if not is_blocked:
                 others = self._kept_waiting_by(executor)
                 if not others:
                     return None
                 coming += others
         return calls
 
-    def _held_by(self, executor: Executor) -> Iterator[tuple[Ticket, AskedModel]]:
+    def _blocking_calls(self, executor: Executor) -> Iterator[tuple[Ticket, AskedModel]]:
         """Return the calls that block ``executor``: those sent for the requests that it executes."""
         executing = executor.executing if executor.alive else ()
         calls: Mapping[Ticket, AskedModel] = self._calls.get(executor, {}) if executing else {}
@@ -234,10 +234,10 @@ class DeadlockDetector:
         names = list(callers[-1:])
         while target.name not in names and target.executors:
             names.append(target.name)
-            held = next(self._held_by(target.executors[0]), None)
-            if held is None:  # it waits for a call of one of the other instances
+            found = next(self._blocking_calls(target.executors[0]), None)
+            if found is None:  # it waits for a call of one of the other instances
                 return [*names, names[0]]
-            _, target = held
+            _, target = found
         return [*names, target.name]
 
 

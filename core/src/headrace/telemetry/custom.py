@@ -188,17 +188,17 @@ class InstanceMetrics:
     def __init__(self, metrics: CustomMetrics) -> None:
         self._metrics = metrics
         #: For a handle of a family: the family and None. For that of a metric: its family and the metric.
-        self._held: dict[int, tuple[CustomFamily, CustomMetric | None]] = {}
+        self._by_handle: dict[int, tuple[CustomFamily, CustomMetric | None]] = {}
         self._handles = count(1)
 
     def family(self, name: str, description: str, kind: MetricKind) -> int:
         return self._hold(self._metrics.family(name, description, kind), None)
 
     def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
-        held, _ = self._held.get(family, (None, None))
-        if held is None:
+        found, _ = self._by_handle.get(family, (None, None))
+        if found is None:
             raise InternalError("the metric family has been released")
-        return self._hold(held, self._metrics.metric(held, labels, buckets))
+        return self._hold(found, self._metrics.metric(found, labels, buckets))
 
     def update(self, metric: int, operation: MetricOperation, value: float) -> None:
         self._metric(metric).update(operation, value)
@@ -208,21 +208,21 @@ class InstanceMetrics:
 
     def release(self, handle: int) -> None:
         """Release a metric or a family. Does nothing if it was released before."""
-        if (held := self._held.pop(handle, None)) is not None:
-            self._metrics.release(*held)
+        if (found := self._by_handle.pop(handle, None)) is not None:
+            self._metrics.release(*found)
 
     def close(self) -> None:
         """Release all metrics and families."""
-        for handle in tuple(self._held):
+        for handle in tuple(self._by_handle):
             self.release(handle)
 
     def _hold(self, family: CustomFamily, metric: CustomMetric | None) -> int:
         handle = next(self._handles)
-        self._held[handle] = family, metric
+        self._by_handle[handle] = family, metric
         return handle
 
     def _metric(self, handle: int) -> CustomMetric:
-        _, metric = self._held.get(handle, (None, None))
+        _, metric = self._by_handle.get(handle, (None, None))
         if metric is None:
             raise InternalError("the metric has been released")
         return metric

@@ -12,7 +12,7 @@ from anyio import fail_after, move_on_after, to_thread
 
 from headrace.engine import Engine, Phase
 from headrace.errors import HeadraceError
-from headrace.frontends.listening import claim, listen_grpc, listen_http
+from headrace.frontends.listening import listen_grpc, listen_http, reserve_port
 from headrace.models.serving_table import ServingTable
 from headrace_cli.server_processes.metric_sums import MetricSums, read_families
 from headrace_cli.server_processes.model_changes import ModelChanges
@@ -40,7 +40,7 @@ class Supervisor:
     def __init__(self, words: Sequence[str], options: ServerOptions) -> None:
         self._words, self._options = words, options
         self._ports: dict[str, int] = {}
-        self._claimed: list[socket.socket] = []
+        self._reserved: list[socket.socket] = []
         # An engine without models, for the metrics frontend only.
         self._engine = Engine(options, ServingTable())
         self._engine.phase = Phase.STARTING
@@ -62,7 +62,7 @@ class Supervisor:
         """
         if self._options.workers > 1:
             log.warning("%s", warning(self._options))
-        await to_thread.run_sync(self._claim)
+        await to_thread.run_sync(self._reserve_ports)
         if self._metrics.enabled:
             await self._metrics.start()
         await self._servers.processes[0].start()
@@ -90,8 +90,8 @@ class Supervisor:
         finally:
             self._servers.end()
             await self._metrics.stop()
-            for claimed in self._claimed:
-                claimed.close()
+            for reserved in self._reserved:
+                reserved.close()
             self._engine.off_loop_work.close()
         return int(bool(failures))
 
@@ -99,17 +99,17 @@ class Supervisor:
         is_first = number == 0 and self._engine.is_loading
         return ServerProcess(number, self._words, self._ports, self._changes, tells_tables=is_first)
 
-    def _claim(self) -> None:
+    def _reserve_ports(self) -> None:
         """Reserve the ports for the servers. Raises `Unavailable`."""
         options = self._options
         if options.allow_grpc:
-            claimed = claim(listen_grpc, options.grpc_address, options.grpc_port, options.reuse_grpc_port)
-            self._claimed.append(claimed)
-            self._ports["grpc_port"] = claimed.getsockname()[1]
+            reserved = reserve_port(listen_grpc, options.grpc_address, options.grpc_port, options.reuse_grpc_port)
+            self._reserved.append(reserved)
+            self._ports["grpc_port"] = reserved.getsockname()[1]
         if options.allow_http:
-            claimed = claim(listen_http, options.http_address, options.http_port, options.reuse_http_port)
-            self._claimed.append(claimed)
-            self._ports["http_port"] = claimed.getsockname()[1]
+            reserved = reserve_port(listen_http, options.http_address, options.http_port, options.reuse_http_port)
+            self._reserved.append(reserved)
+            self._ports["http_port"] = reserved.getsockname()[1]
 
 
 class SummedMetrics(MetricsFrontend):
