@@ -51,6 +51,7 @@ PARTS = {
     "TensorLocation": "headrace/frontends/tensor_locations.py",
     "GrpcMethod": "headrace_grpc/plugin_methods.py",
     "HttpRoute": "headrace_http/plugin_routes.py",
+    "HttpPort": "headrace_http/http_host.py",
     "HttpCall": "headrace_http/plugin_routes.py",
     "Command": "headrace/command.py",
     "Observer": "headrace/telemetry/executions.py",
@@ -66,6 +67,8 @@ PARTS = {
 DESCRIBED = {"name", "labels"}
 #: What the frontends and the registry call of an addition.
 CALLED_BY_CORE = {"kind", "check", "clashes_with", "handler", "rpc"}
+#: What the registry calls of a frontend.
+CALLED_BY_CORE_OF_FRONTENDS = {"check"}
 
 
 def members(part: str) -> list[str]:
@@ -86,6 +89,7 @@ def members(part: str) -> list[str]:
                     node.args.args = node.args.args[1:]
                 shown.append(f"{node.name}({ast.unparse(node.args)}) -> {result}")
     hidden = DESCRIBED | (CALLED_BY_CORE if "Addition" in map(ast.unparse, found.bases) else set())
+    hidden |= CALLED_BY_CORE_OF_FRONTENDS if part in ("Frontend", "HttpPort") else set()
     return [text for text in shown if not text.startswith("_") and re.split(r"\W", text)[0] not in hidden]
 
 

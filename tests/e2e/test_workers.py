@@ -185,7 +185,7 @@ def test_a_port_that_another_server_has_is_refused(
     words = [f"--model-repository={gate.path.parents[1]}", "--workers=2", f"--http-port={server.http}"]
     other = run_headrace(*words, environ=gated)
     assert other.finish() == 1
-    assert f"failed to listen for HTTP on 127.0.0.1:{server.http}: the port is in use" in other.log
+    assert f"failed to listen for HTTPService on 127.0.0.1:{server.http}: the port is in use" in other.log
     assert "stopping before" not in other.log
 
 

@@ -125,7 +125,7 @@ if TYPE_CHECKING:
     from headrace_grpc.rpc import Rpc
     from headrace_http.asgi import create_app
     from headrace_http.caller_limits import Pace
-    from headrace_http.http_host import HttpHost
+    from headrace_http.http_host import HttpHost, HttpPort
     from headrace_http.message import HttpReply, HttpRequest
     from headrace_http.open_connections import OpenConnections
     from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
@@ -211,7 +211,7 @@ _HOMES = {
     "headrace_grpc.rpc": ("Rpc",),
     "headrace_http.asgi": ("create_app",),
     "headrace_http.caller_limits": ("Pace",),
-    "headrace_http.http_host": ("HttpHost",),
+    "headrace_http.http_host": ("HttpHost", "HttpPort"),
     "headrace_http.message": ("HttpReply", "HttpRequest"),
     "headrace_http.open_connections": ("OpenConnections",),
     "headrace_http.plugin_routes": ("HttpCall", "HttpRoute", "HttpStream"),
@@ -294,6 +294,7 @@ __all__ = [
     "HeadraceError",
     "HttpCall",
     "HttpHost",
+    "HttpPort",
     "HttpReply",
     "HttpRequest",
     "HttpRoute",

@@ -133,6 +133,8 @@ class Engine:
         self.admission = admission
         #: The classes of the extensions. Iterating raises `LoadError` if two of them add the same.
         self.extension_parts: Iterable[type[Any]] = ()
+        #: Returns the host of a protocol, a class, as ``--http-server`` and ``--grpc-server`` choose it.
+        self.host: Callable[[str], type[Any]]
         self._any_number = self.submitter()
         #: The open streams of decoupled models, for all protocols.
         self.streams = OpenStreams()

@@ -142,6 +142,7 @@ class FrontendRegistry(Registry[type[Frontend]]):
         if protocol not in ("", *HOSTED_PROTOCOLS):
             known = " and ".join(HOSTED_PROTOCOLS)
             raise TypeError(f"{shown} hosts the protocol {protocol!r}; protocols with hosts are {known}")
+        part.check()  # type: ignore[attr-defined]
         return shown
 
     def chosen(self, options: ServerOptions) -> list[type[Frontend]]:
@@ -151,7 +152,7 @@ class FrontendRegistry(Registry[type[Frontend]]):
         options of one that is not chosen.
         """
         parts = list(self)
-        hosts = [self._host(protocol, getattr(options, f"{protocol}_server")) for protocol in HOSTED_PROTOCOLS]
+        hosts = [self.host(options, protocol) for protocol in HOSTED_PROTOCOLS]
         others = [part for part in parts if part.protocol and part not in hosts]
         for group in options.plugin_options:
             for host in others:
@@ -160,8 +161,12 @@ class FrontendRegistry(Registry[type[Frontend]]):
                     raise ConfigError(f"the options --{group.name}-... have no effect without {flag}")
         return [part for part in parts if part not in others]
 
-    def _host(self, protocol: str, name: str) -> type[Frontend]:
-        """Return the host ``name`` of ``protocol``. Core's own has the name of the protocol."""
+    def host(self, options: ServerOptions, protocol: str) -> type[Frontend]:
+        """Return the host of ``protocol`` that ``options`` choose. Core's own has the name of the protocol.
+
+        Raises `ConfigError` if it is not there.
+        """
+        name = getattr(options, f"{protocol}_server")
         flag = f"--{protocol}-server={name}"
         try:
             found = self.get(protocol if name == "native" else name)

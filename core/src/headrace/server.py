@@ -12,6 +12,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version as distribution_version
 from itertools import chain
 from os import PathLike, fspath
@@ -91,6 +92,7 @@ class Server:
         admission = make_interceptors(self.plugins.interceptors, self.options)
         self.engine = engine = Engine(self.options, self._table, self._measure(), admission)
         engine.extension_parts = self.plugins.extensions
+        engine.host = partial(self.plugins.frontends.host, self.options)
         self._single = RequestSubmitter(self._table.resolve_loaded, not_by_infer, admission=admission)
         self._any_number = engine.submitter()
         self._lifecycle: Lifecycle

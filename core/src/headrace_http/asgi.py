@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.access import host_of
-from headrace_http.caller_limits import HttpLimits, flagged, too_many_chunks
+from headrace_http.caller_limits import HttpLimits, too_many_chunks
+from headrace_http.http_host import FirstPort, HttpPort
 from headrace_http.message import HEADER_LENGTH, Buffer, HttpReply, HttpRequest, error_reply
 from headrace_http.request_body import aligned
 from headrace_http.request_head import Malformed, malformed, path_of
@@ -94,14 +95,16 @@ class _Streamed:
             await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
 
 
-def create_app(engine: Engine) -> App:
+def create_app(engine: Engine, served: HttpPort | None = None) -> App:
     """Return an ASGI application for ``engine``, whose server was started on the same loop.
+
+    It answers what ``served`` answers: by default KServe v2 and the routes of all extensions.
 
     An ASGI server that ends TLS may put the certificate of the client, as ``ssl.SSLSocket.getpeercert`` returns it,
     into ``scope["extensions"]["headrace"]["certificate"]``. Interceptors see it.
     """
-    answering = Routes(engine)
-    limits = HttpLimits(input_bytes=engine.options.http_max_input_size, **flagged(engine.options))
+    port = FirstPort(engine) if served is None else served
+    answering, limits = port.answering(), port.limits()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -37,6 +37,8 @@ class HttpLimits:
     """Limits of one connection. Times are checked every `SWEEP_SECONDS`; 0 is no limit."""
 
     input_bytes: int = 64 * 1024 * 1024
+    #: For the binary tensors of an infer request.
+    tensor_bytes: int = MAX_BODY_BYTES
     #: For a head, and for the trailers or chunk extensions of a body.
     head_bytes: int = 64 * 1024
     headers: int = 128
@@ -61,12 +63,9 @@ class HttpLimits:
         return Pace(self.min_data_rate, self.stall_timeout_s)
 
     def body_limit(self, path: str, headers: Mapping[bytes, bytes]) -> int:
-        """Return the limit of this request's body, in bytes.
-
-        The binary tensors of an infer request are limited by `MAX_BODY_BYTES` only.
-        """
+        """Return the limit of this request's body, in bytes."""
         has_tensors = headers.get(HEADER_LENGTH, b"0") != b"0" and path.endswith("/infer")
-        return MAX_BODY_BYTES if has_tensors and not is_compressed(headers) else self.input_bytes
+        return self.tensor_bytes if has_tensors and not is_compressed(headers) else self.input_bytes
 
     def body_refusal(self, size_bytes: int, path: str, headers: Mapping[bytes, bytes]) -> InvalidArgument:
         """Return the refusal of a body of ``size_bytes``. As in Triton, only inference parses the number as 32 bits."""
@@ -81,16 +80,18 @@ class HttpLimits:
         return json_too_large(size_bytes, self.input_bytes)
 
 
-def flagged(options: ServerOptions) -> dict[str, int]:
-    """Return the fields of `HttpLimits` that flags set for every port."""
-    return {
-        "connections": options.http_max_connections,
-        "held_bytes": options.http_max_held_size,
-        "header_timeout_s": options.http_header_timeout_secs,
-        "keepalive_timeout_s": options.http_keepalive_timeout_secs,
-        "min_data_rate": options.http_min_data_rate,
-        "stall_timeout_s": options.http_stall_timeout_secs,
-    }
+def port_limits(options: ServerOptions, max_body_bytes: int | None = None) -> HttpLimits:
+    """Return the limits that flags set for every port, with the port's own for every body if it has one."""
+    return HttpLimits(
+        input_bytes=options.http_max_input_size if max_body_bytes is None else max_body_bytes,
+        tensor_bytes=MAX_BODY_BYTES if max_body_bytes is None else max_body_bytes,
+        connections=options.http_max_connections,
+        held_bytes=options.http_max_held_size,
+        header_timeout_s=options.http_header_timeout_secs,
+        keepalive_timeout_s=options.http_keepalive_timeout_secs,
+        min_data_rate=options.http_min_data_rate,
+        stall_timeout_s=options.http_stall_timeout_secs,
+    )
 
 
 def is_compressed(headers: Mapping[bytes, bytes]) -> bool:

@@ -9,7 +9,6 @@ from typing import ClassVar
 from headrace_http.http_host import HttpHost
 from headrace_http.open_connections import NativeConnections
 from headrace_http.protocol import HttpProtocol
-from headrace_http.routes import Routes
 
 
 class HttpFrontend(HttpHost):
@@ -18,9 +17,8 @@ class HttpFrontend(HttpHost):
     name: ClassVar[str] = "http"
 
     async def serve(self, listener: socket.socket) -> None:
-        self._connections = connections = NativeConnections(
-            Routes(self.engine).dispatch, self.limits, self.engine.off_loop_work
-        )
+        dispatch = self.served.answering().dispatch
+        self._connections = connections = NativeConnections(dispatch, self.limits, self.engine.off_loop_work)
         self._acceptor = await asyncio.get_running_loop().create_server(
             lambda: HttpProtocol(connections), sock=listener, backlog=self.backlog
         )
@@ -28,4 +26,4 @@ class HttpFrontend(HttpHost):
 
     async def stop(self) -> None:
         self._acceptor.close()
-        await self._connections.drain(self.engine.options.exit_timeout_secs, serves_on=True)
+        await self._connections.drain(self.engine.options.exit_timeout_secs, serves_on=self.served.serves_on)

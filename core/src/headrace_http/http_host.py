@@ -1,4 +1,4 @@
-"""What every host of HTTP has in common: its port, its limits, its start."""
+"""Ports of HTTP, and the hosts that serve them: any number of ports run on the host that the server has."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import asyncio
 import logging
 import socket
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from headrace.errors import ConfigError
 from headrace.frontends.base import Frontend
 from headrace.frontends.listening import BACKLOG, announce, listen_http
-from headrace_http.caller_limits import HttpLimits, flagged
+from headrace_http.caller_limits import HttpLimits, port_limits
+from headrace_http.plugin_routes import HttpRoute, check_routes
+from headrace_http.routes import Routes
 
 if TYPE_CHECKING:
     from headrace.engine import Engine
@@ -18,21 +22,93 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class HttpHost(Frontend):
-    """KServe v2 over HTTP. A subclass accepts connections, and answers their requests by `create_app`.
+class HttpPort(Frontend):
+    """A frontend with an HTTP port of its own, on the HTTP code of the server's host.
 
-    ``--http-server`` names the host that a server runs. ``port`` is the one that is listened on, once started.
+    ::
+
+        class Scores(HttpPort):
+            name = "scores"
+            routes = (Ping, Score)
+
+            enabled = True
+            place = "127.0.0.1", 8080
+
+    It has the limits, the admission, the shutdown and, if the host has it, the TLS of the first port. ``name`` is the
+    `Caller.transport` of its callers.
     """
 
-    protocol: ClassVar[str] = "http"
-    #: As many connections may wait to be accepted.
-    backlog: ClassVar[int] = BACKLOG
-    port: int = 0
+    #: What log lines and errors call the port; ``name`` if empty.
+    service: ClassVar[str] = ""
+    #: What it answers. `make_routes` makes one object of each class, with this frontend as its ``extension``.
+    routes: ClassVar[Sequence[type[HttpRoute]]] = ()
+    #: Answers every other path, by any method; the path in its name is not used. None: other paths are not found.
+    otherwise: ClassVar[type[HttpRoute] | None] = None
+    #: False: when the server stops, connections end as soon as they are idle. True: they are served for a short time.
+    serves_on: ClassVar[bool] = True
+    _host: HttpHost | None = None
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        options = engine.options
-        self.limits = HttpLimits(input_bytes=options.http_max_input_size, **flagged(options))
+    @property
+    @abstractmethod
+    def place(self) -> tuple[str, int]:
+        """The address and the port to listen on; port 0 takes a free one."""
+
+    @property
+    def max_body_bytes(self) -> int | None:
+        """The largest body. None: as on the first port, where binary tensors of ``.../infer`` may be larger."""
+        return None
+
+    @property
+    def host(self) -> type[HttpHost]:
+        """The host that serves the port: the one that ``--http-server`` names."""
+        found: type[HttpHost] = self.engine.host("http")
+        return found
+
+    @property
+    def port(self) -> int:
+        """The port in use; 0 before the start."""
+        return 0 if self._host is None else self._host.port
+
+    async def start(self) -> None:
+        host = self.host(self.engine, self)
+        await host.start()
+        self._host = host
+
+    async def stop(self) -> None:
+        if self._host is not None:
+            await self._host.stop()
+
+    def limits(self) -> HttpLimits:
+        """Return the limits of its connections."""
+        return port_limits(self.engine.options, self.max_body_bytes)
+
+    def make_routes(self) -> Sequence[HttpRoute]:
+        """Return what it answers. A subclass may add routes to paths that only the options know."""
+        return [route(self) for route in self.routes]
+
+    def answering(self) -> Routes:
+        """Return the handlers of its requests, for its host. Raises `ConfigError` for a route that is wrong."""
+        routes = self.make_routes()
+        try:
+            check_routes([type(route) for route in routes])
+        except TypeError as error:
+            raise ConfigError(f"frontend '{self.name}': {error}") from error
+        otherwise = None if self.otherwise is None else self.otherwise(self)
+        return Routes(self.engine, routes, otherwise, self.name, self.limits())
+
+    @classmethod
+    def check(cls) -> None:
+        """Raise TypeError with the rule that its routes break."""
+        check_routes(cls.routes)
+        if cls.otherwise is not None:
+            cls.otherwise.check()
+
+
+class FirstPort(HttpPort):
+    """The port of KServe v2, with the routes of all extensions."""
+
+    name: ClassVar[str] = "http"
+    service: ClassVar[str] = "HTTPService"
 
     @property
     def enabled(self) -> bool:
@@ -42,18 +118,51 @@ class HttpHost(Frontend):
     def shares_port(self) -> bool:
         return self.engine.options.reuse_http_port
 
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.engine.options.http_address, self.engine.options.http_port
+
+    def answering(self) -> Routes:
+        return Routes(self.engine)
+
+
+class HttpHost(Frontend):
+    """Accepts the connections of one port, and answers their requests by `create_app`.
+
+    ``--http-server`` names the host that a server runs. ``served`` is the port that it serves: by default that of
+    KServe v2. ``port`` is the number that is listened on, once started.
+    """
+
+    protocol: ClassVar[str] = "http"
+    #: As many connections may wait to be accepted.
+    backlog: ClassVar[int] = BACKLOG
+    port: int = 0
+
+    def __init__(self, engine: Engine, served: HttpPort | None = None) -> None:
+        super().__init__(engine)
+        self.served: HttpPort = FirstPort(engine) if served is None else served
+        self.limits = self.served.limits()
+
+    @property
+    def enabled(self) -> bool:
+        return self.served.enabled
+
+    @property
+    def shares_port(self) -> bool:
+        return self.served.shares_port
+
     async def start(self) -> None:
-        options = self.engine.options
         await asyncio.to_thread(self.prepare)
-        address, port = options.http_address, options.http_port
-        listener = await asyncio.to_thread(listen_http, address, port, options.reuse_http_port)
+        address, port = self.served.place
+        service = self.served.service or self.served.name
+        listener = await asyncio.to_thread(listen_http, address, port, self.shares_port, service=service)
         self.port = listener.getsockname()[1]
         try:
             await self.serve(listener)
         except BaseException:
             listener.close()
             raise
-        announce(self.engine, log, "HTTPService", f"{options.http_address}:{self.port}")
+        announce(self.engine, log, service, f"{address}:{self.port}")
 
     def prepare(self) -> None:
         """Read files and import what takes long, before the port is taken. On a thread. May raise `ConfigError`."""

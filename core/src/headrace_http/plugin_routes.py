@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from urllib.parse import parse_qs
@@ -39,13 +39,12 @@ if TYPE_CHECKING:
     from headrace.engine import Caller
     from headrace.messages.request import InferRequest
     from headrace.messages.response import InferResponse
-    from headrace_http.inference import InferenceHandler
     from headrace_http.route_handlers import Handler, RouteHandlers
 
 log = rate_limited_logger(__name__)
 
 
-_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 #: A query with more fields is refused.
 _QUERY_FIELDS = 1000
 #: Answers with these statuses have no body; the host ends them itself.
@@ -89,7 +88,7 @@ class HttpRoute(Addition):
 
     def handler(self, handlers: RouteHandlers) -> Handler:
         """Return a handler that runs `answer` in a task per request."""
-        return RouteHandler(self, handlers.inference, handlers.tell)
+        return RouteHandler(self, handlers)
 
     @classmethod
     def check(cls) -> None:
@@ -105,18 +104,16 @@ class HttpRoute(Addition):
 class HttpCall:
     """One request to an `HttpRoute`. ``values`` are those of the placeholders, as received."""
 
-    __slots__ = ("_inference", "_reply", "request", "values")
+    __slots__ = ("_handlers", "_reply", "request", "values")
 
-    def __init__(
-        self, request: HttpRequest, values: Mapping[str, str], reply: Reply, inference: InferenceHandler
-    ) -> None:
+    def __init__(self, request: HttpRequest, values: Mapping[str, str], reply: Reply, handlers: RouteHandlers) -> None:
         self.request, self.values = request, values
-        self._reply, self._inference = reply, inference
+        self._reply, self._handlers = reply, handlers
 
     @property
     def caller(self) -> Caller:
         """The caller of the request."""
-        return caller_of(self.request, self._reply)
+        return caller_of(self.request, self._reply, self._handlers.transport)
 
     @property
     def query(self) -> dict[str, list[str]]:
@@ -131,14 +128,14 @@ class HttpCall:
 
         Raises `HeadraceError` if the model does not exist, or if the body is invalid.
         """
-        request = await self._inference.read_request(self.request, model, version)
+        request = await self._handlers.inference.read_request(self.request, model, version)
         if hasattr(self._reply, "caller"):  # the server has interceptors
             request.send_as(self.caller)
         return request
 
     async def print_response(self, response: InferResponse) -> bytes:
         """Return ``response`` as one line of JSON. Raises `HeadraceError` if it has no JSON form."""
-        return await self._inference.print_response(response)
+        return await self._handlers.inference.print_response(response)
 
     def print_error(self, error: HeadraceError) -> bytes:
         """Return ``error`` as one line of JSON, without what is not for callers."""
@@ -148,8 +145,8 @@ class HttpCall:
 def read_route(part: type[HttpRoute]) -> tuple[str, PathTemplate]:
     """Return method and path of a route class. Raises TypeError with the broken rule."""
     method, _, path = part.name.partition(" ")
-    if method not in _METHODS:
-        raise TypeError(f"route {part.__name__} is named {part.name!r}, not '<{'|'.join(_METHODS)}> /path'")
+    if method not in METHODS:
+        raise TypeError(f"route {part.__name__} is named {part.name!r}, not '<{'|'.join(METHODS)}> /path'")
     if hasattr(part, "category"):
         raise TypeError(
             f"route '{part.name}' has a category, {part.category!r}: the category is that of its operation, such as "
@@ -166,18 +163,28 @@ def clash(one: type[HttpRoute], other: type[HttpRoute]) -> bool:
     return not shared and path.overlaps(other_path)
 
 
+def check_routes(routes: Sequence[type[HttpRoute]]) -> None:
+    """Raise TypeError with the rule that one of the ``routes`` of one port breaks."""
+    for number, route in enumerate(routes):
+        route.check()
+        for other in routes[:number]:
+            if clash(route, other):
+                raise TypeError(f"one path fits both of the routes '{other.name}' and '{route.name}'")
+
+
 class RouteHandler:
     """Runs ``route`` for each request, in a task that is cancelled when the caller disconnects."""
 
-    def __init__(
-        self, route: HttpRoute, inference: InferenceHandler, tell: Callable[[HeadraceError, HttpRequest], None]
-    ) -> None:
-        """Create the handler. ``tell`` logs an error that was answered."""
-        self._route, self._inference, self._tell = route, inference, tell
+    def __init__(self, route: HttpRoute, handlers: RouteHandlers) -> None:
+        self._route, self._handlers, self._tell = route, handlers, handlers.tell
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def __call__(self, request: HttpRequest, target: PathTarget, reply: Reply) -> Cancel:
-        call = HttpCall(request, target.values, reply, self._inference)
+    def __call__(self, request: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
+        limits, size = self._handlers.limits, request.body.nbytes
+        if size > limits.body_limit(request.path, request.headers):  # a host may accept small bodies without a check
+            reply(error_reply(limits.body_refusal(size, request.path, request.headers)))
+            return None
+        call = HttpCall(request, target.values, reply, self._handlers)
         task = asyncio.get_running_loop().create_task(self._answer(call, reply))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import HeadraceError
@@ -15,6 +15,8 @@ from headrace_http.url_paths import PathTarget
 
 if TYPE_CHECKING:
     from headrace.engine import Engine
+    from headrace_http.caller_limits import HttpLimits
+    from headrace_http.inference import InferenceHandler
 
 #: Answers a request through its reply, now or later. Returns a function that cancels it, or None.
 Handler: TypeAlias = Callable[[HttpRequest, PathTarget, Reply], "Cancel | None"]
@@ -28,11 +30,28 @@ class RouteHandlers:
         engine: Engine,
         tell: Callable[[HeadraceError, HttpRequest], None],
         fail: Callable[[HttpRequest, Reply, Exception], None],
+        transport: str,
+        limits: HttpLimits,
     ) -> None:
-        self.about, self.repository = DescriptionHandlers(engine), RepositoryHandlers(engine)
-        self.inference = inference_handler(engine)
+        self._engine = engine
         self.tell, self._fail = tell, fail
+        #: The `Caller.transport` of their callers.
+        self.transport = transport
+        #: The limits of the port.
+        self.limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @cached_property
+    def about(self) -> DescriptionHandlers:
+        return DescriptionHandlers(self._engine)
+
+    @cached_property
+    def repository(self) -> RepositoryHandlers:
+        return RepositoryHandlers(self._engine)
+
+    @cached_property
+    def inference(self) -> InferenceHandler:
+        return inference_handler(self._engine)
 
     def direct(self, answer: Callable[[HttpRequest, PathTarget], HttpReply]) -> Handler:
         """Return a handler that has the reply at once."""

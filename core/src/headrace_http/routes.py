@@ -17,8 +17,9 @@ from headrace.frontends.request_layouts import Recent
 from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.absent_routes import absent_routes
 from headrace_http.admitted_requests import AdmittedReply, caller_of
+from headrace_http.caller_limits import HttpLimits, port_limits
 from headrace_http.message import Cancel, HttpRequest, Reply, error_reply, text_error
-from headrace_http.plugin_routes import HttpRoute, read_route
+from headrace_http.plugin_routes import METHODS, HttpRoute, read_route
 from headrace_http.request_log import Dispatch, watched
 from headrace_http.route_handlers import Handler, RouteHandlers
 from headrace_http.url_paths import PathTarget, template
@@ -32,6 +33,7 @@ log = rate_limited_logger(__name__)
 _OF_REGIONS = (Operation.SHARED_MEMORY_STATUS, Operation.SHARED_MEMORY_REGISTER, Operation.SHARED_MEMORY_UNREGISTER)
 #: At most this many paths are remembered, because clients choose them.
 _REMEMBERED = 1024
+_EVERY_PATH = re.compile(".*", re.DOTALL)
 
 
 class Route(NamedTuple):
@@ -49,14 +51,33 @@ class Route(NamedTuple):
 class Routes:
     """Answers requests of all hosts. One per frontend."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        routes: Iterable[HttpRoute] | None = None,
+        otherwise: HttpRoute | None = None,
+        transport: str = "http",
+        limits: HttpLimits | None = None,
+    ) -> None:
+        """Create the table of ``routes``. By default, these are the routes of all extensions, and what Triton's
+        extensions have that are not installed.
+
+        ``otherwise`` answers every other path, by any method. ``transport`` is that of the callers, and ``limits`` are
+        those of the port.
+        """
         self._admission = engine.admission
+        self._transport = transport
         self._found = Recent[str, tuple[Route, PathTarget]](_REMEMBERED)
-        self._handlers = RouteHandlers(engine, self._tell, self._fail)
-        self.table = self._build(engine.additions(HttpRoute))
-        self.table += [
-            Route(template(path).pattern, operation, handlers, {}) for _, path, operation, handlers in absent_routes()
-        ]
+        self._handlers = RouteHandlers(
+            engine, self._tell, self._fail, transport, port_limits(engine.options) if limits is None else limits
+        )
+        self.table = self._build(engine.additions(HttpRoute) if routes is None else routes)
+        if routes is None:
+            absent = absent_routes()
+            self.table += [Route(template(route.path).pattern, route.operation, route.handlers, {}) for route in absent]
+        if otherwise is not None:
+            handlers = dict.fromkeys(METHODS, otherwise.handler(self._handlers))
+            self.table.append(Route(_EVERY_PATH, otherwise.operation, handlers, {}))
         dispatch = self._dispatch if self._admission is None else self._dispatch_admitted
         #: Answers a request through its ``reply``, once, now or later. Never raises. Returns a function to call if the
         #: caller disconnects first, or None.
@@ -81,7 +102,7 @@ class Routes:
         except NotFound as error:
             self._fail(request, reply, error)
             return None
-        admitted = AdmittedReply(reply, caller_of(request, reply))
+        admitted = AdmittedReply(reply, caller_of(request, reply, self._transport))
         return admitted.begin(
             self._admission,  # type: ignore[arg-type]  # there is one
             route.operations.get(request.method, route.operation),

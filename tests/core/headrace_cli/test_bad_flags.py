@@ -91,7 +91,7 @@ def test_a_taken_port_of_the_metrics_is_not_said_to_be_that_of_http(serve: Calla
         port = taken.getsockname()[1]
         code, text = serve("--metrics-address=127.0.0.1", f"--metrics-port={port}").finish()
     assert code == 1
-    assert f"failed to listen for metrics on 127.0.0.1:{port}: the port is in use" in text
+    assert f"failed to listen for Metrics Service on 127.0.0.1:{port}: the port is in use" in text
 
 
 def test_a_name_of_the_server_that_is_not_utf8_is_refused() -> None:

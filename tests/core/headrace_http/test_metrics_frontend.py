@@ -241,3 +241,12 @@ def test_the_page_has_the_metrics_of_models_and_the_restarts_of_instances(reposi
             assert found["nv_model_instance_restart_count ['1', 'plain']"] == 2
 
     run(test)
+
+
+def test_a_scraper_that_keeps_its_connection_does_not_delay_the_stop(repository: Path) -> None:
+    async def test() -> None:
+        async with started(repository, exit_timeout_secs=30) as (_, frontend, client):
+            assert (await client.get("/metrics")).status_code == 200
+            await asyncio.wait_for(frontend.stop(), 2)
+
+    run(test)

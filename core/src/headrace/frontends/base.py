@@ -44,6 +44,10 @@ class Frontend(ABC):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
+    @classmethod
+    def check(cls) -> None:
+        """Raise TypeError with the rule that the class breaks. Called once, when the plugin is found."""
+
     @property
     @abstractmethod
     def enabled(self) -> bool:

@@ -46,7 +46,9 @@ def bind(address: str, port: int, is_shared: bool, listens: bool = True) -> sock
     return listener
 
 
-def listen_http(address: str, port: int, is_shared: bool, listens: bool = True, service: str = "HTTP") -> socket.socket:
+def listen_http(
+    address: str, port: int, is_shared: bool, listens: bool = True, service: str = "HTTPService"
+) -> socket.socket:
     """Return `bind` for an HTTP service. Raises `Unavailable` with the service, address and port."""
     try:
         return bind(address, port, is_shared, listens)

@@ -35,7 +35,7 @@ class HypercornServer:
         config.h11_max_incomplete_size = 2 * host.limits.head_bytes  # ours is the bound
         config.keep_alive_max_requests = sys.maxsize
         config.keep_alive_timeout = None  # type: ignore[assignment]  # ours is the clock
-        self._app = create_app(host.engine)
+        self._app = create_app(host.engine, host.served)
         self._wrapped = ASGIWrapper(self._answer)  # type: ignore[arg-type]
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -52,7 +52,9 @@ class HypercornServer:
 
     async def stop(self) -> None:
         self._acceptor.close()
-        await self._connections.drain(self._host.engine.options.exit_timeout_secs, serves_on=True)
+        await self._connections.drain(
+            self._host.engine.options.exit_timeout_secs, serves_on=self._host.served.serves_on
+        )
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(
