@@ -43,6 +43,7 @@ PARTS = {
     "Wait": "headrace/schedulers/base.py",
     "Waiting": "headrace/schedulers/base.py",
     "Clock": "headrace/schedulers/base.py",
+    "ExecutorKind": "headrace/executors/kind.py",
     "Frontend": "headrace/frontends/base.py",
     "ResponseCache": "headrace/caches/base.py",
     "Storage": "headrace/storage/base.py",

@@ -23,6 +23,7 @@ RARE = {
         "headrace_processes/config_completion",
         "headrace_processes/handshake",
         "headrace_processes/launch",
+        "headrace_processes/process_kind",
     )
 }
 SLOW = {"copy", "inspect", "json", "pluggy", "re", "uuid"}

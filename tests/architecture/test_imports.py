@@ -54,11 +54,11 @@ MAY_IMPORT = {
     "backends": LEAVES,
     "caches": LEAVES | {"backends", "off_loop"},
     "executors": LEAVES | {"backends"},
-    "headrace_processes": LEAVES | {"backends", "executors", "ipc", "supervision"},
+    "headrace_processes": LEAVES | {"__init__", "backends", "executors", "ipc", "supervision"},
     "schedulers": LEAVES | {"executors", "backends", "caches"},
     "storage": LEAVES,
     "agents": LEAVES | {"storage"},
-    "models": LEAVES | {"headrace_processes", "schedulers", "executors", "backends", "caches", "storage", "agents"},
+    "models": LEAVES | {"schedulers", "executors", "backends", "caches", "storage", "agents"},
     "off_loop": {"errors", "memory_release"},
     "memory_release": set[str](),
     "engine": LEAVES | {"models", "off_loop"},
@@ -198,6 +198,42 @@ def test_core_imports_point_down_the_path(path: Path) -> None:
     assert upward(part, path.read_text()) == []
 
 
+def beside(source: str) -> list[str]:
+    """The imports of a module of core proper that reach the packages beside it."""
+    packages = {COMMAND_LINE, FOR_ENGINES, PROCESSES, *BESIDE}
+    return [f"line {each.line}: core proper imports {each.module}" for each in imports(source) if each.top in packages]
+
+
+#: `headrace.__init__` names what the distribution exports. It imports a module when a name of it is first used.
+PROPER = [path for path in modules(CORE / "headrace") if path != CORE / "headrace/__init__.py"]
+
+
+@pytest.mark.parametrize("path", PROPER, ids=name_of)
+def test_core_proper_imports_no_package_beside_it(path: Path) -> None:
+    """Those are plugins, the command line and tools. The modules that put a server together are no exception."""
+    assert beside(path.read_text()) == []
+
+
+@pytest.mark.parametrize("package", sorted({COMMAND_LINE, FOR_ENGINES, PROCESSES, *BESIDE}))
+def test_an_import_of_a_package_beside_core_is_found(package: str) -> None:
+    assert len(beside(f"if TYPE_CHECKING:\n    from {package}.server import Server")) == 1
+
+
+def test_a_server_is_imported_without_the_packages_beside_core() -> None:
+    program = "import sys, headrace.server; print(*(name for name in sys.modules if name.startswith('headrace_')))"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == []
+
+
+def test_the_page_lists_what_the_processes_import_and_headrace_does_not_export() -> None:
+    found = [each for path in modules(CORE / PROCESSES) for each in imports(path.read_text()) if each.top == "headrace"]
+    missing = {each.module.rpartition(".")[2] for each in found} - {*headrace.__all__}
+    page = (ROOT / "docs/architecture.md").read_text()
+    (section,) = re.findall(r"^### Kinds of executor$(.*?)^### ", page, re.DOTALL | re.MULTILINE)
+    listed = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|.*?\|(.*)\|$", section, re.MULTILINE)))
+    assert sorted(missing) == sorted(listed)
+
+
 #: What the HTTP and the gRPC frontend share with `headrace_grpc.http2`; it imports nothing of ours.
 HELD_BYTES = "headrace.frontends.held_bytes."
 
@@ -293,6 +329,7 @@ def test_private_names_stay_in_their_module(path: Path) -> None:
         ("executors", "from headrace.schedulers.base import Scheduler"),
         ("executors", "from headrace_processes.child import Child"),
         ("models", "from headrace_cli.flags import FLAGS"),
+        ("models", "from headrace_processes.process_kind import ProcessExecutors"),
         ("supervision", "from headrace_processes.child import Child"),
         ("headrace_processes", "from headrace.models.served import ServedModel"),
         ("schedulers", "import headrace.models.served"),

@@ -45,6 +45,7 @@ from headrace.messages.request import InferRequest
 from headrace.messages.ticket import Ticket
 from headrace.models.configuring import complete
 from headrace.models.signature import Signature
+from headrace.plugins import Plugins
 from headrace.storage.local_storage import files_below
 
 Values = Mapping[str, Any]
@@ -129,7 +130,7 @@ def answer(backend: Backend, case: Case, folder: Path, parameters: Any, file: st
     config.instance_group.add(count=1)
     derive(config, version.parent.name, files_below(version.parent))
     model = Model(case.name, 1, version, config, parameters, device=Device("cpu"), instance_name=case.name)
-    complete(model, backend, ServerOptions())
+    complete(model, backend, ServerOptions(), Plugins.discover(()).executors)
     instance = backend.load(replace(model, shared=backend.share(model)))
     assert isinstance(instance, Instance)
     signature = Signature(case.name, config)

@@ -261,6 +261,7 @@ def test_what_nobody_provides_is_answered_with_the_plugins_that_might_have(insta
 PARTS = {
     "register_backends": "from headrace.backends.identity import Identity as Base",
     "register_schedulers": "from headrace.schedulers.dynamic import DirectScheduler as Base",
+    "register_executors": "from headrace.executors.thread_kind import ThreadExecutors as Base",
     "register_frontends": "from headrace_http.metrics_frontend import MetricsFrontend as Base",
     "register_caches": "from headrace.caches.local import LocalCache as Base",
     "register_storages": "from headrace.storage.local_storage import LocalStorage as Base",
@@ -409,7 +410,7 @@ def test_two_groups_of_one_name_are_an_error_that_names_both(install: Install, t
 def test_an_allow_list_leaves_the_others_unimported(install: Install) -> None:
     install("headrace-toy", "toy", "raise SystemError('imported')")
     plugins = Plugins.discover(())
-    assert [plugin.name for plugin in plugins.plugins] == ["builtins", "commands", "grpc", "http"]
+    assert [plugin.name for plugin in plugins.plugins] == ["builtins", "commands", "grpc", "http", "processes"]
 
 
 def test_an_unknown_backend_is_answered_with_the_nearest_and_the_installed() -> None:

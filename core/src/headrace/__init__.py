@@ -81,6 +81,8 @@ if TYPE_CHECKING:
         Unavailable,
         Unsupported,
     )
+    from headrace.executors.executor import Executor
+    from headrace.executors.kind import ExecutorKind, ExecutorResources, InstancePlan
     from headrace.executors.output_schema import OutputSchema
     from headrace.frontends.base import Frontend
     from headrace.frontends.extension import Addition, Extension
@@ -250,6 +252,8 @@ _HOMES = {
     "headrace.telemetry.log_limits": ("rate_limited_logger",),
     "headrace.telemetry.published": ("PublishedMetric",),
     "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
+    "headrace.executors.executor": ("Executor",),
+    "headrace.executors.kind": ("ExecutorKind", "ExecutorResources", "InstancePlan"),
     "headrace.executors.output_schema": ("OutputSchema",),
     "headrace_processes.handshake": ("InstanceSpec",),
 }
@@ -284,6 +288,9 @@ __all__ = [
     "Device",
     "DeviceKind",
     "Engine",
+    "Executor",
+    "ExecutorKind",
+    "ExecutorResources",
     "Extension",
     "ExtensionOperation",
     "Findings",
@@ -306,6 +313,7 @@ __all__ = [
     "Instance",
     "InstanceHarness",
     "InstanceInfo",
+    "InstancePlan",
     "InstanceSpec",
     "Interceptor",
     "InternalError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.backends.base import Backend
 from headrace.caches.base import ResponseCache
+from headrace.executors.kind import ExecutorKind
 from headrace.frontends.extension import Extension
 from headrace.hookspecs import hookimpl
 from headrace.models.interceptors import Interceptor
@@ -23,6 +24,13 @@ def register_schedulers() -> list[type[Scheduler]]:
     from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 
     return [DirectScheduler, DynamicScheduler]
+
+
+@hookimpl
+def register_executors() -> list[type[ExecutorKind]]:
+    from headrace.executors.thread_kind import ThreadExecutors
+
+    return [ThreadExecutors]
 
 
 @hookimpl

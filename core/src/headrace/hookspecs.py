@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headrace.command import Command
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
+    from headrace.executors.kind import ExecutorKind
     from headrace.frontends.base import Frontend
     from headrace.frontends.extension import Extension
     from headrace.models.interceptors import Interceptor
@@ -52,6 +53,15 @@ def register_backends() -> Sequence[type[Backend]]:  # type: ignore[empty-body]
 def register_schedulers() -> Sequence[type[Scheduler]]:  # type: ignore[empty-body]
     """Return the scheduler classes of this plugin. A model selects one by its parameter ``scheduler`` or its
     ``scheduling_choice``.
+
+    Called once per server, before anything is loaded; same rules as `register_backends`.
+    """
+
+
+@hookspec
+def register_executors() -> Sequence[type[ExecutorKind]]:  # type: ignore[empty-body]
+    """Return the kinds of executor of this plugin: where instances run. A model selects one by its parameter
+    ``isolation``.
 
     Called once per server, before anything is loaded; same rules as `register_backends`.
     """

@@ -21,6 +21,7 @@ from headrace.agents.base import RepositoryAgent
 from headrace.backends.base import Backend
 from headrace.caches.base import ResponseCache
 from headrace.errors import ConfigError
+from headrace.executors.kind import ExecutorKind
 from headrace.models.interceptors import Interceptor
 from headrace.registry import (
     CommandRegistry,
@@ -49,6 +50,7 @@ class Plugins:
         self.registries: list[Registry[Any]] = []
         self.backends = self._kind(Registry[type[Backend]]("backend", Backend, self.plugins))
         self.schedulers = self._kind(Registry[type[Scheduler]]("scheduler", Scheduler, self.plugins))
+        self.executors = self._kind(Registry[type[ExecutorKind]]("executor", ExecutorKind, self.plugins))
         self.caches = self._kind(Registry[type[ResponseCache]]("cache", ResponseCache, self.plugins))
         self.frontends = self._kind(FrontendRegistry(self.plugins))
         self.storages = self._kind(Registry[type[Storage]]("storage", Storage, self.plugins))

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from headrace.command import Command
 from headrace.config.option_groups import OptionGroup, group_flags
 from headrace.config.options import ServerOptions
+from headrace.config.parse import clip
 from headrace.distributions import meant, missing
 from headrace.errors import Code, ConfigError, LoadError
 from headrace.frontends.base import HOSTED_PROTOCOLS, Frontend
@@ -122,7 +123,7 @@ class Registry(Generic[P]):
             return "; ".join(text for info in guilty for text in info.faults())
         nearest = meant(self.kind, name, self._parts)
         hint = f"did you mean '{nearest}'? " if nearest else ""
-        text = f"no plugin provides {self.kind} '{name}'; {hint}installed: {', '.join(self.names())}"
+        text = f"no plugin provides {self.kind} '{clip(name)}'; {hint}installed: {', '.join(self.names())}"
         if known := missing(self.kind, name):
             text = f"{known} {text}"
         broken = ", ".join(f"{info} ({info.error})" for info in faulty if info.error is not None)

@@ -2,6 +2,7 @@
 
 | Module | Runs in | Does |
 |---|---|---|
+| `plugin`, `process_kind` | server | register the kind of executor `process`, and create its executors |
 | `process_executor` | server, event loop | owns the children of one instance, one after the other |
 | `child` | server, event loop | one child process, from launch to end |
 | `launch` | server, a thread | starts the process |

@@ -7,28 +7,24 @@ often. Its requests in flight are answered with `Unavailable`: the same request 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from time import monotonic_ns
-from weakref import WeakSet
 
 from headrace.backends.base import Isolation
 from headrace.errors import Cancelled, HeadraceError, Unavailable, summary
 from headrace.executors.executor import BatchSource, RunsOn
 from headrace.executors.instance import ExecutionRecorder
-from headrace.executors.loop_policy import LoopTime
-from headrace.executors.output_schema import OutputSchema
+from headrace.executors.kind import ExecutorResources, InstancePlan
 from headrace.executors.threads import LoopWakeup
-from headrace.executors.warmup import WarmupSample
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
+from headrace.telemetry.executions import BatchTimes, Observer
 from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_processes.batch_channel import WarmUp
 from headrace_processes.child import Child
 from headrace_processes.handshake import InstanceSpec
 from headrace_processes.ipc.replies import Times
-from headrace_processes.remote_services import LoopServices, ServiceEndpoint
+from headrace_processes.remote_services import ServiceEndpoint
 from headrace_processes.supervision import exits
 from headrace_processes.supervision.exits import RestartPolicy
 
@@ -38,51 +34,31 @@ log = rate_limited_logger(__name__)
 _RETRY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExecutorResources:
-    """What the executors of all models of one server share. Create it on the event loop's thread.
-
-    ``exit_timeout_s`` returns how many seconds an instance may take to close. ``gpu_limits`` maps a GPU to the used
-    share of its memory above which nothing more is loaded there.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    exit_timeout_s: Callable[[], float]
-    gpu_limits: Mapping[int, float]
-    #: The time that the event loop spends on instances that it runs itself.
-    loop_time: LoopTime = field(default_factory=LoopTime)
-    #: The executors in processes of all models, with those that are loading or closing.
-    processes: WeakSet[ProcessExecutor] = field(default_factory=WeakSet)
-
-
 class ProcessExecutor:
     """Owns the child processes of one instance, one after the other. A `headrace.executors.executor.Executor`.
 
-    ``siblings`` are the executors of all instances of the version. While all of them pause, requests are refused
-    instead of queued. `load`, `serve`, `join` and `check_ready` are called on threads, everything else on the event
-    loop.
+    ``siblings`` are the executors of all instances of the version; this one is added when it is created. While all of
+    them pause, requests are refused instead of queued. `load`, `serve`, `join` and `check_ready` are called on threads,
+    everything else on the event loop.
     """
 
     def __init__(
         self,
+        plan: InstancePlan,
         spec: InstanceSpec,
         isolation: Isolation,
-        services: LoopServices,
-        schema: OutputSchema,
-        samples: Sequence[WarmupSample],
-        statistics: Callable[[], ExecutionCounter],
-        siblings: list[ProcessExecutor],
-        shared: ExecutorResources,
+        siblings: Sequence[ProcessExecutor],
+        resources: ExecutorResources,
     ) -> None:
         self.name, self.model = spec.instance_name, spec.name
         self.runs_on: RunsOn = "process"
         self.restarts = 0
         self.reason = ""
         self.executing: Sequence[Ticket] = ()
-        self._spec, self._isolation, self._services, self._samples = spec, isolation, services, samples
-        self._schema, self._siblings = schema, siblings
-        self._loop, self._exit_timeout_s = shared.loop, shared.exit_timeout_s
-        self._recorder = ExecutionRecorder(self.name, statistics)
+        self._spec, self._isolation, self._siblings = spec, isolation, siblings
+        self._services, self._schema, self._samples = plan.services, plan.version.schema, plan.version.samples
+        self._loop, self._exit_timeout_s = resources.loop, resources.exit_timeout_s
+        self._recorder = ExecutionRecorder(self.name, plan.statistics)
         self._is_decoupled = spec.is_decoupled
         self._source: BatchSource | None = None
         self._wakeup = LoopWakeup(self._pull)
@@ -93,8 +69,6 @@ class ProcessExecutor:
         #: The beginning of the reason while restarts pause after too many deaths. Else empty.
         self._paused = ""
         self._is_leaving = False
-        siblings.append(self)
-        shared.processes.add(self)
 
     # ------------------------------------------------------------------ threads
 

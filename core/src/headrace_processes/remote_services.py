@@ -6,14 +6,13 @@ import asyncio
 import base64
 import itertools
 import logging
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from struct import Struct
 from typing import Any, ClassVar, Final
 
-from headrace.backends.services import LOG_LEVELS, LogLevel, Services
+from headrace.backends.services import LOG_LEVELS, LogLevel, LoopServices, Services
 from headrace.errors import Code, HeadraceError, summary
 from headrace.executors.threads import apart
 from headrace.messages.request import InferRequest
@@ -172,14 +171,6 @@ class _Forwarder(logging.Handler):
 
 
 # ---------------------------------------------------------------------- in the server
-
-
-class LoopServices(Services):
-    """Services in the same process as the endpoint."""
-
-    @abstractmethod
-    def submit(self, ticket: Ticket) -> None:
-        """`infer` on the event loop, at once. If the request is refused, it is answered before this returns."""
 
 
 class ServiceEndpoint:

@@ -117,7 +117,7 @@ class Odd:
     sizes: list[int] = field(default_factory=list)
 
 
-@pytest.mark.parametrize("kind", ["process", "thread"])
+@pytest.mark.parametrize("kind", ["process", "thread", "elsewhere"])
 def test_any_model_may_say_how_its_instances_are_isolated(kind: str) -> None:
     given = given_map({"isolation": kind})
     assert read_isolation(given) == kind
@@ -127,13 +127,3 @@ def test_any_model_may_say_how_its_instances_are_isolated(kind: str) -> None:
 
 def test_without_the_parameter_isolation_is_the_backends_choice() -> None:
     assert read_isolation(given_map({"threads": "1"})) is None
-
-
-@pytest.mark.parametrize("cls", [Parameters, NoParameters])
-def test_an_unknown_isolation_is_named_when_loaded_and_when_checked(cls: type) -> None:
-    given = given_map({"isolation": "Process"})
-    text = "parameter 'isolation' is 'Process', expected 'process' or 'thread'"
-    with pytest.raises(ConfigError) as caught:
-        read_isolation(given)
-    assert (caught.value.message, caught.value.field) == (text, "parameters['isolation']")
-    assert [(problem.field, problem.message) for problem in check(cls, given)] == [("parameters['isolation']", text)]

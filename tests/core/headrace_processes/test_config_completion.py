@@ -16,6 +16,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.errors import Code, ConfigError, HeadraceError, LoadError
 from headrace.models.configuring import fill
+from headrace.plugins import Plugins
 from headrace_processes.config_completion import complete_apart
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -93,6 +94,6 @@ def test_a_model_in_a_process_has_its_config_completed_in_one(isolation: str, is
     config = ModelConfig(name="m", backend="completing")
     if isolation:
         config.parameters["isolation"].string_value = isolation
-    fill(Model("m", 1, Path("/m/1"), config), Completing({}), ServerOptions())
+    fill(Model("m", 1, Path("/m/1"), config), Completing({}), ServerOptions(), Plugins.discover(()).executors)
     (output,) = config.output
     assert (int(output.name) == os.getpid()) is is_here

@@ -330,7 +330,9 @@ def test_a_descriptor_too_few_leaves_no_process_behind(run_trial: Run, monkeypat
 
 
 def test_an_isolation_that_does_not_exist_is_refused(run_trial: Run) -> None:
-    assert "parameter 'isolation' is 'prison', expected 'process' or 'thread'" in run_trial(isolation="prison").reason
+    reason = run_trial(isolation="prison").reason
+    assert "model 'm': parameter 'isolation' is 'prison': no plugin provides executor 'prison'; " in reason
+    assert reason.endswith("installed: process, thread")
 
 
 def test_an_output_that_is_not_asked_for_is_refused(run_trial: Run) -> None:

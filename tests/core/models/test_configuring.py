@@ -275,12 +275,12 @@ def model_of(text: str, tmp_path: Path) -> Model:
 
 def test_a_backend_that_completes_a_config_has_the_typed_parameters(tmp_path: Path) -> None:
     model = model_of('parameters { key: "scale" value { string_value: "4" } }', tmp_path)
-    fill(model, Scaled({}), ServerOptions())
+    fill(model, Scaled({}), ServerOptions(), Plugins.discover(()).executors)
     assert model.config.max_batch_size == 8
 
 
 def test_wrong_parameters_are_named_after_the_completion_without_them(tmp_path: Path) -> None:
     model = model_of('parameters { key: "scale" value { string_value: "much" } }', tmp_path)
     with pytest.raises(ConfigError, match="parameter 'scale' is 'much', expected a number"):
-        complete(model, Scaled({}), ServerOptions())
+        complete(model, Scaled({}), ServerOptions(), Plugins.discover(()).executors)
     assert model.config.max_batch_size == 2

@@ -64,8 +64,8 @@ class Isolation:
     """How the instances of a model run in processes of their own.
 
     - ``python``: the interpreter. ``environ`` is added to the server's environment variables.
-    - ``entry``: ``module:function`` in that interpreter. It gets a `headrace_processes.handshake.InstanceSpec`
-      and returns the instance. The default creates the backend again there and calls its ``load``.
+    - ``entry``: ``module:function`` in that interpreter. It gets an `InstanceSpec` and returns the instance.
+      Without an entry, the process creates the backend again and calls its ``load``.
     - ``packages``: what an interpreter other than the server's imports from the server's installation, and nothing
       else.
     - ``start_timeout_s`` and ``load_timeout_s``: for the start of the interpreter and for the instance. The limit is
@@ -77,7 +77,7 @@ class Isolation:
 
     python: str = sys.executable
     environ: Mapping[str, str] = field(default_factory=dict)
-    entry: str = "headrace_processes.handshake:load"
+    entry: str = ""
     packages: tuple[str, ...] = ("headrace",)
     start_timeout_s: float = 30.0
     load_timeout_s: float = 600.0

@@ -104,6 +104,14 @@ class Services(ABC):
         """Release a metric or a family. When all its users have, it is removed from the page."""
 
 
+class LoopServices(Services):
+    """Services in the server's process, which an executor on the event loop can call."""
+
+    @abstractmethod
+    def submit(self, ticket: Ticket) -> None:
+        """`infer` on the event loop, at once. If the request is refused, it is answered before this returns."""
+
+
 class _Sleeper:
     """Waits on a thread for one answer."""
 

@@ -20,12 +20,13 @@ from headrace.config.validation.shared import Problem
 from headrace.errors import ConfigError, PluginError
 
 T = TypeVar("T")
-HostKind: TypeAlias = Literal["process", "thread"]
 #: If instances run on the event loop; ``auto``: if their executions are short.
 OnLoop: TypeAlias = Literal["on", "off", "auto"]
 
-#: The key that runs each instance of a model in a process or on a thread, whatever its backend.
+#: The key that says where the instances of a model run, whatever its backend: the name of a kind of executor.
 ISOLATION = "isolation"
+#: A thread of the server, and a process per instance. Plugins may have other kinds.
+THREAD, PROCESS = "thread", "process"
 #: The key that limits the memory of each process of a model.
 MEMORY_LIMIT = "memory_limit_bytes"
 #: The key for how long a process of a model, and the server for its sake, poll for a message before they sleep.
@@ -66,9 +67,9 @@ def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
         raise ConfigError(f"parameters: {error}", field="parameters") from error
 
 
-def read_isolation(given: Mapping[str, ModelParameter]) -> HostKind | None:
-    """Return the parameter ``isolation``, or None: the backend decides. Raises `ConfigError`."""
-    return cast("HostKind | None", _choice(given, ISOLATION, get_args(HostKind), "'process' or 'thread'"))
+def read_isolation(given: Mapping[str, ModelParameter]) -> str | None:
+    """Return the parameter ``isolation``, the name of a kind of executor, or None: the backend decides."""
+    return given[ISOLATION].string_value if ISOLATION in given else None
 
 
 def read_memory_limit(given: Mapping[str, ModelParameter]) -> int:
@@ -114,7 +115,7 @@ def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
     """Return every problem for which the functions above raise `ConfigError`. Raises `PluginError` as they do."""
     wrong: list[Problem] = []
     busy_poll = partial(read_busy_poll, default=0)
-    for read in (read_isolation, read_memory_limit, busy_poll, read_load_timeout, read_event_loop):
+    for read in (read_memory_limit, busy_poll, read_load_timeout, read_event_loop):
         try:
             read(given)
         except ConfigError as error:

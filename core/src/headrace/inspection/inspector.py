@@ -28,6 +28,7 @@ from headrace.executors.devices import available_gpus, fill_groups
 from headrace.executors.warmup import read_samples
 from headrace.inspection.model_dependencies import ModelDependencies
 from headrace.models.configuring import (
+    check_executor,
     examine,
     fill,
     find_scheduler,
@@ -232,6 +233,7 @@ class _Inspection:
         kind = backend.Parameters
         self._add_to(self.found.notes, without_effect(config, backend))
         self.add([*written(config, path), *check_labels(config, path)])
+        self.add(check_executor(config, self._plugins.executors))
         self.add([*parameters.check(kind, config.parameters), *parameters.unknown(kind, config.parameters)])
         if self.found.is_clean:
             try:
@@ -256,8 +258,8 @@ class _Inspection:
     def _judge(self, model: Model, backend: Backend) -> list[Problem]:
         path = model.path.parent
         try:
-            fill(model, backend, self._options)
-            wrong = [*judge(model, backend, self._options), *check_labels(model.config, path)]
+            fill(model, backend, self._options, self._plugins.executors)
+            wrong = [*judge(model, backend, self._options, self._plugins.executors), *check_labels(model.config, path)]
             if not wrong:
                 fill_groups(model.config, backend, available_gpus())
         except HeadraceError as error:

@@ -32,9 +32,9 @@ from headrace.config.validation import Problem
 from headrace.distributions import installs, is_known
 from headrace.errors import Code, ConfigError, HeadraceError, InternalError, LoadError, PluginError, summary
 from headrace.executors.devices import available_gpus, fill_groups
+from headrace.executors.kind import ExecutorKind
 from headrace.messages import dtypes
 from headrace.schedulers.base import Dependency, OtherModel, Scheduler, full_class
-from headrace_processes.config_completion import complete_apart
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +68,10 @@ def read(
     return config
 
 
-def complete(model: Model, backend: Backend, options: ServerOptions) -> None:
+def complete(model: Model, backend: Backend, options: ServerOptions, executors: Parts) -> None:
     """Complete ``model.config`` in place and validate it. Raises `ConfigError`, `LoadError` or `PluginError`."""
-    fill(model, backend, options)
-    raise_first(judge(model, backend, options))
+    fill(model, backend, options, executors)
+    raise_first(judge(model, backend, options, executors))
     for problem in parameters.unknown(backend.Parameters, model.config.parameters):
         log.warning("model '%s': %s; it is ignored", model.name, problem.message)
     for note in without_effect(model.config, backend):
@@ -129,21 +129,23 @@ def raise_first(problems: Iterable[Problem]) -> None:
         raise ConfigError(problem.message, problem.code, field=problem.field)
 
 
-def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
+def fill(model: Model, backend: Backend, options: ServerOptions, executors: Parts) -> None:
     """Let ``backend`` complete ``model.config`` in place, unless that is turned off.
 
-    If the model's parameter ``isolation`` is ``process``, this runs in a process of its own, too. The backend gets the
-    typed parameters, or those of a config without any if they are wrong; `judge` reports that. Raises what the backend
-    raises; `PluginError` if that is not a `HeadraceError`.
+    If the model's parameter ``isolation`` chooses an executor outside of the server, this runs outside, too. The
+    backend gets the typed parameters, or those of a config without any if they are wrong; `judge` reports that. Raises
+    what the backend raises; `PluginError` if that is not a `HeadraceError`. Raises `ConfigError` for an executor that
+    is not installed.
     """
     if options.disable_auto_complete_config:
         return
     config, scheduling = model.config, model.config.WhichOneof("scheduling_choice")
     try:
-        if _is_apart(backend, config):
+        if (outside := _executor_outside(backend, config, executors)) is not None:
             memory_bytes = parameters.read_memory_limit(config.parameters)
             timeout_s = load_timeout_s(backend, config)
-            complete_apart(backend, model, Isolation(memory_bytes=memory_bytes, load_timeout_s=timeout_s))
+            isolation = Isolation(memory_bytes=memory_bytes, load_timeout_s=timeout_s)
+            outside.complete_config(backend, model, isolation)
         else:
             backend.complete_config(replace(model, parameters=_typed(backend.Parameters, config.parameters)))
     except HeadraceError:
@@ -174,23 +176,27 @@ def load_timeout_s(backend: Backend, config: ModelConfig) -> int:
     return parameters.read_load_timeout(config.parameters) or int(text)
 
 
-def has_processes(backend: Backend, config: ModelConfig) -> bool:
-    """True if the instances of a model have processes, or if ``backend`` decides that. Raises `ConfigError`."""
-    asked = parameters.read_isolation(config.parameters)
-    return asked == "process" or (asked is None and type(backend).isolation is not Backend.isolation)
+def has_processes(backend: Backend, config: ModelConfig, executors: Parts) -> bool:
+    """True if the instances of a model run outside of the server, or if ``backend`` decides that.
 
-
-def _is_apart(backend: Backend, config: ModelConfig) -> bool:
-    """True if only another process may open the model's file with the engine.
-
-    False for a backend that decides about isolation itself: it takes care of this.
+    Raises `ConfigError`.
     """
-    if names_all_tensors(config) or type(backend).isolation is not Backend.isolation:
-        return False
-    try:
-        return parameters.read_isolation(config.parameters) == "process"
-    except ConfigError:  # reported when the config is judged
-        return False
+    asked = parameters.read_isolation(config.parameters)
+    if asked is None:
+        return type(backend).isolation is not Backend.isolation
+    return not find_executor(asked, config, executors).runs_in_server
+
+
+def _executor_outside(backend: Backend, config: ModelConfig, executors: Parts) -> type[ExecutorKind] | None:
+    """Return the executor that must complete the config, because the server must not open the model's file.
+
+    None for a backend that decides about isolation itself: it takes care of this. Raises `ConfigError`.
+    """
+    asked = parameters.read_isolation(config.parameters)
+    if asked is None or names_all_tensors(config) or type(backend).isolation is not Backend.isolation:
+        return None
+    kind = find_executor(asked, config, executors)
+    return None if kind.runs_in_server else kind
 
 
 def without_effect(config: ModelConfig, backend: Backend) -> list[Problem]:
@@ -222,12 +228,12 @@ def _typed(cls: type, given: Mapping[str, ModelParameter]) -> Any:
         return parameters.parse_parameters(cls, {})
 
 
-def judge(model: Model, backend: Backend, options: ServerOptions) -> list[Problem]:
+def judge(model: Model, backend: Backend, options: ServerOptions, executors: Parts) -> list[Problem]:
     """Return every problem of the completed ``model.config``, in Triton's order, then those of its parameters."""
     kind, given = backend.Parameters, model.config.parameters
     gpus, files = available_gpus(), model.path.parent
     wrong = validation.problems(model.config, gpus=gpus, files=files, needs_backend=bool(backend.name))
-    wrong += parameters.check(kind, given)
+    wrong += [*check_executor(model.config, executors), *parameters.check(kind, given)]
     if not wrong:
         wrong += _padding_problems(model.config)
     runtime = model.config.runtime
@@ -270,6 +276,9 @@ class PluginRegistries(Protocol):
 
     @property
     def agents(self) -> Parts: ...
+
+    @property
+    def executors(self) -> Parts: ...
 
     @property
     def hook(self) -> Any:
@@ -333,6 +342,31 @@ def find_scheduler(config: ModelConfig, schedulers: Parts) -> type[Scheduler]:
         code = Code.UNSUPPORTED if is_known("scheduler", name) else error.code
         raise ConfigError(error.message, code, field=field) from error
     return found
+
+
+def find_executor(name: str, config: ModelConfig, executors: Parts) -> type[ExecutorKind]:
+    """Return the kind of executor ``name``. Raises `ConfigError`, with the kinds that are installed, if there is
+    none."""
+    try:
+        found: type[ExecutorKind] = executors.get(name)
+    except LoadError as error:
+        if parameters.ISOLATION not in config.parameters:
+            raise ConfigError(f"model '{config.name}' needs executor '{name}': {error.message}", error.code) from error
+        said = f"model '{config.name}': parameter '{parameters.ISOLATION}' is '{clip(name)}'"
+        field = f"parameters['{parameters.ISOLATION}']"
+        raise ConfigError(f"{said}: {error.message}", error.code, field=field) from error
+    return found
+
+
+def check_executor(config: ModelConfig, executors: Parts) -> list[Problem]:
+    """Return a problem if the parameter ``isolation`` names an executor that is not installed."""
+    asked = parameters.read_isolation(config.parameters)
+    try:
+        if asked is not None:
+            find_executor(asked, config, executors)
+    except ConfigError as error:
+        return [Problem(error.field, error.message, error.code)]
+    return []
 
 
 def needs_backend(config: ModelConfig, schedulers: Parts) -> bool:

@@ -21,6 +21,10 @@ from headrace.config.parameters import parse_parameters
 from headrace.errors import HeadraceError, LoadError
 from headrace.executors.devices import Placement, available_gpus, fill_groups, plan_instances
 from headrace.executors.instance import failures_worded, share
+from headrace.executors.kind import ExecutorKind, ExecutorResources, VersionPlan
+from headrace.executors.output_schema import OutputSchema
+from headrace.executors.warmup import prepare, read_samples
+from headrace.messages.spec import Spec
 from headrace.messages.ticket import Ticket
 from headrace.models.cache_identity import identity_of
 from headrace.models.configuring import (
@@ -38,7 +42,8 @@ from headrace.models.configuring import (
     scheduler_parameters,
     written,
 )
-from headrace.models.executor_factory import ExecutorFactory, isolation_of
+from headrace.models.executor_choice import ExecutorChoice, choose_executor
+from headrace.models.executor_factory import ExecutorFactory
 from headrace.models.instance_set import InstanceSet
 from headrace.models.labels import read_labels
 from headrace.models.local_services import SiblingServices
@@ -63,7 +68,6 @@ from headrace.telemetry.first_responses import FirstResponseTimes, bounds_of
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.response_statistics import ResponseStatistics
 from headrace.telemetry.statistics import ModelStatistics
-from headrace_processes.process_executor import ExecutorResources
 
 log = logging.getLogger(__name__)
 
@@ -114,8 +118,9 @@ class Loader:
         self.deadline = ShutdownDeadline(options.exit_timeout_secs)
         self._limiter = limiter
         self._running: dict[str, Backend] = {}
+        self._kinds: dict[type[ExecutorKind], ExecutorKind] = {}
         self._lock = threading.Lock()
-        self._executors = ExecutorResources(loop, self.deadline, options.model_load_gpu_limit)
+        self._resources = ExecutorResources(loop, self.deadline)
 
     def plan(self, entry: Entry, loaded: Fingerprint | None = None) -> LoadPlan | None:
         """Read the config and choose the versions. Return None if the fingerprint is still ``loaded``.
@@ -176,7 +181,7 @@ class Loader:
         backend = self._backend(plan.config.backend)
         config = ModelConfig.FromString(plan.config.SerializeToString())
         model = Model(plan.name, version, directory.path / str(version), config, is_sent=plan.opened.entry.is_sent)
-        complete(model, backend, self._options)
+        complete(model, backend, self._options, self._plugins.executors)
         services = self._services(model.name)
         others = {key: _other(each, services.asking(each)) for key, each in needed.items()}
         scheduler = find_scheduler(model.config, self._plugins.schedulers)
@@ -202,21 +207,21 @@ class Loader:
         config.ClearField("instance_group")
         config.instance_group.extend(plan.config.instance_group)
         backend = self._backend(config.backend)
-        raise_first(judge(replace(served.model, config=config), backend, self._options))
+        changed = replace(served.model, config=config)
+        raise_first(judge(changed, backend, self._options, self._plugins.executors))
         fill_groups(config, backend, available_gpus())
         _tell_completed(config)
         return served.instances.prepare(config)
 
     def stop_loading(self, name: str) -> None:
         """Make a load of ``name`` that waits for processes fail soon. Event loop only."""
-        for executor in tuple(self._executors.processes):
-            if executor.model == name:
-                executor.stop_loading()
+        for kind in tuple(self._kinds.values()):
+            kind.stop_loading(name)
 
     def abandon(self) -> None:
-        """End every process at once. Event loop only."""
-        for executor in tuple(self._executors.processes):
-            executor.abandon()
+        """End all instances outside of this process at once. Event loop only."""
+        for kind in tuple(self._kinds.values()):
+            kind.abandon()
 
     def unloaded(self, model: ServedModel) -> None:
         """Call the plugins' ``model_unloaded`` hooks."""
@@ -228,13 +233,19 @@ class Loader:
         except HeadraceError:  # reported by the load of the version
             return None
         timeout_s = load_timeout_s(backend, config)
-        return None if has_processes(backend, config) else timeout_s
+        return None if has_processes(backend, config, self._plugins.executors) else timeout_s
 
     def _backend(self, name: str) -> Backend:
         with self._lock:
             if name not in self._running:
                 self._running[name] = make_backend(name, self._plugins.backends, self._plugins.hook, self._options)
             return self._running[name]
+
+    def _kind(self, kind: type[ExecutorKind]) -> ExecutorKind:
+        with self._lock:
+            if kind not in self._kinds:
+                self._kinds[kind] = kind(self._resources)
+            return self._kinds[kind]
 
     def _assemble(
         self,
@@ -247,10 +258,10 @@ class Loader:
     ) -> ServedModel:
         config = model.config
         with failures_worded(backend, model.name, log):
-            isolation = isolation_of(backend, model)
+            choice = choose_executor(backend, model, self._plugins.executors)
         with ExitStack() as undo:
             undo.callback(give_back)
-            if isolation is None:  # the process of an instance shares nothing with others
+            if choice.kind.runs_in_server:  # the process of an instance shares nothing with others
                 model = replace(model, shared=share(backend, model, undo, log))
             signature = Signature(model.name, config)
             statistics = ModelStatistics(responses=ResponseStatistics(FirstResponseTimes(bounds_of(config))))
@@ -262,16 +273,9 @@ class Loader:
                 undo.callback(self._limiter.remove, demands)
             model_queue = self._model_queue(model, signature, placements, statistics, services, others)
             labels = {**model_queue.full.labels, **read_labels(config, model.path.parent)}
-            factory = ExecutorFactory(
-                backend,
-                model,
-                signature,
-                isolation,
-                model_queue.full.kept,
-                statistics,
-                services,
-                self._executors,
-            )
+            plan = _plan_version(backend, model, signature, choice, model_queue.full.kept)
+            kind, limits = self._kind(choice.kind), self._options.model_load_gpu_limit
+            factory = ExecutorFactory(kind, plan, model, statistics, services, limits)
             instances = InstanceSet(model_queue, factory, self._limiter, demands, self._loop)
             instances.begin(placements, factory.load(placements, config))
             release = undo.pop_all().close
@@ -325,6 +329,17 @@ class Loader:
         identity = identity_of(model, is_shared=self._cache.cache.is_remote)
         cache = ModelCache(self._cache, model.name, str(model.version), identity, signature)
         return CachingModelQueue(scheduler, scheduled, statistics, self._loop, cache, limiter=self._limiter)
+
+
+def _plan_version(
+    backend: Backend, model: Model, signature: Signature, choice: ExecutorChoice, kept: Mapping[str, Spec]
+) -> VersionPlan:
+    """Return what the instances of a version share. ``kept`` are outputs that the scheduler keeps from callers."""
+    outputs = {**signature.outputs, **kept}
+    schema = OutputSchema(model.name, str(model.version), outputs, signature.batched, backend.outputs_as_given)
+    samples = read_samples(model.config, model.path.parent)
+    prepare(samples, signature.inputs, signature.check)
+    return VersionPlan(backend, schema, samples, choice.isolation, kept)
 
 
 def _other(served: ServedModel, ask: Callable[[Ticket], None]) -> OtherModel:

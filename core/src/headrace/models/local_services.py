@@ -12,7 +12,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any, Protocol, TypeVar
 
-from headrace.backends.services import LOG_LEVELS, LogLevel
+from headrace.backends.services import LOG_LEVELS, LogLevel, LoopServices
 from headrace.errors import HeadraceError, InternalError, InvalidArgument, Unavailable, summary
 from headrace.executors.executor import Executor
 from headrace.executors.threads import LoopMailbox
@@ -32,7 +32,6 @@ from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.telemetry.custom import CustomMetrics, InstanceMetrics
 from headrace.telemetry.log_limits import rate_limited_logger
 from headrace.telemetry.series import MetricKind, MetricOperation
-from headrace_processes.remote_services import LoopServices
 
 log = rate_limited_logger(__name__)
 #: The log of models. It is not rate-limited.

@@ -11,7 +11,9 @@ from headrace.backends.base import AnyInstance, Backend, Isolation, Model
 from headrace.config import parameters
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import ConfigError
-from headrace.models.executor_factory import isolation_of
+from headrace.models.configuring import check_executor
+from headrace.models.executor_choice import choose_executor
+from headrace.plugins import Plugins
 
 OWN = Isolation(python="/usr/bin/python-of-the-model", environ={"A": "b"}, busy_poll_us=300)
 
@@ -30,11 +32,14 @@ class Apart(Threaded):
         return OWN
 
 
+EXECUTORS = Plugins.discover(()).executors
+
+
 def chosen(backend: type[Backend], **given: Any) -> Isolation | None:
     config = ModelConfig(name="m")
     for key, value in given.items():
         config.parameters[key].string_value = str(value)
-    return isolation_of(backend({}), Model("m", 1, Path(), config))
+    return choose_executor(backend({}), Model("m", 1, Path(), config), EXECUTORS).isolation
 
 
 def test_the_backend_chooses_unless_the_model_does() -> None:
@@ -47,8 +52,10 @@ def test_the_backend_chooses_unless_the_model_does() -> None:
 
 @pytest.mark.parametrize("value", ["", "Process", "threads", "process ", "x" * 10_000])
 def test_any_other_isolation_is_refused(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"expected 'process' or 'thread'$") as caught:
+    with pytest.raises(ConfigError, match=r"^model 'm': parameter 'isolation' is '") as caught:
         chosen(Apart, isolation=value)
+    assert caught.value.message.endswith("installed: process, thread")
+    assert caught.value.field == "parameters['isolation']"
     assert len(caught.value.message) < 1000
 
 
@@ -118,5 +125,5 @@ def test_all_mistakes_are_found_at_once() -> None:
     keys = ("isolation", "memory_limit_bytes", "busy_poll_microseconds", "event_loop")
     for key in keys:
         config.parameters[key].string_value = "much"
-    found = parameters.check(Threaded.Parameters, config.parameters)
+    found = [*check_executor(config, EXECUTORS), *parameters.check(Threaded.Parameters, config.parameters)]
     assert [problem.field for problem in found] == [f"parameters['{key}']" for key in keys]

@@ -1,0 +1,58 @@
+"""The kind of executor that core has: a thread of the server per instance, or the event loop instead of it."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from headrace.backends.base import AnyInstance
+from headrace.config.config_json import config_to_json
+from headrace.config.parameters import EVENT_LOOP, THREAD, read_event_loop
+from headrace.errors import ConfigError
+from headrace.executors.instance import close_instance, failures_worded, load_instance, runner_for, shaping_of
+from headrace.executors.instance_thread import InstanceThread, may_run_on_loop
+from headrace.executors.kind import ExecutorKind, InstancePlan
+from headrace.executors.loop_policy import LoopPolicy
+from headrace.executors.runner import Runner
+from headrace.telemetry.log_output import speak_for
+
+log = logging.getLogger(__name__)
+
+
+class ThreadExecutors(ExecutorKind):
+    """Runs an instance on a thread of its own. The parameter ``event_loop`` may move it to the event loop."""
+
+    name = THREAD
+    runs_in_server = True
+
+    def create(self, plan: InstancePlan) -> InstanceThread:
+        asked = read_event_loop(plan.model.config.parameters)
+        on_loop = LoopPolicy(self.resources.loop_time) if asked == "auto" else asked == "on"
+        load = partial(_load, plan, on_loop is True)
+        return InstanceThread(plan.model.instance_name, load, plan.statistics, on_loop)
+
+
+def _load(plan: InstancePlan, needs_any_thread: bool) -> tuple[AnyInstance, Runner]:
+    """Return the instance, warmed up, and its runner. Runs on the instance's thread.
+
+    Raises `ConfigError` if it ``needs_any_thread`` and runs on its own only.
+    """
+    version, model = plan.version, plan.model
+    speak_for(model.name)
+    log.debug("Creating instance %s on %s", model.instance_name, model.device.kind)
+    with failures_worded(version.backend, model.name, log):
+        instance = load_instance(version.backend, model)
+        try:
+            if needs_any_thread and not may_run_on_loop(instance):
+                raise ConfigError(
+                    f"model '{model.name}': parameter '{EVENT_LOOP}' is 'on', but an instance of backend "
+                    f"'{version.backend.name}' runs on a thread of its own only",
+                    field=f"parameters['{EVENT_LOOP}']",
+                )
+            runner = runner_for(instance, version.schema, shaping_of(config_to_json(model.config)))
+            for sample in version.samples:
+                sample.run(runner, model.instance_name)
+        except BaseException:
+            close_instance(instance, model.instance_name)
+            raise
+    return instance, runner
