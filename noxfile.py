@@ -47,9 +47,10 @@ TESTING = "testing"
 WORKSHOP = ROOT / ".nox" / "workshop"
 #: The versions of Python that core's classifiers name, oldest first.
 PYTHONS = re.findall(r'Python :: (3\.\d+)"', (ROOT / "core/pyproject.toml").read_text(encoding="utf-8"))
-#: One process of pytest per processor, hyperthreads counted. Each begins with neighbouring tests, so that few servers
-#: that the tests of a module share are started twice.
-PARALLEL = ("-n", "logical", "--dist", "worksteal")
+PROCESSORS = os.cpu_count() or 1
+#: Half as many processes of pytest again as processors, because a test often waits for a process that it has started.
+#: Each begins with neighbouring tests, so that few servers that the tests of a module share are started twice.
+PARALLEL = ("-n", str(PROCESSORS + PROCESSORS // 2), "--dist", "worksteal")
 IS_CI = os.environ.get("CI") == "true"
 #: In CI a test that fails runs once more. The summary shows the failure also if the second run passes.
 RERUNS = ("--reruns", "1", "--rerun-show-tracebacks", "-r", "aR") if IS_CI else ()
