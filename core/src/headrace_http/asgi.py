@@ -220,9 +220,8 @@ async def _send(send: Send, reply: HttpReply, method: str) -> None:
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     parts = reply.parts if method != "HEAD" else ()
     # Servers frame each piece, so a small reply is one piece, and one write.
-    body = b"".join(parts) if size <= _TURN_BYTES else None
-    if body is not None:
-        await send({"type": "http.response.body", "body": body})
+    if size <= _TURN_BYTES:
+        await send({"type": "http.response.body", "body": b"".join(parts)})
         return
     for part in parts:
         for at in range(0, len(part), _TURN_BYTES):

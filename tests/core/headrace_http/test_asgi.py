@@ -13,7 +13,8 @@ import pytest
 
 from headrace import AnyOperation, Caller, Interceptor
 from headrace.models.interceptors import make_interceptors
-from headrace_http.asgi import create_app
+from headrace_http.asgi import _TURN_BYTES, _Broken, _Streamed, create_app
+from headrace_http.message import HttpReply
 
 MakeCaller = Callable[..., Any]
 X = {"X": ("UINT8", (-1,))}
@@ -33,10 +34,11 @@ async def call(
     path: str,
     events: Sequence[dict[str, Any]],
     headers: Sequence[tuple[bytes, bytes]] = (),
+    sent: list[Any] | None = None,
     **further: Any,
 ) -> tuple[int, bytes] | None:
-    """Status and body, or None if the application did not answer."""
-    pending, sent = list(events), []
+    """Status and body, or None if the application did not answer. All that it sends is added to ``sent``."""
+    pending, sent = list(events), [] if sent is None else sent
 
     async def receive() -> dict[str, Any]:
         if pending:
@@ -58,6 +60,35 @@ async def call(
 def test_request_is_answered(make_caller: MakeCaller) -> None:
     status, body = asyncio.run(call(make_caller(X), "GET", "/v2/health/live?x", pieces(b""))) or (0, b"")
     assert (status, body) == (200, b"")
+
+
+@pytest.mark.parametrize("cuts", [(), (9,), (9, 20), (9, 20, 21)], ids=["whole", "two", "three", "four"])
+def test_a_body_means_the_same_whole_and_in_pieces(make_caller: MakeCaller, cuts: tuple[int, ...]) -> None:
+    caller = make_caller(X)
+    text = b'{"inputs":[{"name":"X","datatype":"UINT8","shape":[3],"data":[1,2,3]}]}'
+    parts = [text[start:end] for start, end in zip((0, *cuts), (*cuts, None), strict=True)]
+    answer = asyncio.run(call(caller, "POST", "/v2/models/echo/infer", pieces(*parts)))
+    assert answer is not None
+    assert (answer[0], json.loads(answer[1])["outputs"][0]["data"]) == (200, [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("size", "count"), [(_TURN_BYTES // 2, 1), (_TURN_BYTES * 2, 4)], ids=["in one", "a turn at a time"]
+)
+def test_an_answer_goes_out_in_one_piece_if_it_is_small(make_caller: MakeCaller, size: int, count: int) -> None:
+    """The pieces of the large answer: head, two turns of tensor, and the end."""
+    caller, sent = make_caller(X), list[Any]()
+    tensor = {"name": "X", "datatype": "UINT8", "shape": [size], "parameters": {"binary_data_size": size}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    length = [(b"inference-header-content-length", str(len(head)).encode())]
+    events = pieces(head + b"x" * size)
+    answer = asyncio.run(call(caller, "POST", "/v2/models/echo/infer", events, length, sent=sent))
+    assert answer is not None
+    assert answer[0] == 200
+    assert answer[1].endswith(b"x" * size)
+    bodies = [event["body"] for event in sent if event["type"] == "http.response.body"]
+    assert len(bodies) == count
+    assert max(map(len, bodies)) <= _TURN_BYTES
 
 
 def test_tensors_of_a_body_in_pieces_are_aligned(make_caller: MakeCaller) -> None:
@@ -172,3 +203,24 @@ def test_lifespan_is_acknowledged(make_caller: MakeCaller) -> None:
 
 async def _run(app: Any, receive: Any, send: Any) -> None:
     await app({"type": "lifespan"}, receive, send)
+
+
+def test_an_answer_that_breaks_off_is_not_said_to_be_whole(make_caller: MakeCaller) -> None:
+    """The host gets the error, and closes the connection. The caller must not take the chunks for an answer."""
+
+    async def main() -> list[Any]:
+        sent: list[Any] = []
+
+        async def send(event: Any) -> None:
+            sent.append(event)
+
+        answered: asyncio.Future[HttpReply | None] = asyncio.get_running_loop().create_future()
+        streamed = _Streamed(answered, send, HttpReply(200, (), ()))
+        await streamed.send(b"part")
+        streamed.break_off()
+        streamed.break_off()  # the second time changes nothing
+        with pytest.raises(_Broken):
+            answered.result()
+        return sent
+
+    assert [event.get("more_body") for event in asyncio.run(main())] == [None, True]

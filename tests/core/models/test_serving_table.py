@@ -69,3 +69,26 @@ def test_a_table_that_is_open_has_what_is_loaded_and_lacks_what_is_unloaded() ->
     assert table.resolve("new", "1") == "new"
     with pytest.raises(NotFound):
         table.resolve("old")
+
+
+@pytest.mark.parametrize("version", ["", "1", 1, "01"])
+@pytest.mark.parametrize("find", ["served", "served_loaded", "resolve", "resolve_loaded"])
+def test_every_way_to_a_model_finds_it_however_its_version_is_written(find: str, version: str | int) -> None:
+    table: Any = ServingTable()
+    table.update(records("m"))
+    table.open()
+    found = getattr(table, find)("m", version)
+    assert (found if find.startswith("resolve") else found.view) == "m"
+    with pytest.raises(NotFound):
+        getattr(table, find)("m", "2")
+
+
+@pytest.mark.parametrize(("find", "is_refused"), [("served", True), ("served_loaded", False), ("resolve", True)])
+def test_before_the_table_is_open_only_those_inside_find_a_model(find: str, is_refused: bool) -> None:
+    table: Any = ServingTable()
+    table.update(records("m"))
+    if is_refused:
+        with pytest.raises(Unavailable, match="its models are still being loaded"):
+            getattr(table, find)("m")
+    else:
+        assert getattr(table, find)("m").view == "m"

@@ -7,7 +7,7 @@ from google.protobuf import text_format
 
 from headrace.config.model_config_pb2 import ModelVersionPolicy
 from headrace.errors import OperatorError
-from headrace.models.versions import available_versions, select_versions, versions_to_serve
+from headrace.models.versions import VersionFingerprint, available_versions, select_versions, versions_to_serve
 from headrace.storage.local_storage import files_below
 
 
@@ -74,3 +74,22 @@ def test_no_version_left_says_what_there_is_instead(tmp_path: Path, folders: str
         versions_to_serve("m", files_below(tmp_path), policy(text))
     said = "at least one version must be available under the version policy of model 'm'. "
     assert refusal.value.message.startswith(said + why)
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (None, False),
+        (VersionFingerprint(b"config", "place", {"1/model": 1}, b"one"), False),
+        (VersionFingerprint(b"config", "place", {"1/model": 1}, b"two"), True),
+        (VersionFingerprint(b"other", "place", {"1/model": 1}, b"two"), False),
+        (VersionFingerprint(b"config", "elsewhere", {"1/model": 1}, b"two"), False),
+        (VersionFingerprint(b"config", "place", {"1/model": 2}, b"two"), False),
+    ],
+    ids=["none", "the same", "instances", "instances and config", "instances and place", "instances and a file"],
+)
+def test_a_version_differs_in_instances_only_if_nothing_else_differs(
+    other: VersionFingerprint | None, expected: bool
+) -> None:
+    fingerprint = VersionFingerprint(b"config", "place", {"1/model": 1}, b"one")
+    assert fingerprint.differs_in_instances(other) is expected
