@@ -23,7 +23,7 @@ from headrace.telemetry.executions import ExecutionCounter
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecutorResources:
-    """What the executors of all models of one server share. Create it on the event loop's thread.
+    """The objects that the executors of all models of one server share. Create it on the event loop's thread.
 
     ``exit_timeout_s`` returns how many seconds an instance may take to close.
     """
