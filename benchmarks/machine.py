@@ -46,7 +46,7 @@ def rss_mib(pid: int) -> float:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of the loopback that nobody listens on now."""
+    """Return TCP ports of the loopback that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

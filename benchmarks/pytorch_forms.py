@@ -86,7 +86,7 @@ class ExportedProgram(_Form):
 
 
 class AotPackage(_Form):
-    """Its kernels have the threads of whoever compiled them: one."""
+    """Its kernels use one thread, as when they were compiled."""
 
     name = "pytorch-aoti"
     config = 'platform: "torch_aoti"\nparameters { key: "trust" value { string_value: "true" } }\n'

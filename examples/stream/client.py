@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def story(server: InferenceServerClient, prompt: str, words: int, seed: int) -> Iterator[str]:
-    """The words as they come. Whoever stops reading cancels the rest."""
+    """Yield the words as they arrive. A caller that stops reading cancels the rest."""
     answers: queue.Queue[tuple[InferResult | None, InferenceServerException | None]] = queue.Queue()
     server.start_stream(lambda result, error: answers.put((result, error)))
     try:

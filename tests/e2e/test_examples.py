@@ -188,7 +188,7 @@ def test_a_story_comes_word_by_word_and_stops_when_nobody_listens(serve_page: Ca
     assert len(story) == 40
     assert all(before.endswith(".") or (before, word) in pairs() for before, word in pairwise(story))
     assert tell(server, cancelled) == story[:12]  # a million words would take hours
-    server.wait_for_line(r"nobody listens any more, after \d+ of 1000000 words")
+    server.wait_for_line(r"the caller has disconnected, after \d+ of 1000000 words")
 
 
 def test_another_seed_tells_another_story(serve_page: Callable[[str], Headrace]) -> None:

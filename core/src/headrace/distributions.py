@@ -1,4 +1,4 @@
-"""What can be installed in addition: distributions of backends and schedulers, and the extras of this distribution.
+"""The distributions of backends and schedulers that can be installed, and the extras of this distribution.
 
 Errors about a missing one contain the command that installs it.
 """

@@ -32,7 +32,7 @@ from enum import Enum
 
 
 class Code(Enum):
-    """What went wrong, independent of any transport. The values of the first eight are Triton's printed names."""
+    """The kind of an error, independent of any transport. The values of the first eight are Triton's printed names."""
 
     UNKNOWN = "Unknown"
     INTERNAL = "Internal"

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from headrace.engine import Caller, InterceptorChain, Operation
 from headrace.errors import CallerError, Cancelled, Code, HeadraceError, InvalidArgument
-from headrace.frontends.failures import Failure, is_verbose, tell
+from headrace.frontends.failures import Failure, is_verbose, log_failure
 from headrace.off_loop import OffLoopWork, TooLargeForLoop
 from headrace_grpc.grpc_service_pb2 import ModelInferRequest
 from headrace_grpc.large_requests import unpack_large
@@ -243,7 +243,7 @@ class _Guard:
     def _tell(self, error: HeadraceError, caller: Caller) -> None:
         """Write a refusal to the verbose log, because the handler does not get it."""
         if is_verbose():
-            tell(Failure.of(error), self._rpc.name, caller.model)
+            log_failure(Failure.of(error), self._rpc.name, caller.model)
 
     def _require_name(self, request: Any, caller: Caller) -> None:
         """Raise `InvalidArgument` if the message names another model than the one that was admitted."""

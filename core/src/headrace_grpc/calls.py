@@ -54,7 +54,7 @@ _TASK_NS = 50_000
 
 
 class CallState:
-    """What all calls of a host share. If ``draining``, no further requests are taken."""
+    """The objects that all calls of a host share. If ``draining``, no further requests are taken."""
 
     def __init__(self, options: ServerOptions, large: OffLoopWork) -> None:
         self.loop = asyncio.get_running_loop()
@@ -78,7 +78,7 @@ class RefusedCall(Stream):
 
 
 class GrpcCall(Stream):
-    """What all other calls have in common. Handlers get it as their ``Context``."""
+    """The base class of all other calls. Handlers get it as their ``Context``."""
 
     __slots__ = ("_assembler", "_calls", "_cancel", "_head", "_timer", "deadline_ns", "is_ended")
 

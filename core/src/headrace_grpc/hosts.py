@@ -1,4 +1,4 @@
-"""What every host of gRPC has in common: its RPCs, its port, its start, how it reads a message and words an error."""
+"""The base class of all gRPC hosts: its RPCs, its port, its start, how it reads a message and words an error."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from headrace.engine import Caller, admitted, not_by_model_infer
 from headrace.errors import CallerError, Code, HeadraceError, Unavailable
 from headrace.frontends.answering import EncodedAnswer, check_strings
-from headrace.frontends.failures import tell_fault
+from headrace.frontends.failures import log_fault
 from headrace.frontends.tensor_locations import TensorLocations
 from headrace.messages.request import InferRequest, log_id
 from headrace.messages.response import InferResponse
@@ -34,7 +34,7 @@ OUT_OF_TIME = "The server has stopped before the call was answered: its exit tim
 
 
 class Inference:
-    """What the inference RPCs share."""
+    """The objects that the inference RPCs share."""
 
     def __init__(self, engine: Engine) -> None:
         self.off_loop_work, self.options, self.admission = engine.off_loop_work, engine.options, engine.admission
@@ -76,7 +76,7 @@ def model_infer(inference: Inference, raw_request: ReadMessage, context: Context
         ticket = Ticket(decoded.request, answer)
         inference.single.start(view, ticket, context)
     except HeadraceError as error:
-        tell_fault(error, "Infer", message.model_name, message.model_version)
+        log_fault(error, "Infer", message.model_name, message.model_version)
         raise
     return ticket.cancel
 

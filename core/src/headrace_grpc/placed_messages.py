@@ -72,7 +72,7 @@ class PlacedMessages:
         return raw_request._replace(raw=raw)
 
     def _read(self, request: InferRequest, placed: Mapping[int, tuple[TensorLocation, Parameters]]) -> None:
-        inputs: Any = request.inputs  # just made, and nobody else's
+        inputs: Any = request.inputs  # just created, and not shared
         for number, name in enumerate(list(inputs)):
             if number in placed:
                 inputs[name] = self._places.read(*placed[number], name, inputs[name])

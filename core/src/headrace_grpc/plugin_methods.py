@@ -33,7 +33,7 @@ _NAME = re.compile(r"/((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)/([A-Za-z_]\w*)", re.ASCI
 
 
 class MethodServices(NamedTuple):
-    """What the methods of one server share, and the names of all its services."""
+    """The objects that the methods of one server share, and the names of all its services."""
 
     inference: Inference
     services: Sequence[str]

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from headrace.engine import AnyOperation
 from headrace.errors import HeadraceError
-from headrace.frontends.failures import tell_fault
+from headrace.frontends.failures import log_fault
 
 #: Keys are in lower case and may repeat; values of keys that end in ``-bin`` are bytes.
 Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
@@ -96,7 +96,7 @@ class Rpc:
             try:
                 return serialize(await unary(request, context))
             except HeadraceError as error:
-                tell_fault(error, name)
+                log_fault(error, name)
                 raise
 
         return call

@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import HeadraceError
-from headrace.frontends.failures import Failure, is_verbose, log, tell
+from headrace.frontends.failures import Failure, is_verbose, log, log_failure
 from headrace_grpc.absent_methods import ABSENT
 from headrace_grpc.admitted_calls import admitted
 from headrace_grpc.infer import Inference
@@ -81,7 +81,7 @@ def _watch_unary(name: str, handler: Unary) -> Unary:
             return await handler(request, context)
         except HeadraceError as error:
             model = getattr(request, "model_name", "") or getattr(request, "name", "")
-            tell(Failure.of(error), name, model, getattr(request, "version", ""))
+            log_failure(Failure.of(error), name, model, getattr(request, "version", ""))
             raise
         finally:
             step(number, "COMPLETE")
@@ -100,7 +100,7 @@ def _watch_direct(name: str, handler: Direct) -> Direct:
 
         def told(answer: bytes | HeadraceError) -> None:
             if isinstance(answer, HeadraceError):
-                tell(Failure.of(answer), "Infer", message.model_name, message.model_version, message.id)
+                log_failure(Failure.of(answer), "Infer", message.model_name, message.model_version, message.id)
             step(number, "COMPLETE")
             reply(answer)
             step(number, "FINISH")

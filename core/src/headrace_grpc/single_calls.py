@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.frontends.failures import tell_fault
+from headrace.frontends.failures import log_fault
 from headrace.off_loop import LARGE_BYTES, TooLargeForLoop
 from headrace_grpc.call_headers import SUCCESS, begin_block
 from headrace_grpc.calls import COUNTED_BYTES, GrpcCall
@@ -207,5 +207,5 @@ class UnaryCall(SingleCall):
             self.finish(CANCELLED, "the call was cancelled")
         except Exception as error:
             if isinstance(error, HeadraceError):
-                tell_fault(error, rpc.name)
+                log_fault(error, rpc.name)
             self.fail(error)

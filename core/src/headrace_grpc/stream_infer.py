@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError, InternalError, Unavailable
-from headrace.frontends.failures import Failure, shown, tell
+from headrace.frontends.failures import Failure, log_failure, shown
 from headrace.messages.request import log_id
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
@@ -355,7 +355,7 @@ class _Stream:
 
     def _encode_error(self, turn: _Turn, reason: HeadraceError, final: bool) -> bytes:
         asked = turn.message
-        tell(Failure.of(reason), "Infer", asked.model_name, asked.model_version, asked.id)
+        log_failure(Failure.of(reason), "Infer", asked.model_name, asked.model_version, asked.id)
         if self._errors_end and turn.is_queued:
             raise reason
         return turn.encode_error(reason, final)

@@ -176,7 +176,7 @@ class RouteHandler:
     """Runs ``route`` for each request, in a task that is cancelled when the caller disconnects."""
 
     def __init__(self, route: HttpRoute, handlers: RouteHandlers) -> None:
-        self._route, self._handlers, self._tell = route, handlers, handlers.tell
+        self._route, self._handlers, self._log_error = route, handlers, handlers.log_error
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, request: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
@@ -198,7 +198,7 @@ class RouteHandler:
             else:
                 reply(_checked(answer))
         except HeadraceError as error:
-            self._tell(error, call.request)
+            self._log_error(error, call.request)
             reply(error_reply(error.with_traceback(None)))
         except Exception:
             log.exception("route '%s' failed", self._route.name)
@@ -219,7 +219,7 @@ class RouteHandler:
             if stream is None:
                 raise
             if isinstance(error, HeadraceError):
-                self._tell(error, request)
+                self._log_error(error, request)
             else:
                 log.exception("route '%s' failed in the middle of an answer", self._route.name)
             stream.break_off()

@@ -36,7 +36,7 @@ _PER_TURN = 8
 
 
 class ConnectionPhase(enum.Enum):
-    """What a connection waits for."""
+    """The event that a connection waits for."""
 
     IDLE = enum.auto()
     HEAD = enum.auto()
@@ -203,7 +203,7 @@ class HttpProtocol(AnsweringProtocol):
             self._transport.abort()
 
     def _observe(self) -> tuple[ConnectionPhase, int]:
-        """What is waited for, and how many bytes of it have been moved, counted from anywhere."""
+        """Return what the connection waits for, and a count of its bytes so far. Only differences of counts matter."""
         unsent = self._transport.get_write_buffer_size()
         if unsent or self._is_lingering:
             unsent += unsent_bytes(self._transport.get_extra_info("socket"))

@@ -64,7 +64,7 @@ class _Watcher:
 
     @property
     def certificate(self) -> Any:
-        """What the other end proved itself with; None if it did not."""
+        """The verified certificate of the other end, or None."""
         return getattr(self._reply, "certificate", None)
 
     def stream(self, head: HttpReply) -> ReplyStream:
@@ -72,16 +72,16 @@ class _Watcher:
 
     def __call__(self, reply: HttpReply) -> None:
         if reply.status >= 400 and reply.parts:  # "not ready" has no body, and is not a failure
-            self._tell(reply)
+            self._log_error(reply)
         self.cancel = None  # it refers to this object
         self._reply(reply)
 
-    def _tell(self, reply: HttpReply) -> None:
+    def _log_error(self, reply: HttpReply) -> None:
         request = self._request
         target = self._target(request.path)
         model, version = ("", "") if target is None else (target.name, target.version)
         what = "Infer" if request.path.endswith("/infer") else f"{request.method} {request.path}"
-        failures.tell(_failure_of(reply), what, model, version, self._request_id() if what == "Infer" else "")
+        failures.log_failure(_failure_of(reply), what, model, version, self._request_id() if what == "Infer" else "")
 
     def _request_id(self) -> str:
         """Return the id of the submitted request, or from the body of one that was not submitted."""

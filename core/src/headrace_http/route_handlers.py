@@ -23,18 +23,18 @@ Handler: TypeAlias = Callable[[HttpRequest, PathTarget, Reply], "Cancel | None"]
 
 
 class RouteHandlers:
-    """What the routes of one port share. ``tell`` logs an error, and ``fail`` answers one."""
+    """The handlers that the routes of one port share. ``log_error`` logs an error, and ``fail`` answers one."""
 
     def __init__(
         self,
         engine: Engine,
-        tell: Callable[[HeadraceError, HttpRequest], None],
+        log_error: Callable[[HeadraceError, HttpRequest], None],
         fail: Callable[[HttpRequest, Reply, Exception], None],
         transport: str,
         limits: HttpLimits,
     ) -> None:
         self._engine = engine
-        self.tell, self._fail = tell, fail
+        self.log_error, self._fail = log_error, fail
         #: The `Caller.transport` of their callers.
         self.transport = transport
         #: The limits of the port.

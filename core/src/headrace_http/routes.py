@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.engine import Operation
 from headrace.errors import HeadraceError, InternalError, NotFound
-from headrace.frontends.failures import is_verbose, tell_fault
+from headrace.frontends.failures import is_verbose, log_fault
 from headrace.frontends.request_layouts import Recent
 from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.absent_routes import absent_routes
@@ -69,7 +69,7 @@ class Routes:
         self._transport = transport
         self._found = Recent[str, tuple[Route, PathTarget]](_REMEMBERED)
         self._handlers = RouteHandlers(
-            engine, self._tell, self._fail, transport, port_limits(engine.options) if limits is None else limits
+            engine, self._log_error, self._fail, transport, port_limits(engine.options) if limits is None else limits
         )
         self.table = self._build(engine.additions(HttpRoute) if routes is None else routes)
         if routes is None:
@@ -127,14 +127,14 @@ class Routes:
             log.error("a request to %r failed", request.path[:1000], exc_info=error)
             error = InternalError("the request failed inside the server; its log has the reason")
         else:
-            self._tell(error, request)
+            self._log_error(error, request)
         reply(error_reply(error))
 
-    def _tell(self, error: HeadraceError, request: HttpRequest) -> None:
+    def _log_error(self, error: HeadraceError, request: HttpRequest) -> None:
         """Log ``error`` if it is the server's fault."""
         target = self._target(request.path) or PathTarget()
         what = "Infer" if request.path.endswith("/infer") else f"{request.method} {request.path}"
-        tell_fault(error, what, target.name, target.version)
+        log_fault(error, what, target.name, target.version)
 
     def _target(self, path: str) -> PathTarget | None:
         """Return what ``path`` names; None for an unknown path."""

@@ -27,7 +27,7 @@ _SETTLING, _RELOADS = 10, 50
 
 
 class Loading(Subject):
-    """What happens before the first request and after the last."""
+    """Checks of loading and unloading: before the first request and after the last."""
 
     def test_importing_the_plugin_imports_no_engine(self) -> None:
         if not self.heavy:

@@ -236,7 +236,7 @@ class ServedExtension:
 
 
 def _imported(node: ast.AST) -> list[str]:
-    """What ``node`` imports, as far as it does."""
+    """Return the modules that ``node`` imports; an empty list if it is no import."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and node.module and node.module != "headrace":

@@ -1,4 +1,4 @@
-"""What stands beside an extension under test: the backends that double, and an interceptor that refuses."""
+"""The other plugins for the test of an extension: backends that double their input, and an interceptor that refuses."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class ScheduledTimes(ScheduledSubject):
             for instance in reversed(stage.instances):
                 self.send(stage)
                 await stage.settle()
-                assert stage.model_queue.pending == 1, "a request runs that nobody is free for"
+                assert stage.model_queue.pending == 1, "a request runs although no instance is idle"
                 instance.finish()
                 await stage.turn(self.delay_ns)
                 assert stage.model_queue.pending == 0, f"'{instance.name}' is free, and does not get what waits"
@@ -199,6 +199,6 @@ class ScheduledTimes(ScheduledSubject):
             before = stage.asked
             await stage.turn(MINUTE)
             assert stage.asked - before <= 4, f"it is asked {stage.asked - before} times in a minute without requests"
-            assert stage.clock.pending == 0, "a timer is set, though nobody waits"
+            assert stage.clock.pending == 0, "a timer is set, but no request waits"
 
         play(scene)

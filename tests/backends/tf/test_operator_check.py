@@ -243,7 +243,7 @@ def test_a_function_that_reads_and_calls_itself_is_refused(models: Any, tmp_path
         function.node_def.add(name="again", op=function.signature.name, input=arguments)
 
     models.edit(change)
-    assert "it calls itself, so that nobody can tell which files it reads" in models.reason()
+    assert "it calls itself, so that the files that it reads are unknown" in models.reason()
 
 
 @pytest.mark.parametrize("how", ["api_implements", "gradient"])

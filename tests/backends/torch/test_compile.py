@@ -228,7 +228,7 @@ except LoadError as error:
     [
         ({"PATH": "/nowhere"}, "model 'm': torch.compile needs a C++ compiler, and there is none: install g++"),
         ({"HEADRACE_CACHE": "/proc/nowhere"}, "no compiled code can be kept in '/proc/nowhere"),
-        ({"HEADRACE_CACHE": "OPEN"}, "must belong to the server's user, and to nobody else (mode 700)"),
+        ({"HEADRACE_CACHE": "OPEN"}, "must belong to the server's user only (mode 700)"),
     ],
     ids=["compiler", "cache", "open cache"],
 )

@@ -51,7 +51,7 @@ def _root() -> Path:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = root.stat()
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise LoadError(f"directory '{root}' must belong to the server's user, and to nobody else (mode 700)")
+        raise LoadError(f"directory '{root}' must belong to the server's user only (mode 700)")
     return root
 
 
@@ -85,12 +85,12 @@ def _remove(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of ``folder``, which is made if need be.
+    """Hold the lock of ``folder``, and create the folder if it does not exist.
 
-    Raises `BlockingIOError` if another has it and this shall not wait.
+    Raises `BlockingIOError` if another process has the lock and ``wait`` is False.
     """
     while (descriptor := _lock(folder, wait)) is None:
-        """Who had it has failed, and removed the folder with it."""
+        pass  # the process that had the lock has failed, and removed the folder
     try:
         yield
     finally:

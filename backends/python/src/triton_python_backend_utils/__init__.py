@@ -1,4 +1,4 @@
-"""What a Python model imports as ``pb_utils``: Triton's module of this name, in typed Python.
+"""The module that a Python model imports as ``pb_utils``: Triton's module of this name, in typed Python.
 
 A model needs ``Tensor``, ``InferenceResponse`` and `get_input_tensor_by_name` for the least::
 

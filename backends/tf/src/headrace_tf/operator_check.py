@@ -114,7 +114,7 @@ class _Walk:
         known = self._known
         if (name, may_read) in known:
             if name in self._entered and may_read:
-                self.refuse(name, name, "it calls itself, so that nobody can tell which files it reads")
+                self.refuse(name, name, "it calls itself, so that the files that it reads are unknown")
             return known[name, may_read]
         known[name, may_read] = []
         self._entered.add(name)

@@ -112,7 +112,7 @@ def _own_directory() -> Path:
             "name another directory"
         ) from error
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise LoadError(f"directory '{folder}' must belong to the server's user, and to nobody else (mode 700)")
+        raise LoadError(f"directory '{folder}' must belong to the server's user only (mode 700)")
     return folder
 
 

@@ -45,7 +45,7 @@ class Template(ResponseCache):
         path = self._path(key)
         written = path.with_suffix(f".{threading.get_ident()}")
         written.write_bytes(pack_response(response))
-        written.replace(path)  # nobody reads half an answer
+        written.replace(path)  # no reader sees half an answer
         with self._changing:
             self._paths[path] = None
             gone = list(self._paths)[: max(0, len(self._paths) - self._most)]

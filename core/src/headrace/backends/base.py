@@ -256,7 +256,7 @@ class Backend(ABC):
 
 
 class BaseInstance:
-    """What the four kinds of instance have in common. Everything has a default."""
+    """The members that the four kinds of instance have in common. Everything has a default."""
 
     #: True if ``execute`` or ``execute_requests`` may be called on any thread, one call at a time, also on the server's
     #: event loop. The instance must then keep no state in a thread, and wait for nothing, so it must not use

@@ -1,4 +1,4 @@
-"""What the instances of one version share, such as one copy of the weights."""
+"""Objects that the instances of one version share, such as one copy of the weights."""
 
 from __future__ import annotations
 

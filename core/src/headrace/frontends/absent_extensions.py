@@ -1,5 +1,7 @@
-"""What is said of Triton's extensions that are not installed. For shared memory, no region is ever registered then
-(docs/spec/behaviours.md section 12.3)."""
+"""The errors for Triton's extensions that are not installed.
+
+Without the extension for shared memory, no region is ever registered (docs/spec/behaviours.md section 12.3).
+"""
 
 from __future__ import annotations
 

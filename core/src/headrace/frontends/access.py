@@ -82,11 +82,11 @@ class Uploads:
             return
         where = address or "an unknown address"
         if foreign is not None:
-            where += f" with the header '{foreign}', on behalf of somebody else"
+            where += f" with the header '{foreign}', on behalf of another caller"
         raise Unsupported(
             f"files that come with a load are taken from loopback addresses only, and this load came from {where}. "
-            f"Restrict model-repository by {self._restriction}, which lets whoever has the key, or start the server "
-            "with --model-files-from=any"
+            f"Restrict model-repository by {self._restriction}, so that callers with the key may send files, "
+            "or start the server with --model-files-from=any"
         )
 
 

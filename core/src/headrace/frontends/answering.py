@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from headrace.errors import HeadraceError, InternalError
-from headrace.frontends.failures import tell_fault
+from headrace.frontends.failures import log_fault
 from headrace.messages.request import InferRequest, log_id
 from headrace.messages.response import InferResponse
 from headrace.messages.single import SingleAnswer
@@ -46,7 +46,7 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
 
     def settle(self, answer: InferResponse | HeadraceError) -> None:
         if isinstance(answer, HeadraceError):
-            tell_fault(answer, "Infer", self.view.name, str(self.view.version))
+            log_fault(answer, "Infer", self.view.name, str(self.view.version))
             self._reply(self.refused(answer))
             return
         try:

@@ -30,7 +30,7 @@ _first_names = {path.name for path in Path("/").iterdir()}
 
 
 class Failure(NamedTuple):
-    """What the log needs of an error. The error itself would keep its frames, and so their requests."""
+    """The parts of an error that the log needs. The error itself would keep its frames, and so their requests."""
 
     message: str
     code: Code
@@ -51,7 +51,7 @@ def level_of(error: HeadraceError) -> int:
     return logging.DEBUG if isinstance(error, CallerError) else _LEVELS.get(error.code, logging.DEBUG)
 
 
-def tell(failure: Failure, what: str, model: str = "", version: str = "", request_id: str = "") -> None:
+def log_failure(failure: Failure, what: str, model: str = "", version: str = "", request_id: str = "") -> None:
     """Log that a request was answered with ``failure``, in Triton's words for an inference.
 
     ``what`` is ``Infer``, or the path or the name of the call. It may come from the caller, like the other names.
@@ -69,10 +69,10 @@ def tell(failure: Failure, what: str, model: str = "", version: str = "", reques
     log.log(failure.level, "%s)", text, extra={**given, "code": failure.code.value}, stacklevel=2)
 
 
-def tell_fault(error: HeadraceError, what: str, model: str = "", version: str = "") -> None:
-    """`tell` a server's fault, unless the log is verbose: the code that logs all requests then logs it."""
+def log_fault(error: HeadraceError, what: str, model: str = "", version: str = "") -> None:
+    """Log a fault of the server, unless the log is verbose: the code that logs all requests then logs it."""
     if level_of(error) > logging.DEBUG and not is_verbose():
-        tell(Failure.of(error), what, model, version)
+        log_failure(Failure.of(error), what, model, version)
 
 
 def _short(text: str) -> str:

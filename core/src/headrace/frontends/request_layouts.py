@@ -46,7 +46,7 @@ class TensorPlace(NamedTuple):
 
 
 class RequestLayout(NamedTuple):
-    """What requests have in common that differ only in their ids and the bytes of their tensors.
+    """The part that is equal in requests that differ only in their ids and the bytes of their tensors.
 
     A client that sends tensors of one shape sends such requests. The layout of the first is kept, and of the next ones
     only the tensors are read. The protocol decides whether a request has a layout.

@@ -51,7 +51,7 @@ from headrace.storage.repositories import Entry, Fingerprint, Repositories
 
 @dataclass(slots=True)
 class Findings:
-    """What the check of a config has found. ``notes`` are settings without effect: the model can be served.
+    """The result of the check of a config. ``notes`` are settings without effect: the model can be served.
 
     ``completed`` are the fields that the config leaves out, and ``config`` is the config with those that Headrace
     completes itself. ``failed`` has the versions that the backend refused for another reason than the config.

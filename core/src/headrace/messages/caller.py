@@ -1,4 +1,4 @@
-"""Who asks for one operation, and under what terms."""
+"""The caller of one operation: identity, transport, deadline."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _no_header(name: str) -> str | None:
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """Who asks for one operation, and under what terms. It travels with the request.
+    """The caller of one operation: identity, transport, headers, deadline. It travels with the request.
 
     ``transport`` is ``http``, ``grpc``, ``metrics``, the name of another frontend, ``model`` for a model that asks
     another model, or ``program`` for the program that the server is part of.
@@ -51,21 +51,23 @@ class Caller:
     transport: str
     #: The address of the other end; empty if it is not known.
     peer: str = ""
-    #: What the other end proved itself with, as ``ssl.SSLSocket.getpeercert`` has it.
+    #: The verified certificate of the other end, as ``ssl.SSLSocket.getpeercert`` has it.
     certificate: Mapping[str, Any] | None = None
     #: Returns a header, or an entry of metadata that is text, by its name in lower case.
     header: Callable[[str], str | None] = _no_header
     #: Returns all headers, as names and values.
     headers: Callable[[], Iterable[tuple[str, str]]] = tuple
-    #: Who that is: the common name of the certificate, until an interceptor sets it.
+    #: The identity of the caller: the common name of the certificate, until an interceptor sets it.
     principal: str = ""
     #: When the caller stops waiting, in monotonic nanoseconds; 0 for never.
     deadline_ns: int = 0
     #: The headers ``traceparent`` and ``tracestate``, if the caller sent them.
     trace_context: Mapping[str, str] = field(default_factory=dict)
-    #: The call in whose execution a model made this one. The principal, the deadline and the trace context are its.
+    #: The call that a model was executing when it made this one. Principal, deadline and trace context are copied from
+    #: it.
     parent: Caller | None = None
-    #: What it was admitted to, and for which model; empty before, and where the operation has no model.
+    #: The operation and the model that it was admitted for. None and empty before; ``model`` is also empty if the
+    #: operation has no model.
     operation: AnyOperation | None = field(default=None, init=False)
     model: str = field(default="", init=False)
     arrival_ns: int = field(default_factory=monotonic_ns, init=False)

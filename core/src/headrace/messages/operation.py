@@ -1,4 +1,4 @@
-"""What a caller may ask of the server: the operations that admission knows."""
+"""The operations of all protocols, each of which is admitted."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class AskedModel(Protocol):
     def has_waiting(self, ticket: Ticket) -> bool: ...
 
 
-def nobody(executor: Executor) -> Sequence[Executor]:
+def no_executors(executor: Executor) -> Sequence[Executor]:
     """Return no executors: without a rate limiter, no executor waits for another."""
     return ()
 
@@ -62,7 +62,7 @@ class DeadlockDetector:
         self,
         loop: asyncio.AbstractEventLoop,
         refuse: Callable[[Ticket, Sequence[str]], None],
-        kept_waiting_by: Callable[[Executor], Sequence[Executor]] = nobody,
+        kept_waiting_by: Callable[[Executor], Sequence[Executor]] = no_executors,
     ) -> None:
         self._loop = loop
         self._refuse = refuse

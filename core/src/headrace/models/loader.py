@@ -74,7 +74,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What is to be loaded: the config as read and derived, the versions, and the files at that time.
+    """A planned load: the config as read and derived, the versions, and the files at that time.
 
     ``versions`` maps each version to its fingerprint. ``dependencies`` are loaded before. ``opened`` is closed at the
     end of the load.

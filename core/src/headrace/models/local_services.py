@@ -19,7 +19,7 @@ from headrace.executors.threads import LoopMailbox
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
-from headrace.models.deadlocks import DeadlockDetector, nobody
+from headrace.models.deadlocks import DeadlockDetector, no_executors
 from headrace.models.interceptors import InterceptorChain
 from headrace.models.running_loads import NestedLoads
 from headrace.models.served import ServedModel
@@ -55,7 +55,7 @@ class ModelControl(Protocol):
 
 
 class ServerServices:
-    """What all instances of all models share. Create it on the event loop's thread."""
+    """The services that all instances of all models share. Create it on the event loop's thread."""
 
     def __init__(
         self, mailbox: LoopMailbox, calls: ModelCalls, control: ModelControl, loads: NestedLoads, metrics: CustomMetrics
@@ -208,7 +208,7 @@ class ModelCalls:
         self._loop, self._table = loop, table
         self._single = RequestSubmitter(self._resolve, not_by_models, model, admission)
         self._any_number = RequestSubmitter(self._resolve, None, model, admission)
-        kept = nobody if limiter is None else limiter.kept_waiting_by
+        kept = no_executors if limiter is None else limiter.kept_waiting_by
         self._deadlocks = DeadlockDetector(loop, self._break_deadlock, kept)
         self._refusals: dict[Ticket, HeadraceError] = {}
 

@@ -89,7 +89,7 @@ def select_versions(name: str, policy: ModelVersionPolicy, available: Sequence[i
 
 @dataclass(frozen=True, slots=True)
 class VersionFingerprint:
-    """What one version is made of: its config without instance groups, its repository, and its files."""
+    """Identifies the content of one version: its config without instance groups, its repository, and its files."""
 
     config: bytes
     place: str

@@ -1,4 +1,6 @@
-"""What frontends get of a served version: constants, and documents with the same keys in JSON and in protobuf.
+"""`ModelView`: the facts about a served version that frontends use.
+
+Its documents have the same keys in JSON and in protobuf.
 
 Source: docs/spec/behaviours.md section 1.6.
 """

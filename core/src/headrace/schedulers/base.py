@@ -405,7 +405,7 @@ def nobody_to_call(ticket: Ticket) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledModel:
-    """What the model queue needs to know about its version. ``parameters`` is an object of the scheduler's
+    """A version of a model, for its model queue. ``parameters`` is an object of the scheduler's
     ``Parameters``."""
 
     config: ModelConfig

@@ -1,4 +1,4 @@
-"""What all schedulers have in common: requests wait, instances sleep and are woken, every request is answered once.
+"""The queue of one version of a model: requests wait, idle instances are woken, every request is answered once.
 
 A `Scheduler` says which requests run next, and the model queue does the rest. For an idle instance, `Scheduler.next` is
 called on the event loop, at most once per turn of the loop, and only after a change. The instance is then woken with

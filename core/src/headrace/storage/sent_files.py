@@ -1,4 +1,4 @@
-"""What a load request can contain: another config, or all files of the model.
+"""The content of a load request: another config, or all files of the model.
 
 Source: docs/spec/behaviours.md section 5.4.
 """

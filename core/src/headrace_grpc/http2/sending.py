@@ -106,7 +106,7 @@ class Sender:
         self._memory.gone(size_bytes)
 
     def mark_due(self, stream: Stream) -> None:
-        """Have the next `flush` try to send the queue of ``stream``. The caller ensures that a `flush` follows."""
+        """Let the next `flush` try to send the queue of ``stream``. The caller ensures that a `flush` follows."""
         if self._due is None:
             self._due = {}
         self._due[stream] = None

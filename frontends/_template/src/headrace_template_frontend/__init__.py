@@ -74,7 +74,7 @@ class TemplateFrontend(Frontend):
             while line := await reader.readline():
                 async for answer in self._answer(line, caller):
                     writer.write(json.dumps(answer).encode() + b"\n")
-                    await writer.drain()  # whoever does not read stops the model
+                    await writer.drain()  # a client that does not read stops the model
         except (ConnectionError, ValueError):  # gone, or a line without an end
             pass
         finally:

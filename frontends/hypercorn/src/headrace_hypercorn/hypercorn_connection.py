@@ -91,7 +91,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
     # ------------------------------------------------------------------ the application calls
 
     async def answer(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have ``app`` answer one request."""
+        """Let ``app`` answer one request."""
         if self._certificate is not None:
             own = {"headrace": {"certificate": self._certificate}}
             scope = {**scope, "extensions": {**(scope.get("extensions") or {}), **own}}
@@ -270,7 +270,10 @@ class _PacedCall:
 
 
 class _Writer(asyncio.StreamWriter):
-    """Leaves out what `begin` has written already of the next answer, which whoever has gone answers with a reset."""
+    """Omits the bytes of the next answer that `begin` has already written.
+
+    If the client has disconnected, the kernel answers these bytes with a reset.
+    """
 
     _begun_bytes = 0
 

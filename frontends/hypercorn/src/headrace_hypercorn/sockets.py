@@ -1,4 +1,4 @@
-"""What the kernel says of a connection, and how to reset one."""
+"""Reads the state of a connection from the kernel, and resets connections."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _RETRY_S = 1
 
 
 class Quota:
-    """What one caller may still ask: a token bucket of ``burst`` tokens, and a number of inferences in flight."""
+    """The remaining quota of one caller: a token bucket of ``burst`` tokens, and a number of inferences in flight."""
 
     __slots__ = ("_at_s", "_options", "_tokens", "in_flight")
 

@@ -1,4 +1,4 @@
-"""What both strategies share: the sequences of one instance, each in a slot."""
+"""The base class of both strategies: the sequences of one instance, each in a slot."""
 
 from __future__ import annotations
 

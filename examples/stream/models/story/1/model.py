@@ -37,7 +37,7 @@ class TritonPythonModel:
     def answer(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> None:
         try:
             self.tell(request, sender)
-        except Exception as error:  # nobody else would tell the caller: this is a thread of the model's own
+        except Exception as error:  # the server cannot report it: this is a thread of the model's own
             sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(f"the story broke off: {error!r}")))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
@@ -46,7 +46,7 @@ class TritonPythonModel:
         story = self.story(prompt, random.Random(int(value(request, "seed", 0))))
         for told in range(words):
             if sender.is_cancelled():
-                pb_utils.Logger.log_info(f"nobody listens any more, after {told} of {words} words")
+                pb_utils.Logger.log_info(f"the caller has disconnected, after {told} of {words} words")
                 return
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("word", encoded(next(story)))]))
             time.sleep(self.pause_s)
