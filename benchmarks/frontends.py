@@ -36,7 +36,7 @@ from headrace_grpc.frontend import Calls, _keepalive, _limits
 from headrace_grpc.http2.connection import Connection
 from headrace_grpc.http2.connections import Connections
 from headrace_grpc.rpc_table import rpcs
-from headrace_http.caller_limits import HttpLimits, flagged
+from headrace_http.caller_limits import port_limits
 from headrace_http.open_connections import NativeConnections
 from headrace_http.protocol import HttpProtocol
 from headrace_http.routes import Routes
@@ -236,7 +236,7 @@ def _feed(connection: Any, data: bytes) -> None:
 
 
 def _http_sender(engine: Engine, requests: Sequence[bytes]) -> tuple[Callable[[], None], Wire]:
-    limits = HttpLimits(input_bytes=engine.options.http_max_input_size, **flagged(engine.options))
+    limits = port_limits(engine.options)
     connection, wire = HttpProtocol(NativeConnections(Routes(engine).dispatch, limits, engine.off_loop_work)), Wire()
     connection.connection_made(wire)
     endless = cycle(requests)
