@@ -254,7 +254,7 @@ def test_a_scheduler_that_cancels_the_neighbours_is_caught(
 
     def cancel_all(self: ModelQueue, ticket: Ticket) -> None:
         for other in self.queue:
-            self._give_up(other, Cancelled("caught in the crossfire"), self.statistics.cancelled)
+            self._answer_waiting(other, Cancelled("caught in the crossfire"), self.statistics.cancelled)
 
     def deliver_none(self: ModelQueue, tickets: Sequence[Ticket], answers: Sequence[Any]) -> None:
         if any(ticket.cancelled for ticket in tickets):

@@ -590,7 +590,7 @@ def test_a_kernel_that_forgets_who_leaves_is_caught(check: str, monkeypatch: pyt
         for _ in range(2):
             ticket.respond(InferResponse({}), True)
 
-    monkeypatch.setattr(ModelQueue, "_give_up" if "waiting" in check else "_cancel", lambda self, *given: None)
+    monkeypatch.setattr(ModelQueue, "_answer_waiting" if "waiting" in check else "_cancel", lambda self, *given: None)
     if "running" in check:
         monkeypatch.setattr(ModelQueue, "_cancel", answer_twice)
     with pytest.raises(AssertionError, match=r"answered at once|is told"):

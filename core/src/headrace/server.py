@@ -150,7 +150,7 @@ class Server:
     @property
     def has_left_threads(self) -> bool:
         """True if loads have abandoned threads, which may never end. Then only `os._exit` ends the process safely."""
-        return self.engine.phase is not Phase.NEW and self._lifecycle.left_loads.has_any
+        return self.engine.phase is not Phase.NEW and self._lifecycle.abandoned_loads.has_any
 
     # ------------------------------------------------------------------ start and stop
 

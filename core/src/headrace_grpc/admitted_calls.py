@@ -230,17 +230,17 @@ class _Guard:
             name = "" if field is None else _text_in(body, field[0])
             return self._admission.admit(caller, self._rpc.operation, name)
         except HeadraceError as error:
-            self._tell(error, caller)
+            self._log_error(error, caller)
             raise
 
     async def _pass(self, waiting: Coroutine[Any, Any, None], caller: Caller) -> None:
         try:
             await waiting
         except HeadraceError as error:
-            self._tell(error, caller)
+            self._log_error(error, caller)
             raise
 
-    def _tell(self, error: HeadraceError, caller: Caller) -> None:
+    def _log_error(self, error: HeadraceError, caller: Caller) -> None:
         """Write a refusal to the verbose log, because the handler does not get it."""
         if is_verbose():
             log_failure(Failure.of(error), self._rpc.name, caller.model)

@@ -14,7 +14,7 @@ from headrace.errors import Cancelled, Unavailable
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket, Watcher
-from headrace.schedulers.in_flight import AWAITED, InFlightTracker, show
+from headrace.schedulers.in_flight import AWAITED, InFlightTracker, call_watchers
 
 ROOT = Path(__file__).parents[3]
 
@@ -105,9 +105,9 @@ def test_a_refusal_is_shown_to_those_only_who_watched_since() -> None:
     caller.ticket.watch(noting(seen, "before"))
     caller.ticket.watch(noting(seen, "since"))
     refusal = Cancelled("no")
-    assert show(caller.ticket, refusal, True, since=1) is refusal
+    assert call_watchers(caller.ticket, refusal, True, skip=1) is refusal
     assert seen == ["since 7 True"]
-    assert show(caller.ticket, refusal, True) is refusal
+    assert call_watchers(caller.ticket, refusal, True) is refusal
     assert seen == ["since 7 True", "before 7 True"]
 
 

@@ -17,9 +17,9 @@ from weakref import WeakValueDictionary
 from headrace.config.parameters import LOAD_TIMEOUT
 from headrace.errors import ConfigError, HeadraceError, LoadError, OperatorError
 from headrace.executors.threads import apart
+from headrace.models.abandoned_loads import AbandonedLoads
 from headrace.models.configuring import LOAD_TIMEOUT_OPTION, LOAD_TIMEOUT_S
 from headrace.models.dependencies import Dependencies, Needed
-from headrace.models.left_loads import LeftLoads
 from headrace.models.loader import Loader, LoadPlan
 from headrace.models.running_loads import Background, LoadSlots, NestedLoads, Progress, Wait
 from headrace.models.served import PreparedChange, ServedModel
@@ -77,7 +77,7 @@ class Lifecycle:
         self._table = table
         self._retries = retries
         self._slots = slots
-        self.left_loads = LeftLoads()
+        self.abandoned_loads = AbandonedLoads()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def load_all(self, entries: Iterable[Entry]) -> list[HeadraceError]:
@@ -107,11 +107,11 @@ class Lifecycle:
 
         ``with_needed``: also unload the models that only ``name`` needed and that were not loaded by name.
 
-        A load that waits for processes fails at once. A load on a thread is abandoned after `left_loads.GRACE_S`, even
-        if it never ends. Loads of models that need ``name`` end first, as in Triton.
+        A load that waits for processes fails at once. A load on a thread is abandoned after
+        `abandoned_loads.GRACE_S`, even if it never ends. Loads of models that need ``name`` end first, as in Triton.
         """
         self._loader.stop_loading(name)
-        self.left_loads.end_soon(name, "was unloaded while it was being loaded")
+        self.abandoned_loads.end_soon(name, "was unloaded while it was being loaded")
         for dependent in self._dependencies.above(name):
             async with self._turn(dependent):
                 pass
@@ -165,7 +165,7 @@ class Lifecycle:
         Without ``wait_for_loads``, running loads are abandoned.
         """
         if wait_for_loads:
-            self.left_loads.end_all_soon("was being loaded when the server stopped")
+            self.abandoned_loads.end_all_soon("was being loaded when the server stopped")
             await self.background.settle()
         self._is_stopping = True
         for name in self.records:
@@ -177,7 +177,7 @@ class Lifecycle:
             return
         await self.background.settle()
         self._slots.close()
-        if self.left_loads.has_any:
+        if self.abandoned_loads.has_any:
             self._loader.abandon()
 
     def close(self) -> None:
@@ -291,7 +291,7 @@ class Lifecycle:
         is_fine = record is not None and record.is_served and record.is_settled and record.is_alive
         loaded = record.fingerprint if record is not None and is_fine and entry.config is None else None
         try:
-            self.left_loads.refuse(entry.name)
+            self.abandoned_loads.refuse(entry.name)
             wait = self._files_wait(entry.name)
             return await self._slots.run(self._loader.plan, entry, loaded, wait=wait)
         except NoVersion as error:
@@ -314,7 +314,7 @@ class Lifecycle:
 
     def _files_wait(self, name: str) -> Wait[Any]:
         """Return the function that waits until the files of ``name`` are fetched and read."""
-        return partial(self.left_loads.wait, name, LOAD_TIMEOUT_S, "its files are read", self._end_late)
+        return partial(self.abandoned_loads.wait, name, LOAD_TIMEOUT_S, "its files are read", self._end_late)
 
     async def _load_versions(
         self, record: ModelRecord, plan: LoadPlan, progress: Progress, numbers: Sequence[int]
@@ -379,9 +379,9 @@ class Lifecycle:
         log.log(VERBOSE_2, "CreateModel() '%s' version %d", plan.name, number)
         for attempt in range(self._retries + 1):
             try:
-                self.left_loads.refuse(plan.name)
+                self.abandoned_loads.refuse(plan.name)
                 setting = f"parameter '{LOAD_TIMEOUT}', or {LOAD_TIMEOUT_OPTION} of --backend-config"
-                wait: Wait[Any] = partial(self.left_loads.wait, plan.name, plan.timeout_s, setting, self._end_late)
+                wait: Wait[Any] = partial(self.abandoned_loads.wait, plan.name, plan.timeout_s, setting, self._end_late)
                 if current.served is not None and current.wants_instances(plan.versions[number]):
                     served, change = current.served, self._change_on_thread
                     prepared: PreparedChange = await self._slots.run(change, plan, served, progress, wait=wait)
@@ -393,7 +393,7 @@ class Lifecycle:
                 failure = error if isinstance(error, HeadraceError) else unexpected(error)
                 text = "failed to load '%s' version %d: %s: %s%s"
                 log.error(text, plan.name, number, failure.code.value, _place(failure), failure.message)
-                if attempt == self._retries or self.left_loads.has(plan.name):
+                if attempt == self._retries or self.abandoned_loads.has(plan.name):
                     return failure
             else:
                 log.log(VERBOSE_2, "OnLoadComplete() '%s' version %d", plan.name, number)

@@ -19,7 +19,7 @@ from headrace.messages.operation import Operation
 from headrace.messages.ticket import Ticket
 from headrace.models.interceptors import InterceptorChain
 from headrace.models.view import ModelView
-from headrace.schedulers.in_flight import show, write
+from headrace.schedulers.in_flight import call_watchers, write
 
 
 class Start(Protocol):
@@ -139,7 +139,7 @@ class RequestSubmitter:
             self._admission.intercept(view, ticket, caller)
             start(view, ticket)
         except HeadraceError as error:
-            show(ticket, error, True, others)
+            call_watchers(ticket, error, True, others)
             caller.end(error)
             raise
 

@@ -41,7 +41,7 @@ class SingleFlight:
         "answer",
         "failures",
         "followers",
-        "is_passed_on",
+        "is_choosing",
         "key",
         "leader",
         "priority",
@@ -55,7 +55,7 @@ class SingleFlight:
         self.followers: dict[Ticket, int] = {}
         self.answer: Answer = None
         self.responses = self.failures = self.spent_ns = 0
-        self.is_passed_on = False
+        self.is_choosing = False
 
 
 class CachingModelQueue(ModelQueue):
@@ -135,7 +135,7 @@ class CachingModelQueue(ModelQueue):
 
     def _wait(self, ticket: Ticket, flight: SingleFlight | None, asked_ns: int) -> None:
         self._open[ticket] = AWAITED
-        ticket.queued_ns, ticket.on_cancel = asked_ns, self._depart
+        ticket.queued_ns, ticket.on_cancel = asked_ns, self._cancel_follower
         self._followed[ticket] = flight
         if flight is not None:
             flight.followers[ticket] = asked_ns
@@ -173,42 +173,42 @@ class CachingModelQueue(ModelQueue):
         if answer is not None and not isinstance(flight.answer, HeadraceError):
             flight.answer = answer
         if final:
-            self._land(flight, leader)
+            self._finish_leader(flight, leader)
         return answer
 
-    def _land(self, flight: SingleFlight, leader: Ticket) -> None:
+    def _finish_leader(self, flight: SingleFlight, leader: Ticket) -> None:
         answer, single = flight.answer, flight.responses == 1
         flight.leader, flight.answer, flight.responses = None, None, 0
         if isinstance(answer, InferResponse) and single:
             now_ns = self._now_ns()
             kept = self._cache.keep(flight.key, answer)
             self._miss(now_ns - flight.spent_ns)
-            self._give(flight, kept)
+            self._answer_followers(flight, kept)
             return
         self._miss(self._now_ns() - flight.spent_ns)
         flight.failures += not leader.cancelled
-        self._pass_on(flight)
+        self._choose_leader(flight)
 
     def _found(self, flight: SingleFlight, found: CachedResponse | Exception | None) -> None:
         """Use the response of the remote cache; without one, execute the first follower."""
         if isinstance(found, CachedResponse):
-            self._give(flight, found)
+            self._answer_followers(flight, found)
         else:
-            self._pass_on(flight)
+            self._choose_leader(flight)
 
-    def _give(self, flight: SingleFlight, kept: CachedResponse) -> None:
+    def _answer_followers(self, flight: SingleFlight, kept: CachedResponse) -> None:
         """Answer all requests that wait for ``flight``."""
         self._flights.pop(flight.key, None)
         for ticket, asked_ns in tuple(flight.followers.items()):
             if self._followed.pop(ticket, self) is not self:
                 self._hit(ticket, kept, asked_ns)
 
-    def _pass_on(self, flight: SingleFlight) -> None:
+    def _choose_leader(self, flight: SingleFlight) -> None:
         """Execute the first follower of ``flight``, which has no leader now. After `_ATTEMPTS` failures, execute them
         all."""
-        if flight.is_passed_on:  # already in the loop below, which takes the next follower
+        if flight.is_choosing:  # already in the loop below, which takes the next follower
             return
-        flight.is_passed_on = True
+        flight.is_choosing = True
         while flight.followers and flight.leader is None:
             ticket, asked_ns = next(iter(flight.followers.items()))
             del flight.followers[ticket], self._followed[ticket]
@@ -217,7 +217,7 @@ class CachingModelQueue(ModelQueue):
             else:
                 self._miss(asked_ns)
                 self._resume(ticket)
-        flight.is_passed_on = False
+        flight.is_choosing = False
         if flight.leader is None:
             self._flights.pop(flight.key, None)
 
@@ -235,13 +235,13 @@ class CachingModelQueue(ModelQueue):
     def _count_failure(self, error: Exception) -> None:
         self.statistics.cache_failures += 1
 
-    # ------------------------------------------------------------------ those who leave, and the end
+    # ------------------------------------------------------------------ cancellation and close
 
-    def _depart(self, ticket: Ticket) -> None:
+    def _cancel_follower(self, ticket: Ticket) -> None:
         """Answer a waiting request whose caller has cancelled it."""
-        self._dismiss(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"))
+        self._answer_follower(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"))
 
-    def _dismiss(self, ticket: Ticket, error: HeadraceError) -> None:
+    def _answer_follower(self, ticket: Ticket, error: HeadraceError) -> None:
         flight = self._followed.pop(ticket, self)
         if flight is self:
             return
@@ -254,5 +254,5 @@ class CachingModelQueue(ModelQueue):
 
     def close(self) -> None:
         for ticket in tuple(self._followed):
-            self._dismiss(ticket, Unavailable(f"{ticket.request.log_id}{STOPPING}"))
+            self._answer_follower(ticket, Unavailable(f"{ticket.request.log_id}{STOPPING}"))
         super().close()

@@ -176,7 +176,7 @@ class InFlightTracker:
             return  # already answered
         try:  # inlined from `write`
             if ticket.watchers is not None:
-                answer = show(ticket, answer, True)
+                answer = call_watchers(ticket, answer, True)
             ticket.respond(answer, True)
         except KeyboardInterrupt:
             raise
@@ -190,7 +190,7 @@ def write(ticket: Ticket, answer: Answer, final: bool) -> None:
     """Give ``answer`` to the watchers of ``ticket`` and then to its caller. Log exceptions."""
     try:
         if ticket.watchers is not None:
-            answer = show(ticket, answer, final)
+            answer = call_watchers(ticket, answer, final)
         ticket.respond(answer, final)
     except KeyboardInterrupt:  # on the event loop, it comes from the operator
         raise
@@ -198,14 +198,14 @@ def write(ticket: Ticket, answer: Answer, final: bool) -> None:
         _log_unwritten(ticket)
 
 
-def show(ticket: Ticket, answer: Answer, final: bool, since: int = 0) -> Answer:
+def call_watchers(ticket: Ticket, answer: Answer, final: bool, skip: int = 0) -> Answer:
     """Return ``answer`` after the watchers of ``ticket`` have changed it, the newest watcher first.
 
-    The first ``since`` watchers are skipped. The called ones are removed with the final answer.
+    The first ``skip`` watchers are skipped. The called ones are removed with the final answer.
     """
-    watchers = (ticket.watchers or [])[since:]
+    watchers = (ticket.watchers or [])[skip:]
     if final and ticket.watchers:
-        del ticket.watchers[since:]
+        del ticket.watchers[skip:]
     for watcher in reversed(watchers):
         try:
             answer = watcher(ticket, answer, final)

@@ -61,7 +61,7 @@ class ModelQueue(Dispatcher):
         # Bound once, because every request needs them: `Clock.now_ns`, `Scheduler.submit`, `RequestQueue.add`,
         # `InFlightTracker.open`, and `_cancel`, which a ticket calls when it is cancelled.
         self._now_ns, self._submit, self._add = self.clock.now_ns, self.scheduler.submit, self.queue.add
-        self._leave = self._cancel
+        self._on_cancel = self._cancel
         self._open = self._tracker.open
         self._holds_back = bool(self.kept) or self.full.keeps_order
 
@@ -79,7 +79,7 @@ class ModelQueue(Dispatcher):
         if self._tracker.is_closing and not (has_entered or self.full.continues(ticket)):
             raise self._closing(ticket)
         ticket.queued_ns = self._now_ns()
-        ticket.on_cancel = self._leave
+        ticket.on_cancel = self._on_cancel
         self._open[ticket] = AWAITED
         if self._holds_back:
             ticket.respond_at_once = None  # an answer may have to wait for its turn, or may have outputs to remove
@@ -204,26 +204,30 @@ class ModelQueue(Dispatcher):
             log.exception("scheduler '%s' raised an exception in expired()", self.scheduler.name)
             level = None
         if level is None:
-            self._give_up(ticket, Unavailable("Request timeout expired"), self.statistics.rejected)
+            self._answer_waiting(ticket, Unavailable("Request timeout expired"), self.statistics.rejected)
         elif self.queue.postpone(ticket, level):
             ticket.deadline_ns = 0
             self.ask_again()
 
     def _cancel(self, ticket: Ticket) -> None:
-        self._give_up(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"), self.statistics.cancelled)
+        self._answer_waiting(
+            ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"), self.statistics.cancelled
+        )
 
     def _cancel_own(self, ticket: Ticket) -> None:
         """Cancel a request that the scheduler answers itself."""
         if ticket in self._tracker:
-            self._drop(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"), self.statistics.cancelled)
+            self._answer_unexecuted(
+                ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"), self.statistics.cancelled
+            )
 
-    def _give_up(self, ticket: Ticket, error: HeadraceError, reason: Duration) -> None:
+    def _answer_waiting(self, ticket: Ticket, error: HeadraceError, reason: Duration) -> None:
         """Answer a request that no instance will run. Do nothing if an instance already has it."""
         if self.queue.remove(ticket):
-            self._drop(ticket, error, reason)
+            self._answer_unexecuted(ticket, error, reason)
             self.ask_again()
 
-    def _drop(self, ticket: Ticket, error: HeadraceError, reason: Duration) -> None:
+    def _answer_unexecuted(self, ticket: Ticket, error: HeadraceError, reason: Duration) -> None:
         self._count(ticket, reason)
         if self.calls_finished:
             self.finish_and_deliver(None, (ticket,), (error,))
@@ -234,21 +238,23 @@ class ModelQueue(Dispatcher):
         reason.count += 1
         reason.ns += self._now_ns() - ticket.arrival_ns
 
-    # ------------------------------------------------------------------ instances that come and go
+    # ------------------------------------------------------------------ replacing instances
 
     @property
     def can_replace_instances(self) -> bool:
         """True if the scheduler is kept when its model gets other instances."""
-        hears_of_it = type(self.full).instances_changed is not FullScheduler.instances_changed
-        return self.scheduler.instances_alike or hears_of_it
+        is_notified = type(self.full).instances_changed is not FullScheduler.instances_changed
+        return self.scheduler.instances_alike or is_notified
 
-    def replace_instances(self, come: Sequence[InstanceInfo], leave: Sequence[InstanceSource]) -> list[InstanceSource]:
-        """Add the instances ``come`` and stop counting the sources ``leave``. Return the sources of the new instances.
+    def replace_instances(
+        self, added: Sequence[InstanceInfo], removed: Sequence[InstanceSource]
+    ) -> list[InstanceSource]:
+        """Add the instances ``added`` and stop counting the sources ``removed``. Return the new sources.
 
-        The caller then calls `dismiss` for each source that leaves.
+        The caller then calls `dismiss` for each removed source.
         """
-        new = [self._source(self, instance) for instance in come]
-        sources = [source for source in self.sources if source not in leave] + new
+        new = [self._source(self, instance) for instance in added]
+        sources = [source for source in self.sources if source not in removed] + new
         self.instances[:] = [source.instance for source in sources]
         self.count_on(sources)
         try:
@@ -317,7 +323,7 @@ class ModelQueue(Dispatcher):
         for source in (*self.sources, *self._dismissed):
             source.close()
         for ticket in self.queue.head(len(self.queue)):
-            self._give_up(ticket, Unavailable(f"{ticket.request.log_id}{STOPPING}"), self.statistics.rejected)
+            self._answer_waiting(ticket, Unavailable(f"{ticket.request.log_id}{STOPPING}"), self.statistics.rejected)
         try:
             self.full.close()
         except Exception:

@@ -81,12 +81,12 @@ class ReschedulingModelQueue(ModelQueue):
         if ticket.unread < UNREAD:
             return self._requeue(source, ticket)
         self._waiting_for_reader[ticket] = source
-        ticket.on_cancel, ticket.on_read = self._leave, self._response_read
+        ticket.on_cancel, ticket.on_read = self._on_cancel, self._response_read
         return None
 
     def _requeue(self, source: InstanceSource, ticket: Ticket) -> HeadraceError | None:
         # The next run may be on another executor, so the callbacks and times of this run are reset.
-        ticket.on_cancel, ticket.on_read, ticket.started_ns, ticket.deadline_ns = self._leave, None, 0, 0
+        ticket.on_cancel, ticket.on_read, ticket.started_ns, ticket.deadline_ns = self._on_cancel, None, 0, 0
         ticket.arrival_ns = ticket.queued_ns = self._now_ns()
         try:
             level = self.full.rescheduled(ticket, self._last_outputs.pop(ticket, _NOTHING), source.instance)

@@ -1,4 +1,4 @@
-"""Loads that exceed their time. A thread cannot be ended, so theirs are abandoned, counted, and limited.
+"""Loads that exceed their time limit. A thread cannot be ended, so it is abandoned, counted, and limited.
 
 Event loop only.
 """
@@ -23,27 +23,27 @@ MOST = 3
 GRACE_S = 5.0
 
 
-class LeftLoads:
+class AbandonedLoads:
     """Limits the time of loads, and counts the threads that were abandoned."""
 
     def __init__(self) -> None:
-        self._left: Counter[str] = Counter()
+        self._count: Counter[str] = Counter()
         #: Futures that end the wait for running loads, by model.
         self._waits: dict[str, set[asyncio.Future[str]]] = {}
 
     @property
     def has_any(self) -> bool:
-        return self._left.total() > 0
+        return self._count.total() > 0
 
     def has(self, name: str) -> bool:
         """True if an abandoned load of ``name`` has not ended."""
-        return self._left[name] > 0
+        return self._count[name] > 0
 
     def refuse(self, name: str) -> None:
         """Raise `LoadError` if ``name`` has `MOST` abandoned loads."""
-        if self._left[name] >= MOST:
+        if self._count[name] >= MOST:
             raise LoadError(
-                f"model '{name}' is not loaded: {self._left[name]} threads of earlier loads have not ended, and a "
+                f"model '{name}' is not loaded: {self._count[name]} threads of earlier loads have not ended, and a "
                 "thread cannot be ended. Restart the server, or give the model a process, which is killed: "
                 'parameters { key: "isolation" value { string_value: "process" } }'
             )
@@ -57,26 +57,26 @@ class LeftLoads:
         abandoned, and ``late`` is called with its result.
         """
         waits = self._waits.setdefault(name, set())
-        given_up = asyncio.get_running_loop().create_future()
-        waits.add(given_up)
+        abandoned = asyncio.get_running_loop().create_future()
+        waits.add(abandoned)
         try:
-            await asyncio.wait((running, given_up), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((running, abandoned), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            waits.discard(given_up)
+            waits.discard(abandoned)
             if not waits:
                 self._waits.pop(name, None)
         if running.done():
             return running.result()
-        self._left[name] += 1
+        self._count[name] += 1
         running.add_done_callback(lambda _: self._ended(name, late, running))
-        why = given_up.result() if given_up.done() else f"did not load within {timeout_s:g} s ({setting})"
+        why = abandoned.result() if abandoned.done() else f"did not load within {timeout_s:g} s ({setting})"
         raise LoadError(f"model '{name}' {why}; its thread, which cannot be ended, is left behind")
 
     def end_soon(self, name: str, why: str) -> None:
         """Abandon the loads of ``name`` that have not ended after `GRACE_S`. ``why`` completes "the model ..."."""
         loop = asyncio.get_running_loop()
-        for given_up in self._waits.get(name, ()):
-            loop.call_later(GRACE_S, _give_up, given_up, why)
+        for abandoned in self._waits.get(name, ()):
+            loop.call_later(GRACE_S, _abandon, abandoned, why)
 
     def end_all_soon(self, why: str) -> None:
         """`end_soon` for all models."""
@@ -84,14 +84,14 @@ class LeftLoads:
             self.end_soon(name, why)
 
     def _ended(self, name: str, late: Callable[[T], object], running: asyncio.Future[T]) -> None:
-        self._left[name] -= 1
-        self._left += Counter()  # drops zero counts: clients choose names
+        self._count[name] -= 1
+        self._count += Counter()  # drops zero counts: clients choose names
         error = None if running.cancelled() else running.exception()
-        log.info("a load of '%s' that was given up has ended%s", name, f": {error}" if error is not None else "")
+        log.info("a load of '%s' that was abandoned has ended%s", name, f": {error}" if error is not None else "")
         if error is None and not running.cancelled():
             late(running.result())
 
 
-def _give_up(given_up: asyncio.Future[str], why: str) -> None:
-    if not given_up.done():
-        given_up.set_result(why)
+def _abandon(abandoned: asyncio.Future[str], why: str) -> None:
+    if not abandoned.done():
+        abandoned.set_result(why)

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.backends.base import Backend, Instance, Model, Tensors
 from headrace.errors import HeadraceError
-from headrace.models import left_loads, states
+from headrace.models import abandoned_loads, states
 from headrace.registry import PluginInfo
 from headrace.server import Server
 
@@ -83,7 +83,7 @@ def test_a_load_that_never_ends_fails_in_time_and_after_three_the_model_is_refus
 ) -> None:
     async def scene() -> None:
         async with start(model_load_thread_count=1) as server:
-            for _ in range(left_loads.MOST):
+            for _ in range(abandoned_loads.MOST):
                 said = await refusal(server, "stuck")
                 assert "model 'stuck' did not load within 1 s (parameter 'load_timeout_seconds'" in said
                 assert "its thread, which cannot be ended, is left behind" in said
@@ -94,7 +94,7 @@ def test_a_load_that_never_ends_fails_in_time_and_after_three_the_model_is_refus
             assert index["stuck"].state == "UNAVAILABLE"
             await server.load("quick", {})  # the slot is free again
             stuck.let_go.set()
-            while len(stuck.closed) < left_loads.MOST:  # what came late is closed
+            while len(stuck.closed) < abandoned_loads.MOST:  # what came late is closed
                 await asyncio.sleep(0.01)
             await server.load("stuck", {})
             assert await server.is_model_ready("stuck")
@@ -109,7 +109,7 @@ def test_a_load_that_never_ends_holds_up_neither_unload_nor_stop(
     write_model: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(left_loads, "GRACE_S", 0.1)
+    monkeypatch.setattr(abandoned_loads, "GRACE_S", 0.1)
     write_model("stuck", CONFIG.format(timeout_s=600))
 
     async def scene() -> str:
@@ -189,7 +189,7 @@ def test_the_option_of_the_backend_is_the_bound_of_models_that_say_nothing(
 
 def test_names_that_clients_choose_are_not_kept() -> None:
     async def scene() -> None:
-        left = left_loads.LeftLoads()
+        left = abandoned_loads.AbandonedLoads()
         loop = asyncio.get_running_loop()
         for number in range(100):
             name = f"m{number}"
@@ -202,6 +202,6 @@ def test_names_that_clients_choose_are_not_kept() -> None:
             while left.has(name):
                 await asyncio.sleep(0)
         assert not left._waits
-        assert not left._left
+        assert not left._count
 
     asyncio.run(scene())
