@@ -98,19 +98,7 @@ def decode(
     outputs, formats = read_outputs(document["outputs"]) if "outputs" in document else ((), _NO_FORMATS)
     if read is None:
         return DecodedBody(InferRequest(model, inputs, outputs, request_id, version), formats, JSON)
-    request = InferRequest(
-        model,
-        inputs,
-        outputs,
-        request_id,
-        version,
-        read.custom or {},
-        read.priority,
-        read.timeout_us,
-        read.sequence_id,
-        read.sequence_start,
-        read.sequence_end,
-    )
+    request = read.request(model, inputs, outputs, request_id, version)
     return DecodedBody(request, formats, BINARY if read.switch else JSON)
 
 

@@ -89,19 +89,7 @@ def _decode(
         if number in placed:
             inputs[name] = places.read(*placed[number], name, inputs[name])
     outputs, formats = _outputs(places, view, document.get("outputs", []))
-    request = InferRequest(
-        model,
-        inputs,
-        outputs,
-        request_id,
-        version,
-        read.custom or {},
-        read.priority,
-        read.timeout_us,
-        read.sequence_id,
-        read.sequence_start,
-        read.sequence_end,
-    )
+    request = read.request(model, inputs, outputs, request_id, version)
     return DecodedBody(request, formats, BINARY if read.switch else JSON)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import http.client
-import importlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +28,7 @@ from headrace_testing.driving import error_of, part_of
 from headrace_testing.example import write_model
 from headrace_testing.extension_models import Refusing, installed_plugin
 from headrace_testing.frontend_models import Doubling, WaitingInstance
+from headrace_testing.imports import internal_imports
 from headrace_testing.serving import on_loop, serve
 
 _MODEL = """name: "doubles" backend: "doubles" max_batch_size: 8
@@ -81,17 +80,7 @@ class ExtensionChecks:
         assert error is None, f"no server can have extension '{self.extension}': {error}"
 
     def test_it_imports_of_headrace_what_is_exported(self) -> None:
-        found = importlib.import_module(self.plugin).__file__
-        assert found is not None
-        path = Path(found)
-        inside = [
-            f"{file.name} imports {name}"
-            for file in (path.parent.rglob("*.py") if path.name == "__init__.py" else [path])
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-            for name in _imported(node)
-            if re.match(r"headrace(_http|_grpc)?\.|headrace_(http|grpc)$", name)
-        ]
-        assert inside == []
+        assert internal_imports(self.plugin) == []
 
     # ------------------------------------------------------------------ answers
 
@@ -233,12 +222,3 @@ class ServedExtension:
 
         with grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}") as channel:
             return list(channel.stream_stream(method, bytes, bytes)(iter(messages), timeout=_LIMIT_S))
-
-
-def _imported(node: ast.AST) -> list[str]:
-    """Return the modules that ``node`` imports; an empty list if it is no import."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom) and node.module and node.module != "headrace":
-        return [f"{node.module}." if node.module.startswith("headrace.") else node.module]
-    return []

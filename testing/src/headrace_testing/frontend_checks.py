@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import importlib
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -27,6 +25,7 @@ from headrace_testing.frontend_models import (
     Watching,
     installed_plugin,
 )
+from headrace_testing.imports import internal_imports
 from headrace_testing.serving import on_loop
 
 _IO = """
@@ -127,17 +126,7 @@ class FrontendChecks:
         assert error is None, f"no server can have frontend '{self.frontend}': {error}"
 
     def test_it_imports_of_headrace_what_is_exported(self) -> None:
-        found = importlib.import_module(self.plugin).__file__
-        assert found is not None
-        path = Path(found)
-        inside = [
-            f"{file.name} imports {name}"
-            for file in (path.parent.rglob("*.py") if path.name == "__init__.py" else [path])
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-            for name in _imported(node)
-            if name.startswith("headrace.")
-        ]
-        assert inside == []
+        assert internal_imports(self.plugin) == []
 
     # ------------------------------------------------------------------ a server
 
@@ -187,13 +176,6 @@ def _listeners(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     finally:
         for listener in made:
             loop.call_soon_threadsafe(listener.close)
-
-
-def _imported(node: ast.AST) -> list[str]:
-    """Return the names that ``node`` imports."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [f"{node.module}."] if isinstance(node, ast.ImportFrom) and node.module != "headrace" else []
 
 
 class Served:

@@ -5,14 +5,15 @@ Source: docs/spec/behaviours.md sections 1.3 and 2.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from headrace.config.options import ServerOptions, header_pattern
 from headrace.engine import AnyOperation, Caller, Interceptor, ModelView
 from headrace.errors import InvalidArgument, OperatorError
-from headrace.messages.request import InferRequest, Parameter
+from headrace.messages.request import InferRequest, Parameter, Undecoded
+from headrace.messages.tensor import Tensor
 
 #: The parameter that only HTTP has.
 BINARY_OUTPUTS = "binary_data_output"
@@ -47,6 +48,29 @@ class RequestParameters:
     def is_in_sequence(self) -> bool:
         """True if the request belongs to a sequence."""
         return self.sequence_id != 0 or self.sequence_start or self.sequence_end
+
+    def request(
+        self,
+        model: str,
+        inputs: Mapping[str, Tensor | Undecoded],
+        outputs: Sequence[str],
+        request_id: str,
+        version: str,
+    ) -> InferRequest:
+        """Return the request to ``model`` with these parameters."""
+        return InferRequest(
+            model,
+            inputs,
+            outputs,
+            request_id,
+            version,
+            self.custom,
+            self.priority,
+            self.timeout_us,
+            self.sequence_id,
+            self.sequence_start,
+            self.sequence_end,
+        )
 
 
 class ParameterReader(Generic[V]):
