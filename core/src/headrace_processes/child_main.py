@@ -34,7 +34,7 @@ from headrace_processes.ipc.channel import FramedSocket, FrameSender
 from headrace_processes.ipc.codec import Decoder, ReceivedRequest
 from headrace_processes.ipc.framing import VERSION, Frame, Kind, read_integers
 from headrace_processes.ipc.json_parts import json_frame, read_json
-from headrace_processes.ipc.peer_requests import FastPathCalls, OutgoingRequests, apply_change
+from headrace_processes.ipc.peer_requests import Change, FastPathCalls, OutgoingRequests, change_of
 from headrace_processes.ipc.replies import AnswerStatus, Reply, reply_of
 from headrace_processes.remote_services import RemoteServices, forward_log
 
@@ -93,6 +93,10 @@ class BatchLoop:
         self._work, self._sender, self._services = work, sender, services
         self._batches = BatchReader(decoder)
         self._spec: InstanceSpec | None = None
+        #: The number of the last request that came.
+        self._newest = 0
+        #: What is to be done with requests that have not come yet, by their numbers.
+        self._early: dict[int, Change] = {}
 
     def work(self) -> NoReturn:
         """Execute the messages of the server until it sends CLOSE."""
@@ -109,6 +113,28 @@ class BatchLoop:
             self.open.pop(request.call, None)
         self._sender.answer([reply_of(request.call, answer, final)])
         self._sender.release()
+
+    def change(self, message: Frame) -> None:
+        """Cancel, stop or read the requests that ``message`` names, also those that are still to come.
+
+        The thread of the `Listener` calls this. Batches come on another socket, so a request may be cancelled before
+        it is here.
+        """
+        change = change_of(message)
+        if change is None:
+            return
+        for call in read_integers(message):
+            if call > self._newest and message.kind != Kind.READ:
+                self._early[call] = change
+            if (ticket := self.open.get(call)) is not None:  # checked last: it may have come meanwhile
+                change(ticket)
+
+    def _catch_up(self) -> None:
+        """Make the changes that came before their requests. To make one twice is harmless."""
+        for call in [call for call in list(self._early) if call <= self._newest]:
+            change = self._early.pop(call)
+            if (ticket := self.open.get(call)) is not None:
+                change(ticket)
 
     def _load(self, message: Frame) -> Runner:
         try:
@@ -149,6 +175,9 @@ class BatchLoop:
         if not requests:
             return
         tickets = [self._ticket(request) for request in requests]
+        self._newest = requests[-1].call
+        if self._early:
+            self._catch_up()
         self._work.is_hurried = len(requests) == 1  # the callers of a large batch take a while to send again
         answers, times = run_batch(runner, tickets)
         replies = [self._reply(request.call, answer) for request, answer in zip(requests, answers, strict=True)]
@@ -221,7 +250,7 @@ class Listener:
         elif kind == ChildKind.CHECK:
             threading.Thread(target=self._check, name="headrace-check", daemon=True).start()
         else:
-            apply_change(message, self._batch_loop.open)
+            self._batch_loop.change(message)
 
     def _check(self) -> None:
         """Call the instance's ``is_ready`` on a thread of its own, and send the result."""

@@ -11,9 +11,9 @@ import contextlib
 import itertools
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
@@ -27,6 +27,8 @@ from headrace_processes.ipc.tensors import INLINE
 #: Sends the response to a call from any thread. Returns False if the event loop has to send it.
 AtOnce: TypeAlias = Callable[[int, InferResponse], bool]
 
+#: What a peer does to a request that it has sent.
+Change: TypeAlias = Callable[[Ticket], None]
 #: The most requests in flight of one peer; one that sends more breaks the protocol.
 MOST_INCOMING = 65536
 
@@ -107,28 +109,10 @@ class LoopOutgoingRequests(OutgoingRequests):
 # ---------------------------------------------------------------------- the side that serves requests
 
 
-def apply_change(
-    message: Frame,
-    tickets: Mapping[int, Ticket],
-    cancel: Callable[[Ticket], None] = Ticket.cancel,
-) -> bool:
-    """Cancel, stop or read the tickets that a CANCEL, STOP or READ names. Return False for any other kind."""
-    if message.kind == Kind.CANCEL:
-        change: Callable[[Any], None] = cancel
-    elif message.kind == Kind.STOP:
-        change = Ticket.stop
-    elif message.kind == Kind.READ:
-        change = Ticket.read
-    else:
-        return False
-    for ticket in _found(tickets, message):
-        change(ticket)
-    return True
-
-
-def _found(tickets: Mapping[int, Ticket], message: Frame) -> Iterator[Ticket]:
-    """Yield the tickets that ``message`` names and that have no final answer yet."""
-    return filter(None, map(tickets.get, read_integers(message)))
+def change_of(message: Frame, cancel: Change = Ticket.cancel) -> Change | None:
+    """Return what a CANCEL, STOP or READ does to the tickets that it names; None for any other kind."""
+    changes: Mapping[int, Change] = {Kind.CANCEL: cancel, Kind.STOP: Ticket.stop, Kind.READ: Ticket.read}
+    return changes.get(message.kind)
 
 
 class IncomingRequests:
@@ -158,7 +142,13 @@ class IncomingRequests:
         Answers to new requests are written with ``send``, unless ``at_once`` has already sent them.
         """
         if message.kind != Kind.REQUESTS:
-            return apply_change(message, self._open, self._cancel)
+            change = change_of(message, self._cancel)
+            if change is None:
+                return False
+            for call in read_integers(message):
+                if (ticket := self._open.get(call)) is not None:
+                    change(ticket)
+            return True
         requests = self._decoder.requests(message, self._callers)
         for ticket in [self._ticket(request, send, at_once) for request in requests]:
             self._submit(ticket)
