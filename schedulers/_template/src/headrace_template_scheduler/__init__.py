@@ -10,7 +10,7 @@ from headrace import InstanceInfo, Scheduler, SchedulerContext, Ticket, Wait, ho
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    patience_us: int = 100_000  #: who has waited so long goes before all who have not
+    patience_us: int = 100_000  #: a request that has waited this long is before all others
 
 
 class Template(Scheduler):
