@@ -5,28 +5,34 @@ The order of the steps, which decides which error is reported, is that of docs/s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.engine import Caller, admitted, not_over_http
-from headrace.errors import HeadraceError, Unsupported
+from headrace.errors import HeadraceError, InvalidArgument, Unsupported
 from headrace.frontends.answering import EncodedAnswer, check_strings
-from headrace.messages.request import InferRequest
+from headrace.messages.request import InferRequest, Undecoded
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, OffLoopWork, TooLargeForLoop
+from headrace_http.caller_limits import json_too_large
+from headrace_http.documents import parse
 from headrace_http.infer_request import BodyLayoutCache, decode, decode_raw, header_length
+from headrace_http.inputs import read_inputs
+from headrace_http.large_documents import read_document
 from headrace_http.message import HEADER_LENGTH, Cancel, HttpReply, HttpRequest, Reply, error_reply
-from headrace_http.outputs import JSON, OutputFormat, encode, response_encoding
+from headrace_http.outputs import JSON, OutputFormat, encode, print_values, response_encoding
 from headrace_http.request_body import DECODABLE, decompress
 from headrace_http.request_deadline import TIMEOUT, RequestDeadline, deadline_in
 from headrace_http.url_paths import PathTarget
 
 if TYPE_CHECKING:
     from headrace.engine import Engine, ModelView
+    from headrace.messages.tensor import Tensor
 
 _NO_FORMATS: Mapping[str, OutputFormat] = {}
+_NO_BYTES = memoryview(b"")
 _ACCEPT = (b"Accept-Encoding", b"gzip, deflate")
 
 
@@ -92,6 +98,32 @@ class InferenceHandler:
         except TooLargeForLoop:
             reply = await self._large.run(partial(encode, response, {}, JSON, {}, False))
         return b"".join(reply.parts)
+
+    async def read_document(self, http: HttpRequest) -> Any:
+        """Return the JSON in the body of ``http``, which is not compressed. Raises `HeadraceError`."""
+        body = http.body
+        if body.nbytes > self._max_bytes:
+            raise json_too_large(body.nbytes, self._max_bytes)
+        if body.nbytes <= LARGE_BYTES:
+            return parse(body)
+        return await self._large.run(partial(read_document, body))
+
+    def read_tensor(self, name: str, datatype: str, shape: Sequence[int], values: list[Any]) -> Tensor:
+        """Return ``values`` from a JSON document as the input ``name``. Raises `InvalidArgument`."""
+        entry = {"name": name, "datatype": datatype, "shape": list(shape), "data": values}
+        tensor = read_inputs([entry], "", "", _NO_BYTES, 0, self._max_bytes, UNBOUNDED)[name]
+        if isinstance(tensor, Undecoded):
+            raise InvalidArgument(f"input '{name}' has {len(shape)} dims, more than are read from JSON")
+        return tensor
+
+    async def print_tensors(self, response: InferResponse) -> dict[str, bytes]:
+        """Return each output of ``response`` as a JSON array. Raises `HeadraceError`."""
+        try:
+            return {name: print_values(tensor, LARGE_BYTES) for name, tensor in response.outputs.items()}
+        except TooLargeForLoop:
+            return await self._large.run(
+                lambda: {name: print_values(tensor) for name, tensor in response.outputs.items()}
+            )
 
     def _read(self, http: HttpRequest, name: str, version: str, answer: Answer, patience: int) -> InferRequest:
         """Return the request, and set the formats of its ``answer``.

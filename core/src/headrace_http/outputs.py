@@ -170,6 +170,16 @@ def encode(
     return HttpReply(200, (*headers, (_ENCODING, encoding)), (compressed(parts, encoding),))
 
 
+def print_values(tensor: Tensor, patience: int = UNBOUNDED) -> bytes:
+    """Return the elements of ``tensor`` as a JSON array, flat and in row-major order, as `encode` prints them.
+
+    Raises `InvalidArgument` for a data type without a JSON form, and `TooLargeForLoop` beyond ``patience`` bytes.
+    """
+    printed: list[list[bytes]] = []
+    data = _data(tensor, data_type(tensor).name, patience, printed)
+    return b"".join(printed[0]) if printed else orjson.dumps(data, option=_NUMPY)
+
+
 def _length(header: bytes, printed: list[list[bytes]]) -> int:
     return len(header) + sum(sum(map(len, data)) - len(_MARK) for data in printed)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import parse_qs
 
 from headrace.engine import AnyOperation, Operation
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from headrace.engine import Caller
     from headrace.messages.request import InferRequest
     from headrace.messages.response import InferResponse
+    from headrace.messages.tensor import Tensor
     from headrace_http.route_handlers import Handler, RouteHandlers
 
 log = rate_limited_logger(__name__)
@@ -132,6 +133,25 @@ class HttpCall:
         if hasattr(self._reply, "caller"):  # the server has interceptors
             request.send_as(self.caller)
         return request
+
+    async def read_json(self) -> Any:
+        """Return the JSON document in the body, of at most ``--http-max-input-size`` bytes. NaN and Infinity are
+        numbers.
+
+        Raises `InvalidArgument`, also for more than 65,536 values or 4 MiB, which would block the event loop.
+        """
+        return await self._handlers.inference.read_document(self.request)
+
+    def read_tensor(self, name: str, datatype: str, shape: Sequence[int], values: list[Any]) -> Tensor:
+        """Return ``values`` of a JSON document as the input ``name``, with the rules and errors of an infer request.
+
+        ``values`` may be nested; only their number must fit ``shape``. Raises `InvalidArgument`.
+        """
+        return self._handlers.inference.read_tensor(name, datatype, shape, values)
+
+    async def print_tensors(self, response: InferResponse) -> dict[str, bytes]:
+        """Return each output of ``response`` as a flat JSON array. Raises `HeadraceError` if it has no JSON form."""
+        return await self._handlers.inference.print_tensors(response)
 
     async def print_response(self, response: InferResponse) -> bytes:
         """Return ``response`` as one line of JSON. Raises `HeadraceError` if it has no JSON form."""

@@ -1,0 +1,43 @@
+"""The header ``endpoint-load-metrics``: how full a language model's cache of keys and values is.
+
+Load balancers that speak ORCA ask for it by ``endpoint-load-metrics-format``. Source: docs/spec/behaviours.md section
+12.8.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from headrace import rate_limited_logger
+
+log = rate_limited_logger(__name__)
+
+_FAMILY, _LABEL = "nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type"
+
+
+def load_metrics(wanted: bytes, families: Iterable[Any]) -> bytes | None:
+    """Return the value of the header in the format ``wanted``: ``json`` or ``text``.
+
+    ``families`` are the metrics of the server, as of prometheus-client. None, with a line in the log, for another
+    format, or if no model has these metrics.
+    """
+    if wanted not in (b"json", b"text"):
+        log.error("endpoint-load-metrics-format %r is neither 'json' nor 'text'", wanted.decode("latin-1"))
+        return None
+    blocks = {
+        sample.labels.get(_LABEL): sample.value
+        for family in families
+        if family.name == _FAMILY
+        for sample in family.samples
+    }
+    try:
+        used, most, size = blocks["used"], blocks["max"], blocks["tokens_per"]
+    except KeyError:
+        log.error("no model has the metric %s, which endpoint-load-metrics is made of", _FAMILY)
+        return None
+    named = {"kv_cache_utilization": used / most if most else 0.0, "max_token_capacity": int(most * size)}
+    if wanted == b"json":
+        return b"JSON " + json.dumps({"named_metrics": named}, separators=(",", ":")).encode()
+    return b"TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in named.items()).encode()
