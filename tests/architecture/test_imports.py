@@ -77,7 +77,7 @@ PROCESSES = "headrace_processes"
 FOR_ENGINES = "headrace_engines"
 #: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
 SEEN_BY_FRONTENDS = {
-    "headrace.config": {"config_json", "model_config_pb2", "option_groups", "options", "support"},
+    "headrace.config": {"config_json", "model_config_pb2", "option_groups", "option_parts", "options", "support"},
     "headrace.telemetry": {"exposition", "machine", "log_limits", "published"},
 }
 #: Modules that put the parts together, in a server or in a test of one part. They may import anything.

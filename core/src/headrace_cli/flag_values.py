@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from headrace.config.options import RESTRICTED_CATEGORIES, RateLimitResource, Restriction, TraceSetting, header_pattern
+from headrace.config.option_parts import RESTRICTED_CATEGORIES, RateLimitResource, Restriction, TraceSetting
+from headrace.config.options import header_pattern
 
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1

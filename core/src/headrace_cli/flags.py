@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.options import GRPC_RESTRICTED_PREFIX, RESTRICTED_CATEGORIES, TraceSetting
+from headrace.config.option_parts import GRPC_RESTRICTED_PREFIX, RESTRICTED_CATEGORIES, TraceSetting
 from headrace_cli import flag_values
 from headrace_cli.flag_values import boolean, choice, count, int32, port, setting, size, text
 

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Collection, Sequence
 
+from headrace.config.option_parts import DeviceOptions
 from headrace.config.options import ServerOptions
 from headrace.frontends.access import is_loopback
 from headrace.models.configuring import backend_settings, find_backend
@@ -77,7 +78,7 @@ def _options(server: Server) -> list[tuple[str, str]]:
     ]
 
 
-def _pools(options: ServerOptions) -> list[tuple[str, str]]:
+def _pools(options: DeviceOptions) -> list[tuple[str, str]]:
     pools = sorted(options.cuda_memory_pool_byte_size.items())
     return [
         ("pinned_memory_pool_byte_size", str(options.pinned_memory_pool_byte_size)),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import ClassVar
 
+from headrace.config.option_parts import GrpcConnectionOptions, GrpcLimitOptions
 from headrace.config.options import ServerOptions
 from headrace.frontends.listening import BACKLOG, listen_grpc
 from headrace.off_loop import OffLoopWork
@@ -86,7 +87,7 @@ class Calls(CallState, Service["CallHead | Refusal"]):
         return (StreamCall if rpc.unary is None else UnaryCall)(connection, id, self, meaning)
 
 
-def _limits(options: ServerOptions) -> Limits:
+def _limits(options: GrpcLimitOptions) -> Limits:
     return Limits(
         unread_bytes=options.grpc_max_unread_size,
         received_bytes=options.grpc_max_received_size,
@@ -96,7 +97,7 @@ def _limits(options: ServerOptions) -> Limits:
     )
 
 
-def _keepalive(options: ServerOptions) -> Keepalive:
+def _keepalive(options: GrpcConnectionOptions) -> Keepalive:
     """Return the keepalive settings, in seconds; 0 means unset, or no limit."""
     return Keepalive(
         time=options.grpc_keepalive_time / 1000,

@@ -13,7 +13,7 @@ from struct import Struct
 
 import numpy as np
 
-from headrace.config.options import CompressionLevel
+from headrace.config.option_parts import CompressionLevel
 from headrace.frontends import inflating
 from headrace.frontends.inflating import CorruptData, TooLarge
 from headrace.off_loop import UNBOUNDED

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ssl
 
-from headrace.config.options import ServerOptions
+from headrace.config.option_parts import GrpcTlsOptions
 from headrace.frontends.tls_files import TlsFiles
 
 
-def files(options: ServerOptions) -> TlsFiles | None:
+def files(options: GrpcTlsOptions) -> TlsFiles | None:
     """Return the files that ``options`` name for gRPC; None without TLS."""
     if not options.grpc_use_ssl:
         return None
@@ -21,7 +21,7 @@ def files(options: ServerOptions) -> TlsFiles | None:
     )
 
 
-def context(options: ServerOptions) -> ssl.SSLContext | None:
+def context(options: GrpcTlsOptions) -> ssl.SSLContext | None:
     """Return TLS for HTTP/2 and nothing else; None without TLS. Raises as `TlsFiles.context`. Reads files."""
     found = files(options)
     return None if found is None else found.context(["h2"])

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.config.options import ServerOptions
+from headrace.config.option_parts import HttpLimitOptions
 from headrace.errors import InvalidArgument
 from headrace_http.message import HEADER_LENGTH
 
@@ -80,7 +80,7 @@ class HttpLimits:
         return json_too_large(size_bytes, self.input_bytes)
 
 
-def port_limits(options: ServerOptions, max_body_bytes: int | None = None) -> HttpLimits:
+def port_limits(options: HttpLimitOptions, max_body_bytes: int | None = None) -> HttpLimits:
     """Return the limits that flags set for every port, with the port's own for every body if it has one."""
     return HttpLimits(
         input_bytes=options.http_max_input_size if max_body_bytes is None else max_body_bytes,

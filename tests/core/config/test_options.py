@@ -10,9 +10,11 @@ import pytest
 
 import headrace
 from headrace.config import support
-from headrace.config.options import Restriction, ServerOptions
+from headrace.config.option_parts import HttpLimitOptions, Restriction
+from headrace.config.options import ServerOptions
 from headrace.config.support import SUPPORT, FlagState
 from headrace.errors import ConfigError
+from headrace_http.caller_limits import port_limits
 
 # Name and default, as written in docs/spec/behaviours.md section 8. Flags without a default are left out.
 TRITON_DEFAULTS = """
@@ -166,3 +168,14 @@ def test_what_has_no_effect_is_said_once_per_option() -> None:
 def test_the_defaults_are_neither_refused_nor_remarked_upon() -> None:
     support.refuse(ServerOptions())
     assert support.without_effect(ServerOptions()) == []
+
+
+def test_each_option_is_in_one_class_of_options() -> None:
+    """Of two classes with one field, the default of the second would be lost."""
+    own = [name for kind in ServerOptions.__mro__ for name in vars(kind).get("__annotations__", ())]
+    assert sorted(own) == sorted(each.name for each in fields(ServerOptions))
+
+
+def test_a_part_takes_the_server_options_as_its_own() -> None:
+    assert port_limits(ServerOptions(http_max_connections=3)).connections == 3
+    assert port_limits(HttpLimitOptions(http_max_connections=3)).connections == 3

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.config.options import ModelFilesFrom, Restriction, ServerOptions
+from headrace.config.option_parts import ModelFilesFrom, Restriction
+from headrace.config.options import ServerOptions
 from headrace.engine import Caller, Operation
 from headrace.errors import CallerError, Code, PermissionDenied, Unsupported
 from headrace.frontends.access import RestrictedApis, Uploads, host_of, is_loopback

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from headrace.config.option_groups import OptionGroup, group_flags
-from headrace.config.options import RateLimitResource, Restriction, ServerOptions, TraceSetting
+from headrace.config.option_parts import RateLimitResource, Restriction, TraceSetting
+from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError
 from headrace_cli.command_line import allowed_plugins, read_options
 from headrace_cli.flags import FLAGS

@@ -30,7 +30,8 @@ from tritonclient.grpc import service_pb2 as triton
 from tritonclient.utils import InferenceServerException
 
 from headrace import AnyOperation, Caller, Interceptor, Unsupported, builtins, hookimpl
-from headrace.config.options import Restriction, ServerOptions
+from headrace.config.option_parts import Restriction
+from headrace.config.options import ServerOptions
 from headrace.engine import ModelView, RequestSubmitter
 from headrace.errors import ConfigError, Unavailable
 from headrace.messages.ticket import Ticket

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.options import CompressionLevel
+from headrace.config.option_parts import CompressionLevel
 from headrace_grpc.message_framing import DEFLATE, GZIP, PREFIX, Compressor, MessageAssembler, inflate
 from headrace_grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
 

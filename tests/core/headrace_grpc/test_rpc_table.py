@@ -10,7 +10,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as triton
 
 from headrace.builtins import register_interceptors
-from headrace.config.options import Restriction, ServerOptions
+from headrace.config.option_parts import Restriction
+from headrace.config.options import ServerOptions
 from headrace.engine import Engine, RequestSubmitter
 from headrace.errors import CallerError, Code, HeadraceError
 from headrace.models.interceptors import InterceptorChain, make_interceptors

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from headrace.config.options import Restriction
+from headrace.config.option_parts import Restriction
 from headrace.errors import InvalidArgument, Unavailable
 from headrace.frontends.extension import Extension
 from headrace_http.http_host import HttpHost

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config.options import Restriction
+from headrace.config.option_parts import Restriction
 from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply
 from headrace_http.routes import Routes
 

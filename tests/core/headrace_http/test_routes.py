@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.options import RESTRICTED_CATEGORIES, Restriction
+from headrace.config.option_parts import RESTRICTED_CATEGORIES, Restriction
 from headrace.engine import Phase
 from headrace.errors import Code, HeadraceError, PermissionDenied, ResourceExhausted, Unauthenticated
 from headrace_http.message import STATUS, HttpReply, HttpRequest, error_reply

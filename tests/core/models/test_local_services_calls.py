@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from headrace.backends.base import Backend, Call, DeferredInstance, Model, RequestInstance
-from headrace.config.options import RateLimitResource
+from headrace.config.option_parts import RateLimitResource
 from headrace.errors import Code, HeadraceError, InvalidArgument
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse

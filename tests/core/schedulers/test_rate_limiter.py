@@ -15,7 +15,7 @@ import pytest
 
 from headrace.backends.base import Device, Instance, Tensors
 from headrace.config.model_config_pb2 import ModelConfig, ModelRateLimiter
-from headrace.config.options import RateLimitResource
+from headrace.config.option_parts import RateLimitResource
 from headrace.errors import BackendError, Code, ConfigError, Unavailable
 from headrace.executors.devices import Placement, Resource, ResourceDemand
 from headrace.executors.instance import runner_for

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.config.options import RateLimitResource
+from headrace.config.option_parts import RateLimitResource
 from headrace.executors.devices import Resource, ResourceDemand
 from headrace.schedulers.resource_limits import limits_for, shown
 

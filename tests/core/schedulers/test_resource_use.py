@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headrace import Server
-from headrace.config.options import RateLimitResource
+from headrace.config.option_parts import RateLimitResource
 from headrace.telemetry import exposition
 from headrace_testing.serving import on_loop
 from tests.core.conftest import GATED, Gated, WriteModel

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config.options import LogFormat, ServerOptions
+from headrace.config.option_parts import LogFormat
+from headrace.config.options import ServerOptions
 from headrace.telemetry import log_limits
 from headrace.telemetry.log_output import LogOutput, speak_for
 from headrace.telemetry.logs import LOGGER, JsonFormatter, LineFormatter, Log, LogSettings, escape

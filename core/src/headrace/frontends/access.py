@@ -12,7 +12,8 @@ from hmac import compare_digest
 from ipaddress import IPv6Address, ip_address
 from typing import TypeAlias
 
-from headrace.config.options import ModelFilesFrom, Restriction, ServerOptions
+from headrace.config.option_parts import ModelFilesFrom, Restriction
+from headrace.config.options import ServerOptions
 from headrace.engine import AnyOperation, Caller, Interceptor
 from headrace.errors import CallerError, Code, PermissionDenied, Unsupported
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.config.options import RESTRICTED_CATEGORIES
+from headrace.config.option_parts import RESTRICTED_CATEGORIES
 from headrace.messages.operation import ExtensionOperation, Operation
 
 if TYPE_CHECKING:

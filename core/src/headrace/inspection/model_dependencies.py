@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.config.derive import derive
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.config.options import ServerOptions
+from headrace.config.option_parts import ConfigOptions
 from headrace.errors import ConfigError, HeadraceError, InvalidArgument
 from headrace.messages import dtypes
 from headrace.models.configuring import Parts, complete_with, dependencies, find_scheduler, needs_backend, parse
@@ -17,7 +17,7 @@ from headrace.storage.repositories import Repositories
 class ModelDependencies:
     """Looks up models in ``repositories``, without loading them."""
 
-    def __init__(self, repositories: Repositories, options: ServerOptions, schedulers: Parts) -> None:
+    def __init__(self, repositories: Repositories, options: ConfigOptions, schedulers: Parts) -> None:
         self._repositories, self._options, self._schedulers = repositories, options, schedulers
 
     def complete(self, config: ModelConfig, path: tuple[str, ...] = ()) -> None:

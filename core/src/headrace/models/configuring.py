@@ -26,6 +26,7 @@ from headrace.config.completed_fields import is_set, names_all_tensors
 from headrace.config.config_json import config_to_json
 from headrace.config.derive import derive, fill_batching
 from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput, ModelParameter
+from headrace.config.option_parts import ConfigOptions
 from headrace.config.options import ServerOptions
 from headrace.config.parse import clip, find_config, read_config
 from headrace.config.validation import Problem
@@ -56,7 +57,7 @@ def read(
     config: ModelConfig,
     model_path: Path,
     files: Collection[str],
-    options: ServerOptions,
+    options: ConfigOptions,
     schedulers: Parts,
 ) -> ModelConfig:
     """Return the written ``config`` of the model ``name``, derived in place but not completed. Raises `ConfigError`.
@@ -68,7 +69,7 @@ def read(
     return config
 
 
-def complete(model: Model, backend: Backend, options: ServerOptions, executors: Parts) -> None:
+def complete(model: Model, backend: Backend, options: ConfigOptions, executors: Parts) -> None:
     """Complete ``model.config`` in place and validate it. Raises `ConfigError`, `LoadError` or `PluginError`."""
     fill(model, backend, options, executors)
     raise_first(judge(model, backend, options, executors))
@@ -81,7 +82,7 @@ def complete(model: Model, backend: Backend, options: ServerOptions, executors: 
         fill_groups(model.config, backend, available_gpus())
 
 
-def parse(model_path: Path, options: ServerOptions) -> ModelConfig:
+def parse(model_path: Path, options: ConfigOptions) -> ModelConfig:
     """Return the content of the config file of the model at ``model_path``. Raises `ConfigError`.
 
     Without a file, return an empty config, or raise if auto-completion is off.
@@ -93,7 +94,7 @@ def parse(model_path: Path, options: ServerOptions) -> ModelConfig:
 
 
 def examine(
-    config: ModelConfig, name: str, model_path: Path, options: ServerOptions, schedulers: Parts
+    config: ModelConfig, name: str, model_path: Path, options: ConfigOptions, schedulers: Parts
 ) -> Iterator[Problem]:
     """Yield the problems of a derived config that need neither its versions nor its backend.
 
@@ -129,7 +130,7 @@ def raise_first(problems: Iterable[Problem]) -> None:
         raise ConfigError(problem.message, problem.code, field=problem.field)
 
 
-def fill(model: Model, backend: Backend, options: ServerOptions, executors: Parts) -> None:
+def fill(model: Model, backend: Backend, options: ConfigOptions, executors: Parts) -> None:
     """Let ``backend`` complete ``model.config`` in place, unless that is turned off.
 
     If the model's parameter ``isolation`` chooses an executor outside of the server, this runs outside, too. The
@@ -228,7 +229,7 @@ def _typed(cls: type, given: Mapping[str, ModelParameter]) -> Any:
         return parameters.parse_parameters(cls, {})
 
 
-def judge(model: Model, backend: Backend, options: ServerOptions, executors: Parts) -> list[Problem]:
+def judge(model: Model, backend: Backend, options: ConfigOptions, executors: Parts) -> list[Problem]:
     """Return every problem of the completed ``model.config``, in Triton's order, then those of its parameters."""
     kind, given = backend.Parameters, model.config.parameters
     gpus, files = available_gpus(), model.path.parent

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
-from headrace.config.options import ServerOptions
+from headrace.config.option_parts import ControlOptions
 from headrace.errors import HeadraceError, InvalidArgument, Unavailable
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.states import IndexEntry, index_of, poll_failure
@@ -45,7 +45,7 @@ class Relay(Protocol):
 class Control:
     """Decides which models of the repository are loaded, and from what. Event loop only."""
 
-    def __init__(self, options: ServerOptions, lifecycle: Lifecycle, repositories: Repositories) -> None:
+    def __init__(self, options: ControlOptions, lifecycle: Lifecycle, repositories: Repositories) -> None:
         self._options = options
         self._lifecycle = lifecycle
         self._repositories = repositories

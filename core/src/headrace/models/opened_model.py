@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headrace.agents.agent_chain import AgentChain, AgentClasses
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.config.options import ServerOptions
+from headrace.config.option_parts import ConfigOptions
 from headrace.config.parse import find_config, place_of
 from headrace.errors import ConfigError, HeadraceError
 from headrace.models.configuring import parse
@@ -45,7 +45,7 @@ class OpenedModel:
 
 
 def open_model(
-    entry: Entry, fingerprint: Fingerprint, options: ServerOptions, classes: AgentClasses | None
+    entry: Entry, fingerprint: Fingerprint, options: ConfigOptions, classes: AgentClasses | None
 ) -> OpenedModel:
     """Return the opened ``entry``, whose files are those of ``fingerprint``, after its agents have acted on it.
 
@@ -65,7 +65,7 @@ def open_model(
 
 
 def _open_with_agents(
-    entry: Entry, files: Mapping[str, Hashable], config: ModelConfig, options: ServerOptions, agents: AgentChain
+    entry: Entry, files: Mapping[str, Hashable], config: ModelConfig, options: ConfigOptions, agents: AgentChain
 ) -> OpenedModel:
     given = entry.fetch(files)
     directory = agents.load(given, entry.new_directory)
@@ -84,7 +84,7 @@ def _open_with_agents(
 
 
 @contextmanager
-def placed(directory: LocalDirectory, options: ServerOptions, *, is_sent: bool) -> Iterator[None]:
+def placed(directory: LocalDirectory, options: ConfigOptions, *, is_sent: bool) -> Iterator[None]:
     """Add to a `ConfigError` the line of the config file at fault. Remove private directories from messages."""
     try:
         yield

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.config.options import RateLimitResource
+from headrace.config.option_parts import RateLimitResource
 from headrace.executors.devices import Placement, Resource, ResourceDemand
 from headrace.executors.executor import Executor
 from headrace.executors.threads import LoopWakeup, Wakeup

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from headrace.config.options import RateLimitResource
+from headrace.config.option_parts import RateLimitResource
 from headrace.errors import Code, ConfigError
 from headrace.executors.devices import Resource, ResourceDemand
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
-from headrace.config.options import LogFormat, ServerOptions
+from headrace.config.option_parts import LogFormat, LogOptions
 from headrace.telemetry import log_limits, log_output
 from headrace.telemetry.log_limits import LogRateLimit
 from headrace.telemetry.log_output import LogOutput, speaker
@@ -65,7 +65,7 @@ class LogSettings:
     format: LogFormat = "default"
 
     @classmethod
-    def from_options(cls, options: ServerOptions) -> LogSettings:
+    def from_options(cls, options: LogOptions) -> LogSettings:
         return cls(
             file=options.log_file,
             info=options.log_info,
