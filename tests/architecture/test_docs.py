@@ -54,6 +54,8 @@ PARTS = {
     "HttpRoute": "headrace_http/plugin_routes.py",
     "HttpPort": "headrace_http/http_host.py",
     "HttpCall": "headrace_http/plugin_routes.py",
+    "WebSocketRoute": "headrace_http/web_sockets.py",
+    "WebSocket": "headrace_http/web_sockets.py",
     "Command": "headrace/command.py",
     "Observer": "headrace/telemetry/executions.py",
     "BatchTimes": "headrace/telemetry/executions.py",
@@ -70,6 +72,8 @@ DESCRIBED = {"name", "labels"}
 CALLED_BY_CORE = {"kind", "check", "clashes_with", "handler", "rpc"}
 #: What the registry calls of a frontend.
 CALLED_BY_CORE_OF_FRONTENDS = {"check"}
+#: What a host calls of a socket.
+CALLED_BY_HOSTS = {"is_accepted", "ending", "begin", "end", "end_by_stop", "read", "finish"}
 
 
 def members(part: str) -> list[str]:
@@ -89,8 +93,9 @@ def members(part: str) -> list[str]:
                 if "staticmethod" not in map(ast.unparse, node.decorator_list):
                     node.args.args = node.args.args[1:]
                 shown.append(f"{node.name}({ast.unparse(node.args)}) -> {result}")
-    hidden = DESCRIBED | (CALLED_BY_CORE if "Addition" in map(ast.unparse, found.bases) else set())
+    hidden = DESCRIBED | (CALLED_BY_CORE if {"Addition", "HttpRoute"} & {*map(ast.unparse, found.bases)} else set())
     hidden |= CALLED_BY_CORE_OF_FRONTENDS if part in ("Frontend", "HttpPort") else set()
+    hidden |= CALLED_BY_HOSTS if part == "WebSocket" else set()
     return [text for text in shown if not text.startswith("_") and re.split(r"\W", text)[0] not in hidden]
 
 

@@ -11,13 +11,42 @@ from typing import Any
 
 import pytest
 
-from headrace_testing import ExtensionConformance, ServedExtension
+from headrace_testing import ExtensionConformance, ServedExtension, socket_client
 
 TEMPLATE = Path(__file__).parents[2] / "extensions/_template/src/headrace_template_extension/__init__.py"
 DRAWER = """    Drawer = type("Drawer", (__import__("headrace").TensorLocation,), {
         "name": "drawer", "source": lambda self, parameters, tensor: {"mine": b"1"}[parameters["drawer"]]})
     adds = (SoundRoute, SoundMethod, Drawer)
 """
+ADDS = "    adds = (SoundRoute, SoundMethod)\n"
+#: A WebSocket, whose route is to be written.
+SOCKET = """
+    async def converse(self, call, socket):
+        await socket.accept()
+        {}
+
+    Talk = type("Talk", (__import__("headrace").WebSocketRoute,), {{
+        "name": "GET /sound/{{name}}", "operation": OPERATION, "converse": converse}})
+    adds = (SoundRoute, SoundMethod, Talk)
+"""
+ECHO = """async for message in socket:
+            await socket.send(message)"""
+#: What is broken in a WebSocket: the check that catches it, and what stands in its route or beside it.
+SOCKETS = {
+    "switches the interceptors off": (
+        "socket_is_refused",
+        f"{ECHO}\n\n    def __init__(self, engine):\n        super().__init__(engine)\n        engine.admission = None",
+    ),
+    "fails at nonsense": ("nonsense_in_a_socket", ECHO.replace("(message)", "(json.loads(message))")),
+    "goes on": (
+        "socket_ends",
+        """for _ in range(60):
+            try:
+                await __import__("asyncio").sleep(0.05)
+            except BaseException:
+                pass""",
+    ),
+}
 #: The check that catches it, and what is broken: a text of the template, and what stands there instead.
 SABOTEURS = {
     "adds nothing": (
@@ -104,6 +133,11 @@ class Sound(ExtensionConformance):
         assert json.loads(answer) == {"y": [[6, 8]]}
 
 
+class SoundSocket(Sound):
+    def options(self) -> dict[str, Any]:
+        return {"http_server": "hypercorn"}
+
+
 CHECKS = sorted(name for name in dir(Sound) if name.startswith("test_"))
 
 
@@ -127,9 +161,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     return write
 
 
-def run(name: str, tmp_path: Path) -> None:
+def run(name: str, tmp_path: Path, kit: type[Sound] = Sound) -> None:
     """Run the check ``name`` of the kit."""
-    checks: Any = Sound()
+    checks: Any = kit()
     check = getattr(checks, name)
     wanted = check.__code__.co_varnames[1 : check.__code__.co_argcount]
     folder = tmp_path / "one"
@@ -159,6 +193,30 @@ def test_a_broken_extension_is_caught(install: Callable[..., None], saboteur: st
         run(check, tmp_path)
 
 
+@pytest.mark.parametrize("name", [name for name in CHECKS if "socket" in name])
+def test_a_sound_socket_passes(install: Callable[..., None], name: str, tmp_path: Path) -> None:
+    install(ADDS, SOCKET.format(ECHO))
+    run(name, tmp_path, SoundSocket)
+
+
+@pytest.mark.parametrize("saboteur", SOCKETS)
+def test_a_broken_socket_is_caught(
+    install: Callable[..., None], saboteur: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_client, "_END_S", 0.5)
+    words, route = SOCKETS[saboteur]
+    (check,) = [name for name in CHECKS if words in name]
+    install(ADDS, SOCKET.format(route))
+    with pytest.raises(AssertionError):
+        run(check, tmp_path, SoundSocket)
+
+
+def test_a_socket_is_tested_on_a_host_that_has_them(install: Callable[..., None], tmp_path: Path) -> None:
+    install(ADDS, SOCKET.format(ECHO))
+    with pytest.raises(AssertionError, match=r"options\(\) returns {'http_server': 'hypercorn'}"):
+        run("test_nonsense_in_a_socket_is_the_clients_fault", tmp_path)
+
+
 def test_every_check_catches_somebody() -> None:
-    caught = {name for words, *_ in SABOTEURS.values() for name in CHECKS if words in name}
+    caught = {name for words, *_ in (*SABOTEURS.values(), *SOCKETS.values()) for name in CHECKS if words in name}
     assert sorted(set(CHECKS) - caught) == ["test_the_server_announces_it"]  # which core sees to

@@ -132,6 +132,7 @@ if TYPE_CHECKING:
     from headrace_http.open_connections import OpenConnections
     from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
     from headrace_http.strict_requests import StrictRequests
+    from headrace_http.web_sockets import WebSocket, WebSocketRoute
     from headrace_processes.handshake import InstanceSpec
     from headrace_processes.supervision.child_process import child_command
     from headrace_processes.supervision.exits import ending
@@ -218,6 +219,7 @@ _HOMES = {
     "headrace_http.open_connections": ("OpenConnections",),
     "headrace_http.plugin_routes": ("HttpCall", "HttpRoute", "HttpStream"),
     "headrace_http.strict_requests": ("StrictRequests",),
+    "headrace_http.web_sockets": ("WebSocket", "WebSocketRoute"),
     "headrace.hookspecs": ("hookimpl",),
     "headrace.inspection.inspector": ("Findings", "InspectedModel", "Inspector"),
     "headrace.messages.dtypes": ("DataType",),
@@ -375,6 +377,8 @@ __all__ = [
     "Wait",
     "Waiting",
     "Watch",
+    "WebSocket",
+    "WebSocketRoute",
     "as_tensor",
     "available_cores",
     "backend_settings",

@@ -60,6 +60,11 @@ class AdmittedReply:
         """The address of the other end; empty if unknown."""
         return self.caller.peer
 
+    @property
+    def socket(self) -> Any:
+        """The WebSocket that the request opens; None if it opens none."""
+        return getattr(self._reply, "socket", None)
+
     def stream(self, head: HttpReply) -> ReplyStream:
         return _EndingStream(reply_stream(self._reply, head), self.caller)
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from headrace.errors import InvalidArgument
+from headrace.errors import InvalidArgument, Unavailable, Unsupported
 from headrace.frontends.access import host_of
 from headrace_http.caller_limits import HttpLimits, too_many_chunks
 from headrace_http.http_host import FirstPort, HttpPort
@@ -18,6 +18,7 @@ from headrace_http.message import HEADER_LENGTH, Buffer, HttpReply, HttpRequest,
 from headrace_http.request_body import aligned
 from headrace_http.request_head import Malformed, malformed, path_of
 from headrace_http.routes import Routes
+from headrace_http.web_sockets import WebSocket
 
 if TYPE_CHECKING:
     from headrace.engine import Engine
@@ -48,9 +49,17 @@ class _Broken(Exception):
 class _Reply:
     """Takes the first reply to a request from the address ``peer``, which is empty if unknown."""
 
-    __slots__ = ("_answered", "_send", "certificate", "peer")
+    __slots__ = ("_answered", "_send", "certificate", "peer", "socket")
 
-    def __init__(self, answered: asyncio.Future[HttpReply | None], scope: Scope, send: Send) -> None:
+    def __init__(
+        self,
+        answered: asyncio.Future[HttpReply | None],
+        scope: Scope,
+        send: Send,
+        socket: WebSocket | None = None,
+    ) -> None:
+        #: The WebSocket that the request opens.
+        self.socket = socket
         self._answered, self._send = answered, send
         self.peer = host_of(scope.get("client"))
         extensions = scope.get("extensions") or {}
@@ -95,7 +104,25 @@ class _Streamed:
             await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
 
 
-def create_app(engine: Engine, served: HttpPort | None = None) -> App:
+class AsgiApp:
+    """An ASGI application. `create_app` makes one."""
+
+    def __init__(self, engine: Engine, served: HttpPort) -> None:
+        self._engine = engine
+        self._routes, self._limits = served.answering(has_sockets=True), served.limits()
+        #: Returns how many bytes a message to the WebSocket of a path may have; 0 if the path has none.
+        self.socket_limit = self._routes.socket_limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif scope["type"] == "http":
+            await _serve(self._routes, self._limits, scope, receive, send)
+        elif scope["type"] == "websocket":
+            await _serve_socket(self._engine, self._routes, scope, receive, send)
+
+
+def create_app(engine: Engine, served: HttpPort | None = None) -> AsgiApp:
     """Return an ASGI application for ``engine``, whose server was started on the same loop.
 
     It answers what ``served`` answers: by default KServe v2 and the routes of all extensions.
@@ -103,16 +130,7 @@ def create_app(engine: Engine, served: HttpPort | None = None) -> App:
     An ASGI server that ends TLS may put the certificate of the client, as ``ssl.SSLSocket.getpeercert`` returns it,
     into ``scope["extensions"]["headrace"]["certificate"]``. Interceptors see it.
     """
-    port = FirstPort(engine) if served is None else served
-    answering, limits = port.answering(), port.limits()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await _live(receive, send)
-        elif scope["type"] == "http":
-            await _serve(answering, limits, scope, receive, send)
-
-    return app
+    return AsgiApp(engine, FirstPort(engine) if served is None else served)
 
 
 async def _live(receive: Receive, send: Send) -> None:
@@ -125,10 +143,7 @@ async def _live(receive: Receive, send: Send) -> None:
 
 
 async def _serve(routes: Routes, limits: HttpLimits, scope: Scope, receive: Receive, send: Send) -> None:
-    raw = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
-    headers: dict[bytes, bytes] = {}
-    for name, value in raw:
-        headers[name] = headers[name] + b", " + value if name in headers else value
+    raw, headers = _headers(scope)
     if _is_ambiguous(headers):
         await _send(send, _AMBIGUOUS, scope["method"])
         return
@@ -147,6 +162,52 @@ async def _serve(routes: Routes, limits: HttpLimits, scope: Scope, receive: Rece
     reply = await _answer(routes, request, scope, receive, send)
     if reply is not None:
         await _send(send, reply, scope["method"])
+
+
+async def _serve_socket(engine: Engine, routes: Routes, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve one WebSocket until its route ends, its client disconnects, or the server ends it."""
+    raw, headers = _headers(scope)
+    socket = WebSocket(receive, send, scope)
+    if scope.get("http_version", "1.1") >= "2":
+        await socket.finish(error_reply(Unsupported("a WebSocket over HTTP/2 is not supported: connect by HTTP/1.1")))
+        return
+    await receive()  # websocket.connect
+    try:
+        path = path_of(scope.get("raw_path", scope["path"].encode()))
+    except Malformed as error:
+        await socket.finish(malformed(error))
+        return
+    query = scope.get("query_string", b"").decode("latin-1")
+    answered: asyncio.Future[HttpReply | None] = asyncio.get_running_loop().create_future()
+    engine.streams.add(socket.end_by_stop)
+    cancel = routes.dispatch(
+        HttpRequest("GET", path, headers, memoryview(b""), raw, query), _Reply(answered, scope, send, socket)
+    )
+    reading = asyncio.ensure_future(socket.read())
+    try:
+        await asyncio.wait((answered, reading, socket.ending), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        engine.streams.discard(socket.end_by_stop)
+        reading.cancel()
+        if not answered.done():
+            answered.cancel()
+            if cancel is not None:
+                cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    if not answered.cancelled() and (reply := answered.result()) is not None:
+        await socket.finish(reply)
+    elif socket.ending.done():
+        code, reason = socket.ending.result()
+        await (socket.close(code, reason) if socket.is_accepted else socket.finish(error_reply(Unavailable(reason))))
+
+
+def _headers(scope: Scope) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
+    """Return the headers as received, and by name."""
+    raw = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+    headers: dict[bytes, bytes] = {}
+    for name, value in raw:
+        headers[name] = headers[name] + b", " + value if name in headers else value
+    return raw, headers
 
 
 def _is_ambiguous(headers: dict[bytes, bytes]) -> bool:

@@ -86,15 +86,18 @@ class HttpPort(Frontend):
         """Return what it answers. A subclass may add routes to paths that only the options know."""
         return [route(self) for route in self.routes]
 
-    def answering(self) -> Routes:
-        """Return the handlers of its requests, for its host. Raises `ConfigError` for a route that is wrong."""
+    def answering(self, has_sockets: bool) -> Routes:
+        """Return the handlers of its requests, for its host. Raises `ConfigError` for a route that is wrong.
+
+        Without ``has_sockets``, WebSocket routes are refused.
+        """
         routes = self.make_routes()
         try:
             check_routes([type(route) for route in routes])
         except TypeError as error:
             raise ConfigError(f"frontend '{self.name}': {error}") from error
         otherwise = None if self.otherwise is None else self.otherwise(self)
-        return Routes(self.engine, routes, otherwise, self.name, self.limits())
+        return Routes(self.engine, routes, otherwise, self.name, self.limits(), has_sockets)
 
     @classmethod
     def check(cls) -> None:
@@ -122,8 +125,8 @@ class FirstPort(HttpPort):
     def place(self) -> tuple[str, int]:
         return self.engine.options.http_address, self.engine.options.http_port
 
-    def answering(self) -> Routes:
-        return Routes(self.engine)
+    def answering(self, has_sockets: bool) -> Routes:
+        return Routes(self.engine, has_sockets=has_sockets)
 
 
 class HttpHost(Frontend):

@@ -198,6 +198,7 @@ class RouteHandler:
     def __init__(self, route: HttpRoute, handlers: RouteHandlers) -> None:
         self._route, self._handlers, self._log_error = route, handlers, handlers.log_error
         self._tasks: set[asyncio.Task[None]] = set()
+        self._name = f"route {route.name}"
 
     def __call__(self, request: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
         limits, size = self._handlers.limits, request.body.nbytes
@@ -205,24 +206,27 @@ class RouteHandler:
             reply(error_reply(limits.body_refusal(size, request.path, request.headers)))
             return None
         call = HttpCall(request, target.values, reply, self._handlers)
-        task = asyncio.get_running_loop().create_task(self._answer(call, reply))
+        task = asyncio.get_running_loop().create_task(self._answer(call, reply), name=self._name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task.cancel
 
     async def _answer(self, call: HttpCall, reply: Reply) -> None:
         try:
-            answer = await self._route.answer(call)
-            if isinstance(answer, HttpStream):
-                await self._stream(answer, call.request, reply)
-            else:
-                reply(_checked(answer))
+            await self._run(call, reply)
         except HeadraceError as error:
             self._log_error(error, call.request)
             reply(error_reply(error.with_traceback(None)))
         except Exception:
             log.exception("route '%s' failed", self._route.name)
             reply(error_reply(InternalError("the request failed inside the server; its log has the reason")))
+
+    async def _run(self, call: HttpCall, reply: Reply) -> None:
+        answer = await self._route.answer(call)
+        if isinstance(answer, HttpStream):
+            await self._stream(answer, call.request, reply)
+        else:
+            reply(_checked(answer))
 
     async def _stream(self, answer: HttpStream, request: HttpRequest, reply: Reply) -> None:
         head = _checked(HttpReply(answer.status, answer.headers))

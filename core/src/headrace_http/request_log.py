@@ -67,6 +67,11 @@ class _Watcher:
         """The verified certificate of the other end, or None."""
         return getattr(self._reply, "certificate", None)
 
+    @property
+    def socket(self) -> Any:
+        """The WebSocket that the request opens; None if it opens none."""
+        return getattr(self._reply, "socket", None)
+
     def stream(self, head: HttpReply) -> ReplyStream:
         return reply_stream(self._reply, head)
 

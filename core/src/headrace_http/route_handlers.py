@@ -32,6 +32,7 @@ class RouteHandlers:
         fail: Callable[[HttpRequest, Reply, Exception], None],
         transport: str,
         limits: HttpLimits,
+        has_sockets: bool,
     ) -> None:
         self._engine = engine
         self.log_error, self._fail = log_error, fail
@@ -39,6 +40,8 @@ class RouteHandlers:
         self.transport = transport
         #: The limits of the port.
         self.limits = limits
+        #: True if the host has WebSockets.
+        self.has_sockets = has_sockets
         self._tasks: set[asyncio.Task[None]] = set()
 
     @cached_property

@@ -23,6 +23,7 @@ from headrace_http.plugin_routes import METHODS, HttpRoute, read_route
 from headrace_http.request_log import Dispatch, watched
 from headrace_http.route_handlers import Handler, RouteHandlers
 from headrace_http.url_paths import PathTarget, template
+from headrace_http.web_sockets import SocketHandler
 
 if TYPE_CHECKING:
     from headrace.engine import AnyOperation, Engine
@@ -58,18 +59,24 @@ class Routes:
         otherwise: HttpRoute | None = None,
         transport: str = "http",
         limits: HttpLimits | None = None,
+        has_sockets: bool = False,
     ) -> None:
         """Create the table of ``routes``. By default, these are the routes of all extensions, and what Triton's
         extensions have that are not installed.
 
         ``otherwise`` answers every other path, by any method. ``transport`` is that of the callers, and ``limits`` are
-        those of the port.
+        those of the port. Without ``has_sockets``, WebSocket routes are refused.
         """
         self._admission = engine.admission
         self._transport = transport
         self._found = Recent[str, tuple[Route, PathTarget]](_REMEMBERED)
         self._handlers = RouteHandlers(
-            engine, self._log_error, self._fail, transport, port_limits(engine.options) if limits is None else limits
+            engine,
+            self._log_error,
+            self._fail,
+            transport,
+            port_limits(engine.options) if limits is None else limits,
+            has_sockets,
         )
         self.table = self._build(engine.additions(HttpRoute) if routes is None else routes)
         if routes is None:
@@ -82,6 +89,14 @@ class Routes:
         #: Answers a request through its ``reply``, once, now or later. Never raises. Returns a function to call if the
         #: caller disconnects first, or None.
         self.dispatch: Dispatch = watched(dispatch, self._target) if is_verbose() else dispatch
+
+    def socket_limit(self, path: str) -> int:
+        """Return how many bytes a message to the WebSocket of ``path`` may have; 0 if the path has none."""
+        try:
+            handler = self._find(path)[0].handlers.get("GET")
+        except NotFound:
+            return 0
+        return handler.max_message_bytes if isinstance(handler, SocketHandler) else 0
 
     def _dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:
         try:

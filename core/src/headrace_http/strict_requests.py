@@ -6,6 +6,8 @@ read in two ways.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace_http.caller_limits import HttpLimits
 from headrace_http.message import HttpReply
 from headrace_http.request_body import ChunkedBody
@@ -18,6 +20,7 @@ from headrace_http.request_head import (
     malformed,
     parse_head,
 )
+from headrace_http.socket_frames import SocketFrames
 
 _HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 #: The placeholder for a refused head; it is answered with the refusal.
@@ -29,11 +32,16 @@ _RUBBISH = b"\0\r\n\r\n"
 class StrictRequests:
     """Passes valid requests on byte for byte. The first invalid head is replaced, and answered with `refusal`.
 
-    A body that breaks the rules is replaced by invalid bytes, which are answered with 400. An upgrade is removed: the
-    connection stays HTTP/1.1. A connection that starts as HTTP/2 is passed on unchanged.
+    A body that breaks the rules is replaced by invalid bytes, which are answered with 400. A connection that starts as
+    HTTP/2 is passed on unchanged. An upgrade is removed: the connection stays HTTP/1.1. Only the handshake for a path
+    with a WebSocket is passed on, without extensions, and after it the frames of messages up to the limit.
     """
 
-    def __init__(self, limits: HttpLimits) -> None:
+    def __init__(self, limits: HttpLimits, socket_limit: Callable[[str], int] | None = None) -> None:
+        """``socket_limit`` returns how many bytes a message to the WebSocket of a path may have; 0 if it has none."""
+        self._socket_limit = socket_limit
+        #: The frames after the handshake of a WebSocket.
+        self.frames: SocketFrames | None = None
         #: Requests that were passed on completely.
         self.whole = 0
         self.is_http_2 = False
@@ -74,6 +82,10 @@ class StrictRequests:
     def _take(self, passed: bytearray) -> bool:
         """Move received bytes to ``passed``. Return False if there are too few."""
         rest = self._rest
+        if self.frames is not None:
+            passed += self.frames.pass_on(bytes(rest))
+            rest.clear()
+            return False
         if self._missing:
             size = min(self._missing, len(rest))
             passed += rest[:size]
@@ -113,7 +125,11 @@ class StrictRequests:
 
     def _begin(self, head: RequestHead, raw: bytes, passed: bytearray) -> None:
         self._is_last = head.closes
-        passed += raw if b"upgrade" not in head.headers else _without_upgrade(raw)
+        if b"upgrade" in head.headers:
+            limit = self._socket_limit(head.path) if self._socket_limit is not None and _is_handshake(head) else 0
+            raw = _without(raw, b"upgrade:" if not limit else b"sec-websocket-extensions:")
+            self.frames = SocketFrames(limit) if limit else None
+        passed += raw
         if head.body_bytes == CHUNKED:
             self._chunked = ChunkedBody(self._limits, self._judge)
         elif head.body_bytes:
@@ -137,5 +153,18 @@ class StrictRequests:
         self._missing, self._chunked = 0, None
 
 
-def _without_upgrade(raw: bytes) -> bytes:
-    return b"\r\n".join(line for line in raw.split(b"\r\n") if not line.lower().startswith(b"upgrade:"))
+def _is_handshake(head: RequestHead) -> bool:
+    """True if ``head`` opens a WebSocket (RFC 6455, 4.2.1)."""
+    headers = head.headers
+    tokens = [token.strip().lower() for token in headers.get(b"connection", b"").split(b",")]
+    return (
+        (head.method, head.minor, head.body_bytes, b"upgrade" in tokens) == ("GET", 1, 0, True)
+        and headers[b"upgrade"].lower() == b"websocket"
+        and headers.get(b"sec-websocket-version") == b"13"
+        and b"sec-websocket-key" in headers
+    )
+
+
+def _without(raw: bytes, name: bytes) -> bytes:
+    """Return the head ``raw`` without the headers of one name, which ends with a colon."""
+    return b"\r\n".join(line for line in raw.split(b"\r\n") if not line.lower().startswith(name))

@@ -22,6 +22,7 @@ from headrace import (
     Server,
     Spec,
     TensorLocation,
+    WebSocketRoute,
     dtypes,
 )
 from headrace_testing.driving import error_of, part_of
@@ -30,6 +31,7 @@ from headrace_testing.extension_models import Refusing, installed_plugin
 from headrace_testing.frontend_models import Doubling, WaitingInstance
 from headrace_testing.imports import internal_imports
 from headrace_testing.serving import on_loop, serve
+from headrace_testing.socket_client import SocketClient, no_socket_is_served
 
 _MODEL = """name: "doubles" backend: "doubles" max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: [2] } output { name: "y" data_type: TYPE_FP32 dims: [2] }
@@ -39,6 +41,8 @@ _LIMIT_S = 30
 _NONSENSE = b"\xff\xfe{]\0"
 #: The status of a body that is no JSON is 500 over HTTP, as in Triton.
 _UNREADABLE = b"failed to parse the request JSON buffer"
+#: The code of a WebSocket whose route failed.
+_FAILED = 1011
 _INTERNAL = ("the request failed inside the server", "internal error; the server's log")
 
 
@@ -130,6 +134,32 @@ class ExtensionChecks:
                 Refusing.refusal = None
             self.ask(served)
 
+    # ------------------------------------------------------------------ WebSockets
+
+    def test_a_socket_is_refused_before_it_is_accepted(self, served: ServedExtension) -> None:
+        Refusing.refusal = ResourceExhausted("not so fast", retry_after_s=7)
+        try:
+            for path in self.sockets():
+                with served.socket(path) as socket:
+                    assert socket.refused_with == 429, f"GET {path} is accepted although an interceptor refuses it"
+        finally:
+            Refusing.refusal = None
+
+    def test_nonsense_in_a_socket_is_the_clients_fault(self, served: ServedExtension) -> None:
+        for path in self.sockets():
+            for message in (_NONSENSE, _NONSENSE.decode("latin-1")):
+                with served.socket(path) as socket:
+                    code = socket.tell(message)
+                    assert socket.refused_with not in (426, 500, 501), f"GET {path} answers {socket.refused_with}"
+                    assert code != _FAILED, f"GET {path} fails at a message that is nonsense"
+
+    def test_a_socket_ends_when_its_client_disconnects(self, served: ServedExtension) -> None:
+        for path in self.sockets():
+            with served.socket(path) as socket:
+                socket.tell("")
+                socket.disconnect()
+            assert served.has_ended_sockets(), f"GET {path} goes on after its client has disconnected"
+
     # ------------------------------------------------------------------ tensors, metrics, the end
 
     def test_a_location_that_is_not_there_is_the_callers_fault(self, served: ServedExtension) -> None:
@@ -172,6 +202,15 @@ class ExtensionChecks:
                 for chosen in product((False, True), repeat=len(pieces) // 2):
                     kept = [piece for at, piece in enumerate(pieces) if at % 2 == 0 or chosen[at // 2]]
                     yield method, re.sub(r"{(\w+)}", lambda found: values.get(found[1], "any"), "".join(kept))
+
+    def sockets(self) -> list[str]:
+        """Return the paths of the WebSocket routes."""
+        names = {route.name.partition("[")[0] for route in self.part.adds if issubclass(route, WebSocketRoute)}
+        assert not names or self.options().get("http_server", "native") != "native", (
+            "a WebSocket is tested on a host that has them: options() returns {'http_server': 'hypercorn'}"
+        )
+        values = {"name": "doubles", "version": "1"}
+        return [re.sub(r"{(\w+)}", lambda found: values.get(found[1], "any"), name[4:]) for name in sorted(names)]
 
     def methods(self) -> list[str]:
         return [method.name for method in self.part.adds if issubclass(method, GrpcMethod)]
@@ -218,6 +257,16 @@ class ServedExtension:
             return reply.status, dict(reply.getheaders()), reply.read()
         finally:
             connection.close()
+
+    @contextmanager
+    def socket(self, path: str) -> Iterator[SocketClient]:
+        """Yield a client of the WebSocket at ``path``."""
+        with SocketClient(f"ws://127.0.0.1:{self.http_port}{path}") as client:
+            yield client
+
+    def has_ended_sockets(self) -> bool:
+        """Return True as soon as no WebSocket is served; False if one is for too long."""
+        return on_loop(self.server, no_socket_is_served())
 
     def grpc(self, method: str, *messages: bytes) -> list[bytes]:
         """Return the responses to ``messages``. Raises `grpc.RpcError`."""

@@ -169,7 +169,7 @@ def test_a_path_of_the_options_that_is_none_ends_the_start(make_caller: Callable
     port = Pages(make_caller({}).engine)
     port.path = "from/options"
     with pytest.raises(ConfigError, match=r"frontend 'pages': the path 'from/options' is not '/', words and"):
-        port.answering()
+        port.answering(has_sockets=False)
 
 
 def test_a_port_whose_routes_are_wrong_is_named_when_the_plugin_is_found() -> None:

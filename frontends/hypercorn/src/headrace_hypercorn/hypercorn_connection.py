@@ -31,12 +31,13 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
     def __init__(
         self,
         connections: OpenConnections,
+        socket_limit: Callable[[str], int],
         serve: Callable[[HypercornConnection, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
     ) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(asyncio.StreamReader(loop=loop), self._serve, loop)
         self._connections, self._serve_by = connections, serve
-        self._requests = StrictRequests(connections.limits)
+        self._requests = StrictRequests(connections.limits, socket_limit)
         self._socket_transport: asyncio.Transport
         self._calls: set[_PacedCall] = set()
         self._answered = 0
@@ -69,11 +70,19 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
     def data_received(self, data: bytes) -> None:
         if not self._has_eof and (passed := self._requests.pass_on(data)):
             super().data_received(passed)
+        if (frames := self._requests.frames) is not None and frames.is_too_large:
+            for call in self._calls:
+                call.too_large.set()
 
     def eof_received(self) -> bool | None:
         """hypercorn would take it for a caller who has gone, so that it hears of it when all is answered."""
         self._has_eof = True
-        if self._is_tls or self._requests.is_http_2 or self._answered >= self._requests.whole:
+        if (
+            self._is_tls
+            or self._requests.is_http_2
+            or self._requests.frames is not None
+            or self._answered >= self._requests.whole
+        ):
             self.ended.set()  # TLS has no connection that is closed on one side
             return super().eof_received()
         calls = tuple(self._calls)
@@ -197,13 +206,18 @@ class _PacedCall:
         self._task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._pace = pace
         self._moved_bytes = 0
-        self._is_receiving = True
+        self._is_socket = scope["type"] == "websocket"
+        self._is_receiving = not self._is_socket
+        #: Set if a message of a WebSocket is larger than its route allows. It was not read.
+        self.too_large = asyncio.Event()
         self._is_sending = self.is_waiting = self._is_late = self.has_begun = False
         self._sending_s = 0  # without a pause
         #: Whether it is answered while the answer is made, and whether in chunks of HTTP/1.1.
         self.is_streaming = self.is_chunked = False
 
     async def receive(self) -> Any:
+        if self._is_socket:
+            return await self._receive_message()
         try:
             event = await self._receive()
         except asyncio.CancelledError:
@@ -214,7 +228,22 @@ class _PacedCall:
         self._is_receiving = event.get("more_body", False)
         return event
 
+    async def _receive_message(self) -> Any:
+        """Return the next event of a WebSocket, or that a message is too large."""
+        receiving, too_large = asyncio.ensure_future(self._receive()), asyncio.ensure_future(self.too_large.wait())
+        try:
+            await asyncio.wait((receiving, too_large), return_when=asyncio.FIRST_COMPLETED)
+            return receiving.result() if receiving.done() else {"type": "headrace.message_too_large"}
+        finally:
+            receiving.cancel()
+            too_large.cancel()
+
     async def send(self, message: Any) -> None:
+        if self._is_socket:
+            self.has_begun = True
+            self.is_streaming |= message["type"] == "websocket.accept"
+            await self._pass_on(message)
+            return
         if message["type"] == "http.response.start":
             self.has_begun = True
             has_length = any(name == b"content-length" for name, _ in message["headers"])
@@ -266,7 +295,7 @@ class _PacedCall:
             await self._send(message)
         finally:
             self.is_waiting = False
-        self._moved_bytes += len(message.get("body", b""))
+        self._moved_bytes += len(message.get("body") or message.get("bytes") or message.get("text") or b"")
 
 
 class _Writer(asyncio.StreamWriter):

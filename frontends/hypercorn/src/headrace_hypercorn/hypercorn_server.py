@@ -36,13 +36,14 @@ class HypercornServer:
         config.keep_alive_max_requests = sys.maxsize
         config.keep_alive_timeout = None  # type: ignore[assignment]  # ours is the clock
         self._app = create_app(host.engine, host.served)
+        config.websocket_max_message_size = sys.maxsize  # ours is the bound, by route
         self._wrapped = ASGIWrapper(self._answer)  # type: ignore[arg-type]
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Accept connections of ``listener``, over TLS if ``tls`` is given."""
         self._acceptor = await asyncio.get_running_loop().create_server(
-            lambda: HypercornConnection(self._connections, self._serve),
+            lambda: HypercornConnection(self._connections, self._app.socket_limit, self._serve),
             sock=listener,
             backlog=self._host.backlog,
             ssl=tls,
@@ -76,7 +77,7 @@ class HypercornServer:
             serving.result()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] in ("http", "websocket"):
             connection: HypercornConnection = scope["state"]["connection"]
             await connection.answer(self._app, scope, receive, send)
 
