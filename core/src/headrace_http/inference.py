@@ -22,7 +22,7 @@ from headrace_http.infer_request import BodyLayoutCache, decode, decode_raw, hea
 from headrace_http.inputs import read_inputs
 from headrace_http.large_documents import read_document
 from headrace_http.message import HEADER_LENGTH, Cancel, HttpReply, HttpRequest, Reply, error_reply
-from headrace_http.outputs import JSON, OutputFormat, encode, print_values, response_encoding
+from headrace_http.outputs import JSON, OutputFormat, PlacedOutput, encode, print_values, response_encoding
 from headrace_http.request_body import DECODABLE, decompress
 from headrace_http.request_deadline import TIMEOUT, RequestDeadline, deadline_in
 from headrace_http.url_paths import PathTarget
@@ -76,8 +76,10 @@ class InferenceHandler:
         self._start(view, ticket, reply)
         return deadline.begin(ticket.cancel)
 
-    async def read_request(self, http: HttpRequest, name: str, version: str) -> InferRequest:
-        """Return the inference in the body of ``http``. Raises `HeadraceError`."""
+    async def read_request(
+        self, http: HttpRequest, name: str, version: str
+    ) -> tuple[InferRequest, Mapping[str, OutputFormat]]:
+        """Return the inference in the body of ``http``, and its outputs that lie elsewhere. Raises `HeadraceError`."""
         headers = http.headers
         if b"content-encoding" in headers and headers[b"content-encoding"] not in DECODABLE:
             raise Unsupported("Unsupported compression type")
@@ -89,14 +91,18 @@ class InferenceHandler:
             request = await self._large.run(partial(self._read_large, http, name, version, answer, None))
         if deadline_ns:
             request.expire_at(deadline_ns)
-        return request
+        placed = {name: wanted for name, wanted in answer.formats.items() if isinstance(wanted, PlacedOutput)}
+        return request, placed
 
-    async def print_response(self, response: InferResponse) -> bytes:
-        """Return ``response`` as a line of JSON. Raises `HeadraceError`."""
+    async def print_response(self, response: InferResponse, placed: Mapping[str, OutputFormat] = _NO_FORMATS) -> bytes:
+        """Return ``response`` as a line of JSON, and write the outputs in ``placed`` where they lie.
+
+        Raises `HeadraceError`.
+        """
         try:
-            reply = encode(response, {}, JSON, {}, False, patience=LARGE_BYTES)
+            reply = encode(response, placed, JSON, {}, False, patience=LARGE_BYTES)
         except TooLargeForLoop:
-            reply = await self._large.run(partial(encode, response, {}, JSON, {}, False))
+            reply = await self._large.run(partial(encode, response, placed, JSON, {}, False))
         return b"".join(reply.parts)
 
     async def read_document(self, http: HttpRequest) -> Any:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.messages.request import InferRequest
     from headrace.messages.response import InferResponse
     from headrace.messages.tensor import Tensor
+    from headrace_http.outputs import OutputFormat
     from headrace_http.route_handlers import Handler, RouteHandlers
 
 log = rate_limited_logger(__name__)
@@ -105,11 +106,12 @@ class HttpRoute(Addition):
 class HttpCall:
     """One request to an `HttpRoute`. ``values`` are those of the placeholders, as received."""
 
-    __slots__ = ("_handlers", "_reply", "request", "values")
+    __slots__ = ("_handlers", "_placed", "_reply", "request", "values")
 
     def __init__(self, request: HttpRequest, values: Mapping[str, str], reply: Reply, handlers: RouteHandlers) -> None:
         self.request, self.values = request, values
         self._reply, self._handlers = reply, handlers
+        self._placed: Mapping[str, OutputFormat] = {}
 
     @property
     def caller(self) -> Caller:
@@ -129,7 +131,7 @@ class HttpCall:
 
         Raises `HeadraceError` if the model does not exist, or if the body is invalid.
         """
-        request = await self._handlers.inference.read_request(self.request, model, version)
+        request, self._placed = await self._handlers.inference.read_request(self.request, model, version)
         if hasattr(self._reply, "caller"):  # the server has interceptors
             request.send_as(self.caller)
         return request
@@ -154,8 +156,11 @@ class HttpCall:
         return await self._handlers.inference.print_tensors(response)
 
     async def print_response(self, response: InferResponse) -> bytes:
-        """Return ``response`` as one line of JSON. Raises `HeadraceError` if it has no JSON form."""
-        return await self._handlers.inference.print_response(response)
+        """Return ``response`` as one line of JSON. Raises `HeadraceError` if it has no JSON form.
+
+        Outputs for which the request of `read_inference` names a `TensorLocation` are written there.
+        """
+        return await self._handlers.inference.print_response(response, self._placed)
 
     def print_error(self, error: HeadraceError) -> bytes:
         """Return ``error`` as one line of JSON, without what is not for callers."""

@@ -19,7 +19,7 @@ from tritonclient import http as http_client
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
-from headrace import Extension, NotFound, Spec, TensorLocation, hookimpl
+from headrace import Extension, HttpCall, HttpReply, HttpRoute, NotFound, Spec, TensorLocation, hookimpl
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.server import Server
@@ -65,9 +65,20 @@ class Drawer(TensorLocation):
         return memoryview(self.source(parameters, tensor))  # which is read-only
 
 
+class Again(HttpRoute):
+    """Answers an infer request by a route of its own."""
+
+    name = "POST /again/{name}"
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        request = await call.read_inference(call.values["name"])
+        parts = [await call.print_response(response) async for response in self.engine.responses(request, call.caller)]
+        return HttpReply(200, (), parts)
+
+
 class Elsewhere(Extension):
     name = "elsewhere"
-    adds = (Regions, Drawer)
+    adds = (Regions, Drawer, Again)
 
 
 Ask = Callable[..., Any]
@@ -290,5 +301,25 @@ def test_a_parameter_of_its_own_is_a_location_too(serve: Callable[..., None]) ->
             tensor.contents.fp32_contents.extend([1, 2, 3])
             with pytest.raises(grpc.RpcError, match="unexpected 'content' provided when using memory for input"):
                 call(request.SerializeToString())
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_route_of_a_plugin_reads_and_writes_regions_too(serve: Callable[..., None], size: int) -> None:
+    x = np.arange(size, dtype=np.float32)
+    Regions.regions = {"in": bytearray(x.tobytes()), "out": bytearray(4 * size)}
+    lies = {"shared_memory_byte_size": 4 * size}
+    asked = {
+        "inputs": [
+            {"name": "x", "datatype": "FP32", "shape": [1, size], "parameters": {**lies, "shared_memory_region": "in"}}
+        ],
+        "outputs": [{"name": "y", "parameters": {**lies, "shared_memory_region": "out"}}],
+    }  # fmt: skip
+
+    def scenario(ports: dict[str, int]) -> None:
+        reply = httpx.post(f"http://127.0.0.1:{ports['http']}/again/m", json=asked)
+        assert reply.json()["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, size]}]
+        assert bytes(Regions.regions["out"]) == x.tobytes()
 
     serve(scenario)
