@@ -77,7 +77,7 @@ def test_a_plugin_that_is_not_installed_is_refused(
 def test_plugins_are_named_by_themselves_or_by_their_distribution(installed: str) -> None:
     for name in (installed, f"headrace-{installed}"):
         assert [info.name for info in Plugins.discover([name]).plugins] == [
-            *("builtins", "commands", "grpc", "http"),
+            *("builtins", "commands", "grpc", "http", "processes"),
             installed,
         ]
 
