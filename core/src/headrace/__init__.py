@@ -118,10 +118,11 @@ if TYPE_CHECKING:
     from headrace.storage.base import Storage
     from headrace.telemetry.executions import BatchTimes, Observer
     from headrace.telemetry.log_limits import rate_limited_logger
-    from headrace.telemetry.logs import draw_table
+    from headrace.telemetry.logs import Log, LogSettings, draw_table
     from headrace.telemetry.published import PublishedMetric
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
     from headrace_cli.command_line import parse_options
+    from headrace_grpc import grpc_service_pb2
     from headrace_grpc.hosts import GrpcHost
     from headrace_grpc.plugin_methods import GrpcMethod
     from headrace_grpc.rpc import Rpc
@@ -250,7 +251,7 @@ _HOMES = {
     "headrace_processes.supervision.exits": ("ending",),
     "headrace_processes.supervision.orphan_reaper": ("ORPHAN_REAPER",),
     "headrace.telemetry.executions": ("BatchTimes", "Observer"),
-    "headrace.telemetry.logs": ("draw_table",),
+    "headrace.telemetry.logs": ("Log", "LogSettings", "draw_table"),
     "headrace.telemetry.log_limits": ("rate_limited_logger",),
     "headrace.telemetry.published": ("PublishedMetric",),
     "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
@@ -259,6 +260,8 @@ _HOMES = {
     "headrace.executors.output_schema": ("OutputSchema",),
     "headrace_processes.handshake": ("InstanceSpec",),
 }
+#: The modules that are exported whole.
+_MODULES = {"dtypes": "headrace.messages.dtypes", "grpc_service_pb2": "headrace_grpc.grpc_service_pb2"}
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -322,7 +325,9 @@ __all__ = [
     "InvalidArgument",
     "Isolation",
     "LoadError",
+    "Log",
     "LogLevel",
+    "LogSettings",
     "MetricKind",
     "MetricOperation",
     "Model",
@@ -390,6 +395,7 @@ __all__ = [
     "draw_table",
     "dtypes",
     "ending",
+    "grpc_service_pb2",
     "hookimpl",
     "in_memory",
     "metric_without_value",
@@ -414,8 +420,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "dtypes":
-        return import_module("headrace.messages.dtypes")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOME:
         raise AttributeError(f"module 'headrace' has no attribute '{name}'")
     value = getattr(import_module(_HOME[name]), name)

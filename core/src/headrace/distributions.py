@@ -31,10 +31,14 @@ _HOSTS = {"grpcio": "headrace-grpcio", "hypercorn": "headrace-hypercorn"}
 #: The planned distribution for these URLs.
 _STORAGES_PLANNED = dict.fromkeys(("as", "gs", "s3"), "headrace-cloud")
 #: Extensions of the protocol, which add paths and RPCs.
-_EXTENSIONS = {"events": "headrace-events", "generate": "headrace-generate", "sequence": "headrace-sequence"}
+_EXTENSIONS = {
+    "events": "headrace-events",
+    "generate": "headrace-generate",
+    "logging": "headrace-logging",
+    "sequence": "headrace-sequence",
+}
 #: What those of Triton's are to be called that are not written yet.
 _EXTENSIONS_PLANNED = {
-    "logging": "headrace-logging",
     "trace": "headrace-trace",
     **dict.fromkeys(("system_shared_memory", "cuda_shared_memory"), "headrace-shared-memory"),
 }

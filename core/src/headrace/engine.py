@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from headrace.models.control import Control
     from headrace.models.lifecycle import Lifecycle
+    from headrace.telemetry.logs import Log
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +139,8 @@ class Engine:
         self._any_number = self.submitter()
         #: The open streams of decoupled models, for all protocols.
         self.streams = OpenStreams()
+        #: The log that the command line has opened; None in a program that configures logging itself.
+        self.log: Log | None = None
         self._when_ready: list[Callable[[], None]] = []
 
     # ------------------------------------------------------------------ admission

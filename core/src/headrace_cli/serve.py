@@ -62,7 +62,7 @@ def run(words: Sequence[str]) -> int:
         with contextlib.closing(logs):
             for warning in (*warnings, *support.without_effect(options)):
                 log.warning("%s", warning)
-            return run_loop(_supervise(words, options) if options.workers else _serve(options))
+            return run_loop(_supervise(words, options) if options.workers else _serve(options, logs))
     finally:
         _flush_output()
 
@@ -88,7 +88,7 @@ def run_loop(main: Coroutine[None, None, int]) -> int:
     return uvloop.run(main)
 
 
-async def _serve(options: ServerOptions) -> int:
+async def _serve(options: ServerOptions, logs: Log) -> int:
     told_to_stop = asyncio.Event()
     _watch_signals(told_to_stop)
     try:
@@ -96,6 +96,7 @@ async def _serve(options: ServerOptions) -> int:
     except Exception as error:
         _complain(options, f"error: creating server: {_words(error)}")
         return 1
+    server.engine.log = logs
     return await serve_until(told_to_stop, server)
 
 

@@ -35,8 +35,9 @@ async def _serve(channel: socket.socket) -> int:
     given, _ = command_line.read_options(words, os.environ, option_groups(words))
     # The supervisor has reserved the ports for all servers, and it serves the metrics page.
     options = replace(given, **told["ports"], reuse_http_port=True, reuse_grpc_port=True, allow_metrics=False)
-    with contextlib.closing(Log(LogSettings.from_options(options))):
+    with contextlib.closing(Log(LogSettings.from_options(options))) as logs:
         server = Server(options)
+        server.engine.log = logs
 
         async def measure() -> list[Any]:
             return write_families(server.engine.collect())
