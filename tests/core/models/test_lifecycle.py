@@ -15,6 +15,7 @@ import pytest
 from headrace.backends.base import Backend, Instance, Model, Tensors
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError, NotFound, OperatorError, Unavailable
+from headrace.models import states as states_module
 from headrace.registry import PluginInfo
 from headrace.server import Server
 from headrace.storage.repositories import Entry
@@ -205,6 +206,27 @@ def test_a_load_goes_on_when_its_caller_goes_away(
             await server._lifecycle.background.settle()
             assert len(gated.loaded) == 2
             assert gated.closed == ["m_0/1"]
+
+    run(scenario())
+
+
+def test_the_time_that_an_instance_has_to_close_runs_from_when_the_server_begins_to_stop(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(states_module, "monotonic", lambda: now_s)
+
+    async def scenario() -> None:
+        nonlocal now_s
+        server = make_server(exit_timeout_secs=30)
+        async with server:
+            deadline = server._lifecycle._loader.deadline
+            now_s += 7
+            assert deadline() == pytest.approx(0.8 * 30)
+        now_s += 10
+        assert deadline() == pytest.approx(0.8 * 20)
+        now_s += 30
+        assert deadline() == 0
 
     run(scenario())
 

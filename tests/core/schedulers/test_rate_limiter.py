@@ -267,6 +267,30 @@ def test_requests_that_leave_while_their_model_waits_let_others_run() -> None:
     play(scene)
 
 
+def test_an_instance_that_leaves_the_line_is_not_owed_for_what_it_missed() -> None:
+    """Those that ran meanwhile overtook it. If it comes back, it waits as if for the first time."""
+
+    async def scene() -> None:
+        stage = Scene(RateLimitResource("R", 4))
+        (runs,) = stage.model("runs", demand(R=2))
+        (big,) = stage.model("big", demand(R=4))
+        (late,) = stage.model("late", demand(3, R=2))
+        stage.send("runs")
+        await stage.settle()
+        (waiting,) = stage.send("big")
+        await stage.settle()
+        assert isinstance(big.source, LimitedSource)
+        stage.limiter.acquire(late.source)  # type: ignore[arg-type]  # as if it had come first
+        assert big.source.overtaken == 1
+        waiting.cancel()
+        await stage.settle()
+        assert not stage.limiter.is_waiting(big.source)
+        assert big.source.overtaken == 0
+        assert runs.batch
+
+    play(scene)
+
+
 def test_an_instance_that_forms_a_batch_holds_nothing_meanwhile() -> None:
     async def scene() -> None:
         stage = Scene()

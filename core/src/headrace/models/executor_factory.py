@@ -44,8 +44,6 @@ class ExecutorFactory:
 
         If one fails, close all and raise the first error.
         """
-        if not placements:
-            return []
         refuse_beyond(self._gpu_limits, placements)
         executors = [self._executor(placement, replace(self._model, config=config)) for placement in placements]
         try:

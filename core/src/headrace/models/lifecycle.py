@@ -143,7 +143,7 @@ class Lifecycle:
     def has_died(self, name: str) -> bool:
         """True if a version of ``name`` is served and one of its instances is dead."""
         record = self.records.get(name)
-        return record is not None and record.is_served and not record.is_alive
+        return record is not None and not record.is_alive
 
     @property
     def why_not_alive(self) -> str:

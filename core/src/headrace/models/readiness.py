@@ -50,8 +50,7 @@ class _ReadinessCheck:
         done, _ = await asyncio.wait((self._answer,), timeout=TIMEOUT_S)
         if not done:
             self._note("Timed out waiting for user-defined is_ready() response")
-            return False
-        return next(iter(done)).result()
+        return any(answer.result() for answer in done)
 
     def _run(self, answer: asyncio.Future[bool]) -> None:
         """Call ``is_ready``, which may take any time, on a thread of its own."""
