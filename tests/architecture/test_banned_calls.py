@@ -128,3 +128,48 @@ def test_a_banned_call_is_found(source: str) -> None:
 )
 def test_a_safe_call_is_let_through(source: str) -> None:
     assert banned(source) == []
+
+
+#: Files of tests that may call ``time.sleep``, with the reason. What a model's source text does, as a model, is not a
+#: call of the test.
+SLEEPERS = {
+    "tests/core/headrace_processes/trial_backend.py": "models in processes that hang, and that wait for files",
+    "tests/core/headrace_processes/test_at_once.py": "a model that holds the loop until an alarm has gone off",
+    "tests/core/headrace_processes/test_batch_channel.py": "how often a process has looked, or has not, after a time",
+    "tests/core/headrace_processes/ipc/test_busy_poll.py": "a peer that sends while the process looks, and in pieces",
+    "tests/frontends/hypercorn/test_web_sockets.py": "clients that are slow or quiet, against limits in seconds",
+    "tests/testing/test_cache_saboteurs.py": "gives another thread its turn between two statements of a broken cache",
+    "tests/testing/test_interceptor_saboteurs.py": "an interceptor that keeps the event loop, which the check finds",
+}
+
+
+def sleeps(source: str) -> list[int]:
+    """Return the lines on which ``source`` sleeps for a time that it has chosen."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            names = [ast.unparse(node.func)]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        if "time.sleep" in names:
+            found.append(node.lineno)
+    return found
+
+
+def test_no_test_sleeps_for_a_time_that_it_has_chosen() -> None:
+    """It would be too long on a quiet machine and too short on a busy one: `wait_until` waits for a condition."""
+    paths = [path for folder in ("tests", "testing/src") for path in (ROOT / folder).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)) for path in paths if sleeps(path.read_text(encoding="utf-8"))}
+    assert found == set(SLEEPERS)
+
+
+@pytest.mark.parametrize("source", ["import time\ntime.sleep(1)", "from time import monotonic, sleep"])
+def test_a_sleep_is_found(source: str) -> None:
+    assert sleeps(source)
+
+
+@pytest.mark.parametrize("source", ["await asyncio.sleep(0)", "MODEL = 'time.sleep(1)'", "from time import monotonic"])
+def test_what_is_no_sleep_is_let_through(source: str) -> None:
+    assert not sleeps(source)

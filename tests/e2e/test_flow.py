@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 from queue import SimpleQueue
-from time import monotonic, sleep
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
@@ -133,18 +135,19 @@ class Caller:
     def wait_until_still(self) -> int:
         """Return how much is produced once that has not changed for half a second."""
         last, since = -1, monotonic()
-        while monotonic() - since < 0.5:
+
+        def is_still() -> bool:
+            nonlocal last, since
             produced, _ = self.progress()
             if produced != last:
                 last, since = produced, monotonic()
-            sleep(0.02)
+            return monotonic() - since >= 0.5
+
+        wait_until(is_still, "the model produces no more")
         return last
 
     def wait_until_ended(self, ended: int) -> None:
-        give_up = monotonic() + 10
-        while self.progress()[1] < ended:
-            assert monotonic() < give_up, "the model goes on for a caller who has gone"
-            sleep(0.02)
+        wait_until(lambda: self.progress()[1] >= ended, "the model stops for a caller who has gone", 10)
 
     def close(self) -> None:
         self._channel.close()
