@@ -1,7 +1,7 @@
 """Work that is too long for the event loop: reading, printing and packing on a few threads.
 
 Small work stays on the loop, where a thread switch would cost more than the work. Code that finds large work there
-raises `TooLargeForLoop` before it begins, and is called again by a thread of `OffLoopWork`.
+raises `TooLargeForLoop`, and is called again by a thread of `OffLoopWork`.
 
 A thread helps only while it releases the interpreter's lock: zlib and NumPy do, parsers do not. So parsers work in
 slices of about `SLICE_BYTES`, and the loop can run between two of them.
@@ -43,7 +43,7 @@ QUIET_S = 1.0
 
 
 class TooLargeForLoop(Exception):
-    """Raised before work begins that would delay the event loop. The caller then uses `OffLoopWork`."""
+    """Raised for work that would delay the event loop. The caller repeats it on a thread of `OffLoopWork`."""
 
 
 def worded(error: Exception) -> HeadraceError:

@@ -112,7 +112,8 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
 
 
 def check_strings(view: ModelView, request: InferRequest) -> None:
-    """Find the strings of ``request`` on this thread, so that the event loop need not.
+    """Scan the strings of every BYTES input now. `BytesTensor.is_complete` keeps the offsets, so the event loop does
+    not scan.
 
     Raises `InvalidArgument`, as the model would, if their number differs from the shape.
     """

@@ -7,7 +7,8 @@
         adds = (TickRoute, TickMethod)
 
 What is added is a class of its own kind, an `Addition`. The frontend that serves a kind takes it from
-`Engine.additions`. Core knows no kind: HTTP routes are defined by the HTTP frontend, gRPC methods by the gRPC frontend.
+`Engine.additions`. Each kind is defined by the code that serves it: HTTP routes by the HTTP frontend, gRPC methods by
+the gRPC frontend, and tensor locations by `headrace.frontends.tensor_locations`, because both frontends serve them.
 """
 
 from __future__ import annotations

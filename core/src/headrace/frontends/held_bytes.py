@@ -33,10 +33,10 @@ class Holder(Protocol):
 
 
 class HeldBytes:
-    """The sizes of the connections that hold much. Event loop only.
+    """The sizes of the connections that hold bytes. Event loop only.
 
-    Beyond ``limit_bytes``, connections are ended until there is room again. Those with slow callers are first; among
-    these, and among the others, the largest first. A connection that holds little is never ended.
+    Beyond ``limit_bytes``, connections are ended until 1/8 of the limit is free. Only connections that wait for their
+    caller are ended: slow callers first, then the largest.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -1,4 +1,7 @@
-"""The extensions of the protocol that add no route and no method: both frontends read and write them in requests."""
+"""The names of four protocol extensions for the server metadata.
+
+Their code is in `classification`, `request_parameters` and the two frontends.
+"""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from headrace.errors import ConfigError
 #: A flag and the path that it was given; an empty path if it was not given.
 PemFile: TypeAlias = "tuple[str, str]"
 
-#: Those of TLS 1.2 that RFC 9113 does not prohibit. TLS 1.3 has no others.
+#: The ciphers of TLS 1.2 that RFC 9113 does not prohibit. It prohibits none of TLS 1.3.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=2"
-#: A key of the same kind, and of another; the name of the latter is OpenSSL's choice.
+#: OpenSSL's reasons for a key that does not belong to the certificate.
 _MISFITS = {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"}
 
 
@@ -41,8 +41,9 @@ class TlsFiles:
         result.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
         result.set_ciphers(_CIPHERS)
         result.set_alpn_protocols(list(protocols))
-        self.contents()  # only to see that they can be read
-        _load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.certificate)  # only to see that it is one
+        self.contents()  # validates that the files can be read
+        # Validates that the file is a PEM certificate. The context is discarded.
+        _load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.certificate)
         self._load_identity(result)
         if self.authorities[1]:
             _load_authorities(result, self.authorities)
@@ -66,7 +67,7 @@ class TlsFiles:
             raise ConfigError(f"{flag}: can not read '{path}': {error.strerror}") from error
 
     def _load_identity(self, into: ssl.SSLContext) -> None:
-        """Raise `ConfigError` for what can still be wrong with two files of which the first is a certificate."""
+        """Load certificate and key. Raise `ConfigError` if they do not fit."""
         (certificate_flag, certificate), (key_flag, key) = self.certificate, self.key
 
         def refuse_password() -> NoReturn:  # OpenSSL would ask at the terminal

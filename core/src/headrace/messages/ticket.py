@@ -28,8 +28,8 @@ class Ticket:
     """A request in flight, from its submission to its final answer. Compared and hashed by identity.
 
     The sender makes the ticket, submits it, and may call `cancel`, `stop` and `read`. From then on, everything else
-    belongs to the scheduler. The code that removes the ticket from the queue owns it and answers it, on the event loop.
-    Each answer passes ``watchers`` (`watch`) on its way to ``respond``, which never changes. ``request`` is replaced if
+    belongs to the model queue. The code that removes the ticket from the queue owns it and answers it, on the event
+    loop. Each answer passes ``watchers`` (`watch`) on its way to ``respond``, which never changes. ``request`` is replaced if
     the model gets other inputs or outputs than its caller sent: inputs that are reshaped or added, outputs that the
     caller does not get.
     """
@@ -52,7 +52,7 @@ class Ticket:
         #: requests of a batch must share (None if any may be batched together).
         self.rows = 1
         self.batch_key: object = None
-        #: Set by the scheduler: when it accepted the request.
+        #: Set by the model queue, before it calls `Scheduler.submit`.
         self.queued_ns = 0
         #: Set by an executor whose answers may follow the end of the execution: when the execution began.
         self.started_ns = 0
@@ -67,9 +67,9 @@ class Ticket:
         self.on_read: Callable[[Ticket], None] | None = None
         #: Set by the scheduler: when the request expires in the queue; 0 for never.
         self.deadline_ns = 0
-        #: The responses that the caller has not read, if the queue of the model counts them.
+        #: The responses that the caller has not read, if the model queue counts them.
         self.unread = 0
-        #: Set by the queue of the model for a request whose place in the batch matters: it stays in the batch if it is
+        #: Set by the model queue for a request whose place in the batch matters: it stays in the batch if it is
         #: cancelled, and is not retried alone if the batch fails. Always True for `Padding`.
         self.pinned = False
 

@@ -3,7 +3,7 @@
 ::
 
     find    the model, by name and version; refuses a decoupled one if the caller takes one response
-    start   interceptors, check, scheduler
+    start   interceptors, check, model queue
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ class RequestSubmitter:
         #: Returns the model for a name and a version. Raises `HeadraceError` if there is none, or if it is decoupled
         #: and this caller takes one response.
         self.find: Resolve = resolve if refusal is None else self._find_single
-        #: Checks the request of a ticket and passes it to the scheduler: ``start(view, ticket, call)``. Raises
-        #: `HeadraceError` if it is refused; it is then not answered. ``call`` is for ``describe``.
+        #: Checks the request of a ticket and passes it to the model queue: ``start(view, ticket, call)``. Raises
+        #: `HeadraceError` if it is refused; it is then not answered. If an interceptor waits, this returns at once, and
+        #: a later refusal is the answer. ``call`` is for ``describe``.
         self.start: Start = start if admission is None else self._start_described
 
     def submit(self, ticket: Ticket, caller: Caller | None = None) -> ModelView:
@@ -149,7 +150,7 @@ def _stop_waiting(task: asyncio.Task[None], ticket: Ticket) -> None:
 
 
 def start(view: ModelView, ticket: Ticket, call: Any = None) -> None:
-    """Check ``ticket`` and pass it to the scheduler, which answers it. No interceptor is called."""
+    """Check ``ticket`` and pass it to the model queue, which answers it. No interceptor is called."""
     view.check(ticket)
     view.enqueue(ticket)
 

@@ -127,8 +127,8 @@ class OtherModel:
     It serves until the dependent model has answered its last request. ``config`` is complete. ``labels`` maps an output
     to the lines of its label file.
 
-    ``ask`` runs a request and answers it by its ticket's ``respond``. It raises a `HeadraceError` to refuse the
-    request, which then gets no response. Event loop only.
+    ``ask`` sends a request to this model, which answers by the ticket's ``respond``. It raises a `HeadraceError` to
+    refuse the request, which then gets no response. Event loop only.
     """
 
     config: ModelConfig
@@ -259,7 +259,8 @@ class Scheduler(ABC):
         """Called with the last answers of ``tickets``, before they are delivered.
 
         ``instance`` ran the requests. It is None for requests that were cancelled, rejected or expired while they
-        waited. The answers still have the outputs that are ``kept``; they are removed when this returns.
+        waited. The answers still have the outputs that are ``kept``; they are removed when this returns. Not called for
+        requests that the scheduler answers itself by ``context.answer``.
         """
 
 
@@ -273,9 +274,8 @@ class FullScheduler(Scheduler):
     metrics: ClassVar[Sequence[PublishedMetric]] = ()
     #: True if responses are delivered in the order of the requests. Set it before the first request.
     keeps_order: bool = False
-    #: Outputs that the model computes for `finished` and that callers do not get, by name. Set it before the first
-    #: request. A kept output that the config declares also goes to each caller that asks for it, or that asks for all
-    #: outputs.
+    #: Outputs that every batch computes for `finished`, by name. Set it before the first request. Callers get a kept
+    #: output only if the config declares it, and if they ask for it or for all outputs.
     kept: Mapping[str, Spec] = MappingProxyType({})
     #: Labels of outputs that have no label file in the model's config. Set it before the first request.
     labels: Mapping[str, Sequence[str]] = MappingProxyType({})

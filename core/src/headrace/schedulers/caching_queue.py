@@ -1,11 +1,13 @@
 """The response cache: answer requests before they reach the scheduler of their model.
 
-A request takes one of three ways:
+A request takes one of four ways:
 
 - The cache has its response: it is answered at once.
 - A request with the same content (the leader) is being executed: this one follows, and gets the leader's response.
-- Otherwise it is the leader: it is executed, and its response is stored. If it fails or is cancelled, the first
-  follower becomes the leader.
+- No such request is being executed: this one is the leader. It is executed, and its response is stored. If it fails
+  or is cancelled, the first follower becomes the leader. After 2 failures, all followers are executed and not stored.
+- It is executed and not stored: a request that bypasses the cache; a duplicate that comes from a model or has another
+  priority; a large request while the digest threads are full.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _ATTEMPTS = 2
 class SingleFlight:
     """A key whose response is pending, from an execution (``leader``) or from a remote cache (``leader`` is None).
 
-    ``followers`` wait for it in order of arrival. Each has the time at which it asked.
+    ``followers`` wait for it in order of arrival. Each has the time at which it was submitted. ``spent_ns`` is the time
+    from the request of the leader to the start of its execution.
     """
 
     __slots__ = (
@@ -75,14 +78,18 @@ class CachingModelQueue(ModelQueue):
         self._cache = cache
         statistics.has_cache, cache.failed = True, self._count_failure
         self._flights: dict[bytes, SingleFlight] = {}
-        #: Requests that have entered and wait outside the scheduler: for a `SingleFlight`, or (None) for their own key.
+        #: The flight that each waiting request waits for. None while a thread computes its key. The scheduler does not
+        #: have these requests.
         self._followed: dict[Ticket, SingleFlight | None] = {}
 
     # ------------------------------------------------------------------ in
 
     def submit(self, ticket: Ticket, has_entered: bool = False) -> None:
         """Do as `ModelQueue.submit`. Also raises `InvalidArgument` if the parameter `BYPASS` is neither true nor
-        false."""
+        false.
+
+        ``has_entered`` is ignored: `_resume` passes it to the base class.
+        """
         request = ticket.request
         if bypasses(request):
             super().submit(ticket)
@@ -111,8 +118,8 @@ class CachingModelQueue(ModelQueue):
         """Answer ``ticket`` from the cache, let it follow a leader, or ``execute`` it."""
         request, flight = ticket.request, self._flights.get(key)
         if flight is not None:
-            # A call of an instance that waits must not wait for a leader: the leader may need that instance. And a
-            # request does not wait for one of another priority.
+            # A request from a model blocks an instance. It must not wait for a leader, because the leader may need
+            # that instance. A request does not wait for one of another priority.
             if request.callers or request.priority != flight.priority:
                 self._miss(asked_ns)
                 execute(ticket)

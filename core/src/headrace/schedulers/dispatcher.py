@@ -15,7 +15,7 @@ from headrace.schedulers.base import Clock, LoopClock, ScheduledModel, Scheduler
 from headrace.schedulers.in_flight import RequestQueue
 from headrace.telemetry.batch_history import BatchHistory
 
-#: A number of arrived rows that wakes every instance, even one that waits for a full batch.
+#: The weight of a change that wakes every instance, even one that waits for a full batch: more than any rows.
 WAKES_ALL = 1 << 32
 
 
@@ -37,7 +37,7 @@ class WakeableInstance(Protocol):
 
 
 class Dispatcher(ABC):
-    """Keeps the idle instances and wakes them: the part of the model queue that instance sources use.
+    """The base of `ModelQueue`: creates the scheduler and the queue, keeps the idle instances, and wakes them.
 
     ``sources`` give the instances their batches, in the order of ``instances``. ``last_ns`` is the duration of the last
     execution. Event loop only, except `hand_on`, `choose_who_takes` and the `headrace.schedulers.base.Occupancy` part.
@@ -54,7 +54,8 @@ class Dispatcher(ABC):
     ) -> None:
         self.clock = LoopClock(loop) if clock is None else clock
         self.closed = False
-        self.arrived = 0  # rows, plus `WAKES_ALL` for each other change
+        #: Counts changes: the rows of each request that arrives, and `WAKES_ALL` for each other change.
+        self.arrived = 0
         self.last_ns = 0
         self.idle: deque[WakeableInstance] = deque()
         self.queue = RequestQueue()
@@ -82,16 +83,16 @@ class Dispatcher(ABC):
         self.scheduler = scheduler = kind(context)
         #: The same object, or an object with the defaults.
         self.full = full(scheduler)
-        #: Outputs that the model computes and callers do not get.
+        #: Outputs that every batch computes for `Scheduler.finished`. `hidden` are those that no caller gets.
         self.kept = frozenset(self.full.kept)
-        #: ``hidden``: kept outputs that the model's config does not declare. ``unasked``: more outputs to remove, for a
-        #: request that asked for some outputs only.
+        #: ``hidden``: the outputs to remove from each response. ``unasked``: for a request that names its outputs, the
+        #: set to remove instead of ``hidden``.
         self.hidden = self.kept.difference(model.outputs)
         self.unasked: dict[Ticket, frozenset[str]] = {}
         reschedules = full_class(kind).reschedules(model.config)
         #: True if `finish_and_deliver` must be called instead of `deliver`.
         self.calls_finished = bool(self.kept) or kind.finished is not Scheduler.finished or reschedules
-        #: True once the scheduler has let an instance wait for a fuller batch.
+        #: True once the scheduler has returned a `Wait`. It stays True.
         self.forms_batches = False
 
     @property
@@ -125,8 +126,9 @@ class Dispatcher(ABC):
     def choose_who_takes(self) -> None:
         """Update ``threads_take``. Called when the event loop starts or stops running an instance's batches. Any
         thread."""
-        #: True if the loop only wakes threads, and each takes its batch itself. For that, all instances must be alike,
-        #: none may run on the event loop, and no batch may be forming, because the loop forms batches.
+        #: True if the loop only wakes threads, and each takes its batch itself. For that, the scheduler must have
+        #: `on_threads`, all instances must be alike, none may run on the event loop, and the scheduler must never have
+        #: returned a `Wait`: the loop keeps the timers of a `Wait`.
         self.threads_take = (
             self.scheduler.on_threads
             and self._alike

@@ -28,9 +28,9 @@ TURN_NS = 500_000
 class InstanceSource:
     """The `headrace.executors.executor.BatchSource` of ``instance``, whose executor either takes or polls.
 
-    While the source is among the model queue's idle ones, the event loop may offer it a batch. ``wake_at`` is the
-    number of arrived rows at which it does. ``wait`` is the scheduler's last `Wait`. A ``closed`` source gives out
-    nothing. ``on_return``, if set, is called when the instance has returned from its last batch.
+    While the source is in `Dispatcher.idle`, the event loop calls `offer` when `Dispatcher.arrived` reaches
+    ``wake_at``. 0: at any change. ``inf``: only by the timer. ``wait`` is the scheduler's last `Wait`. A ``closed``
+    source gives out nothing. ``on_return``, if set, is called once, when the source is closed and its instance idle.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class InstanceSource:
         self.wake_at: float = 0
         self.calls_at_once = 1
         self.progress = model_queue.progress
-        #: `Dispatcher.deliver`, or `Dispatcher.finish_and_deliver` if the scheduler has a `Scheduler.finished`.
+        #: `Dispatcher.deliver`, or `Dispatcher.finish_and_deliver` if `Dispatcher.calls_finished`.
         self.deliver = model_queue.deliver
         if model_queue.calls_finished:
             self.deliver = partial(model_queue.finish_and_deliver, self)
@@ -90,7 +90,14 @@ class InstanceSource:
         self._wakeup: Wakeup | LoopWakeup | None = None
         self._batch: list[Ticket] | None = None
         self._timer: Timer | None = None
-        self._is_parked = self._is_away = self._has_returned = self._is_ended = False
+        #: True if the last `poll` or `offer` found no batch: the source is in `Dispatcher.idle` since.
+        self._is_parked = False
+        #: True while its process is down, from `stop_polling` to the next `poll`.
+        self._is_away = False
+        #: True once the source is closed and its instance idle.
+        self._has_returned = False
+        #: True once `end` has woken the executor to exit.
+        self._is_ended = False
         self.closed = model_queue.closed
         #: `ModelQueue.dismiss` sets it.
         self.on_return: Callable[[], None] | None = None
@@ -156,9 +163,9 @@ class InstanceSource:
                 ticket.request = ticket.request.with_outputs(tuple(dict.fromkeys((*outputs, *self._kept))))
 
     def _ask_after_conflict(self) -> list[Ticket]:
-        """Ask again after other threads took every chosen request.
+        """Call `Scheduler.next` again, after other threads took every chosen request.
 
-        At most 100 times: a scheduler that returns requests which do not wait would be asked forever.
+        At most 100 times: a scheduler that returns requests which do not wait would be called forever.
         """
         for _ in range(100):
             now_ns = self._now_ns()
@@ -247,8 +254,11 @@ class InstanceSource:
         self._model_queue.ask_again()
 
     def offer(self) -> bool:
-        """Ask for this instance, which is no longer idle. Return True if the model queue need not ask for another.
-        Event loop only."""
+        """Give this instance a batch, or wake it to take one. The caller has removed it from `idle`.
+
+        Return False if the other instances, if alike, need not be tried now: the scheduler returned nothing, or this
+        instance wakes the next one itself. Event loop only.
+        """
         self._cancel_timer()
         self._is_parked = False
         wakeup, model_queue, run = self._wakeup, self._model_queue, self._run_batch
@@ -257,6 +267,7 @@ class InstanceSource:
             return self._run_waiting(run)
         if self._on_loop or model_queue.threads_take:
             wakeup.wake()  # the thread takes all that waits when it wakes, and wakes another thread for the rest
+            # An executor that polls does so inside `wake`. If it found nothing, it is parked again.
             return self._on_loop and not self._is_parked
         batch = self._next_batch_on_loop()
         if not batch:
@@ -266,8 +277,7 @@ class InstanceSource:
         return True
 
     def _run_waiting(self, run: Callable[[list[Ticket]], int]) -> bool:
-        """Run batches until none waits or `TURN_NS` is over. Return True if the model queue need not ask for another
-        instance."""
+        """Run batches on the event loop. Return False after `TURN_NS`, or if no batch was left."""
         until_ns = 0
         while batch := self._next_batch_on_loop():
             ended_ns = run(batch)
@@ -325,16 +335,16 @@ class InstanceSource:
         return batch
 
     def wake(self) -> None:
-        """Wake the executor, which then asks for itself. Any thread."""
+        """Wake the executor, which then calls `take` or `poll`. Any thread."""
         assert self._wakeup is not None
         self._wakeup.wake()
 
     def close(self) -> None:
-        """Give out nothing more. `on_return` is called now, or when the instance has returned. Event loop only."""
+        """Give out no more batches. `on_return` is called now, or when the instance is idle. Event loop only."""
         self.closed = True
         try:
             self._model_queue.idle.remove(self)
-        except ValueError:  # it runs a batch, or is about to ask
+        except ValueError:  # it runs a batch, or is about to call `take` or `poll`
             if not (self._is_away or self._has_returned):
                 return
         self._cancel_timer()
@@ -353,7 +363,7 @@ class InstanceSource:
         self._choose = ask
 
     def _return(self) -> None:
-        """Report that the instance has returned for good."""
+        """Call `on_return`: the source is closed and its instance idle."""
         self._has_returned = True
         call, self.on_return = self.on_return, None
         if call is not None:
@@ -383,7 +393,7 @@ class InstanceSource:
             model_queue.idle.appendleft(self)  # it is forming a batch: arrivals are offered to it first
 
     def ask_now(self) -> bool:
-        """Ask again now. Return True if the instance was idle. Event loop only."""
+        """Call `offer` if the instance is idle. Return True if it was. Event loop only."""
         self._timer = None
         try:
             self._model_queue.idle.remove(self)

@@ -30,7 +30,9 @@ STOPPING = "Server is stopping"
 
 
 class ModelQueue(Dispatcher):
-    """Runs a scheduler of class ``kind`` for one version of a model. Event loop only, except `InstanceSource.take`.
+    """Runs a scheduler of class ``kind`` for one version of a model.
+
+    Event loop only, except `in_flight`, `pending`, `at_once`, `hand_on`, `choose_who_takes` and `InstanceSource.take`.
 
     ``limiter``, if there is one, creates the sources of the instances.
     """
@@ -143,7 +145,7 @@ class ModelQueue(Dispatcher):
     def finish_and_deliver(
         self, source: InstanceSource | None, tickets: Sequence[Ticket], answers: Sequence[Answer]
     ) -> None:
-        """Do as `deliver`, for a scheduler that has a `Scheduler.finished` or kept outputs."""
+        """Do as `deliver`, if `calls_finished`."""
         try:
             self.scheduler.finished(tickets, answers, None if source is None else source.instance)
         except KeyboardInterrupt:
@@ -185,7 +187,7 @@ class ModelQueue(Dispatcher):
         self.deliver((ticket,), (answer,))
 
     def _stripped(self, answer: Answer, unasked: frozenset[str] | None) -> Answer:
-        """Remove from ``answer`` the kept outputs, and the outputs that its caller did not ask for (``unasked``)."""
+        """Remove from ``answer`` the outputs in ``unasked``; if it is None, those in `hidden`."""
         if not isinstance(answer, InferResponse):
             return answer
         hidden = unasked or self.hidden

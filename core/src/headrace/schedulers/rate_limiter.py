@@ -56,8 +56,8 @@ def instance_info(placement: Placement, config: ModelConfig) -> InstanceInfo:
 class LimitedSource(InstanceSource):
     """The source of batches of an instance that needs resources to run them.
 
-    The scheduler is asked on the event loop only. An executor that asks for a batch has returned from the last one, so
-    its resources are released first.
+    `Scheduler.next` is called on the event loop only. The resources of an execution are released when it has returned:
+    by `has_run` if the event loop ran it, else when the executor takes or polls again.
     """
 
     __slots__ = ("_limiter", "_record_unlimited", "demand", "executions", "is_running", "overtaken")
@@ -141,7 +141,7 @@ class LimitedSource(InstanceSource):
         super().close()
 
     def _execution_returned(self) -> None:
-        """Release the resources of an execution on the instance's thread, which is idle now, and ask again."""
+        """Release the resources of an execution on the instance's thread, which is idle now, and call `offer`."""
         self._limiter.release(self)
         if self.closed:
             self.close()
@@ -155,7 +155,7 @@ class RateLimiter:
     ``given`` has the units of each resource that the operator has set. If it is empty, there are as many units of a
     resource as the neediest instance needs.
 
-    `add` and `remove` run on any thread, everything else on the event loop.
+    `add`, `remove` and `uses` run on any thread, everything else on the event loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, given: Sequence[RateLimitResource] = ()) -> None:

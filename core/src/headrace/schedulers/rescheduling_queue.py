@@ -130,5 +130,6 @@ class ReschedulingModelQueue(ModelQueue):
 
 
 def model_queue_class(kind: type[Scheduler], config: ModelConfig) -> type[ModelQueue]:
-    """Return the class of model queue that runs a scheduler of class ``kind`` for a model with ``config``."""
+    """Return the class of model queue that runs a scheduler of class ``kind``, for a model with ``config`` and without
+    response cache."""
     return ReschedulingModelQueue if full_class(kind).reschedules(config) else ModelQueue
