@@ -29,9 +29,9 @@ class Ticket:
 
     The sender makes the ticket, submits it, and may call `cancel`, `stop` and `read`. From then on, everything else
     belongs to the model queue. The code that removes the ticket from the queue owns it and answers it, on the event
-    loop. Each answer passes ``watchers`` (`watch`) on its way to ``respond``, which never changes. ``request`` is replaced if
-    the model gets other inputs or outputs than its caller sent: inputs that are reshaped or added, outputs that the
-    caller does not get.
+    loop. Each answer passes ``watchers`` (`watch`) on its way to ``respond``, which never changes. ``request`` is
+    replaced if the model gets other inputs or outputs than its caller sent: inputs that are reshaped or added, outputs
+    that the caller does not get.
     """
 
     __slots__ = (
