@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from headrace.errors import InvalidArgument
+from headrace.errors import HeadraceError, InvalidArgument, PluginError
 from headrace.frontends.classification import classify
 from headrace.frontends.tensor_locations import Target, no_region
 from headrace.messages import dtypes
@@ -157,7 +157,10 @@ def encode(
         else:
             data = _data(tensor, datatype, patience, printed)
             outputs.append({"name": name, "datatype": datatype, "shape": tensor.shape, "data": data})
-    parts[0] = header = orjson.dumps(document, option=_NUMPY)
+    try:
+        parts[0] = header = orjson.dumps(document, option=_NUMPY)
+    except TypeError as error:
+        raise _unsendable(response, error) from None
     headers: Sequence[tuple[bytes, bytes]] = JSON_TYPE
     if len(parts) > 1:
         headers = (_BINARY_TYPE, (_LENGTH, b"%d" % _length(header, printed)))
@@ -168,6 +171,16 @@ def encode(
     if sum(map(len, parts)) > patience:
         raise TooLargeForLoop
     return HttpReply(200, (*headers, (_ENCODING, encoding)), (compressed(parts, encoding),))
+
+
+def _unsendable(response: InferResponse, error: TypeError) -> HeadraceError:
+    """Return why orjson can not print ``response``: a string that is not Unicode, or an integer beyond 64 bits."""
+    for name, value in response.parameters.items():
+        try:
+            orjson.dumps({name: value})
+        except TypeError as reason:
+            return PluginError(f"response parameter {name!a} can not be sent: {reason}")
+    return PluginError(f"the response of model '{response.model_name}' can not be sent: {error}")
 
 
 def print_values(tensor: Tensor, patience: int = UNBOUNDED) -> bytes:

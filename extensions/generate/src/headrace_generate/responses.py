@@ -22,4 +22,8 @@ async def print_response(call: HttpCall, response: InferResponse, request_id: st
 
 
 def _text(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can only escape
+        return json.dumps(value).encode()
