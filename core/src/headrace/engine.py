@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from headrace.config.options import ServerOptions
-from headrace.errors import HeadraceError, PluginError, Unavailable
+from headrace.errors import Cancelled, HeadraceError, PluginError, Unavailable
 from headrace.messages.caller import Caller, Outcome, Watch
 from headrace.messages.operation import AnyOperation, ExtensionOperation, Operation
 from headrace.messages.request import InferRequest, with_strings_encoded
@@ -152,7 +152,11 @@ class Engine:
         that was admitted to `Operation.INFER` is not admitted again by `responses`.
         """
         if self.admission is not None and (waiting := self.admission.admit(caller, operation, model)) is not None:
-            await waiting
+            try:
+                await waiting
+            except asyncio.CancelledError:
+                caller.end(Cancelled("the caller has gone"))
+                raise
 
     # ------------------------------------------------------------------ extensions
 

@@ -28,6 +28,7 @@ are those of HTTP and gRPC.
 
 from __future__ import annotations
 
+import asyncio
 from enum import Enum
 
 
@@ -65,6 +66,22 @@ class HeadraceError(Exception):
 def summary(error: BaseException) -> str:
     """Return the message of a `HeadraceError`, or the type and the text of another error."""
     return error.message if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
+
+
+def plugin_failure(error: BaseException, has_left: bool = False) -> Exception:
+    """Return ``error``, which code of a plugin raised on the event loop, as an `Exception`.
+
+    A `SystemExit` would end the loop. A `CancelledError` would be taken for the caller's, who has not left. Raises
+    ``error`` if it is not the plugin's: a `KeyboardInterrupt`, or a `CancelledError` because the caller ``has_left``.
+    """
+    if isinstance(error, Exception):
+        return error
+    is_cancelled = has_left and isinstance(error, asyncio.CancelledError)
+    if is_cancelled or isinstance(error, KeyboardInterrupt | GeneratorExit):
+        raise error
+    failure = RuntimeError(f"code of a plugin raised {summary(error)}")
+    failure.__cause__ = error
+    return failure
 
 
 class CallerError(HeadraceError):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from headrace.engine import Caller, InterceptorChain, Operation
-from headrace.errors import CallerError, Cancelled, Code, HeadraceError, InvalidArgument
+from headrace.errors import CallerError, Cancelled, Code, HeadraceError, InvalidArgument, plugin_failure
 from headrace.frontends.failures import Failure, is_verbose, log_failure
 from headrace.off_loop import OffLoopWork, TooLargeForLoop
 from headrace_grpc.grpc_service_pb2 import ModelInferRequest
@@ -82,6 +82,10 @@ class AdmittedContext:
     @property
     def certificate(self) -> Mapping[str, Any] | None:
         return self._context.certificate
+
+    @property
+    def has_left(self) -> bool:
+        return self._context.has_left
 
     @property
     def draining(self) -> bool:
@@ -184,7 +188,7 @@ class _Guard:
         caller = context.caller
         try:
             if waiting is not None:
-                await self._pass(waiting, caller)
+                await self._pass(waiting, context)
             request = await _read(body, self._rpc.parse, self._rpc.parse_large, self._large)
             self._require_name(request, caller)
             answer = await handler(request, context)
@@ -205,9 +209,10 @@ class _Guard:
             # The messages of a stream of inferences are admitted one by one, before they are parsed.
             is_parsed = self._rpc.operation is not Operation.OPEN_STREAM
             try:
+                admitted = AdmittedContext(context, caller)
                 if (waiting := self._admit(caller, b"")) is not None:
-                    await self._pass(waiting, caller)
-                await handler(self._parsed(bodies) if is_parsed else bodies, send, AdmittedContext(context, caller))
+                    await self._pass(waiting, admitted)
+                await handler(self._parsed(bodies) if is_parsed else bodies, send, admitted)
             except asyncio.CancelledError:
                 caller.end(_left())
                 raise
@@ -233,12 +238,14 @@ class _Guard:
             self._log_error(error, caller)
             raise
 
-    async def _pass(self, waiting: Coroutine[Any, Any, None], caller: Caller) -> None:
+    async def _pass(self, waiting: Coroutine[Any, Any, None], context: AdmittedContext) -> None:
         try:
             await waiting
         except HeadraceError as error:
-            self._log_error(error, caller)
+            self._log_error(error, context.caller)
             raise
+        except BaseException as error:
+            raise plugin_failure(error, context.has_left) from error
 
     def _log_error(self, error: HeadraceError, caller: Caller) -> None:
         """Write a refusal to the verbose log, because the handler does not get it."""
@@ -278,6 +285,9 @@ async def admit_messages(
             known = ModelInferRequest(model_name=name, id=_text_in(body, _ID_FIELD))
             yield AdmittedMessage(RawRequest(known, (), body), caller, error.with_traceback(None))
             continue
+        except asyncio.CancelledError as error:
+            caller.end(_left())
+            raise plugin_failure(error, context.has_left) from error
         try:
             request = await _read(body, unpack, unpack_large, large)
             _require_same(request.message.model_name, caller)

@@ -111,6 +111,10 @@ class GrpcCall(Stream):
         return self.connection.certificate
 
     @property
+    def has_left(self) -> bool:
+        return self.is_ended
+
+    @property
     def draining(self) -> bool:
         return self._calls.draining
 

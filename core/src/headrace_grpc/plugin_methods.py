@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from google.protobuf.message import DecodeError
 
 from headrace.engine import AnyOperation, Caller
-from headrace.errors import CallerError, Code, HeadraceError
+from headrace.errors import CallerError, Code, HeadraceError, plugin_failure
 from headrace.frontends.extension import Addition, check_operation
 from headrace.off_loop import LARGE_BYTES, TooLargeForLoop
 from headrace_grpc.admitted_calls import caller_of
@@ -105,13 +105,18 @@ class GrpcMethod(Addition):
     def _parse_large(self, body: Buffer) -> Any:
         try:
             return self.parse(bytes(body))
-        except (HeadraceError, DecodeError):
+        except (HeadraceError, DecodeError, KeyboardInterrupt):
             raise
-        except Exception:
+        except BaseException:
             raise CallerError("Unable to parse request", Code.INTERNAL) from None
 
     async def _answer(self, request: Any, context: Context) -> Answer:
-        answer: Answer = await self.answer(request, caller_of(context))
+        try:
+            answer: Answer = await self.answer(request, caller_of(context))
+        except Exception:
+            raise
+        except BaseException as error:
+            raise plugin_failure(error, context.has_left) from error
         return answer
 
     async def _stream(self, requests: AsyncIterator[Any], send: Send, context: Context) -> None:
@@ -119,6 +124,10 @@ class GrpcMethod(Addition):
         try:
             async for response in responses:
                 await send(serialize(response))
+        except Exception:
+            raise
+        except BaseException as error:
+            raise plugin_failure(error, context.has_left) from error
         finally:
             close: Callable[[], Awaitable[None]] | None = getattr(responses, "aclose", None)
             if close is not None:

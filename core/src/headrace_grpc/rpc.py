@@ -48,6 +48,10 @@ class Context(Protocol):
         """The certificate of the other end, as from ``ssl.SSLSocket.getpeercert``; None without one."""
 
     @property
+    def has_left(self) -> bool:
+        """True if the transport has cancelled the handler, whose `CancelledError` is then not its own."""
+
+    @property
     def draining(self) -> bool:
         """True if the server is about to stop and takes no new requests."""
 

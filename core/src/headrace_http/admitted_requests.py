@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace.engine import Caller
-from headrace.errors import CallerError, Cancelled, HeadraceError
+from headrace.errors import CallerError, Cancelled, HeadraceError, plugin_failure
 from headrace_http.message import Buffer, ErrorReply, HttpReply, HttpRequest, Reply, ReplyStream, reply_stream
 from headrace_http.request_deadline import TIMEOUT, deadline_in
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Answers an admitted request. Returns a function that cancels it, or None. Never raises.
 Begin: TypeAlias = "Callable[[], Cancel | None]"
 #: Answers a refused request.
-Refuse: TypeAlias = Callable[[HeadraceError], None]
+Refuse: TypeAlias = Callable[[Exception], None]
 
 
 def caller_of(http: HttpRequest, reply: Reply, transport: str = "http") -> Caller:
@@ -46,12 +46,12 @@ def caller_of(http: HttpRequest, reply: Reply, transport: str = "http") -> Calle
 class AdmittedReply:
     """Takes the answer of a request for ``reply``, and ends the operation of ``caller`` with it."""
 
-    __slots__ = ("_cancel", "_is_answered", "_reply", "_task", "caller")
+    __slots__ = ("_cancel", "_has_left", "_is_answered", "_reply", "_task", "caller")
 
     def __init__(self, reply: Reply, caller: Caller) -> None:
         self.caller = caller
         self._reply = reply
-        self._is_answered = False
+        self._is_answered = self._has_left = False
         self._cancel: Cancel | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -99,6 +99,8 @@ class AdmittedReply:
             await waiting
         except HeadraceError as error:
             refuse(error.with_traceback(None))
+        except BaseException as error:
+            refuse(plugin_failure(error, self._has_left))
         else:
             self._begin(answer)
         finally:
@@ -107,6 +109,7 @@ class AdmittedReply:
     def _leave(self) -> None:
         cancel, self._cancel = self._cancel, None
         if cancel is not None:
+            self._has_left = True
             cancel()
             self.caller.end(Cancelled("the caller has gone"))
 

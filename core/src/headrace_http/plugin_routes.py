@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import parse_qs
 
 from headrace.engine import AnyOperation, Operation
-from headrace.errors import HeadraceError, InternalError, InvalidArgument
+from headrace.errors import HeadraceError, InternalError, InvalidArgument, plugin_failure
 from headrace.frontends.extension import Addition, check_operation
 from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.admitted_requests import caller_of
@@ -106,12 +106,14 @@ class HttpRoute(Addition):
 class HttpCall:
     """One request to an `HttpRoute`. ``values`` are those of the placeholders, as received."""
 
-    __slots__ = ("_handlers", "_placed", "_reply", "request", "values")
+    __slots__ = ("_handlers", "_placed", "_reply", "has_left", "request", "values")
 
     def __init__(self, request: HttpRequest, values: Mapping[str, str], reply: Reply, handlers: RouteHandlers) -> None:
         self.request, self.values = request, values
         self._reply, self._handlers = reply, handlers
         self._placed: Mapping[str, OutputFormat] = {}
+        #: True if the caller has disconnected: the route is cancelled.
+        self.has_left = False
 
     @property
     def caller(self) -> Caller:
@@ -214,7 +216,12 @@ class RouteHandler:
         task = asyncio.get_running_loop().create_task(self._answer(call, reply), name=self._name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task.cancel
+
+        def leave() -> None:
+            call.has_left = True
+            task.cancel()
+
+        return leave
 
     async def _answer(self, call: HttpCall, reply: Reply) -> None:
         try:
@@ -222,35 +229,37 @@ class RouteHandler:
         except HeadraceError as error:
             self._log_error(error, call.request)
             reply(error_reply(error.with_traceback(None)))
-        except Exception:
-            log.exception("route '%s' failed", self._route.name)
+        except BaseException as error:
+            failure = plugin_failure(error, call.has_left)
+            log.error("route '%s' failed", self._route.name, exc_info=failure)
             reply(error_reply(InternalError("the request failed inside the server; its log has the reason")))
 
     async def _run(self, call: HttpCall, reply: Reply) -> None:
         answer = await self._route.answer(call)
         if isinstance(answer, HttpStream):
-            await self._stream(answer, call.request, reply)
+            await self._stream(answer, call, reply)
         else:
             reply(_checked(answer))
 
-    async def _stream(self, answer: HttpStream, request: HttpRequest, reply: Reply) -> None:
+    async def _stream(self, answer: HttpStream, call: HttpCall, reply: Reply) -> None:
         head = _checked(HttpReply(answer.status, answer.headers))
         stream: ReplyStream | None = None
         try:
-            if request.method != "HEAD":
+            if call.request.method != "HEAD":
                 async for chunk in answer.chunks:
                     if len(chunk):  # an empty chunk would be the end
                         stream = stream or reply_stream(reply, head)
                         await stream.send(chunk)
             stream = stream or reply_stream(reply, head)
             await stream.end()
-        except Exception as error:
+        except BaseException as error:
             if stream is None:
                 raise
-            if isinstance(error, HeadraceError):
-                self._log_error(error, request)
+            failure = plugin_failure(error, call.has_left)
+            if isinstance(failure, HeadraceError):
+                self._log_error(failure, call.request)
             else:
-                log.exception("route '%s' failed in the middle of an answer", self._route.name)
+                log.error("route '%s' failed in the middle of an answer", self._route.name, exc_info=failure)
             stream.break_off()
         finally:
             if (close := getattr(answer.chunks, "aclose", None)) is not None:

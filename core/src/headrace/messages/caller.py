@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, plugin_failure
 from headrace.messages.operation import AnyOperation
 from headrace.messages.response import Answer
 
@@ -116,8 +116,8 @@ class Caller:
             for watch in reversed(self._watches):
                 try:
                     watch.answered(answer, final)
-                except Exception:
-                    log.exception("an interceptor failed at an answer")
+                except BaseException as error:
+                    log.error("an interceptor failed at an answer", exc_info=plugin_failure(error))
 
     def end(self, error: HeadraceError | None = None) -> None:
         """Say that the operation is over; only the first call counts."""
@@ -129,5 +129,5 @@ class Caller:
         for watch in reversed(watches):
             try:
                 watch.ended(outcome)
-            except Exception:
-                log.exception("an interceptor failed at the end of an operation")
+            except BaseException as error:
+                log.error("an interceptor failed at the end of an operation", exc_info=plugin_failure(error))

@@ -15,7 +15,7 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from headrace.config.options import ServerOptions
-from headrace.errors import Cancelled, HeadraceError, InternalError
+from headrace.errors import HeadraceError, InternalError, plugin_failure
 from headrace.messages.caller import Caller, Watch
 from headrace.messages.operation import AnyOperation, Operation
 from headrace.messages.request import InferRequest
@@ -80,7 +80,8 @@ class InterceptorChain:
         """Call all interceptors. Return None if the operation is allowed. Else await the result: then it is allowed.
 
         Raises the error that refuses it; `Caller.end` has then been called. If it is allowed, `Caller.end` must be
-        called later.
+        called later. A `CancelledError` of the awaited result is the caller's or an interceptor's: the task that awaits
+        it decides, and then calls `Caller.end`.
         """
         caller.operation, caller.model = operation, model
         asking = iter(self._interceptors)
@@ -91,8 +92,8 @@ class InterceptorChain:
                     if isawaitable(verdict):
                         return self._wait(caller, operation, model, interceptor, verdict, asking)
                     _take(caller, interceptor, verdict)
-        except Exception as error:
-            raise _refusal(caller, operation, error) from None
+        except BaseException as error:
+            raise _refusal(caller, operation, plugin_failure(error)) from None
         return None
 
     async def _wait(
@@ -110,11 +111,8 @@ class InterceptorChain:
             for interceptor in asking:
                 found = interceptor.admit(caller, operation, model)
                 _take(caller, interceptor, await found if isawaitable(found) else found)
-        except Exception as error:
-            raise _refusal(caller, operation, error) from None
-        except BaseException:
-            caller.end(Cancelled("the caller has gone"))
-            raise
+        except BaseException as error:
+            raise _refusal(caller, operation, plugin_failure(error, has_left=True)) from None
 
     def intercept(self, view: ModelView, ticket: Ticket, caller: Caller) -> None:
         """Pass the request of ``ticket``, which was admitted, to the interceptors, and its answers to the watches.
@@ -130,8 +128,8 @@ class InterceptorChain:
                     ticket.request = replaced
         except HeadraceError:
             raise
-        except Exception as error:
-            raise _refusal(caller, Operation.INFER, error) from None
+        except BaseException as error:
+            raise _refusal(caller, Operation.INFER, plugin_failure(error)) from None
         ticket.request.send_as(caller)
         if caller.is_watched:
             ticket.watch(partial(_tell, caller))

@@ -13,13 +13,16 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from headrace.errors import Cancelled, HeadraceError, InvalidArgument, Unsupported
+from headrace.errors import Cancelled, HeadraceError, InternalError, InvalidArgument, Unsupported
 from headrace.messages.caller import Caller
 from headrace.messages.operation import Operation
 from headrace.messages.ticket import Ticket
 from headrace.models.interceptors import InterceptorChain
 from headrace.models.view import ModelView
 from headrace.schedulers.in_flight import call_watchers, write
+from headrace.telemetry.log_limits import rate_limited_logger
+
+log = rate_limited_logger(__name__)
 
 
 class Start(Protocol):
@@ -129,9 +132,14 @@ class RequestSubmitter:
             self._intercept(view, ticket, caller)
         except HeadraceError as error:
             write(ticket, error.with_traceback(None), True)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             ticket.on_cancel = None
-            write(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"), True)
+            refusal: HeadraceError = Cancelled(f"{ticket.request.log_id}request was cancelled")
+            if not ticket.cancelled:  # by code of an interceptor
+                log.error("an interceptor raised an exception at the operation '%s'", caller.operation, exc_info=error)
+                refusal = InternalError("the request failed inside the server; its log has the reason")
+            caller.end(refusal)
+            write(ticket, refusal, True)
 
     def _intercept(self, view: ModelView, ticket: Ticket, caller: Caller) -> None:
         assert self._admission is not None

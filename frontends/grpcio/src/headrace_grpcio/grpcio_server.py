@@ -256,6 +256,12 @@ class _Call:
         return {"subject": tuple((("commonName", name.decode()),) for name in names)} if names else None
 
     @property
+    def has_left(self) -> bool:
+        # grpcio cancels the task of the call, and its context does not tell. Python 3.10 does not, either.
+        cancelling = getattr(asyncio.current_task(), "cancelling", None)
+        return cancelling is None or cancelling() > 0
+
+    @property
     def draining(self) -> bool:
         return self._server.draining
 
