@@ -195,7 +195,7 @@ def test_what_comes_in_one_turn_of_the_loop_is_one_batch(play: Callable[..., Non
 def test_a_batch_waits_for_its_delay_or_its_rows(play: Callable[..., None]) -> None:
     async def scenario(server: Server) -> None:
         asked = [asyncio.ensure_future(ask(server, told)) for told in range(3)]
-        while server.served("m")[0].scheduler.pending < 3:
+        while server.served("m")[0].model_queue.pending < 3:
             await asyncio.sleep(0)
         for _ in range(5):
             await asyncio.sleep(0)
@@ -311,7 +311,7 @@ def test_a_stop_answers_what_waits_for_a_batch(play: Callable[..., None]) -> Non
 
     async def scenario(server: Server) -> None:
         answers.append(asyncio.ensure_future(ask(server, 1)))
-        while not server.served("m")[0].scheduler.pending:
+        while not server.served("m")[0].model_queue.pending:
             await asyncio.sleep(0)
 
     with pytest.raises(Unavailable):
@@ -425,7 +425,7 @@ def test_instances_that_move_to_and_fro_at_any_batch_run_alone_and_lose_nothing(
             write("m", config("m", f"{AUTO} {text.replace('count: 3 kind', f'count: {count} kind')}"))
             await server.load("m")
         await asyncio.gather(*askers)
-        assert server.served("m")[0].scheduler.in_flight == 0
+        assert server.served("m")[0].model_queue.in_flight == 0
 
     play(scenario, f"{AUTO} {text}", rate_limit="execution_count")
     here = threading.current_thread().name

@@ -41,7 +41,7 @@ def test_a_model_that_takes_part_is_asked_once_and_another_each_time(
         for model in ("cached", "plain"):
             for _ in range(3):
                 np.testing.assert_array_equal(server.infer(model, {"x": X}).outputs["y"], X)
-        assert [type(each.scheduler).__name__ for each in server.served()] == ["CachingModelQueue", "ModelQueue"]
+        assert [type(each.model_queue).__name__ for each in server.served()] == ["CachingModelQueue", "ModelQueue"]
         told = {
             model.name: statistics_document(model.name, model.version, model.snapshot()) for model in server.served()
         }

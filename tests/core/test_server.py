@@ -257,7 +257,7 @@ def test_a_scheduler_that_fails_to_drain_keeps_no_model_from_closing(
     async def scenario() -> None:
         server = make_server()
         await server.start()
-        monkeypatch.setattr(server.resolve("m").scheduler, "drain", drain)
+        monkeypatch.setattr(server.resolve("m").model_queue, "drain", drain)
         await server.stop()
         assert [(entry.state, entry.reason) for entry in server.index()] == [("UNAVAILABLE", "unloaded")] * 2
 

@@ -37,7 +37,7 @@ def test_a_model_that_chooses_it_is_served(over: Way, installed: Path) -> None:
     x = np.arange(3, dtype=np.float32).reshape(3, 1)
     with serve(installed / "models", listen=True) as server:
         np.testing.assert_array_equal(np.asarray(infer(server, "echo", {"x": x}, over)["y"]), x)
-        scheduler = server.served("echo")[0].scheduler.scheduler
+        scheduler = server.served("echo")[0].model_queue.scheduler
         assert type(scheduler).__module__ == "headrace_shortest_scheduler"
         assert scheduler.context.parameters.patience_us == 50_000
 

@@ -59,7 +59,7 @@ def test_an_answer_does_not_wait_for_the_loop(
     (answer,) = found
     assert isinstance(answer, InferResponse)
     assert np.asarray(answer.outputs["y"]).tolist() == [[2.0, 2.0]]
-    assert [served.scheduler.in_flight for served in model.server.served("callee")] == [0]
+    assert [served.model_queue.in_flight for served in model.server.served("callee")] == [0]
 
 
 @pytest.mark.parametrize("as_timeout", [False, True])

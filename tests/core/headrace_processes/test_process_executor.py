@@ -64,7 +64,7 @@ def test_an_instance_is_told_whether_its_config_was_sent(run_trial: Run, isolati
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_schedulers_hear_how_long_an_execution_took(run_trial: Run, isolation: str) -> None:
     model = run_trial(isolation=isolation)
-    occupancy = model.server.served("m")[0].scheduler
+    occupancy = model.server.served("m")[0].model_queue
     assert occupancy.last_ns == 0
     began_ns = monotonic_ns()
     model.infer()

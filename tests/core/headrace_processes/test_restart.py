@@ -116,7 +116,7 @@ def test_requests_that_wait_are_served_by_the_next_process(run_trial: Run, wait_
         doomed = pool.submit(model.infer, "gate")
         wait_until((model.folder / "running").exists, "it runs")
         waiting = [pool.submit(model.infer) for _ in range(6)]
-        wait_until(lambda: model.server.served("m")[0].scheduler.pending == 6, "the others wait")
+        wait_until(lambda: model.server.served("m")[0].model_queue.pending == 6, "the others wait")
         os.kill(pid_of(model), signal.SIGKILL)
         with pytest.raises(HeadraceError, match="SIGKILL"):
             doomed.result(SOON_S)
@@ -147,7 +147,7 @@ def test_what_one_instance_waited_to_complete_is_the_others_when_it_dies(
     monkeypatch.setattr(exits.RestartPolicy, "delay_s", 3600.0)  # it does not come back
     config = "dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 2000000 }"
     model = run_trial(instances=2, config=config)
-    forming = model.server.served("m")[0].scheduler.idle
+    forming = model.server.served("m")[0].model_queue.idle
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(model.infer)
         wait_until(lambda: bool(forming) and forming[0].wake_at > 0, "one forms a batch")

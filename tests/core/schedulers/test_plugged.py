@@ -303,7 +303,7 @@ def test_a_plugin_that_brings_the_sequence_batcher_gets_its_models(
     write_model(f"{IDENTITY} sequence_batching {{ }}", "m")
     with Server(tmp_path / "models", plugins=("plugged",)) as server:
         (answer,) = ask(server, ({"a": ROW}, {"sequence_id": 1, "sequence_start": True}))
-        assert type(server.served("m")[0].scheduler.scheduler).__name__ == "InTurn"
+        assert type(server.served("m")[0].model_queue.scheduler).__name__ == "InTurn"
     assert outputs_of(answer) == {"b": [[1, 2]]}
 
 
@@ -357,7 +357,7 @@ def test_a_version_without_instances_joins_the_answers_of_other_models(
     np.testing.assert_array_equal(np.asarray(outputs["v"]), 2 * ROW)
     view, (served,) = server.resolve("m"), server.served("m")
     assert (view.platform, served.ready, list(served.executors)) == ("ensemble", True, [])
-    assert (served.snapshot().success.count, served.scheduler.in_flight) == (1, 0)
+    assert (served.snapshot().success.count, served.model_queue.in_flight) == (1, 0)
 
 
 @pytest.mark.parametrize("over", WAYS)

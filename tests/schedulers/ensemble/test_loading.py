@@ -269,7 +269,7 @@ def test_a_server_that_stops_answers_what_its_ensembles_have(write: Write, run: 
             answers.append(await server.infer_async("e", {"x": ROW}))
 
         asyncio.run_coroutine_threadsafe(ask(), server.loop)
-        until(server, lambda: server.served("slow")[0].scheduler.in_flight > 0)
+        until(server, lambda: server.served("slow")[0].model_queue.in_flight > 0)
     assert len(answers) == 1
 
 

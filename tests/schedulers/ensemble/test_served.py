@@ -201,7 +201,7 @@ def test_sequences_go_through_to_the_steps_that_remember(write: Write, headrace_
                 "in ensemble 'e', in ensemble 'inner', inference request for sequence 7 to model 'sums' must specify "
                 "the START flag on the first request of the sequence"
             )
-    scheduler: Any = server.served("sums")[0].scheduler.scheduler
+    scheduler: Any = server.served("sums")[0].model_queue.scheduler
     assert (scheduler.active, scheduler.backlogged) == (0, 0)
 
 
@@ -436,14 +436,14 @@ def test_callers_who_leave_at_any_time_are_told_once_and_leave_nothing_behind(
             await asyncio.sleep(0)
         assert len(ends) == len(tickets)
         assert all(final for _, final in ends)
-        while server.served("slow")[0].scheduler.in_flight or server.served("one")[0].scheduler.in_flight:
+        while server.served("slow")[0].model_queue.in_flight or server.served("one")[0].model_queue.in_flight:
             await asyncio.sleep(0)
 
     on_loop(server, scenario())
     snapshot = server.served("e")[0].snapshot()
     assert snapshot.success.count + snapshot.cancelled.count == 2000
     assert snapshot.cancelled.count > 500
-    model_queue = server.served("e")[0].scheduler
+    model_queue = server.served("e")[0].model_queue
     assert (model_queue.in_flight, vars(model_queue.scheduler)["_under_way"]) == (0, {})
 
 

@@ -41,7 +41,7 @@ def test_nothing_runs_until_enough_wait_in_slots_and_in_the_backlog(
                 Ticket(InferRequest("m", inputs, sequence_id=name, sequence_start=start, sequence_end=end), hear)
             )
 
-        model_queue = server.served("m")[0].scheduler
+        model_queue = server.served("m")[0].model_queue
         for waiting, (start, end) in enumerate(((True, False), (False, False), (False, True)), 1):
             send(1, start, end)
             for _ in range(20):

@@ -164,7 +164,7 @@ def test_slots_controls_and_states_are_the_same(play: Play, strategy: str, event
             sums[key] += place + key / 10
             expected.append(sums[key])
         np.testing.assert_allclose(told, expected, rtol=1e-6)
-        assert (server.served("m")[0].scheduler.in_flight, server.served("m")[0].snapshot().success.count) == (0, 8)
+        assert (server.served("m")[0].model_queue.in_flight, server.served("m")[0].snapshot().success.count) == (0, 8)
 
     play(scenario, config(strategy, event_loop))
     shown = [[(key, ready, start, end) for key, _, ready, start, end in rows] for rows in Noting.batches]

@@ -70,7 +70,7 @@ class ServedModel:
         self,
         model: Model,
         signature: Signature,
-        scheduler: ModelQueue,
+        model_queue: ModelQueue,
         instances: Instances,
         statistics: ModelStatistics,
         labels: Mapping[str, Sequence[str]],
@@ -85,7 +85,7 @@ class ServedModel:
         self.signature = signature
         self.labels = labels
         self.statistics = statistics
-        self.scheduler = scheduler
+        self.model_queue = model_queue
         self.max_batch_size = config.max_batch_size
         self.decoupled = config.model_transaction_policy.decoupled
         self.platform = config.platform or config.backend
@@ -112,7 +112,7 @@ class ServedModel:
             metadata_document(self.platform, signature),
             signature.check,
             partial(explain, signature),
-            scheduler.submit,
+            model_queue.submit,
         )
 
     @property
@@ -158,16 +158,16 @@ class ServedModel:
 
     def has_waiting(self, ticket: Ticket) -> bool:
         """True if ``ticket`` still waits for an instance."""
-        return self.scheduler.has_waiting(ticket)
+        return self.model_queue.has_waiting(ticket)
 
     def snapshot(self) -> Snapshot:
         """Return the statistics, added up now."""
         on_loop = sum(executor.runs_on == "event_loop" for executor in self.executors)
-        return self.statistics.snapshot(self.scheduler.pending, self.instances.restarts, on_loop)
+        return self.statistics.snapshot(self.model_queue.pending, self.instances.restarts, on_loop)
 
     def explain(self) -> dict[str, Any]:
         """Return the response of ``GET .../explain``: why the last batches ran, and what waits now. Any thread."""
-        model_queue, batching = self.scheduler, self.config.dynamic_batching
+        model_queue, batching = self.model_queue, self.config.dynamic_batching
         uses = () if model_queue.limiter is None else model_queue.limiter.uses(tuple(model_queue.instances))
         return {
             "name": self.name,
@@ -187,7 +187,7 @@ class ServedModel:
     @property
     def can_replace_instances(self) -> bool:
         """True if it can go on while its instances are replaced."""
-        return bool(self.executors) and self.scheduler.can_replace_instances
+        return bool(self.executors) and self.model_queue.can_replace_instances
 
     def replace_instances(self, change: PreparedChange) -> Sequence[Future[None]]:
         """Serve with other instances. Each future is done when one old instance has closed. Event loop only.
@@ -222,7 +222,7 @@ class ServedModel:
             self._unused.clear()
             await self._unused.wait()
         try:
-            await self.scheduler.drain()
+            await self.model_queue.drain()
         finally:
             for other in self.others:
                 other.let_go()
@@ -230,7 +230,7 @@ class ServedModel:
 
     def close(self) -> None:
         """End the instances. `join` waits for them. Event loop only."""
-        self.scheduler.close()
+        self.model_queue.close()
 
     def abandon(self) -> None:
         """`close`, and answer every request that is queued or executed with `Unavailable` now.
@@ -238,7 +238,7 @@ class ServedModel:
         So `drain` returns, and no instance starts another batch. Running executions go on until they read
         ``cancelled``, or end. May be called repeatedly. Event loop only.
         """
-        self.scheduler.abandon()
+        self.model_queue.abandon()
 
     def join(self) -> None:
         """Wait until every instance has closed, then release what they shared. Blocks.
