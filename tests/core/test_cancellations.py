@@ -112,7 +112,7 @@ def test_everybody_is_told_once_and_nothing_is_left(
                 await asyncio.sleep(0)
         gated.gate.set()
         (model,) = server.served("m")
-        while model.scheduler.in_flight:
+        while model.model_queue.in_flight:
             await asyncio.sleep(0)
         return crowd
 

@@ -163,7 +163,7 @@ def test_many_who_ask_at_once_cost_one_execution(
         server._call(ask, server)
         (model,) = server.served()
         assert model.snapshot().executions.execution_count <= 2
-        assert model.scheduler.in_flight == 0
+        assert model.model_queue.in_flight == 0
 
 
 @pytest.mark.parametrize(

@@ -147,14 +147,14 @@ def test_a_cancelled_await_leaves_the_queue(write_model: Any, make_server: MakeS
             gated.gate.clear()
             model = server.resolve("m")
             running = asyncio.ensure_future(server.infer_async("m", x(1)))
-            while (model.scheduler.in_flight, model.scheduler.pending) != (1, 0):
+            while (model.model_queue.in_flight, model.model_queue.pending) != (1, 0):
                 await asyncio.sleep(0)
             waiting = asyncio.ensure_future(server.infer_async("m", x(2)))
-            while (model.scheduler.in_flight, model.scheduler.pending) != (2, 1):
+            while (model.model_queue.in_flight, model.model_queue.pending) != (2, 1):
                 await asyncio.sleep(0)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-            assert model.scheduler.pending == 0
+            assert model.model_queue.pending == 0
             gated.gate.set()
             await running
             assert model.snapshot().cancelled.count == 1
@@ -190,7 +190,7 @@ def test_stopping_gives_up_after_the_exit_timeout(write_model: Any, make_server:
         gated.gate.clear()
         waiting = [asyncio.ensure_future(server.infer_async("m", x(n))) for n in range(2)]
         model = server.resolve("m")
-        while model.scheduler.pending != 1:
+        while model.model_queue.pending != 1:
             await asyncio.sleep(0)
         with pytest.raises(headrace.Unavailable, match=r"^Exit timeout expired"):
             await server.stop()

@@ -339,7 +339,7 @@ def test_a_caller_who_leaves_takes_the_calls_along_that_were_made_for_it(serve: 
         leaving.cancel()
         (a,), (b,), (c,) = (server.served(name) for name in "abc")
         until_ns = monotonic_ns() + PATIENCE_S * 500_000_000
-        while a.scheduler.in_flight or b.scheduler.in_flight or c.scheduler.pending:
+        while a.model_queue.in_flight or b.model_queue.in_flight or c.model_queue.pending:
             assert monotonic_ns() < until_ns
             await asyncio.sleep(0.01)
         gate.set()

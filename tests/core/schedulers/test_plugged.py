@@ -450,7 +450,7 @@ def test_a_deadlock_through_a_version_without_instances_is_refused(
         assert isinstance(stuck, HeadraceError)
         assert "every instance of model 'two' waits, directly or through others, for this request" in stuck.message
         assert "'two' -> 'm' -> 'two'" in stuck.message
-        assert [server.served(name)[0].scheduler.in_flight for name in ("m", "one", "two")] == [0, 0, 0]
+        assert [server.served(name)[0].model_queue.in_flight for name in ("m", "one", "two")] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])

@@ -317,7 +317,7 @@ def test_a_decoupled_model_is_part_of_an_ensemble_however_many_responses_it_send
     with pytest.raises(HeadraceError, match="decoupled"):
         server.infer("e", {"x": ROW})
     for name in ("e", "inner", "counts", "one"):
-        assert server.served(name)[0].scheduler.in_flight == 0
+        assert server.served(name)[0].model_queue.in_flight == 0
 
 
 def test_an_error_of_a_step_has_its_words_and_its_code_and_says_through_which_ensembles_it_came(
@@ -474,7 +474,7 @@ def test_an_ensemble_that_waits_for_itself_through_a_model_is_refused_with_the_w
     with pytest.raises(HeadraceError, match="every instance of model 'asks' waits") as refusal:
         server.infer("e", {"x": ROW})
     assert refusal.value.message.startswith("in ensemble 'e', ")
-    assert [server.served(name)[0].scheduler.in_flight for name in ("e", "asks")] == [0, 0]
+    assert [server.served(name)[0].model_queue.in_flight for name in ("e", "asks")] == [0, 0]
 
 
 class Seen(Interceptor):

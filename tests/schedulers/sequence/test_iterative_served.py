@@ -228,7 +228,7 @@ def test_who_leaves_is_run_no_more(model: str, server: Server, wait_until: Calla
     leaving = Caller(server, model, 100, request_id="gone")
     wait_until(lambda: bool(runs(server, model)), "it runs")
     leaving.leave()
-    wait_until(lambda: not server.served(model)[0].scheduler.in_flight, "it has left")
+    wait_until(lambda: not server.served(model)[0].model_queue.in_flight, "it has left")
     runs(server, model)
     assert Caller(server, model, 2, request_id="next").all() == ([1, 0] if "decoupled" in model else [0])
     shown = [name for run in runs(server, model) for name, *_ in run]

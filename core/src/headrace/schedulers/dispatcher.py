@@ -55,7 +55,7 @@ class Dispatcher(ABC):
         self.clock = LoopClock(loop) if clock is None else clock
         self.closed = False
         #: Counts changes: the rows of each request that arrives, and `WAKES_ALL` for each other change.
-        self.arrived = 0
+        self.change_count = 0
         self.last_ns = 0
         self.idle: deque[WakeableInstance] = deque()
         self.queue = RequestQueue()
@@ -93,7 +93,7 @@ class Dispatcher(ABC):
         #: True if `finish_and_deliver` must be called instead of `deliver`.
         self.calls_finished = bool(self.kept) or kind.finished is not Scheduler.finished or reschedules
         #: True once the scheduler has returned a `Wait`. It stays True.
-        self.forms_batches = False
+        self.has_formed_batches = False
 
     @property
     @abstractmethod
@@ -132,13 +132,13 @@ class Dispatcher(ABC):
         self.threads_take = (
             self.scheduler.on_threads
             and self._alike
-            and not self.forms_batches
+            and not self.has_formed_batches
             and not any(source.runs_on_loop for source in self.sources)
         )
 
     def ask_again(self) -> None:
         """Call `Scheduler.next` soon for all idle instances."""
-        self.arrived += WAKES_ALL
+        self.change_count += WAKES_ALL
         self.wake_soon()
 
     def wake_soon(self) -> None:
@@ -157,7 +157,7 @@ class Dispatcher(ABC):
         self._is_waking = False
         idle = self.idle
         for source in tuple(idle):
-            if self.arrived < source.wake_at:
+            if self.change_count < source.wake_at:
                 if self._alike:
                     return
                 continue

@@ -28,9 +28,10 @@ TURN_NS = 500_000
 class InstanceSource:
     """The `headrace.executors.executor.BatchSource` of ``instance``, whose executor either takes or polls.
 
-    While the source is in `Dispatcher.idle`, the event loop calls `offer` when `Dispatcher.arrived` reaches
+    While the source is in `Dispatcher.idle`, the event loop calls `offer` when `Dispatcher.change_count` reaches
     ``wake_at``. 0: at any change. ``inf``: only by the timer. ``wait`` is the scheduler's last `Wait`. A ``closed``
-    source gives out nothing. ``on_return``, if set, is called once, when the source is closed and its instance idle.
+    source gives out nothing. ``on_idle_after_close``, if set, is called once, when the source is closed and its
+    instance idle.
     """
 
     __slots__ = (
@@ -40,11 +41,11 @@ class InstanceSource:
         "_is_away",
         "_is_ended",
         "_is_parked",
+        "_is_polled",
         "_kept",
         "_model_queue",
         "_name",
         "_now_ns",
-        "_on_loop",
         "_on_threads",
         "_queue",
         "_record",
@@ -57,7 +58,7 @@ class InstanceSource:
         "deliver",
         "executor",
         "instance",
-        "on_return",
+        "on_idle_after_close",
         "progress",
         "wait",
         "wake_at",
@@ -84,7 +85,8 @@ class InstanceSource:
         self._record = model_queue.history.add
         self._kept, self._queue = model_queue.kept, model_queue.queue
         self._on_threads = model_queue.scheduler.on_threads
-        self._on_loop = False
+        #: True if the executor calls `poll` on the event loop. False if its thread calls `take`.
+        self._is_polled = False
         #: The argument of `run_on_loop`: runs a batch on the event loop. None if the instance's thread runs them.
         self._run_batch: Callable[[list[Ticket]], int] | None = None
         self._wakeup: Wakeup | LoopWakeup | None = None
@@ -100,7 +102,7 @@ class InstanceSource:
         self._is_ended = False
         self.closed = model_queue.closed
         #: `ModelQueue.dismiss` sets it.
-        self.on_return: Callable[[], None] | None = None
+        self.on_idle_after_close: Callable[[], None] | None = None
         #: The executor that runs the batches, once the instance serves.
         self.executor: Executor | None = None
 
@@ -115,7 +117,7 @@ class InstanceSource:
         now_ns = self._now_ns()
         chosen = self._choose(self.instance, now_ns)
         if isinstance(chosen, Wait):
-            self.wait, self._model_queue.forms_batches, self._model_queue.threads_take = chosen, True, False
+            self.wait, self._model_queue.has_formed_batches, self._model_queue.threads_take = chosen, True, False
             return []
         self.wait = None
         return self._dequeue(chosen, now_ns) or self._ask_after_conflict() if chosen else []
@@ -185,14 +187,14 @@ class InstanceSource:
         model_queue, idle = self._model_queue, self._model_queue.idle
         self._wakeup = wakeup
         while not self.closed:
-            arrived, self.wake_at, self.wait = model_queue.arrived, 0, None
+            arrived, self.wake_at, self.wait = model_queue.change_count, 0, None
             asks = self._on_threads and self._run_batch is None
             if asks and (batch := self._next_batch()):
                 if idle:
                     model_queue.hand_on()
                 return batch
             idle.append(self)
-            if self.closed or (model_queue.arrived != arrived and asks):
+            if self.closed or (model_queue.change_count != arrived and asks):
                 with suppress(ValueError):
                     idle.remove(self)
                     continue
@@ -229,7 +231,7 @@ class InstanceSource:
 
         After an empty list, ``wakeup`` is woken once, when a new `poll` may find a batch. Return None when closed.
         """
-        self._wakeup, self._on_loop, self._is_away = wakeup, True, False
+        self._wakeup, self._is_polled, self._is_away = wakeup, True, False
         if self.closed:
             self._return()
             return None
@@ -265,10 +267,10 @@ class InstanceSource:
         assert wakeup is not None
         if run is not None:
             return self._run_waiting(run)
-        if self._on_loop or model_queue.threads_take:
+        if self._is_polled or model_queue.threads_take:
             wakeup.wake()  # the thread takes all that waits when it wakes, and wakes another thread for the rest
             # An executor that polls does so inside `wake`. If it found nothing, it is parked again.
-            return self._on_loop and not self._is_parked
+            return self._is_polled and not self._is_parked
         batch = self._next_batch_on_loop()
         if not batch:
             return batch is None
@@ -340,7 +342,8 @@ class InstanceSource:
         self._wakeup.wake()
 
     def close(self) -> None:
-        """Give out no more batches. `on_return` is called now, or when the instance is idle. Event loop only."""
+        """Give out no more batches. `on_idle_after_close` is called now, or when the instance is idle. Event loop
+        only."""
         self.closed = True
         try:
             self._model_queue.idle.remove(self)
@@ -363,9 +366,9 @@ class InstanceSource:
         self._choose = ask
 
     def _return(self) -> None:
-        """Call `on_return`: the source is closed and its instance idle."""
+        """Call `on_idle_after_close`: the source is closed and its instance idle."""
         self._has_returned = True
-        call, self.on_return = self.on_return, None
+        call, self.on_idle_after_close = self.on_idle_after_close, None
         if call is not None:
             call()
         if self._model_queue.closed and not self._is_away:
@@ -385,10 +388,10 @@ class InstanceSource:
         if wait is None:
             self.wake_at = 0
             # An instance on the event loop needs no waking, so it is first. But a batch that is forming goes before it.
-            is_first = self._run_batch is not None and not model_queue.forms_batches
+            is_first = self._run_batch is not None and not model_queue.has_formed_batches
             (model_queue.idle.appendleft if is_first else model_queue.idle.append)(self)
         else:
-            self.wake_at = model_queue.arrived + wait.rows
+            self.wake_at = model_queue.change_count + wait.rows
             self._timer = model_queue.clock.call_later(wait.delay_ns, self.ask_now)
             model_queue.idle.appendleft(self)  # it is forming a batch: arrivals are offered to it first
 

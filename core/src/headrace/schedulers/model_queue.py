@@ -99,7 +99,7 @@ class ModelQueue(Dispatcher):
         self._add(ticket, level)
         if ticket.deadline_ns:
             self._start_timer(ticket)
-        self.arrived += ticket.rows or 1
+        self.change_count += ticket.rows or 1
         if self.idle and not self._is_waking:
             # Soon: the loop first decodes the other requests that have arrived. Waking an instance at once would cost
             # one thread switch per request, and give batches of one.
@@ -270,7 +270,7 @@ class ModelQueue(Dispatcher):
     async def dismiss(self, source: InstanceSource) -> None:
         """Give the instance only what its scheduler has bound to it. Return when it has run all that it was given."""
         returned = asyncio.get_running_loop().create_future()
-        source.on_return = partial(returned.set_result, None)
+        source.on_idle_after_close = partial(returned.set_result, None)
         self._dismissed.append(source)
         try:
             if self.closed or type(self.full).lets_go is FullScheduler.lets_go:
