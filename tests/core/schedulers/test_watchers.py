@@ -25,7 +25,7 @@ class Caller:
     def __init__(self) -> None:
         self.got: list[tuple[Answer, bool]] = []
         self.ticket = Ticket(InferRequest("m", {}, id="7"), lambda answer, final: self.got.append((answer, final)))
-        self.tracker = InFlightTracker(counted=True)
+        self.tracker = InFlightTracker(caller_reads=True)
         self.tracker.open[self.ticket] = AWAITED
 
 

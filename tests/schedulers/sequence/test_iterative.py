@@ -295,7 +295,7 @@ def test_the_state_goes_from_run_to_run_and_begins_anew_with_each_request() -> N
 
     async def scene() -> None:
         stage = Generator("oldest { }", more=state)
-        stage.model_queue._tracker._counted = True
+        stage.model_queue._tracker._caller_reads = True
         for _ in range(2):
             (a,) = stage.generate("a", runs=3)
             seen = []
@@ -313,7 +313,7 @@ def test_the_state_goes_from_run_to_run_and_begins_anew_with_each_request() -> N
 def test_a_caller_who_does_not_read_is_run_again_when_he_does_and_holds_nobody_up() -> None:
     async def scene() -> None:
         stage = Generator("oldest { max_candidate_sequences: 2 }", rows=2)
-        stage.model_queue._tracker._counted = True  # as of a decoupled model: callers say what they have read
+        stage.model_queue._tracker._caller_reads = True  # as of a decoupled model: callers say what they have read
         (slow,) = stage.generate("slow", runs=1000)
         for _ in range(UNREAD):
             assert await stage.run_once({}) == [["slow"]]

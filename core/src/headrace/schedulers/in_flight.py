@@ -104,15 +104,15 @@ class InFlightTracker:
     """Keeps the requests in flight and delivers their answers. `close` waits for the last one. Event loop only.
 
     ``ordered`` holds an answer back until all earlier requests are answered (``preserve_ordering``,
-    docs/spec/behaviours.md section 6.2). If ``counted``, a request may have any number of responses, and its caller
-    reports which it has read; otherwise it has one. Answers to a request that is already answered are dropped.
+    docs/spec/behaviours.md section 6.2). ``caller_reads`` is True for a decoupled model: its caller calls `Ticket.read`
+    for each response. Else `progress` calls it. Answers to a request that is already answered are dropped.
     """
 
-    def __init__(self, ordered: bool = False, counted: bool = False) -> None:
+    def __init__(self, ordered: bool = False, caller_reads: bool = False) -> None:
         self.is_closing = False
         #: Delivers a final answer, now or in turn.
         self.answer: Callable[[Ticket, Answer], None] = self._answer_in_turn if ordered else self._finish
-        self._counted, self._is_delivering = counted, False
+        self._caller_reads, self._is_delivering = caller_reads, False
         self._emptied = asyncio.Event()
         #: The requests that have entered, with `AWAITED` or the answer that is held back. In order of entry if
         #: ``ordered``.
@@ -127,15 +127,15 @@ class InFlightTracker:
         """Remove ``ticket``, which was refused."""
         del self.open[ticket]
 
-    def __contains__(self, ticket: Ticket) -> bool:
-        """True if ``ticket`` has entered and has no final answer."""
+    def awaits(self, ticket: Ticket) -> bool:
+        """Return True if ``ticket`` has entered and has no final answer, not even one that is held back."""
         return self.open.get(ticket) is AWAITED
 
     def progress(self, ticket: Ticket, response: Answer) -> None:
         """Deliver a response to ``ticket`` that is not its last. Decoupled models keep no order."""
         if ticket in self.open:
             write(ticket, response, False)
-        if not self._counted:
+        if not self._caller_reads:
             ticket.read()
 
     async def close(self) -> None:

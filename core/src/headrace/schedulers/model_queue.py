@@ -162,7 +162,7 @@ class ModelQueue(Dispatcher):
 
     def answer(self, ticket: Ticket, answer: Answer, final: bool = True) -> None:
         """Answer ``ticket`` for the scheduler. Do nothing if it already has its last answer."""
-        if ticket not in self._tracker:
+        if not self._tracker.awaits(ticket):
             return
         if isinstance(answer, InferResponse) and not answer.model_name:
             answer.model_name, answer.model_version = self._name, self._version
@@ -218,7 +218,7 @@ class ModelQueue(Dispatcher):
 
     def _cancel_own(self, ticket: Ticket) -> None:
         """Cancel a request that the scheduler answers itself."""
-        if ticket in self._tracker:
+        if self._tracker.awaits(ticket):
             self._answer_unexecuted(
                 ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"), self.statistics.cancelled
             )
@@ -284,7 +284,7 @@ class ModelQueue(Dispatcher):
 
     async def answered(self, tickets: Iterable[Ticket]) -> None:
         """Return when each of ``tickets`` has its last answer."""
-        left = {ticket for ticket in tickets if ticket in self._tracker}
+        left = {ticket for ticket in tickets if self._tracker.awaits(ticket)}
         done = asyncio.get_running_loop().create_future()
 
         def watcher(ticket: Ticket, answer: Answer, final: bool) -> Answer:

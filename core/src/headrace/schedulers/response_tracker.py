@@ -15,7 +15,7 @@ class ResponseTracker(InFlightTracker):
     """An `InFlightTracker` that records every response in ``statistics``. Event loop only."""
 
     def __init__(self, ordered: bool, statistics: ResponseStatistics) -> None:
-        super().__init__(ordered, counted=True)
+        super().__init__(ordered, caller_reads=True)
         self._record = statistics.record
         #: Per request with a response: the number of responses, and the time at which the last one was passed on.
         self._given: dict[Ticket, tuple[int, int]] = {}
