@@ -159,7 +159,7 @@ class InstanceSet:
     async def _leave(self, member: Member) -> None:
         try:
             await self._model_queue.dismiss(member.source)
-            await self._model_queue.answered(member.executor.unanswered)
+            await self._model_queue.wait_until_answered(member.executor.unanswered)
             member.source.end()
             await apart(partial(self._end, member), f"headrace-close-{member.executor.name}")
         except Exception:

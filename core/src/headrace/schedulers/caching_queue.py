@@ -36,8 +36,8 @@ _ATTEMPTS = 2
 class SingleFlight:
     """A key whose response is pending, from an execution (``leader``) or from a remote cache (``leader`` is None).
 
-    ``followers`` wait for it in order of arrival. Each has the time at which it was submitted. ``spent_ns`` is the time
-    from the request of the leader to the start of its execution.
+    ``followers`` wait for it in order of arrival. Each has the time at which it was submitted. ``lookup_ns`` is the
+    time from the request of the leader to the start of its execution.
     """
 
     __slots__ = (
@@ -47,9 +47,9 @@ class SingleFlight:
         "is_choosing",
         "key",
         "leader",
+        "lookup_ns",
         "priority",
         "responses",
-        "spent_ns",
     )
 
     def __init__(self, key: bytes, priority: int) -> None:
@@ -57,7 +57,7 @@ class SingleFlight:
         self.leader: Ticket | None = None
         self.followers: dict[Ticket, int] = {}
         self.answer: Answer = None
-        self.responses = self.failures = self.spent_ns = 0
+        self.responses = self.failures = self.lookup_ns = 0
         self.is_choosing = False
 
 
@@ -80,7 +80,7 @@ class CachingModelQueue(ModelQueue):
         self._flights: dict[bytes, SingleFlight] = {}
         #: The flight that each waiting request waits for. None while a thread computes its key. The scheduler does not
         #: have these requests.
-        self._followed: dict[Ticket, SingleFlight | None] = {}
+        self._waits_for: dict[Ticket, SingleFlight | None] = {}
 
     # ------------------------------------------------------------------ in
 
@@ -106,7 +106,7 @@ class CachingModelQueue(ModelQueue):
 
     def _digested(self, ticket: Ticket, asked_ns: int, key: bytes | Exception) -> None:
         """Go on with a request whose key has been computed."""
-        if self._followed.pop(ticket, self) is self:
+        if self._waits_for.pop(ticket, self) is self:
             return  # cancelled meanwhile
         if isinstance(key, Exception):
             self._count_failure(key)
@@ -121,7 +121,7 @@ class CachingModelQueue(ModelQueue):
             # A request from a model blocks an instance. It must not wait for a leader, because the leader may need
             # that instance. A request does not wait for one of another priority.
             if request.callers or request.priority != flight.priority:
-                self._miss(asked_ns)
+                self._count_miss(self._now_ns() - asked_ns)
                 execute(ticket)
             else:
                 self._wait(ticket, flight, asked_ns)
@@ -143,14 +143,14 @@ class CachingModelQueue(ModelQueue):
     def _wait(self, ticket: Ticket, flight: SingleFlight | None, asked_ns: int) -> None:
         self._open[ticket] = AWAITED
         ticket.queued_ns, ticket.on_cancel = asked_ns, self._cancel_follower
-        self._followed[ticket] = flight
+        self._waits_for[ticket] = flight
         if flight is not None:
             flight.followers[ticket] = asked_ns
 
     def _lead(self, flight: SingleFlight, ticket: Ticket, asked_ns: int, execute: Callable[[Ticket], None]) -> None:
         """Execute ``ticket`` for all requests that wait for ``flight``."""
-        flight.leader, flight.spent_ns = ticket, self._now_ns() - asked_ns
-        watcher = partial(self._answered, flight)
+        flight.leader, flight.lookup_ns = ticket, self._now_ns() - asked_ns
+        watcher = partial(self._watch_leader, flight)
         ticket.watch(watcher)
         try:
             execute(ticket)
@@ -173,7 +173,7 @@ class CachingModelQueue(ModelQueue):
 
     # ------------------------------------------------------------------ out
 
-    def _answered(self, flight: SingleFlight, leader: Ticket, answer: Answer, final: bool) -> Answer:
+    def _watch_leader(self, flight: SingleFlight, leader: Ticket, answer: Answer, final: bool) -> Answer:
         """Record an answer to the leader of ``flight``. If it is the last one, answer the followers."""
         if isinstance(answer, InferResponse):
             flight.responses += 1
@@ -187,12 +187,12 @@ class CachingModelQueue(ModelQueue):
         answer, single = flight.answer, flight.responses == 1
         flight.leader, flight.answer, flight.responses = None, None, 0
         if isinstance(answer, InferResponse) and single:
-            now_ns = self._now_ns()
+            began_ns = self._now_ns()
             kept = self._cache.keep(flight.key, answer)
-            self._miss(now_ns - flight.spent_ns)
+            self._count_miss(flight.lookup_ns + self._now_ns() - began_ns)
             self._answer_followers(flight, kept)
             return
-        self._miss(self._now_ns() - flight.spent_ns)
+        self._count_miss(flight.lookup_ns)
         flight.failures += not leader.cancelled
         self._choose_leader(flight)
 
@@ -207,7 +207,7 @@ class CachingModelQueue(ModelQueue):
         """Answer all requests that wait for ``flight``."""
         self._flights.pop(flight.key, None)
         for ticket, asked_ns in tuple(flight.followers.items()):
-            if self._followed.pop(ticket, self) is not self:
+            if self._waits_for.pop(ticket, self) is not self:
                 self._hit(ticket, kept, asked_ns)
 
     def _choose_leader(self, flight: SingleFlight) -> None:
@@ -218,11 +218,11 @@ class CachingModelQueue(ModelQueue):
         flight.is_choosing = True
         while flight.followers and flight.leader is None:
             ticket, asked_ns = next(iter(flight.followers.items()))
-            del flight.followers[ticket], self._followed[ticket]
+            del flight.followers[ticket], self._waits_for[ticket]
             if flight.failures < _ATTEMPTS:
                 self._lead(flight, ticket, asked_ns, self._resume)
             else:
-                self._miss(asked_ns)
+                self._count_miss(self._now_ns() - asked_ns)
                 self._resume(ticket)
         flight.is_choosing = False
         if flight.leader is None:
@@ -236,8 +236,9 @@ class CachingModelQueue(ModelQueue):
             ticket, InferResponse(dict(kept.outputs), kept.parameters, cache.name, cache.version, ticket.request.id)
         )
 
-    def _miss(self, asked_ns: int) -> None:
-        self.statistics.record_miss(self._now_ns() - asked_ns)
+    def _count_miss(self, took_ns: int) -> None:
+        """Count a request that is executed, and the time of its look-up and of storing its response."""
+        self.statistics.record_miss(took_ns)
 
     def _count_failure(self, error: Exception) -> None:
         self.statistics.cache_failures += 1
@@ -249,7 +250,7 @@ class CachingModelQueue(ModelQueue):
         self._answer_follower(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"))
 
     def _answer_follower(self, ticket: Ticket, error: HeadraceError) -> None:
-        flight = self._followed.pop(ticket, self)
+        flight = self._waits_for.pop(ticket, self)
         if flight is self:
             return
         if isinstance(flight, SingleFlight):
@@ -260,6 +261,6 @@ class CachingModelQueue(ModelQueue):
         self.deliver((ticket,), (error,))
 
     def close(self) -> None:
-        for ticket in tuple(self._followed):
+        for ticket in tuple(self._waits_for):
             self._answer_follower(ticket, Unavailable(f"{ticket.request.log_id}{STOPPING}"))
         super().close()

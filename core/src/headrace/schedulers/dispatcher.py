@@ -74,7 +74,7 @@ class Dispatcher(ABC):
             self.queue,
             self,
             model.call,
-            self.answer,
+            self.answer_for_scheduler,
             self.ask_again,
             model.delayed_start,
             model.others,
@@ -106,7 +106,7 @@ class Dispatcher(ABC):
         return sum([source.calls_at_once for source in self.sources])
 
     @abstractmethod
-    def answer(self, ticket: Ticket, answer: Answer, final: bool = True) -> None: ...
+    def answer_for_scheduler(self, ticket: Ticket, answer: Answer, final: bool = True) -> None: ...
 
     @abstractmethod
     def progress(self, ticket: Ticket, response: Answer) -> None: ...
@@ -117,7 +117,7 @@ class Dispatcher(ABC):
     @abstractmethod
     def finish_and_deliver(self, source: Any, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None: ...
 
-    def count_on(self, sources: Sequence[WakeableInstance]) -> None:
+    def use_sources(self, sources: Sequence[WakeableInstance]) -> None:
         """Use ``sources`` for the instances from now on."""
         self.sources = sources
         self._alike = self.scheduler.instances_alike and not any(source.is_limited for source in sources)

@@ -51,7 +51,7 @@ class ModelQueue(Dispatcher):
         super().__init__(kind, model, loop, clock)
         self.statistics, self.limiter = statistics, limiter
         self._source = InstanceSource if limiter is None else limiter.source
-        self.count_on([self._source(self, instance) for instance in model.instances])
+        self.use_sources([self._source(self, instance) for instance in model.instances])
         self._name, self._version = model.config.name, model.version
         self._tracker = InFlightTracker(self.full.keeps_order)
         if model.config.model_transaction_policy.decoupled:
@@ -160,7 +160,7 @@ class ModelQueue(Dispatcher):
         self.deliver(tickets, answers)
         self.ask_again()
 
-    def answer(self, ticket: Ticket, answer: Answer, final: bool = True) -> None:
+    def answer_for_scheduler(self, ticket: Ticket, answer: Answer, final: bool = True) -> None:
         """Answer ``ticket`` for the scheduler. Do nothing if it already has its last answer."""
         if not self._tracker.awaits(ticket):
             return
@@ -251,14 +251,14 @@ class ModelQueue(Dispatcher):
     def replace_instances(
         self, added: Sequence[InstanceInfo], removed: Sequence[InstanceSource]
     ) -> list[InstanceSource]:
-        """Add the instances ``added`` and stop counting the sources ``removed``. Return the new sources.
+        """Add the instances ``added`` and stop using the sources ``removed``. Return the new sources.
 
         The caller then calls `dismiss` for each removed source.
         """
         new = [self._source(self, instance) for instance in added]
         sources = [source for source in self.sources if source not in removed] + new
         self.instances[:] = [source.instance for source in sources]
-        self.count_on(sources)
+        self.use_sources(sources)
         try:
             self.full.instances_changed()
         except KeyboardInterrupt:
@@ -282,7 +282,7 @@ class ModelQueue(Dispatcher):
         finally:
             self._dismissed.remove(source)
 
-    async def answered(self, tickets: Iterable[Ticket]) -> None:
+    async def wait_until_answered(self, tickets: Iterable[Ticket]) -> None:
         """Return when each of ``tickets`` has its last answer."""
         left = {ticket for ticket in tickets if self._tracker.awaits(ticket)}
         done = asyncio.get_running_loop().create_future()
