@@ -64,7 +64,7 @@ class Bench:
         info = InstanceInfo("m_0", Device("cpu"), CALLERS)
         model = ScheduledModel(config, [info], {"x": _X}, {"y": _Y})
         self._model_queue = ModelQueue(kind, model, statistics, asyncio.get_running_loop())
-        outputs = {"y": _Y, **self._model_queue.full.kept}
+        outputs = {"y": _Y, **self._model_queue.full_scheduler.kept}
         self._runner = runner_for(Nothing(), OutputSchema("m", "1", outputs, True))
         self._recorder = ExecutionRecorder("m_0", statistics.for_instance)
         (self._source,) = self._model_queue.sources

@@ -17,7 +17,15 @@ from headrace.messages.spec import Spec
 from headrace.messages.ticket import Ticket
 from headrace.models.configuring import scheduler_parameters
 from headrace.models.signature import Signature
-from headrace.schedulers.base import Clock, Dependency, InstanceInfo, OtherModel, ScheduledModel, Scheduler, full_class
+from headrace.schedulers.base import (
+    Clock,
+    Dependency,
+    InstanceInfo,
+    OtherModel,
+    ScheduledModel,
+    Scheduler,
+    full_scheduler_class,
+)
 from headrace.schedulers.rescheduling_queue import model_queue_class
 from headrace.telemetry.statistics import ModelStatistics
 
@@ -58,7 +66,7 @@ class SchedulerHarness:
         others: Mapping[Dependency, OtherModel],
     ) -> None:
         parameters = scheduler_parameters(config, kind)
-        full_class(kind).complete_config(config, others)
+        full_scheduler_class(kind).complete_config(config, others)
         model = ScheduledModel(config, instances, inputs, outputs, call, parameters, others=others)
         self.statistics, self._outputs, self._loop = ModelStatistics(), outputs, asyncio.get_running_loop()
         self._threads: list[InstanceThread] = []
@@ -66,7 +74,7 @@ class SchedulerHarness:
 
     async def start_threads(self, make: Callable[[], AnyInstance]) -> None:
         """Start a thread for each of ``instances``. It runs the instance that ``make`` returns."""
-        outputs = {**self._outputs, **self.model_queue.full.kept}
+        outputs = {**self._outputs, **self.model_queue.full_scheduler.kept}
         schema = OutputSchema("", "1", outputs, True)
 
         def load() -> tuple[AnyInstance, Runner]:

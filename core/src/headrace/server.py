@@ -126,7 +126,7 @@ class Server:
     def _publishers(self) -> Iterable[tuple[PublisherLabels, Publisher]]:
         """Return the parts that may have metrics of their own now."""
         for model in self._table.all_ready():
-            yield labels_of(model), model.model_queue.full
+            yield labels_of(model), model.model_queue.full_scheduler
         if self._cache is not None:
             yield {}, self._cache.cache
         for extension in self.engine.extensions:

@@ -51,7 +51,9 @@ class ScheduledAnswers(ScheduledSubject):
                 gone = tickets.pop(position)
                 gone.cancel()
                 await stage.settle()
-                at_once = stage.told(gone) or stage.model_queue.full.keeps_order  # then it is answered in turn
+                at_once = (
+                    stage.told(gone) or stage.model_queue.full_scheduler.keeps_order
+                )  # then it is answered in turn
                 assert at_once, "a request that is cancelled while it waits is not answered at once"
                 await stage.run(self.patience_ns)
                 assert gone not in stage.instances[0].given, "a request was run that had left before"

@@ -206,7 +206,7 @@ class ScheduledService(ScheduledSubject):
 def _read(stage: Stage, seen: dict[str, float]) -> None:
     """Read the metrics as the server does. Fail if a counter is less than in ``seen``."""
     try:
-        read = measured(stage.model_queue.full)
+        read = measured(stage.model_queue.full_scheduler)
     except BaseException as error:
         raise AssertionError(f"its metrics cannot be read: {error!r}") from error
     for metric, value in read:

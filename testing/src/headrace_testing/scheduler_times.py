@@ -74,7 +74,7 @@ class ScheduledTimes(ScheduledSubject):
     def test_answers_are_given_in_order_if_the_scheduler_keeps_it(self) -> None:
         async def scene() -> None:
             stage = await self.busy(2)
-            if not stage.model_queue.full.keeps_order:
+            if not stage.model_queue.full_scheduler.keeps_order:
                 self.not_claimed("answers in the order of requests are not claimed")
             first, second = stage.tickets
             for instance in sorted(stage.instances, key=lambda each: first in each.batch):
@@ -144,7 +144,7 @@ class ScheduledTimes(ScheduledSubject):
             await stage.turn(self.timeout_us * US - US)
             assert not stage.told(late), f"a request that may wait {self.timeout_us} µs is rejected before"
             await stage.turn(US)
-            told = stage.told(late) or stage.model_queue.full.keeps_order  # then it is answered in turn
+            told = stage.told(late) or stage.model_queue.full_scheduler.keeps_order  # then it is answered in turn
             assert told, f"a request that may wait {self.timeout_us} µs is told nothing when they are over"
             await stage.run(self.patience_ns)
             assert [type(answer) for answer in stage.told(late)] == [Unavailable], (

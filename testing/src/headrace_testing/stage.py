@@ -190,7 +190,7 @@ class Stage:
     async def start_threads(self) -> None:
         """Replace the played instances by real threads."""
         self.has_threads = True
-        outputs = {"y": _Y, **self.model_queue.full.kept}
+        outputs = {"y": _Y, **self.model_queue.full_scheduler.kept}
         await self._harness.start_threads(lambda: DoublingInstance(outputs))
 
     async def end_threads(self) -> None:

@@ -11,7 +11,14 @@ import pytest
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import Unavailable
 from headrace.messages.ticket import Ticket
-from headrace.schedulers.base import FullScheduler, InstanceInfo, ScheduledModel, Scheduler, SchedulerContext, full
+from headrace.schedulers.base import (
+    FullScheduler,
+    InstanceInfo,
+    ScheduledModel,
+    Scheduler,
+    SchedulerContext,
+    with_defaults,
+)
 from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
 from tests.core.conftest import make_ticket
@@ -82,4 +89,4 @@ def test_what_a_policy_sets_on_itself_and_nothing_reads_is_refused() -> None:
 
     context: Any = None
     with pytest.raises(TypeError, match="scheduler class Careless has keeps_order"):
-        full(Careless(context))
+        with_defaults(Careless(context))

@@ -172,7 +172,7 @@ def test_a_file_that_does_not_have_an_initial_state_is_refused(
 
 def test_the_scheduler_keeps_what_is_a_state() -> None:
     async def scene() -> None:
-        kept = Theatre("direct { }" + STATE.format(1, "")).model_queue.full.kept
+        kept = Theatre("direct { }" + STATE.format(1, "")).model_queue.full_scheduler.kept
         assert [(spec.name, spec.datatype.name, spec.dims) for spec in kept.values()] == [("t", "FP32", (1,))]
 
     play(scene)

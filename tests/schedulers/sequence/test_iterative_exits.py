@@ -115,6 +115,6 @@ def test_who_iterates_in_a_process_that_dies_is_told_and_the_others_go_on(
     after = {f"after{n}": Caller(server, model, n, request_id=f"after{n}") for n in range(number)}
     answers = {name: caller.all() for name, caller in after.items()}
     assert answers == {name: [process] for name, process in begun(folder, after).items()}
-    scheduler = served.model_queue
-    wait_until(lambda: (scheduler.in_flight, scheduler.pending) == (0, 0), "nothing is left")
-    assert scheduler.full.measure()["headrace_sequences_active"] == 0
+    model_queue = served.model_queue
+    wait_until(lambda: (model_queue.in_flight, model_queue.pending) == (0, 0), "nothing is left")
+    assert model_queue.full_scheduler.measure()["headrace_sequences_active"] == 0

@@ -35,7 +35,7 @@ from headrace.errors import Code, ConfigError, HeadraceError, InternalError, Loa
 from headrace.executors.devices import available_gpus, fill_groups
 from headrace.executors.kind import ExecutorKind
 from headrace.messages import dtypes
-from headrace.schedulers.base import Dependency, OtherModel, Scheduler, full_class
+from headrace.schedulers.base import Dependency, OtherModel, Scheduler, full_scheduler_class
 
 log = logging.getLogger(__name__)
 
@@ -376,7 +376,7 @@ def needs_backend(config: ModelConfig, schedulers: Parts) -> bool:
     False if its parameter names an unknown scheduler: the scheduler is then what is missing.
     """
     try:
-        return full_class(find_scheduler(config, schedulers)).needs_instances
+        return full_scheduler_class(find_scheduler(config, schedulers)).needs_instances
     except ConfigError:
         return parameters.SCHEDULER not in config.parameters
 
@@ -385,7 +385,7 @@ def dependencies(config: ModelConfig, scheduler: type[Scheduler]) -> frozenset[D
     """Return the models that ``scheduler`` needs for a model with ``config``. What it raises becomes a
     `HeadraceError`."""
     with _of_scheduler(scheduler, config):
-        return frozenset(full_class(scheduler).depends_on(config))
+        return frozenset(full_scheduler_class(scheduler).depends_on(config))
 
 
 def complete_with(config: ModelConfig, scheduler: type[Scheduler], others: Mapping[Dependency, OtherModel]) -> None:
@@ -394,7 +394,7 @@ def complete_with(config: ModelConfig, scheduler: type[Scheduler], others: Mappi
     Raises as `dependencies`, and `LoadError` if responses of the result cannot be cached.
     """
     with _of_scheduler(scheduler, config):
-        full_class(scheduler).complete_config(config, others)
+        full_scheduler_class(scheduler).complete_config(config, others)
     for problem in validation.check_caching(config):  # the scheduler may have made the model decoupled
         raise LoadError(problem.message, problem.code)
 

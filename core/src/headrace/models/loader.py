@@ -272,8 +272,8 @@ class Loader:
                 self._limiter.add(demands)
                 undo.callback(self._limiter.remove, demands)
             model_queue = self._model_queue(model, signature, placements, statistics, services, others)
-            labels = {**model_queue.full.labels, **read_labels(config, model.path.parent)}
-            plan = _plan_version(backend, model, signature, choice, model_queue.full.kept)
+            labels = {**model_queue.full_scheduler.labels, **read_labels(config, model.path.parent)}
+            plan = _plan_version(backend, model, signature, choice, model_queue.full_scheduler.kept)
             kind, limits = self._kind(choice.kind), self._options.model_load_gpu_limit
             factory = ExecutorFactory(kind, plan, model, statistics, services, limits)
             instances = InstanceSet(model_queue, factory, self._limiter, demands, self._loop)

@@ -377,7 +377,7 @@ class _Defaults(FullScheduler):
         raise AssertionError("the model queue calls the scheduler itself")
 
 
-def full(scheduler: Scheduler) -> FullScheduler:
+def with_defaults(scheduler: Scheduler) -> FullScheduler:
     """Return ``scheduler`` if it is a `FullScheduler`, else a `FullScheduler` with the defaults.
 
     Raises `TypeError` if ``scheduler`` has set an attribute that only a `FullScheduler` may have.
@@ -393,7 +393,7 @@ def _refuse_ignored(kind: type[Scheduler], names: Iterable[str]) -> None:
         raise TypeError(f"scheduler class {kind.__name__} has {ignored}, which only a FullScheduler may have")
 
 
-def full_class(kind: type[Scheduler]) -> type[FullScheduler]:
+def full_scheduler_class(kind: type[Scheduler]) -> type[FullScheduler]:
     """Return the class that has every declaration for ``kind``: itself, or `FullScheduler` with its defaults."""
     return kind if issubclass(kind, FullScheduler) else FullScheduler
 

@@ -11,7 +11,15 @@ from typing import Any, Protocol
 
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
-from headrace.schedulers.base import Clock, LoopClock, ScheduledModel, Scheduler, SchedulerContext, full, full_class
+from headrace.schedulers.base import (
+    Clock,
+    LoopClock,
+    ScheduledModel,
+    Scheduler,
+    SchedulerContext,
+    full_scheduler_class,
+    with_defaults,
+)
 from headrace.schedulers.in_flight import RequestQueue
 from headrace.telemetry.batch_history import BatchHistory
 
@@ -82,14 +90,14 @@ class Dispatcher(ABC):
         )
         self.scheduler = scheduler = kind(context)
         #: The same object, or an object with the defaults.
-        self.full = full(scheduler)
+        self.full_scheduler = with_defaults(scheduler)
         #: Outputs that every batch computes for `Scheduler.finished`. `hidden` are those that no caller gets.
-        self.kept = frozenset(self.full.kept)
+        self.kept = frozenset(self.full_scheduler.kept)
         #: ``hidden``: the outputs to remove from each response. ``unasked``: for a request that names its outputs, the
         #: set to remove instead of ``hidden``.
         self.hidden = self.kept.difference(model.outputs)
         self.unasked: dict[Ticket, frozenset[str]] = {}
-        reschedules = full_class(kind).reschedules(model.config)
+        reschedules = full_scheduler_class(kind).reschedules(model.config)
         #: True if `finish_and_deliver` must be called instead of `deliver`.
         self.calls_finished = bool(self.kept) or kind.finished is not Scheduler.finished or reschedules
         #: True once the scheduler has returned a `Wait`. It stays True.

@@ -53,9 +53,9 @@ class ModelQueue(Dispatcher):
         self._source = InstanceSource if limiter is None else limiter.source
         self.use_sources([self._source(self, instance) for instance in model.instances])
         self._name, self._version = model.config.name, model.version
-        self._tracker = InFlightTracker(self.full.keeps_order)
+        self._tracker = InFlightTracker(self.full_scheduler.keeps_order)
         if model.config.model_transaction_policy.decoupled:
-            self._tracker = ResponseTracker(self.full.keeps_order, statistics.responses)
+            self._tracker = ResponseTracker(self.full_scheduler.keeps_order, statistics.responses)
         self._recorder: ExecutionRecorder | None = None
         self._timers: dict[Ticket, Timer] = {}
         #: Sources of instances that are being removed.
@@ -65,7 +65,7 @@ class ModelQueue(Dispatcher):
         self._now_ns, self._submit, self._add = self.clock.now_ns, self.scheduler.submit, self.queue.add
         self._on_cancel = self._cancel
         self._open = self._tracker.open
-        self._holds_back = bool(self.kept) or self.full.keeps_order
+        self._holds_back = bool(self.kept) or self.full_scheduler.keeps_order
 
     # ------------------------------------------------------------------ in
 
@@ -78,7 +78,7 @@ class ModelQueue(Dispatcher):
         already entered (``has_entered``): they are not refused while the server stops, and stay owned if the scheduler
         raises.
         """
-        if self._tracker.is_closing and not (has_entered or self.full.continues(ticket)):
+        if self._tracker.is_closing and not (has_entered or self.full_scheduler.continues(ticket)):
             raise self._closing(ticket)
         ticket.queued_ns = self._now_ns()
         ticket.on_cancel = self._on_cancel
@@ -175,7 +175,7 @@ class ModelQueue(Dispatcher):
             self._count(ticket, self.statistics.rejected if is_rejected else self.statistics.cancelled)
             self.deliver((ticket,), (answer,))
             return
-        if isinstance(answer, HeadraceError) and not self.full.needs_instances:
+        if isinstance(answer, HeadraceError) and not self.full_scheduler.needs_instances:
             is_cancelled = ticket.cancelled and answer.code is Code.CANCELLED
             self._count(ticket, self.statistics.cancelled if is_cancelled else self.statistics.other_failures)
             self.deliver((ticket,), (answer,))
@@ -183,7 +183,7 @@ class ModelQueue(Dispatcher):
         ticket.started_ns = ticket.started_ns or self._now_ns()
         if self._recorder is None:
             self._recorder = ExecutionRecorder(self.scheduler.name, self.statistics.for_instance)
-        self._recorder.late(ticket, answer, is_execution=not self.full.needs_instances)
+        self._recorder.late(ticket, answer, is_execution=not self.full_scheduler.needs_instances)
         self.deliver((ticket,), (answer,))
 
     def _stripped(self, answer: Answer, unasked: frozenset[str] | None) -> Answer:
@@ -199,7 +199,7 @@ class ModelQueue(Dispatcher):
         if ticket not in self.queue:
             return
         try:
-            level = self.full.expired(ticket)
+            level = self.full_scheduler.expired(ticket)
         except KeyboardInterrupt:
             raise
         except BaseException:
@@ -245,7 +245,7 @@ class ModelQueue(Dispatcher):
     @property
     def can_replace_instances(self) -> bool:
         """True if the scheduler is kept when its model gets other instances."""
-        is_notified = type(self.full).instances_changed is not FullScheduler.instances_changed
+        is_notified = type(self.full_scheduler).instances_changed is not FullScheduler.instances_changed
         return self.scheduler.instances_alike or is_notified
 
     def replace_instances(
@@ -260,7 +260,7 @@ class ModelQueue(Dispatcher):
         self.instances[:] = [source.instance for source in sources]
         self.use_sources(sources)
         try:
-            self.full.instances_changed()
+            self.full_scheduler.instances_changed()
         except KeyboardInterrupt:
             raise
         except BaseException:
@@ -273,10 +273,10 @@ class ModelQueue(Dispatcher):
         source.on_idle_after_close = partial(returned.set_result, None)
         self._dismissed.append(source)
         try:
-            if self.closed or type(self.full).lets_go is FullScheduler.lets_go:
+            if self.closed or type(self.full_scheduler).lets_go is FullScheduler.lets_go:
                 source.close()
             else:
-                source.close_when(self.full.lets_go)
+                source.close_when(self.full_scheduler.lets_go)
                 self.ask_again()
             await returned
         finally:
@@ -327,7 +327,7 @@ class ModelQueue(Dispatcher):
         for ticket in self.queue.head(len(self.queue)):
             self._answer_waiting(ticket, Unavailable(f"{ticket.request.log_id}{STOPPING}"), self.statistics.rejected)
         try:
-            self.full.close()
+            self.full_scheduler.close()
         except Exception:
             log.exception("scheduler '%s' failed to close", self.scheduler.name)
 

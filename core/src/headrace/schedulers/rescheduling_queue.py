@@ -14,7 +14,7 @@ from headrace.errors import Cancelled, HeadraceError, InternalError, Rescheduled
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import Tensor
 from headrace.messages.ticket import UNREAD, Ticket
-from headrace.schedulers.base import Clock, ScheduledModel, Scheduler, full_class
+from headrace.schedulers.base import Clock, ScheduledModel, Scheduler, full_scheduler_class
 from headrace.schedulers.instance_source import InstanceSource, Limiter
 from headrace.schedulers.model_queue import STOPPING, ModelQueue
 from headrace.telemetry.log_limits import rate_limited_logger
@@ -89,7 +89,7 @@ class ReschedulingModelQueue(ModelQueue):
         ticket.on_cancel, ticket.on_read, ticket.started_ns, ticket.deadline_ns = self._on_cancel, None, 0, 0
         ticket.arrival_ns = ticket.queued_ns = self._now_ns()
         try:
-            level = self.full.rescheduled(ticket, self._last_outputs.pop(ticket, _NOTHING), source.instance)
+            level = self.full_scheduler.rescheduled(ticket, self._last_outputs.pop(ticket, _NOTHING), source.instance)
         except HeadraceError as error:
             return error
         except KeyboardInterrupt:
@@ -132,4 +132,4 @@ class ReschedulingModelQueue(ModelQueue):
 def model_queue_class(kind: type[Scheduler], config: ModelConfig) -> type[ModelQueue]:
     """Return the class of model queue that runs a scheduler of class ``kind``, for a model with ``config`` and without
     response cache."""
-    return ReschedulingModelQueue if full_class(kind).reschedules(config) else ModelQueue
+    return ReschedulingModelQueue if full_scheduler_class(kind).reschedules(config) else ModelQueue
