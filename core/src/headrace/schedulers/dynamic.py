@@ -194,9 +194,9 @@ class DynamicScheduler(FullScheduler):
         super().__init__(context)
         self.keeps_order = context.config.dynamic_batching.preserve_ordering
         self._rule = rule = self.rule(context)
-        # every completed config prefers the maximum
-        is_told = rule.max_delay_ns or rule.preferred_rows - {rule.max_rows}
-        self._divides = rule.max_requests > 1 and not is_told
+        # True if the config has a delay or preferred sizes. Every completed config prefers the maximum.
+        has_rule = rule.max_delay_ns or rule.preferred_rows - {rule.max_rows}
+        self._shares_evenly = rule.max_requests > 1 and not has_rule
         self._cores = available_cores()
         self._waiting = context.waiting
         self._priorities = Priorities.from_config(context.config)
@@ -204,9 +204,9 @@ class DynamicScheduler(FullScheduler):
         has_levels = self._priorities.levels > 1
         self._has_limits = bool(has_levels or policy.max_size or policy.default_timeout_ns)
         #: True if `submit` has more to do than to queue the request.
-        self._has_say = self._has_limits or bool(self._rule.max_delay_ns)
-        #: True if each new request is placed behind the forming batch. Levels and postponed requests break this.
-        self._joins_behind = not (has_levels or policy.postpones)
+        self._submit_has_work = self._has_limits or bool(self._rule.max_delay_ns)
+        #: True if each new request is placed behind all others. Levels and postponed requests break this.
+        self._arrives_last = not (has_levels or policy.postpones)
         self._forming_key: object = None
         #: ``_is_forming``: a batch is forming. ``_has_expired``: a request of it has expired since, so that the rest
         #: may now be complete as a batch.
@@ -220,9 +220,9 @@ class DynamicScheduler(FullScheduler):
         return BatchRule.from_config(context.config)
 
     def submit(self, ticket: Ticket) -> int | None:
-        if not self._has_say:
+        if not self._submit_has_work:
             return None
-        if self._rule.max_delay_ns and (ticket.batch_key != self._forming_key or not self._joins_behind):
+        if self._rule.max_delay_ns and (ticket.batch_key != self._forming_key or not self._arrives_last):
             self.context.ask_again()  # the request may complete the forming batch by not fitting into it
         if not self._has_limits:
             return None
@@ -237,7 +237,7 @@ class DynamicScheduler(FullScheduler):
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         rule, queue = self._rule, self._waiting
         # A request past its deadline is skipped: its timer is about to answer it.
-        most = min(rule.max_requests, self._share(instance)) if self._divides else rule.max_requests
+        most = min(rule.max_requests, self._share(instance)) if self._shares_evenly else rule.max_requests
         head = queue.head(most)
         waiting = [ticket for ticket in head if not 0 < ticket.deadline_ns <= now_ns]
         if len(waiting) < len(head):  # their places go to the requests behind them
