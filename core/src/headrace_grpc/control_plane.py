@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import InvalidArgument, Unavailable, Unsupported
 from headrace.frontends.access import Uploads
-from headrace.frontends.failures import shown
+from headrace.frontends.failures import without_paths
 from headrace_grpc.grpc_service_pb2 import (
     ModelConfigRequest,
     ModelConfigResponse,
@@ -111,7 +111,7 @@ async def repository_index(
     return RepositoryIndexResponse(
         models=[
             RepositoryIndexResponse.ModelIndex(
-                name=entry.name, version=entry.version, state=entry.state, reason=shown(entry.reason)
+                name=entry.name, version=entry.version, state=entry.state, reason=without_paths(entry.reason)
             )
             for entry in entries
         ]

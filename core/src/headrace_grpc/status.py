@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.errors import Code
-from headrace.frontends.failures import shown
+from headrace.frontends.failures import without_paths
 
 #: gRPC's numbers (https://grpc.github.io/grpc/core/md_doc_statuscodes.html) that a transport needs.
 OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS = 0, 1, 2, 3, 4, 5, 6
@@ -41,7 +41,7 @@ _ALWAYS_FITS = _DETAILS_BYTES // 12
 
 def details(message: str) -> str:
     """Return ``message`` as status details: without paths, and short enough for the trailers."""
-    message = shown(message)
+    message = without_paths(message)
     if len(message) > _ALWAYS_FITS:
         message = _cut(message)
     return message.encode("utf-8", "replace").decode()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError, InternalError, Unavailable
-from headrace.frontends.failures import Failure, log_failure, shown
+from headrace.frontends.failures import Failure, log_failure, without_paths
 from headrace.messages.request import log_id
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
@@ -137,7 +137,7 @@ class _Turn:
 
     def encode_error(self, error: HeadraceError, final: bool) -> bytes:
         body = self._empty(final) if self.is_queued else encode_empty(self.message.id)
-        return pack_stream(body, shown(error.message))
+        return pack_stream(body, without_paths(error.message))
 
     def _empty(self, final: bool) -> bytes:
         message = self.message

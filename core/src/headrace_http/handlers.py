@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import Code, InvalidArgument, Unavailable, Unsupported
 from headrace.frontends.access import Uploads
-from headrace.frontends.failures import shown
+from headrace.frontends.failures import without_paths
 from headrace.off_loop import LARGE_BYTES
 from headrace_http.documents import as_boolean, as_object, as_string, malformed, parse_object
 from headrace_http.large_documents import LongString, read_object
@@ -130,7 +130,7 @@ class RepositoryHandlers:
 
 
 def _entry(entry: IndexEntry) -> dict[str, str]:
-    fields = {"version": entry.version, "state": entry.state, "reason": shown(entry.reason)}
+    fields = {"version": entry.version, "state": entry.state, "reason": without_paths(entry.reason)}
     return {"name": entry.name, **{key: value for key, value in fields.items() if value}}
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import orjson
 
 from headrace.errors import Code, HeadraceError, ResourceExhausted, Unauthenticated
-from headrace.frontends.failures import Failure, shown
+from headrace.frontends.failures import Failure, without_paths
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -134,7 +134,7 @@ def json_type_reply() -> HttpReply:
 
 def error_reply(error: HeadraceError) -> HttpReply:
     """Return ``error`` in Triton's form: one JSON object with the single key ``error``."""
-    status, headers, parts = text_error(STATUS[error.code], shown(error.message))
+    status, headers, parts = text_error(STATUS[error.code], without_paths(error.message))
     reply = ErrorReply(status, (*headers, *_advice(error)), parts)
     reply.failure = Failure.of(error)
     return reply

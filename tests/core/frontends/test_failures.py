@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from headrace.frontends.failures import learn_paths, shown
+from headrace.frontends.failures import learn_paths, without_paths
 
 SECRET = "secret-folder"
 
@@ -37,7 +37,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_a_path_is_told_by_its_last_name(text: str, told: str) -> None:
-    assert shown(text) == told
+    assert without_paths(text) == told
     assert SECRET not in told
 
 
@@ -53,20 +53,20 @@ def test_a_path_is_told_by_its_last_name(text: str, told: str) -> None:
     ],
 )
 def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
-    assert shown(text) == text
+    assert without_paths(text) == text
 
 
 def test_a_verbose_log_lets_answers_say_it_all(caplog: pytest.LogCaptureFixture) -> None:
     text = "failed to stat file /tmp/secret-folder/models"
     caplog.set_level(logging.DEBUG, "headrace")
-    assert shown(text) == text
+    assert without_paths(text) == text
 
 
 def test_a_repository_that_is_not_there_is_known_by_its_name() -> None:
     text = "failed to stat file /not-there-7c1/models: no"
-    assert shown(text) == text
+    assert without_paths(text) == text
     learn_paths(["/not-there-7c1/models"])
-    assert shown(text) == "failed to stat file .../models: no"
+    assert without_paths(text) == "failed to stat file .../models: no"
 
 
 @pytest.mark.parametrize("unit", ["/", "'/tmp", "/tmp", "\"/tmp'", "'/tmp/a ", "/tmp/", " /tmp(", "file:///"])
@@ -75,7 +75,7 @@ def test_the_time_is_linear_in_the_text(unit: str) -> None:
         text, times = unit * count, []
         for _ in range(5):
             started = time.process_time()  # what a busy machine adds is not ours
-            shown(text)
+            without_paths(text)
             times.append(time.process_time() - started)
         return min(times)
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.errors import Code
-from headrace.frontends.failures import shown
+from headrace.frontends.failures import without_paths
 from headrace_grpc.status import STATUS, details
 
 #: grpc's numbers, as docs/spec/behaviours.md section 0 lists them.
@@ -39,7 +39,7 @@ def test_every_code_has_its_status(code: Code) -> None:
 def test_details_fit_into_the_trailers_of_a_client(message: str) -> None:
     text = details(message)
     assert len(quote(text.encode(), safe="".join(map(chr, range(0x20, 0x7F))).replace("%", ""))) <= 6144 + 3
-    whole = shown(message)  # without paths of this machine, which Hypothesis finds in the sources
+    whole = without_paths(message)  # without paths of this machine, which Hypothesis finds in the sources
     assert text == whole.encode("utf-8", "replace").decode() or text.endswith("...")
 
 

@@ -4,7 +4,7 @@ A server's fault is logged as one line, at a limited rate. A caller's fault is l
 (``--log-verbose=1``). Successful requests never reach this code.
 
 Errors of models, engines and the file system contain paths. The log has them whole; callers get only the last name of
-each. Every frontend passes the text of an error, and the reasons of the index, through `shown`.
+each. Every frontend passes the text of an error, and the reasons of the index, through `without_paths`.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def learn_paths(paths: Iterable[str]) -> None:
     _paths.cache_clear()
 
 
-def shown(text: str) -> str:
-    """Return ``text`` for a caller: only the last name of every absolute path, unless the log is verbose.
+def without_paths(text: str) -> str:
+    """Return ``text`` with every absolute path cut to its last name. If the log is verbose, return it unchanged.
 
     It is verbose if the logger ``headrace`` has level DEBUG, which ``--log-verbose`` sets from 1 on.
     """
