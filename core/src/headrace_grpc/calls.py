@@ -247,14 +247,14 @@ class GrpcCall(Stream):
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self.done()
 
-    def _inflated(self, flag: int, body: Buffer, patience: int) -> Buffer:
-        """Return ``body`` decompressed. Raises `Status`, and `TooLargeForLoop` beyond ``patience`` bytes."""
+    def _inflated(self, flag: int, body: Buffer, loop_limit_bytes: int) -> Buffer:
+        """Return ``body`` decompressed. Raises `Status`, and `TooLargeForLoop` beyond ``loop_limit_bytes``."""
         if not flag:
             return body
         encoding = self._head.encoding
         if encoding == IDENTITY:
             raise Status(INTERNAL, "Compression bit set but no encoding configured")
-        return inflate(body, encoding, bound(len(body), self._calls.inflated_bytes), patience)
+        return inflate(body, encoding, bound(len(body), self._calls.inflated_bytes), loop_limit_bytes)
 
     def _read(self, flag: int, body: Buffer) -> Any:
         """Return the request in a large message. Runs on a thread."""

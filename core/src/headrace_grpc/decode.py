@@ -45,19 +45,19 @@ class Decoded(NamedTuple):
 
 
 def decode(
-    raw_request: RawRequest, forwarded: Mapping[str, Parameter] | None = None, patience: int = UNBOUNDED
+    raw_request: RawRequest, forwarded: Mapping[str, Parameter] | None = None, loop_limit_bytes: int = UNBOUNDED
 ) -> Decoded:
     """Return the request in ``raw_request``. Its inputs are views on the received bytes.
 
     ``forwarded`` are parameters from metadata. Raises `InvalidArgument` with Triton's text, `NotFound` for a
     shared-memory region, and `TooLargeForLoop` for contents that are not parsed yet, and for strings of more than
-    ``patience`` bytes.
+    ``loop_limit_bytes``.
     """
-    if raw_request.contents and patience < UNBOUNDED:
+    if raw_request.contents and loop_limit_bytes < UNBOUNDED:
         raise TooLargeForLoop
     message = raw_request.message
     read = infer_parameters.read(message.parameters)
-    inputs = _inputs(message, raw_request, patience)
+    inputs = _inputs(message, raw_request, loop_limit_bytes)
     outputs = message.outputs
     request = InferRequest(
         message.model_name,
@@ -75,7 +75,9 @@ def decode(
     return Decoded(request, _classes(outputs), read.switch)
 
 
-def _inputs(message: ModelInferRequest, raw_request: RawRequest, patience: int) -> dict[str, Tensor | Undecoded]:
+def _inputs(
+    message: ModelInferRequest, raw_request: RawRequest, loop_limit_bytes: int
+) -> dict[str, Tensor | Undecoded]:
     raw = raw_request.raw
     inputs: dict[str, Tensor | Undecoded] = {}
     position = 0
@@ -90,7 +92,7 @@ def _inputs(message: ModelInferRequest, raw_request: RawRequest, patience: int) 
         if tensor.HasField("contents"):
             inputs[name] = _typed(message.model_name, tensor, raw_request, len(inputs))
         elif position < len(raw):
-            inputs[name] = _from_bytes(tensor.datatype, tuple(tensor.shape), raw[position], patience)
+            inputs[name] = _from_bytes(tensor.datatype, tuple(tensor.shape), raw[position], loop_limit_bytes)
             position += 1
         else:
             raise InvalidArgument(
@@ -168,18 +170,18 @@ _FIELDS = (
 
 
 def _from_bytes(
-    datatype: str, shape: tuple[int, ...], buffer: bytes | memoryview, patience: int = UNBOUNDED
+    datatype: str, shape: tuple[int, ...], buffer: bytes | memoryview, loop_limit_bytes: int = UNBOUNDED
 ) -> Tensor | Undecoded:
     """Return the tensor of the wire bytes ``buffer``, as a view.
 
     Return `Undecoded` if the type is unknown, or if the size contradicts the shape. Raises `TooLargeForLoop` for
-    strings of more than ``patience`` bytes.
+    strings of more than ``loop_limit_bytes``.
     """
     found = dtypes.BY_NAME.get(datatype)
     if found is None or len(shape) > _MAX_DIMS or (shape and min(shape) < 0):
         return Undecoded(datatype, shape, memoryview(buffer))
     if not found.itemsize:
-        if len(buffer) > patience:
+        if len(buffer) > loop_limit_bytes:
             raise TooLargeForLoop
         return BytesTensor(buffer, shape)
     if len(buffer) == prod(shape) * found.itemsize:

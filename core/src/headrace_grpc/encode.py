@@ -32,17 +32,17 @@ def encode(
     model: ModelView,
     classes: Mapping[str, Change] = _NO_CHANGES,
     final: bool | None = None,
-    patience: int = UNBOUNDED,
+    loop_limit_bytes: int = UNBOUNDED,
 ) -> bytes:
     """Return ``response`` serialized. Tensor bytes are copied once, into the result.
 
     ``classes`` maps outputs to the number of classes to send instead of the tensor, or to where it is written.
     ``final`` marks the responses of streams. Raises `InvalidArgument` for an output that cannot be classified and for a
     response too large for gRPC, `PluginError` for a parameter that cannot be sent, and `TooLargeForLoop` if more than
-    ``patience`` bytes must be ranked or written.
+    ``loop_limit_bytes`` must be ranked or written.
     """
     if classes:
-        return _encode_changed(response, model, classes, final, patience)
+        return _encode_changed(response, model, classes, final, loop_limit_bytes)
     outputs = response.outputs
     described = tuple([(name, data_type(tensor).name, tensor.shape) for name, tensor in outputs.items()])
     # Concatenated serialized messages are one message with the fields of all.
@@ -53,14 +53,14 @@ def encode(
 
 
 def _encode_changed(
-    response: InferResponse, model: ModelView, changes: Mapping[str, Change], final: bool | None, patience: int
+    response: InferResponse, model: ModelView, changes: Mapping[str, Change], final: bool | None, loop_limit_bytes: int
 ) -> bytes:
     """`encode` where some outputs are not sent as they are: their classes are, or they are written elsewhere."""
     described: list[tuple[str, str, tuple[int, ...]]] = []
     raw: list[Buffer] = []
     for name, output in response.outputs.items():
         change, tensor = changes.get(name, 0), output
-        if change and output.nbytes > patience:
+        if change and output.nbytes > loop_limit_bytes:
             raise TooLargeForLoop
         if isinstance(change, Target):
             change.write(name, output)

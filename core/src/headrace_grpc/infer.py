@@ -118,8 +118,8 @@ class _Answer(EncodedAnswer["bytes | HeadraceError"]):
 
     classes: Mapping[str, Change]
 
-    def encode(self, response: InferResponse, patience: int) -> bytes:
-        return encode(response, self.view, self.classes, None, patience)
+    def encode(self, response: InferResponse, loop_limit_bytes: int) -> bytes:
+        return encode(response, self.view, self.classes, None, loop_limit_bytes)
 
     def refused(self, error: HeadraceError) -> HeadraceError:
         return error

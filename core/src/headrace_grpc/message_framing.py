@@ -215,13 +215,13 @@ def _aligned(size_bytes: int, message_bytes: int) -> memoryview:
 # ---------------------------------------------------------------------- compressed messages, in bounded steps
 
 
-def inflate(data: bytes | memoryview, encoding: bytes, limit: int, patience: int = UNBOUNDED) -> memoryview:
+def inflate(data: bytes | memoryview, encoding: bytes, limit: int, loop_limit_bytes: int = UNBOUNDED) -> memoryview:
     """Return ``data`` decompressed. Blocks: about 3 ms per MiB.
 
-    Raises `Status` beyond ``limit`` or if ``data`` is malformed, and `TooLargeForLoop` beyond ``patience``.
+    Raises `Status` beyond ``limit`` or if ``data`` is malformed, and `TooLargeForLoop` beyond ``loop_limit_bytes``.
     """
     try:
-        return inflating.inflate(memoryview(data), DECODERS[encoding], limit, patience)
+        return inflating.inflate(memoryview(data), DECODERS[encoding], limit, loop_limit_bytes)
     except TooLarge as error:
         text = f"Received message larger than max ({error.size_bytes} vs. {limit})"
         raise Status(RESOURCE_EXHAUSTED, text) from None

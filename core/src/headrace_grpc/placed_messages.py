@@ -35,17 +35,17 @@ class PlacedMessages:
         """`decode` of what raised `TooLargeForLoop`, on a thread."""
         return self._decode(raw_request, UNBOUNDED)
 
-    def _decode(self, raw_request: RawRequest, patience: int) -> Decoded:
+    def _decode(self, raw_request: RawRequest, loop_limit_bytes: int) -> Decoded:
         message = raw_request.message
         inputs = {number: found for number, tensor in enumerate(message.inputs) if (found := self._place_of(tensor))}
         outputs = {output.name: found for output in message.outputs if (found := self._place_of(output))}
         if not inputs and not outputs:
-            return decode(raw_request, None, patience)
+            return decode(raw_request, None, loop_limit_bytes)
         raw = self._without_places(raw_request, inputs)
         for output in message.outputs:
             if output.name in outputs:
                 self._refuse_classes(output, outputs[output.name][0])
-        read = decode(raw, None, patience)
+        read = decode(raw, None, loop_limit_bytes)
         self._read(read.request, inputs)
         return read._replace(classes={**read.classes, **self._targets(message, outputs)})
 

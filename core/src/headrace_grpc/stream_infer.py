@@ -126,11 +126,11 @@ class _Turn:
         if not self.is_over:
             self._stream.answer(self, answer, final)
 
-    def encode(self, answer: InferResponse | None, final: bool, patience: int) -> bytes | None:
+    def encode(self, answer: InferResponse | None, final: bool, loop_limit_bytes: int) -> bytes | None:
         """Return the message for ``answer``, or None if there is none to send. Raises as `encode` does."""
         if answer is not None:
             assert self.view is not None
-            return pack_stream(encode(answer, self.view, self.classes, final, patience))
+            return pack_stream(encode(answer, self.view, self.classes, final, loop_limit_bytes))
         if self.is_ordered:
             raise InternalError("expected a single response, got 0")
         return pack_stream(self._empty(final)) if self.empty_final else None
@@ -339,11 +339,11 @@ class _Stream:
         except Unavailable as error:
             return self._encode_error(turn, error, final)
 
-    def _encode(self, turn: _Turn, answer: Answer, final: bool, patience: int) -> bytes | None:
+    def _encode(self, turn: _Turn, answer: Answer, final: bool, loop_limit_bytes: int) -> bytes | None:
         if isinstance(answer, HeadraceError):
             return self._encode_error(turn, answer, final)
         try:
-            return turn.encode(answer, final, patience)
+            return turn.encode(answer, final, loop_limit_bytes)
         except HeadraceError as error:
             return self._encode_error(turn, error, final)
         except TooLargeForLoop:

@@ -52,24 +52,24 @@ class RawRequest(NamedTuple):
     contents: Mapping[int, Sequence[Span]] = _NOTHING
 
 
-def unpack(body: Buffer, patience: int = LARGE_BYTES) -> RawRequest:
+def unpack(body: Buffer, loop_limit_bytes: int = LARGE_BYTES) -> RawRequest:
     """Parse a serialized ``ModelInferRequest``. Large raw contents are views of ``body``.
 
     Raises ``google.protobuf.message.DecodeError`` if ``body`` is malformed, and `TooLargeForLoop` if it has more than
-    ``patience`` bytes beside raw contents: `large_requests.unpack_large` reads these.
+    ``loop_limit_bytes`` beside raw contents: `large_requests.unpack_large` reads these.
     """
     if len(body) > SPLIT_BYTES:
-        raw_request = split(body, patience)
+        raw_request = split(body, loop_limit_bytes)
         if raw_request is not None:
             return raw_request
     message = ModelInferRequest.FromString(body)  # type: ignore[arg-type]  # a memoryview is taken, too
     return RawRequest(message, message.raw_input_contents, body)
 
 
-def split(body: Buffer, patience: int = LARGE_BYTES) -> RawRequest | None:
+def split(body: Buffer, loop_limit_bytes: int = LARGE_BYTES) -> RawRequest | None:
     """`unpack` without copying raw contents; None if ``body`` has an unexpected layout."""
     spans = raw_spans(body)
-    if len(body) - sum(span.end - span.begin for span in spans or ()) > patience:
+    if len(body) - sum(span.end - span.begin for span in spans or ()) > loop_limit_bytes:
         raise TooLargeForLoop
     if spans is None:
         return None

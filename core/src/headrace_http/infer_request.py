@@ -77,15 +77,15 @@ def header_length(value: bytes, body_bytes: int) -> int:
 
 
 def decode(
-    model: str, version: str, body: memoryview, json_bytes: int, max_bytes: int, patience: int = UNBOUNDED
+    model: str, version: str, body: memoryview, json_bytes: int, max_bytes: int, loop_limit_bytes: int = UNBOUNDED
 ) -> DecodedBody:
     """Return the request to ``model`` in ``body``, whose first ``json_bytes`` are JSON.
 
-    Raises `HeadraceError`, and `TooLargeForLoop` for JSON beyond ``patience`` bytes.
+    Raises `HeadraceError`, and `TooLargeForLoop` for JSON beyond ``loop_limit_bytes``.
     """
     if json_bytes > max_bytes:
         raise json_too_large(json_bytes, max_bytes)
-    if json_bytes > patience:
+    if json_bytes > loop_limit_bytes:
         raise TooLargeForLoop
     document = read_json(body if json_bytes == body.nbytes else body[:json_bytes])
     request_id = document.get("id", "")
@@ -94,7 +94,7 @@ def decode(
     read = None
     if "parameters" in document:
         read = read_parameters(as_object(document["parameters"], "parameters"))
-    inputs = read_inputs(member(document, "inputs"), model, request_id, body, json_bytes, max_bytes, patience)
+    inputs = read_inputs(member(document, "inputs"), model, request_id, body, json_bytes, max_bytes, loop_limit_bytes)
     outputs, formats = read_outputs(document["outputs"]) if "outputs" in document else ((), _NO_FORMATS)
     if read is None:
         return DecodedBody(InferRequest(model, inputs, outputs, request_id, version), formats, JSON)

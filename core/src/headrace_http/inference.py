@@ -100,7 +100,7 @@ class InferenceHandler:
         Raises `HeadraceError`.
         """
         try:
-            reply = encode(response, placed, JSON, {}, False, patience=LARGE_BYTES)
+            reply = encode(response, placed, JSON, {}, False, loop_limit_bytes=LARGE_BYTES)
         except TooLargeForLoop:
             reply = await self._large.run(partial(encode, response, placed, JSON, {}, False))
         return b"".join(reply.parts)
@@ -131,24 +131,24 @@ class InferenceHandler:
                 lambda: {name: print_values(tensor) for name, tensor in response.outputs.items()}
             )
 
-    def _read(self, http: HttpRequest, name: str, version: str, answer: Answer, patience: int) -> InferRequest:
+    def _read(self, http: HttpRequest, name: str, version: str, answer: Answer, loop_limit_bytes: int) -> InferRequest:
         """Return the request, and set the formats of its ``answer``.
 
-        Raises `HeadraceError`, and `TooLargeForLoop` beyond ``patience``.
+        Raises `HeadraceError`, and `TooLargeForLoop` beyond ``loop_limit_bytes``.
         """
         headers, body = http.headers, http.body
         if b"content-encoding" in headers and headers[b"content-encoding"] in (b"gzip", b"deflate"):
-            body = decompress(body, self._max_bytes, patience)
+            body = decompress(body, self._max_bytes, loop_limit_bytes)
         length = headers.get(HEADER_LENGTH)
         if length is None:
-            decoded = decode(name, version, body, body.nbytes, self._max_bytes, patience)
+            decoded = decode(name, version, body, body.nbytes, self._max_bytes, loop_limit_bytes)
         elif json_bytes := header_length(length, body.nbytes):
             known, request_id, rest = self._layouts.find(body, json_bytes)
             if known is not None:
                 _, layout, answer.formats, answer.default = known
                 return layout.request(name, version, request_id, body[json_bytes:])
-            decoded = decode(name, version, body, json_bytes, self._max_bytes, patience)
-            if rest and patience < UNBOUNDED:  # only the event loop uses the layouts
+            decoded = decode(name, version, body, json_bytes, self._max_bytes, loop_limit_bytes)
+            if rest and loop_limit_bytes < UNBOUNDED:  # only the event loop uses the layouts
                 self._layouts.keep(request_id, rest, decoded, body.nbytes - json_bytes)
         else:
             decoded = decode_raw(name, version, body, answer.view, self._max_bytes)
@@ -189,10 +189,10 @@ class Answer(EncodedAnswer[HttpReply]):
         self.default = JSON
         self._encoding = encoding
 
-    def encode(self, response: InferResponse, patience: int) -> HttpReply:
+    def encode(self, response: InferResponse, loop_limit_bytes: int) -> HttpReply:
         view = self.view
         return encode(
-            response, self.formats, self.default, view.labels, view.max_batch_size > 0, self._encoding, patience
+            response, self.formats, self.default, view.labels, view.max_batch_size > 0, self._encoding, loop_limit_bytes
         )
 
     def refused(self, error: HeadraceError) -> HttpReply:

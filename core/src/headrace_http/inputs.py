@@ -61,13 +61,13 @@ class _InputKind(NamedTuple):
 
 
 def read_inputs(
-    entries: Any, model: str, request_id: str, body: memoryview, position: int, max_bytes: int, patience: int
+    entries: Any, model: str, request_id: str, body: memoryview, position: int, max_bytes: int, loop_limit_bytes: int
 ) -> dict[str, Tensor | Undecoded]:
     """Return the inputs of a request to ``model``. Binary tensors are views on ``body``, from ``position`` on, in
     order.
 
     ``max_bytes`` limits a tensor in JSON. Raises `InvalidArgument` with Triton's texts, and `TooLargeForLoop` for
-    strings of more than ``patience`` bytes.
+    strings of more than ``loop_limit_bytes``.
     """
     inputs: dict[str, Tensor | Undecoded] = {}
     if type(entries) is not list:
@@ -97,7 +97,7 @@ def read_inputs(
                 f"unexpected size for input '{name}', expecting {end - body.nbytes} additional bytes for model "
                 f"'{model}'"
             )
-        if size > patience and kind.known is dtypes.BYTES:
+        if size > loop_limit_bytes and kind.known is dtypes.BYTES:
             raise TooLargeForLoop
         inputs[name] = view(body, position, end, kind.datatype, kind.shape, kind.size)
         position = end

@@ -114,13 +114,13 @@ def encode(
     labels: Mapping[str, Sequence[str]],
     is_batched: bool,
     encoding: bytes = b"identity",
-    patience: int = UNBOUNDED,
+    loop_limit_bytes: int = UNBOUNDED,
 ) -> HttpReply:
     """Return the reply to an infer request. Binary tensors are views, not copies, unless compressed.
 
     ``formats`` and ``default`` are the formats of the outputs; ``labels`` name the classes of an output. Raises
-    `InvalidArgument` for an output without a JSON form or classes, and `TooLargeForLoop` if more than ``patience``
-    bytes must be ranked, printed or compressed.
+    `InvalidArgument` for an output without a JSON form or classes, and `TooLargeForLoop` if more than
+    ``loop_limit_bytes`` must be ranked, printed or compressed.
     """
     document: dict[str, Any] = {"id": response.id} if response.id else {}
     document["model_name"] = response.model_name
@@ -139,7 +139,7 @@ def encode(
                 outputs.append({"name": name, "datatype": datatype, "shape": tensor.shape, "data": values})
                 continue
         if wanted.classes:
-            if tensor.nbytes > patience:
+            if tensor.nbytes > loop_limit_bytes:
                 raise TooLargeForLoop
             if isinstance(wanted, PlacedOutput):
                 wanted.target.write(name, tensor)
@@ -155,7 +155,7 @@ def encode(
             if size:
                 parts.append(wire_bytes(tensor))
         else:
-            data = _data(tensor, datatype, patience, printed)
+            data = _data(tensor, datatype, loop_limit_bytes, printed)
             outputs.append({"name": name, "datatype": datatype, "shape": tensor.shape, "data": data})
     try:
         parts[0] = header = orjson.dumps(document, option=_NUMPY)
@@ -168,7 +168,7 @@ def encode(
         parts[:1] = _joined(header, printed)
     if encoding == b"identity":
         return HttpReply(200, headers, parts)
-    if sum(map(len, parts)) > patience:
+    if sum(map(len, parts)) > loop_limit_bytes:
         raise TooLargeForLoop
     return HttpReply(200, (*headers, (_ENCODING, encoding)), (compressed(parts, encoding),))
 
@@ -183,13 +183,13 @@ def _unsendable(response: InferResponse, error: TypeError) -> HeadraceError:
     return PluginError(f"the response of model '{response.model_name}' can not be sent: {error}")
 
 
-def print_values(tensor: Tensor, patience: int = UNBOUNDED) -> bytes:
+def print_values(tensor: Tensor, loop_limit_bytes: int = UNBOUNDED) -> bytes:
     """Return the elements of ``tensor`` as a JSON array, flat and in row-major order, as `encode` prints them.
 
-    Raises `InvalidArgument` for a data type without a JSON form, and `TooLargeForLoop` beyond ``patience`` bytes.
+    Raises `InvalidArgument` for a data type without a JSON form, and `TooLargeForLoop` beyond ``loop_limit_bytes``.
     """
     printed: list[list[bytes]] = []
-    data = _data(tensor, data_type(tensor).name, patience, printed)
+    data = _data(tensor, data_type(tensor).name, loop_limit_bytes, printed)
     return b"".join(printed[0]) if printed else orjson.dumps(data, option=_NUMPY)
 
 
@@ -206,10 +206,10 @@ def _joined(header: bytes, printed: list[list[bytes]]) -> list[Buffer]:
     return parts
 
 
-def _data(tensor: Tensor, datatype: str, patience: int, printed: list[list[bytes]]) -> Any:
+def _data(tensor: Tensor, datatype: str, loop_limit_bytes: int, printed: list[list[bytes]]) -> Any:
     """Return the elements, flat and in row-major order, for orjson. Large data goes to ``printed``."""
     if isinstance(tensor, BytesTensor):
-        if tensor.nbytes > patience:
+        if tensor.nbytes > loop_limit_bytes:
             raise TooLargeForLoop
         if tensor.nbytes <= LARGE_BYTES:
             return _strings(tensor.items())
@@ -225,7 +225,7 @@ def _data(tensor: Tensor, datatype: str, patience: int, printed: list[list[bytes
         if kind == "f" and not isfinite(sum(values)):
             return _floats(values)
         return values
-    if tensor.nbytes > patience:
+    if tensor.nbytes > loop_limit_bytes:
         raise TooLargeForLoop
     flat = np.ascontiguousarray(tensor).reshape(-1)
     if tensor.nbytes <= LARGE_BYTES:

@@ -42,19 +42,21 @@ class PlacedInferenceHandler(InferenceHandler):
         self._places = places
         self._names = [name.encode() for name in places.names]
 
-    def _read(self, http: HttpRequest, name: str, version: str, answer: Answer, patience: int) -> InferRequest:
+    def _read(self, http: HttpRequest, name: str, version: str, answer: Answer, loop_limit_bytes: int) -> InferRequest:
         headers, body = http.headers, http.body
         if headers.get(b"content-encoding") in (b"gzip", b"deflate"):
-            body = decompress(body, self._max_bytes, patience)
+            body = decompress(body, self._max_bytes, loop_limit_bytes)
         length = headers.get(HEADER_LENGTH)
         json_bytes = body.nbytes if length is None else header_length(length, body.nbytes)
-        if 0 < json_bytes <= min(patience, self._max_bytes):
+        if 0 < json_bytes <= min(loop_limit_bytes, self._max_bytes):
             front = body[:json_bytes].tobytes()
             if any(word in front for word in self._names):
-                decoded = _decode(self._places, answer.view, name, version, body, json_bytes, self._max_bytes, patience)
+                decoded = _decode(
+                    self._places, answer.view, name, version, body, json_bytes, self._max_bytes, loop_limit_bytes
+                )
                 request, answer.formats, answer.default = decoded
                 return request
-        return super()._read(http, name, version, answer, patience)
+        return super()._read(http, name, version, answer, loop_limit_bytes)
 
 
 def inference_handler(engine: Engine) -> InferenceHandler:
@@ -71,7 +73,7 @@ def _decode(
     body: memoryview,
     json_bytes: int,
     max_bytes: int,
-    patience: int,
+    loop_limit_bytes: int,
 ) -> DecodedBody:
     """`infer_request.decode` of a request some of whose tensors may lie in ``places``."""
     document = read_json(body[:json_bytes])
@@ -84,7 +86,7 @@ def _decode(
             placed[number] = found
             # Read without its bytes, for what it says of itself.
             entries[number] = {**entry, "parameters": {"binary_data_size": 0}}
-    inputs = read_inputs(entries, model, request_id, body, json_bytes, max_bytes, patience)
+    inputs = read_inputs(entries, model, request_id, body, json_bytes, max_bytes, loop_limit_bytes)
     for number, name in enumerate(list(inputs)):
         if number in placed:
             inputs[name] = places.read(*placed[number], name, inputs[name])

@@ -156,16 +156,16 @@ class ChunkedBody:
             raise Malformed(f"{what} exceed {self._limits.head_bytes} bytes", status)
 
 
-def decompress(body: memoryview, limit_bytes: int, patience: int) -> memoryview:
+def decompress(body: memoryview, limit_bytes: int, loop_limit_bytes: int) -> memoryview:
     """Return ``body`` decompressed, from gzip or zlib.
 
     Raises `InvalidArgument` if it is empty, malformed, truncated, or larger than ``limit_bytes``, and `TooLargeForLoop`
-    beyond ``patience``.
+    beyond ``loop_limit_bytes``.
     """
     if not body.nbytes:
         raise InvalidArgument("nothing to be decompressed")
     try:
-        return inflate(body, _DETECT, limit_bytes, patience)
+        return inflate(body, _DETECT, limit_bytes, loop_limit_bytes)
     except CorruptData as error:
         raise InvalidArgument(f"compressed request body {error}") from None
     except TooLarge:

@@ -36,9 +36,11 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
         self.view, self._reply, self._large = view, reply, large
 
     @abstractmethod
-    def encode(self, response: InferResponse, patience: int) -> R:
-        """Return ``response`` encoded. Any thread. Raises `HeadraceError`, and `TooLargeForLoop` beyond ``patience``
-        bytes."""
+    def encode(self, response: InferResponse, loop_limit_bytes: int) -> R:
+        """Return ``response`` encoded. Any thread.
+
+        Raises `HeadraceError`, and `TooLargeForLoop` beyond ``loop_limit_bytes``.
+        """
 
     @abstractmethod
     def refused(self, error: HeadraceError) -> R:

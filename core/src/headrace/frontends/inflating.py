@@ -31,13 +31,13 @@ class CorruptData(Exception):
         self.is_truncated = is_truncated
 
 
-def inflate(data: memoryview, wbits: int, limit: int, patience: int) -> memoryview:
+def inflate(data: memoryview, wbits: int, limit: int, loop_limit_bytes: int) -> memoryview:
     """Return ``data`` decompressed, in one piece of memory.
 
-    Raises `TooLargeForLoop` beyond ``patience`` bytes of input or output, `TooLarge` beyond ``limit``, and
+    Raises `TooLargeForLoop` beyond ``loop_limit_bytes`` of input or output, `TooLarge` beyond ``limit``, and
     `CorruptData`.
     """
-    if data.nbytes > patience:
+    if data.nbytes > loop_limit_bytes:
         raise TooLargeForLoop
     unpacker, unpacked = zlib.decompressobj(wbits), _Growing()
     for at in range(0, data.nbytes, _STEP_BYTES):
@@ -50,7 +50,7 @@ def inflate(data: memoryview, wbits: int, limit: int, patience: int) -> memoryvi
             rest = unpacker.unconsumed_tail
             if unpacked.size + len(piece) > limit:
                 raise TooLarge(unpacked.size + len(piece))
-            if unpacked.size + len(piece) > patience:
+            if unpacked.size + len(piece) > loop_limit_bytes:
                 raise TooLargeForLoop
             unpacked.append(piece)
     while not unpacker.eof:  # the output that zlib still holds
