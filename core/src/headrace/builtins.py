@@ -43,9 +43,9 @@ def register_interceptors() -> list[type[Interceptor]]:
 
 @hookimpl
 def register_extensions() -> list[type[Extension]]:
-    from headrace.frontends.request_extensions import OWN
+    from headrace.frontends.request_extensions import METADATA_ONLY
 
-    return OWN
+    return METADATA_ONLY
 
 
 @hookimpl

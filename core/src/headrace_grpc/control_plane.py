@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import InvalidArgument, Unavailable, Unsupported
-from headrace.frontends.access import Uploads
+from headrace.frontends.access import ModelFilesRule
 from headrace.frontends.failures import without_paths
 from headrace_grpc.grpc_service_pb2 import (
     ModelConfigRequest,
@@ -123,8 +123,8 @@ async def load_model(
 ) -> RepositoryModelLoadResponse:
     _refuse_repository_name(request.repository_name)
     restricted = "model-repository" in engine.options.grpc_restricted_protocol
-    uploads = Uploads(engine.options.model_files_from, restricted, "--grpc-restricted-protocol")
-    uploads.check(request.parameters, context.peer, partial(first, context.metadata))
+    model_files_rule = ModelFilesRule(engine.options.model_files_from, restricted, "--grpc-restricted-protocol")
+    model_files_rule.check(request.parameters, context.peer, partial(first, context.metadata))
     await engine.load(request.model_name, _overrides(request.parameters))
     return RepositoryModelLoadResponse()
 

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from headrace.engine import Caller, admitted, not_by_model_infer
 from headrace.errors import CallerError, Code, HeadraceError, Unavailable
-from headrace.frontends.answering import EncodedAnswer, check_strings
+from headrace.frontends.answering import ResponseWriter, check_strings
 from headrace.frontends.failures import log_fault
 from headrace.frontends.tensor_locations import TensorLocations
 from headrace.messages.request import InferRequest, log_id
@@ -111,7 +111,7 @@ def _infer_large(
     return answer.read_large(read, inference.single, caller, log_id(raw_request.message.id))
 
 
-class _Answer(EncodedAnswer["bytes | HeadraceError"]):
+class _Answer(ResponseWriter["bytes | HeadraceError"]):
     """Replies to one request with its model's response."""
 
     __slots__ = ("classes",)

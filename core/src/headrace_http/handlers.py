@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import Code, InvalidArgument, Unavailable, Unsupported
-from headrace.frontends.access import Uploads
+from headrace.frontends.access import ModelFilesRule
 from headrace.frontends.failures import without_paths
 from headrace.off_loop import LARGE_BYTES
 from headrace_http.documents import as_boolean, as_object, as_string, malformed, parse_object
@@ -89,7 +89,7 @@ class RepositoryHandlers:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         restricted = "model-repository" in engine.options.http_restricted_api
-        self._uploads = Uploads(engine.options.model_files_from, restricted, "--http-restricted-api")
+        self._model_files_rule = ModelFilesRule(engine.options.model_files_from, restricted, "--http-restricted-api")
 
     async def index(self, request: HttpRequest, target: PathTarget) -> HttpReply:
         try:
@@ -108,7 +108,7 @@ class RepositoryHandlers:
         given = (await self._document(request)).get("parameters", {})
         if type(given) is not dict:
             raise malformed("attempt to get members for non-object")
-        self._uploads.check(given, peer, lambda name: request.headers.get(name.encode()))
+        self._model_files_rule.check(given, peer, lambda name: request.headers.get(name.encode()))
         if request.body.nbytes <= LARGE_BYTES:
             values = _load_values(given)
         else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.engine import Caller, admitted, not_over_http
 from headrace.errors import HeadraceError, InvalidArgument, Unsupported
-from headrace.frontends.answering import EncodedAnswer, check_strings
+from headrace.frontends.answering import ResponseWriter, check_strings
 from headrace.messages.request import InferRequest, Undecoded
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
@@ -178,7 +178,7 @@ class InferenceHandler:
         return request
 
 
-class Answer(EncodedAnswer[HttpReply]):
+class Answer(ResponseWriter[HttpReply]):
     """Replies to one request with its model's response."""
 
     __slots__ = ("_encoding", "default", "formats")

@@ -10,7 +10,7 @@ from headrace.config.option_parts import ModelFilesFrom, Restriction
 from headrace.config.options import ServerOptions
 from headrace.engine import Caller, Operation
 from headrace.errors import CallerError, Code, PermissionDenied, Unsupported
-from headrace.frontends.access import RestrictedApis, Uploads, host_of, is_loopback
+from headrace.frontends.access import ModelFilesRule, RestrictedApis, host_of, is_loopback
 
 RULES = {"inference": Restriction("Admin-Key", "s3cret"), "health": Restriction("h", "")}
 RESTRICTED = RestrictedApis(ServerOptions(http_restricted_api=RULES, grpc_restricted_protocol=RULES))
@@ -99,19 +99,19 @@ def test_a_socket_without_an_address_has_none(peername: object, host: str) -> No
 def test_files_are_taken_from_the_machine_and_by_key(
     allowed: ModelFilesFrom, has_key: bool, address: str, header: str
 ) -> None:
-    uploads = Uploads(allowed, has_key, "--http-restricted-api")
+    model_files_rule = ModelFilesRule(allowed, has_key, "--http-restricted-api")
     expected = allowed == "any" or (allowed == "loopback" and (has_key or (address == "127.0.0.1" and not header)))
     given = {header: b"x"} if header else {}
     if expected:
-        uploads.check(FILES, address, given.get)
+        model_files_rule.check(FILES, address, given.get)
     else:
         with pytest.raises(Unsupported, match="--model-files-from=") as refused:
-            uploads.check(FILES, address, given.get)
+            model_files_rule.check(FILES, address, given.get)
         assert header in refused.value.message or allowed == "none"
 
 
 @pytest.mark.parametrize("allowed", ["loopback", "none"])
 def test_a_load_by_name_and_with_a_config_is_everybodys(allowed: ModelFilesFrom) -> None:
-    uploads = Uploads(allowed, False, "--http-restricted-api")
-    uploads.check([], "192.0.2.2", {"origin": "x"}.get)
-    uploads.check(["config"], "192.0.2.2", {"origin": "x"}.get)
+    model_files_rule = ModelFilesRule(allowed, False, "--http-restricted-api")
+    model_files_rule.check([], "192.0.2.2", {"origin": "x"}.get)
+    model_files_rule.check(["config"], "192.0.2.2", {"origin": "x"}.get)

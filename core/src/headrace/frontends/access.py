@@ -56,8 +56,8 @@ class RestrictedApis(Interceptor):
         raise CallerError(f"This protocol is {text}", Code.UNAVAILABLE)  # as Triton
 
 
-class Uploads:
-    """Decides whether a load of one frontend may bring files.
+class ModelFilesRule:
+    """Allows or refuses the model files in a load request of one frontend.
 
     ``has_key``: its loads are restricted, and already checked. ``restriction`` is the flag that restricts them.
     """

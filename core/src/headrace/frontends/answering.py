@@ -26,8 +26,8 @@ log = rate_limited_logger(__name__)
 R = TypeVar("R")
 
 
-class EncodedAnswer(SingleAnswer, Generic[R]):
-    """Replies to one request with its model's response, encoded for a protocol. Event loop only."""
+class ResponseWriter(SingleAnswer, Generic[R]):
+    """Encode the last response of one request and pass it to ``reply``. Event loop only."""
 
     __slots__ = ("_large", "_reply", "view")
 

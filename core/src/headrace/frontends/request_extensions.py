@@ -38,4 +38,4 @@ class Parameters(Extension):
     announces = ("parameters",)
 
 
-OWN: list[type[Extension]] = [Classification, SchedulePolicy, BinaryTensorData, Parameters]
+METADATA_ONLY: list[type[Extension]] = [Classification, SchedulePolicy, BinaryTensorData, Parameters]
