@@ -2,7 +2,7 @@
 
 ::
 
-    view = submitter.find(name, version)      submitter = engine.submitter(not_over_http), once
+    view = submitter.find(name, version)      submitter = engine.submitter(refuse_decoupled_http), once
     ticket = Ticket(request, respond)        receives the answers; can also cancel the request
     submitter.start(view, ticket)
 
@@ -33,7 +33,14 @@ from headrace.models.interceptors import Interceptor, InterceptorChain
 from headrace.models.open_streams import OpenStreams
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import IndexEntry, index_of
-from headrace.models.submission import Describe, RequestSubmitter, admitted, not_by_model_infer, not_over_http, program
+from headrace.models.submission import (
+    Describe,
+    RequestSubmitter,
+    admitted_caller,
+    program_caller,
+    refuse_decoupled_http,
+    refuse_decoupled_model_infer,
+)
 from headrace.models.view import ModelView, statistics_document
 from headrace.off_loop import OffLoopWork
 
@@ -61,9 +68,9 @@ __all__ = [
     "Phase",
     "RequestSubmitter",
     "Watch",
-    "admitted",
-    "not_by_model_infer",
-    "not_over_http",
+    "admitted_caller",
+    "refuse_decoupled_http",
+    "refuse_decoupled_model_infer",
 ]
 
 #: The order in which Triton lists its extensions (docs/spec/behaviours.md section 1.6).
@@ -188,7 +195,7 @@ class Engine:
     # ------------------------------------------------------------------ inference
 
     def submitter(
-        self, refusal: Callable[[str], HeadraceError] | None = None, describe: Describe = program
+        self, refusal: Callable[[str], HeadraceError] | None = None, describe: Describe = program_caller
     ) -> RequestSubmitter:
         """Return a `RequestSubmitter` for requests from outside. Create it once; ``refusal`` and ``describe`` as in
         `RequestSubmitter`."""

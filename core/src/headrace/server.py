@@ -44,7 +44,7 @@ from headrace.models.local_services import ModelCalls, ServerServices
 from headrace.models.running_loads import LoadSlots, NestedLoads
 from headrace.models.served import ServedModel
 from headrace.models.serving_table import ServingTable
-from headrace.models.submission import RequestSubmitter, not_by_infer
+from headrace.models.submission import RequestSubmitter, refuse_decoupled_infer
 from headrace.plugins import Plugins
 from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.storage.repositories import Repositories
@@ -93,7 +93,7 @@ class Server:
         self.engine = engine = Engine(self.options, self._table, self._measure(), admission)
         engine.extension_parts = self.plugins.extensions
         engine.host = partial(self.plugins.frontends.host, self.options)
-        self._single = RequestSubmitter(self._table.resolve_loaded, not_by_infer, admission=admission)
+        self._single = RequestSubmitter(self._table.resolve_loaded, refuse_decoupled_infer, admission=admission)
         self._any_number = engine.submitter()
         self._lifecycle: Lifecycle
         self._control: Control

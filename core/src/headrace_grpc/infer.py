@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from headrace.engine import Caller, admitted, not_by_model_infer
+from headrace.engine import Caller, admitted_caller, refuse_decoupled_model_infer
 from headrace.errors import CallerError, Code, HeadraceError, Unavailable
 from headrace.frontends.answering import ResponseWriter, check_strings
 from headrace.frontends.failures import log_fault
@@ -50,8 +50,8 @@ class Inference:
             self.decode, self.decode_large = placed.decode, placed.decode_large
         #: For one response, and for any number.
         self.single, self.any_number = (
-            engine.submitter(not_by_model_infer, admitted),
-            engine.submitter(None, admitted),
+            engine.submitter(refuse_decoupled_model_infer, admitted_caller),
+            engine.submitter(None, admitted_caller),
         )
 
 

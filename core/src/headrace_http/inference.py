@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.engine import Caller, admitted, not_over_http
+from headrace.engine import Caller, admitted_caller, refuse_decoupled_http
 from headrace.errors import HeadraceError, InvalidArgument, Unsupported
 from headrace.frontends.answering import ResponseWriter, check_strings
 from headrace.messages.request import InferRequest, Undecoded
@@ -40,7 +40,7 @@ class InferenceHandler:
     """The handler of infer requests. One per frontend."""
 
     def __init__(self, engine: Engine) -> None:
-        self._submitter = engine.submitter(not_over_http, admitted)
+        self._submitter = engine.submitter(refuse_decoupled_http, admitted_caller)
         # Bound once, because every request needs them: `RequestSubmitter.find` and `RequestSubmitter.start`.
         self._find, self._start = self._submitter.find, self._submitter.start
         self.resolve = engine.resolve

@@ -35,7 +35,7 @@ from headrace.config.options import ServerOptions
 from headrace.engine import ModelView, RequestSubmitter
 from headrace.errors import ConfigError, Unavailable
 from headrace.messages.ticket import Ticket
-from headrace.models.submission import start
+from headrace.models.submission import check_and_enqueue
 from headrace.server import Server
 from headrace_grpc.hosts import GrpcHost
 
@@ -69,7 +69,7 @@ class Watched(Server):
 
     def start_watched(self, view: ModelView, ticket: Ticket, call: Any = None, reply: Any = None) -> None:
         self.deadlines_ns.append(ticket.request.deadline_ns)
-        start(view, ticket)
+        check_and_enqueue(view, ticket)
         dequeue = ticket.on_cancel
 
         def cancelled(ticket: Ticket) -> None:

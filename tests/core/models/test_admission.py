@@ -40,7 +40,7 @@ from headrace import (
     hookimpl,
 )
 from headrace.engine import Engine
-from headrace.models.submission import start
+from headrace.models.submission import check_and_enqueue
 from headrace.plugins import Plugins
 from headrace.server import Server
 
@@ -558,7 +558,7 @@ def test_without_interceptors_a_request_is_started_by_nothing_else(make_server: 
 
     engine: Engine = make_server().engine
     assert engine.admission is None
-    assert engine.submitter().start is start
+    assert engine.submitter().start is check_and_enqueue
     routes = Routes(engine)
     assert routes.dispatch == routes._dispatch
     with pytest.raises(Unavailable):

@@ -24,8 +24,7 @@ from headrace.models.interceptors import InterceptorChain
 from headrace.models.running_loads import NestedLoads
 from headrace.models.served import ServedModel
 from headrace.models.serving_table import ServingTable
-from headrace.models.submission import RequestSubmitter, model, not_by_models
-from headrace.models.submission import start as start_unseen
+from headrace.models.submission import RequestSubmitter, check_and_enqueue, model_caller, refuse_decoupled_call
 from headrace.models.view import ModelView
 from headrace.schedulers.in_flight import write
 from headrace.schedulers.rate_limiter import RateLimiter
@@ -206,8 +205,8 @@ class ModelCalls:
         limiter: RateLimiter | None = None,
     ) -> None:
         self._loop, self._table = loop, table
-        self._single = RequestSubmitter(self._resolve, not_by_models, model, admission)
-        self._any_number = RequestSubmitter(self._resolve, None, model, admission)
+        self._single = RequestSubmitter(self._resolve, refuse_decoupled_call, model_caller, admission)
+        self._any_number = RequestSubmitter(self._resolve, None, model_caller, admission)
         kept = no_executors if limiter is None else limiter.kept_waiting_by
         self._deadlocks = DeadlockDetector(loop, self._break_deadlock, kept)
         self._refusals: dict[Ticket, HeadraceError] = {}
@@ -236,7 +235,7 @@ class ModelCalls:
     def asking(self, other: ServedModel) -> Callable[[Ticket], None]:
         """Return a function that submits a request of a scheduler to ``other``. It raises the error that refuses it."""
         view, submitter = other.view, self._any_number
-        is_unseen, check, enqueue = submitter.start is start_unseen, view.check, view.enqueue
+        is_unseen, check, enqueue = submitter.start is check_and_enqueue, view.check, view.enqueue
 
         def ask(ticket: Ticket) -> None:
             if len(ticket.request.callers) > 1:  # a chain of models waits for it

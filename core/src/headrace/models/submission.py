@@ -33,17 +33,17 @@ class Start(Protocol):
 Describe: TypeAlias = Callable[[Any, Ticket], Caller]
 
 
-def program(call: Any, ticket: Ticket) -> Caller:
+def program_caller(call: Any, ticket: Ticket) -> Caller:
     """Return the caller of a request from the program that runs the server."""
     return Caller("program")
 
 
-def model(call: Any, ticket: Ticket) -> Caller:
+def model_caller(call: Any, ticket: Ticket) -> Caller:
     """Return the caller of a request from a model. Its parent is the caller of the request that the model executes."""
     return Caller("model", parent=ticket.request.sender)
 
 
-def admitted(call: Any, ticket: Ticket) -> Caller:
+def admitted_caller(call: Any, ticket: Ticket) -> Caller:
     """Return the caller of a request that was admitted: its frontend kept it as ``call.caller``."""
     caller: Caller = call.caller
     return caller
@@ -66,7 +66,7 @@ class RequestSubmitter:
         self,
         resolve: Resolve,
         refusal: Callable[[str], HeadraceError] | None = None,
-        describe: Describe = program,
+        describe: Describe = program_caller,
         admission: InterceptorChain | None = None,
     ) -> None:
         self._resolve, self._refusal, self._describe = resolve, refusal, describe
@@ -79,7 +79,7 @@ class RequestSubmitter:
         #: Checks the request of a ticket and passes it to the model queue: ``start(view, ticket, call)``. Raises
         #: `HeadraceError` if it is refused; it is then not answered. If an interceptor waits, this returns at once, and
         #: a later refusal is the answer. ``call`` is for ``describe``.
-        self.start: Start = start if admission is None else self._start_described
+        self.start: Start = check_and_enqueue if admission is None else self._start_described
 
     def submit(self, ticket: Ticket, caller: Caller | None = None) -> ModelView:
         """`find` and `start`, for a request that took long to create: another version may be the latest by now.
@@ -88,7 +88,7 @@ class RequestSubmitter:
         """
         view = self.find(ticket.request.model_name, ticket.request.model_version)
         if self._admission is None:
-            start(view, ticket)
+            check_and_enqueue(view, ticket)
         else:
             sender = caller or getattr(ticket.request, "_sender", None)
             self._start_for(view, ticket, sender or self._describe(None, ticket))
@@ -146,7 +146,7 @@ class RequestSubmitter:
         others = len(ticket.watchers or ())
         try:
             self._admission.intercept(view, ticket, caller)
-            start(view, ticket)
+            check_and_enqueue(view, ticket)
         except HeadraceError as error:
             call_watchers(ticket, error, True, others)
             caller.end(error)
@@ -157,7 +157,7 @@ def _stop_waiting(task: asyncio.Task[None], ticket: Ticket) -> None:
     task.cancel()
 
 
-def start(view: ModelView, ticket: Ticket, call: Any = None) -> None:
+def check_and_enqueue(view: ModelView, ticket: Ticket, call: Any = None) -> None:
     """Check ``ticket`` and pass it to the model queue, which answers it. No interceptor is called."""
     view.check(ticket)
     view.enqueue(ticket)
@@ -168,15 +168,15 @@ def start(view: ModelView, ticket: Ticket, call: Any = None) -> None:
 # ---------------------------------------------------------------------------
 
 
-def not_over_http(name: str) -> HeadraceError:
+def refuse_decoupled_http(name: str) -> HeadraceError:
     return Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
 
 
-def not_by_model_infer(name: str) -> HeadraceError:
+def refuse_decoupled_model_infer(name: str) -> HeadraceError:
     return Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
 
 
-def not_by_models(name: str) -> HeadraceError:
+def refuse_decoupled_call(name: str) -> HeadraceError:
     return InvalidArgument(
         f"Model {name} is using the decoupled. The current BLS request call doesn't support models using the "
         "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' "
@@ -184,5 +184,5 @@ def not_by_models(name: str) -> HeadraceError:
     )
 
 
-def not_by_infer(name: str) -> HeadraceError:
+def refuse_decoupled_infer(name: str) -> HeadraceError:
     return Unsupported(f"model '{name}' is decoupled: it may give any number of responses")
