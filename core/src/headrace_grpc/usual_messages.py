@@ -20,7 +20,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from headrace.errors import HeadraceError
-from headrace.frontends.request_layouts import Recent
+from headrace.frontends.cleared_cache import ClearedCache
 from headrace.frontends.request_parameters import RequestParameters
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest, Parameter, Undecoded
@@ -143,7 +143,7 @@ class _Layout(NamedTuple):
 
 
 #: By the size of a message and its start, which is nearly always the model's name.
-_layouts = Recent[tuple[int, bytes], _Layout](_MOST_LAYOUTS)
+_layouts = ClearedCache[tuple[int, bytes], _Layout](_MOST_LAYOUTS)
 
 
 def _read_alike(body: Buffer) -> UsualMessage | None:

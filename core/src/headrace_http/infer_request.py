@@ -12,7 +12,8 @@ from struct import pack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import InvalidArgument, Unsupported
-from headrace.frontends.request_layouts import FIXED_BYTES, LAYOUTS, Recent, RequestLayout
+from headrace.frontends.cleared_cache import ClearedCache
+from headrace.frontends.request_layouts import FIXED_BYTES, LAYOUTS, RequestLayout
 from headrace.frontends.request_parameters import (
     BINARY_OUTPUTS,
     MAX_SEQUENCE_ID_BYTES,
@@ -135,8 +136,8 @@ class BodyLayoutCache:
     """Layouts by their JSON, without the id that it starts with."""
 
     def __init__(self) -> None:
-        self._known = Recent[bytes, BodyLayout](LAYOUTS)
-        self._seen = Recent[int, None](LAYOUTS)
+        self._known = ClearedCache[bytes, BodyLayout](LAYOUTS)
+        self._seen = ClearedCache[int, None](LAYOUTS)
 
     def find(self, body: memoryview, json_bytes: int) -> tuple[BodyLayout | None, str, bytes]:
         """Return the layout of ``body`` or None, its id, and its JSON without the id.

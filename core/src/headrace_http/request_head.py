@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import NamedTuple, cast
 
-from headrace.frontends.request_layouts import Recent
+from headrace.frontends.cleared_cache import ClearedCache
 from headrace_http.message import HttpReply, text_error
 
 #: The end of a head.
@@ -199,7 +199,7 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
     return name.lower(), value.strip(b" \t")
 
 
-class _UsualFields(Recent[bytes, tuple[bytes, bytes]]):
+class _UsualFields(ClearedCache[bytes, tuple[bytes, bytes]]):
     """Fields by their lines: most lines of a head are repeated, whatever else changes.
 
     Only fields without special meaning for the head. Others raise `_UnusualField` or `Malformed`.
@@ -310,7 +310,7 @@ class RequestHeadCache:
     """Heads by their bytes, for all connections: equal bytes have the same meaning everywhere."""
 
     def __init__(self) -> None:
-        self._known = Recent[bytes, RequestHead](_HEADS)
+        self._known = ClearedCache[bytes, RequestHead](_HEADS)
         #: Returns the head of these bytes, or None, by one look-up.
         self.find = self._known.get
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.engine import Operation
 from headrace.errors import HeadraceError, InternalError, NotFound
+from headrace.frontends.cleared_cache import ClearedCache
 from headrace.frontends.failures import is_verbose, log_fault
-from headrace.frontends.request_layouts import Recent
 from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.absent_routes import absent_routes
 from headrace_http.admitted_requests import AdmittedReply, caller_of
@@ -69,7 +69,7 @@ class Routes:
         """
         self._admission = engine.admission
         self._transport = transport
-        self._found = Recent[str, tuple[Route, PathTarget]](_REMEMBERED)
+        self._found = ClearedCache[str, tuple[Route, PathTarget]](_REMEMBERED)
         self._handlers = RouteHandlers(
             engine,
             self._log_error,

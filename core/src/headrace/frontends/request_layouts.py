@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,26 +13,6 @@ from headrace.messages.tensor import BytesTensor, Tensor
 #: A protocol keeps at most 1024 layouts, of requests with at most 1024 bytes besides their tensors.
 LAYOUTS = 1024
 FIXED_BYTES = 1024
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-class Recent(dict[K, V]):
-    """A cache of what was computed for keys that callers choose.
-
-    When it is full, it is emptied. So callers that never repeat themselves cost little and displace no other for long.
-    """
-
-    __slots__ = ("_most",)
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    def keep(self, key: K, value: V) -> None:
-        if len(self) >= self._most:
-            self.clear()
-        self[key] = value
 
 
 class TensorPlace(NamedTuple):
