@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.engine import Operation
 from headrace.errors import Unsupported
-from headrace.frontends.absent_extensions import note_absent, refuse_change, require_status
+from headrace.frontends.absent_extensions import note_absent, refuse_unknown_region, region_change_error
 from headrace_grpc.grpc_service_pb2 import (
     CudaSharedMemoryRegisterRequest,
     CudaSharedMemoryStatusRequest,
@@ -43,17 +43,17 @@ async def _log_settings(engine: Engine, request: LogSettingsRequest, context: Co
 
 
 async def _system_status(engine: Engine, request: SystemSharedMemoryStatusRequest, context: Context) -> Answer:
-    require_status("system", request.name)
+    refuse_unknown_region("system", request.name)
     return SystemSharedMemoryStatusResponse()
 
 
 async def _cuda_status(engine: Engine, request: CudaSharedMemoryStatusRequest, context: Context) -> Answer:
-    require_status("cuda", request.name)
+    refuse_unknown_region("cuda", request.name)
     return CudaSharedMemoryStatusResponse()
 
 
 async def _change_memory(engine: Engine, request: Any, context: Context) -> Answer:
-    raise refuse_change()
+    raise region_change_error()
 
 
 def _noted(

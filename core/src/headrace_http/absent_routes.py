@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from headrace.engine import Operation
 from headrace.errors import Unsupported
-from headrace.frontends.absent_extensions import Kind, note_absent, refuse_change, require_status
+from headrace.frontends.absent_extensions import Kind, note_absent, refuse_unknown_region, region_change_error
 from headrace_http.message import HttpRequest, Reply, json_reply
 from headrace_http.route_handlers import Handler
 from headrace_http.url_paths import MODEL, PathTarget
@@ -60,11 +60,11 @@ def _refusing(feature: str, *methods: str) -> dict[str, Handler]:
 
 def _shared_memory(kind: Kind) -> list[AbsentRoute]:
     def status(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
-        require_status(kind, target.name)
+        refuse_unknown_region(kind, target.name)
         reply(json_reply([]))
 
     def refuse(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
-        raise refuse_change()
+        raise region_change_error()
 
     region, extension = f"/v2/{kind}sharedmemory[/region/{{name}}]", f"{kind}_shared_memory"
     return [

@@ -25,12 +25,12 @@ def note_absent(extension: str) -> None:
     log.info(text, extension, missing("extension", extension))
 
 
-def require_status(kind: Kind, name: str) -> None:
-    """Raise `NotFound` unless the status of all regions is asked for, of which there are none."""
+def refuse_unknown_region(kind: Kind, name: str) -> None:
+    """Raise `NotFound` if ``name`` is not empty: no region exists."""
     if name:
         raise NotFound(f"Unable to find {kind} shared memory region: '{name}'")
 
 
-def refuse_change() -> HeadraceError:
-    """Why no region can be registered or taken back."""
+def region_change_error() -> HeadraceError:
+    """Return the error for registering or unregistering a region."""
     return Unsupported(NO_CLIENT_SHM)

@@ -34,7 +34,7 @@ Parameters: TypeAlias = Mapping[str, Parameter]
 
 
 def no_region(name: str) -> HeadraceError:
-    """Why a tensor cannot lie in the region ``name``."""
+    """Return the error for a tensor in the region ``name``: no region exists."""
     return NotFound(f"Unable to find shared memory region: '{name}'")
 
 
@@ -115,7 +115,7 @@ class TensorLocations:
     ) -> Tensor | Undecoded:
         """Return the input ``name``, whose data type and shape are those of ``empty``, with its bytes from ``place``.
 
-        The tensor shares the memory. A data type that is none, and a size that contradicts the shape, are left to the
+        The tensor shares the memory. An unknown data type, and a size that contradicts the shape, are left to the
         model to refuse.
         """
         datatype = empty.datatype if isinstance(empty, Undecoded) else data_type(empty).name
