@@ -28,9 +28,10 @@ from headrace.messages.spec import Spec
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import ScheduledModel, Scheduler
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
+from headrace.schedulers.instance_info import instance_info
 from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.model_queue import ModelQueue
-from headrace.schedulers.rate_limiter import LimitedSource, RateLimiter, instance_info
+from headrace.schedulers.rate_limiter import LimitedSource, RateLimiter
 from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.statistics import ModelStatistics
 from headrace_testing.played import TurnedClock

@@ -22,9 +22,10 @@ from headrace.executors.devices import Placement, ResourceDemand, plan_instances
 from headrace.executors.executor import Executor
 from headrace.executors.threads import apart
 from headrace.models.executor_factory import ExecutorFactory
+from headrace.schedulers.instance_info import instance_info
 from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.model_queue import ModelQueue
-from headrace.schedulers.rate_limiter import RateLimiter, instance_info
+from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.telemetry.executions import Observer
 
 log = logging.getLogger(__name__)

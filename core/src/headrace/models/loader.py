@@ -59,8 +59,9 @@ from headrace.models.versions import (
 )
 from headrace.schedulers.base import DelayedStart, Dependency, OtherModel, ScheduledModel
 from headrace.schedulers.caching_queue import CachingModelQueue
+from headrace.schedulers.instance_info import instance_info
 from headrace.schedulers.model_queue import ModelQueue
-from headrace.schedulers.rate_limiter import RateLimiter, instance_info
+from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.schedulers.rescheduling_queue import model_queue_class
 from headrace.storage.local_directory import LocalDirectory
 from headrace.storage.repositories import Entry, Fingerprint

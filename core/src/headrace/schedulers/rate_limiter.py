@@ -18,17 +18,16 @@ import asyncio
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import count
 
-from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.option_parts import RateLimitResource
-from headrace.executors.devices import Placement, Resource, ResourceDemand
+from headrace.executors.devices import Resource, ResourceDemand
 from headrace.executors.executor import Executor
 from headrace.executors.threads import LoopWakeup, Wakeup
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo
 from headrace.schedulers.dispatcher import Dispatcher
+from headrace.schedulers.instance_info import LimitedInstance
 from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.resource_limits import limits_for, shown
 from headrace.schedulers.resource_use import ResourceUse
@@ -36,21 +35,6 @@ from headrace.telemetry.batch_history import IDLE_INSTANCE, RESOURCES, Closed
 from headrace.telemetry.log_limits import rate_limited_logger
 
 log = rate_limited_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LimitedInstance(InstanceInfo):
-    """An instance that needs resources while it executes. A scheduler sees an `InstanceInfo`."""
-
-    demand: ResourceDemand = field(default_factory=ResourceDemand)
-
-
-def instance_info(placement: Placement, config: ModelConfig) -> InstanceInfo:
-    """Return what the scheduler of the model with ``config`` gets about the instance at ``placement``."""
-    slots = max(1, config.max_batch_size)
-    if placement.demand.units:
-        return LimitedInstance(placement.name, placement.device, slots, placement.demand)
-    return InstanceInfo(placement.name, placement.device, slots)
 
 
 class LimitedSource(InstanceSource):
