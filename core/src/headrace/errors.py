@@ -29,6 +29,7 @@ are those of HTTP and gRPC.
 from __future__ import annotations
 
 import asyncio
+import math
 from enum import Enum
 
 
@@ -56,11 +57,13 @@ class HeadraceError(Exception):
     def __init__(self, message: str = "", code: Code | None = None) -> None:
         super().__init__(message)
         if code is not None:
+            if not isinstance(code, Code):
+                raise TypeError(f"the code of an error is {code!r}, which is no Code")
             self.code = code
 
     @property
     def message(self) -> str:
-        return str(self.args[0])
+        return str(self.args[0]) if self.args else ""
 
 
 def summary(error: BaseException) -> str:
@@ -128,7 +131,7 @@ class Unauthenticated(CallerError):
 
     def __init__(self, message: str = "", code: Code | None = None, *, challenge: str = "") -> None:
         super().__init__(message, code)
-        self.challenge = challenge
+        self.challenge = str(challenge)
 
 
 class PermissionDenied(CallerError):
@@ -140,14 +143,15 @@ class PermissionDenied(CallerError):
 class ResourceExhausted(CallerError):
     """The caller has used up its quota. The same request may succeed in ``retry_after_s`` seconds; None if unknown.
 
-    Over HTTP, it is the header ``Retry-After``, rounded up.
+    Over HTTP, it is the header ``Retry-After``, rounded up. Infinity and NaN are unknown.
     """
 
     code = Code.RESOURCE_EXHAUSTED
 
     def __init__(self, message: str = "", code: Code | None = None, *, retry_after_s: float | None = None) -> None:
         super().__init__(message, code)
-        self.retry_after_s = retry_after_s
+        known = retry_after_s is not None and math.isfinite(retry_after_s)
+        self.retry_after_s = retry_after_s if known else None
 
 
 class OperatorError(HeadraceError):

@@ -33,6 +33,8 @@ STATUS = {
     Code.RESOURCE_EXHAUSTED: 429,
 }
 
+#: The highest ``Retry-After``: clients read it as a 32-bit number.
+_LONGEST_RETRY_S = 2**31 - 1
 #: The header with the length of the JSON before binary tensors, in requests and replies.
 HEADER_LENGTH = b"inference-header-content-length"
 #: The headers of a reply that is only JSON.
@@ -145,7 +147,7 @@ def _advice(error: HeadraceError) -> Iterator[tuple[bytes, bytes]]:
     if isinstance(error, Unauthenticated) and error.challenge:
         yield b"WWW-Authenticate", " ".join(error.challenge.split()).encode("latin-1", "replace")
     if isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
-        yield b"Retry-After", b"%d" % max(0, ceil(error.retry_after_s))
+        yield b"Retry-After", b"%d" % min(max(0, ceil(error.retry_after_s)), _LONGEST_RETRY_S)
 
 
 def text_error(status: int, text: str) -> HttpReply:
