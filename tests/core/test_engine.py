@@ -14,7 +14,7 @@ import pytest
 
 from headrace.config.options import ServerOptions
 from headrace.engine import Engine
-from headrace.errors import BackendError
+from headrace.errors import BackendError, InvalidArgument
 from headrace.messages.request import InferRequest
 from headrace.messages.tensor import BytesTensor
 from headrace.messages.ticket import Ticket
@@ -68,5 +68,20 @@ def test_responses_take_arrays_of_strings(tmp_path: Path, given: npt.NDArray[Any
         async with Server(tmp_path, allow_http=False, allow_grpc=False, allow_metrics=False) as server:
             encoded = BytesTensor.from_objects(given)
             assert await ask(server, given) == await ask(server, encoded) == encoded.to_objects().tolist()
+
+    asyncio.run(main())
+
+
+def test_half_a_surrogate_pair_is_refused_by_the_name_of_its_input(tmp_path: Path) -> None:
+    inputs = {"n": np.zeros(1, np.float32), "s": np.array(["fine", "a\ud800b"], np.object_)}
+    text = r"input 's': '\\ud800' is half a surrogate pair"
+
+    async def main() -> None:
+        quiet = {"allow_http": False, "allow_grpc": False, "allow_metrics": False}
+        async with Server(tmp_path, model_control_mode="explicit", **quiet) as server:
+            with pytest.raises(InvalidArgument, match=text):
+                await anext(server.engine.responses(InferRequest("m", inputs)))
+            with pytest.raises(InvalidArgument, match=text):
+                await server.infer_async("m", inputs)
 
     asyncio.run(main())

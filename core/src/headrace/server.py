@@ -31,10 +31,10 @@ from headrace.errors import ConfigError, HeadraceError, InternalError, Unavailab
 from headrace.executors.threads import LoopMailbox
 from headrace.frontends.base import Frontend, streams_s
 from headrace.frontends.failures import learn_paths
-from headrace.messages.request import InferRequest, Parameter
+from headrace.messages.request import InferRequest, Parameter, as_tensors
 from headrace.messages.response import InferResponse
 from headrace.messages.single import AwaitedAnswer
-from headrace.messages.tensor import BytesTensor, as_tensor
+from headrace.messages.tensor import BytesTensor
 from headrace.messages.ticket import Ticket
 from headrace.models.control import Control
 from headrace.models.interceptors import make_interceptors
@@ -335,7 +335,7 @@ class Server:
         self._require_running()
         request = InferRequest(
             model,
-            {name: as_tensor(value) for name, value in inputs.items()},
+            as_tensors(inputs),
             outputs,
             "",
             str(version),

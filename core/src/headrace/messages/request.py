@@ -8,9 +8,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.errors import InvalidArgument
-from headrace.messages.tensor import Tensor, as_tensor
+from headrace.messages.tensor import BytesTensor, Tensor, as_tensor
 
 if TYPE_CHECKING:
     from headrace.messages.caller import Caller
@@ -207,10 +208,24 @@ def with_strings_encoded(request: InferRequest) -> InferRequest:
     """Return ``request`` with its arrays of strings in wire form; the same object if it has none."""
     for value in request.inputs.values():
         if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":
-            return request.with_inputs(
-                {
-                    name: as_tensor(each) if isinstance(each, np.ndarray) else each
-                    for name, each in request.inputs.items()
-                }
-            )
+            arrays = {name: each for name, each in request.inputs.items() if isinstance(each, np.ndarray)}
+            return request.with_inputs({**request.inputs, **as_tensors(arrays)})
     return request
+
+
+def as_tensors(inputs: Mapping[str, npt.ArrayLike | BytesTensor]) -> dict[str, Tensor]:
+    """Return ``inputs`` of a program as tensors. Raises `InvalidArgument` for text that UTF-8 can not encode."""
+    try:
+        return {name: as_tensor(value) for name, value in inputs.items()}
+    except UnicodeEncodeError as error:
+        text = f"{error.object[error.start : error.start + 1]!r} is half a surrogate pair, which UTF-8 can not encode"
+        raise InvalidArgument(f"input '{_first_unencodable(inputs)}': {text}") from None
+
+
+def _first_unencodable(inputs: Mapping[str, npt.ArrayLike | BytesTensor]) -> str:
+    for name, value in inputs.items():
+        try:
+            as_tensor(value)
+        except UnicodeEncodeError:
+            return name
+    return ""
