@@ -128,5 +128,5 @@ def _place_of(places: TensorLocations, entry: Any, *sources: str) -> tuple[Tenso
     if sources:
         others = [name for name in sources if name in entry] + ["binary_data_size"] * ("binary_data_size" in given)
         if others:
-            raise not_one_source([*others, place.name])
+            raise not_one_source([*others, place.name], places.names_beside_triton)
     return place, {name: _TYPES.get(name, custom_parameter)(value, name) for name, value in given.items()}

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import queue
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import grpc
@@ -19,10 +19,22 @@ from tritonclient import http as http_client
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
-from headrace import Extension, HttpCall, HttpReply, HttpRoute, NotFound, Spec, TensorLocation, hookimpl
+from headrace import (
+    Extension,
+    HttpCall,
+    HttpReply,
+    HttpRoute,
+    InvalidArgument,
+    NotFound,
+    Spec,
+    TensorLocation,
+    hookimpl,
+)
+from headrace.frontends.tensor_locations import TensorLocations
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.server import Server
+from headrace.telemetry import log_limits
 
 PROTOCOLS = ("http", "grpc", "stream")
 CONFIG = """
@@ -253,6 +265,7 @@ def post(port: int, tensor: Mapping[str, Any], outputs: list[Any] | None = None,
     return httpx.post(f"http://127.0.0.1:{port}/v2/models/m/infer", content=content, headers=headers)
 
 
+HIDDEN = "the request failed inside the server; its log has the reason"
 IN = {"parameters": {"shared_memory_region": "in", "shared_memory_byte_size": 12}}
 
 
@@ -263,10 +276,12 @@ IN = {"parameters": {"shared_memory_region": "in", "shared_memory_byte_size": 12
         ({"parameters": {"shared_memory_region": 7}}, {}, 500, "Unable to parse 'shared_memory_region'"),
         ({"parameters": {"drawer": [7]}}, {}, 400, "parameter 'drawer' has invalid type"),
         ({"parameters": {"drawer": "in", **IN["parameters"]}}, {}, 400, "can not lie in both 'drawer' and"),
-        ({"parameters": {"drawer": "broken"}}, {}, 500, "input 'x': drawer: ZeroDivisionError"),
+        ({"parameters": {"drawer": "in", "shared_memory_region": "a"}}, {}, 400, "lie in both 'drawer' and 'shared"),
+        ({"parameters": {"drawer": "in"}, "data": [1]}, {}, 400, "'shared_memory_region' in 'parameters', 'drawer' in"),
+        ({"parameters": {"drawer": "broken"}}, {}, 500, HIDDEN),
         (IN, {"shared_memory_region": "out", "classification": 1}, 400, "and 'classification'"),
         (IN, {"shared_memory_region": "out", "binary_data": True}, 400, "and 'binary_data'"),
-        (IN, {"drawer": "out"}, 500, "output 'y': drawer: TypeError: the memory is read-only"),
+        (IN, {"drawer": "out"}, 500, HIDDEN),
         (IN, {"drawer": "out", "name": "z"}, 400, "unexpected inference output 'z' for model 'm'"),
     ],
 )
@@ -323,3 +338,46 @@ def test_a_route_of_a_plugin_reads_and_writes_regions_too(serve: Callable[..., N
         assert bytes(Regions.regions["out"]) == x.tobytes()
 
     serve(scenario)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "output", "place", "reason"),
+    [
+        ({"parameters": {"drawer": "broken"}}, {}, "input 'x'", "ZeroDivisionError: division by zero"),
+        (IN, {"drawer": "out"}, "output 'y'", "TypeError: the memory is read-only"),
+    ],
+)
+def test_the_reason_why_a_location_fails_is_in_the_log_only(
+    serve: Callable[..., None], tensor: Any, output: Any, place: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def scenario(ports: dict[str, int]) -> None:
+        refused = post(ports["http"], tensor, [{"name": "y", "parameters": output}])
+        assert (refused.status_code, refused.json()) == (500, {"error": HIDDEN})
+
+    log_limits.flush()
+    serve(scenario)
+    assert f"tensor location 'drawer' failed at {place}" in caplog.text
+    assert "Traceback" in caplog.text
+    assert reason in caplog.text
+
+
+def test_a_region_beside_another_location_is_refused_without_an_extension_for_regions() -> None:
+    locations = TensorLocations([Drawer(SimpleNamespace(engine=None))])
+    with pytest.raises(InvalidArgument, match="can not lie in both 'drawer' and 'shared_memory_region'"):
+        locations.find({"shared_memory_region": "a", "drawer": "in"}, "x")
+    assert locations.find({"shared_memory_region": "a"}, "x") is None
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"name": "binary_data_size"}, "named 'binary_data_size', which is a parameter of the protocol"),
+        ({"name": "classification"}, "named 'classification', which is a parameter of the protocol"),
+        ({"name": "no name"}, "which is no name of a parameter"),
+        ({"name": "shelf", "source": TensorLocation.source}, "has neither 'source' nor 'target'"),
+    ],
+)
+def test_a_location_that_can_not_be_asked_for_is_refused(members: dict[str, Any], reason: str) -> None:
+    shelf: Any = type("Shelf", (TensorLocation,), {"source": Drawer.source, **members})
+    with pytest.raises(TypeError, match=reason):
+        shelf.check()

@@ -13,21 +13,32 @@ Whether a server has places is decided at start. One without any reads messages 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
-from headrace.errors import HeadraceError, InternalError, InvalidArgument, NotFound, PluginError
+from headrace.errors import HeadraceError, InternalError, InvalidArgument, NotFound, plugin_failure
 from headrace.frontends.extension import Addition
 from headrace.messages import dtypes
 from headrace.messages.request import Parameter, Undecoded
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
+from headrace.telemetry.log_limits import rate_limited_logger
 
 if TYPE_CHECKING:
     from headrace.engine import Engine
+
+log = rate_limited_logger(__name__)
+
+#: The parameter of Triton's shared memory. Messages with it are refused if no location has this name.
+_REGION = "shared_memory_region"
+#: Parameters of requests, inputs and outputs that the protocol gives a meaning.
+_TAKEN = {
+    *("binary_data", "binary_data_output", "binary_data_size", "classification", "headers", "priority", "timeout"),
+    *("sequence_end", "sequence_id", "sequence_start", "shared_memory_byte_size", "shared_memory_offset"),
+}
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 Parameters: TypeAlias = Mapping[str, Parameter]
@@ -64,6 +75,12 @@ class TensorLocation(Addition):
     def check(cls) -> None:
         if not cls.name.isidentifier():
             raise TypeError(f"tensor location {cls.__name__} is named {cls.name!r}, which is no name of a parameter")
+        if cls.name in _TAKEN:
+            raise TypeError(
+                f"tensor location {cls.__name__} is named '{cls.name}', which is a parameter of the protocol"
+            )
+        if cls.source is TensorLocation.source and cls.target is TensorLocation.target:
+            raise TypeError(f"tensor location '{cls.name}' has neither 'source' nor 'target'")
 
 
 class Target:
@@ -97,18 +114,27 @@ class TensorLocations:
         found = engine.additions(TensorLocation)
         return cls(found) if found else None
 
-    def find(self, parameters: Iterable[str], tensor: str) -> TensorLocation | None:
+    def find(self, parameters: Collection[str], tensor: str) -> TensorLocation | None:
         """Return the place that one of ``parameters`` says; None if none does. Raises `InvalidArgument` for two."""
-        found = [self._places[name] for name in parameters if name in self._places]
+        found = [name for name in parameters if name in self._places]
+        if not found:
+            return None
+        if _REGION in parameters and _REGION not in self._places:
+            found.append(_REGION)
         if len(found) > 1:
-            names = " and ".join(f"'{place.name}'" for place in found)
+            names = " and ".join(f"'{name}'" for name in found)
             raise InvalidArgument(f"tensor '{tensor}' can not lie in both {names}")
-        return found[0] if found else None
+        return self._places[found[0]]
 
     @property
     def names(self) -> list[str]:
         """The parameters that the places own."""
         return list(self._places)
+
+    @property
+    def names_beside_triton(self) -> list[str]:
+        """`names`, without the one that Triton has."""
+        return [name for name in self._places if name != _REGION]
 
     def read(
         self, place: TensorLocation, parameters: Parameters, name: str, empty: Tensor | Undecoded
@@ -126,8 +152,8 @@ class TensorLocations:
             content = memoryview(place.source(parameters, Spec(name, known, shape))).cast("B").toreadonly()
         except HeadraceError:
             raise
-        except Exception as error:
-            raise PluginError(f"input '{name}': {place.name}: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            raise _fault(place, f"input '{name}'", error) from None
         if known is dtypes.BYTES:
             return BytesTensor(content, shape)
         if prod(shape) * known.itemsize != content.nbytes:
@@ -145,6 +171,12 @@ class TensorLocations:
                 raise TypeError("the memory is read-only")
         except HeadraceError:
             raise
-        except Exception as error:
-            raise PluginError(f"output '{spec.name}': {place.name}: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            raise _fault(place, f"output '{spec.name}'", error) from None
         return Target(place, memory)
+
+
+def _fault(place: TensorLocation, tensor: str, error: BaseException) -> InternalError:
+    """Log what ``place`` raised at ``tensor``. Return the error for the caller."""
+    log.error("tensor location '%s' failed at %s", place.name, tensor, exc_info=plugin_failure(error))
+    return InternalError("the request failed inside the server; its log has the reason")
