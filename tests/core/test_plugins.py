@@ -267,7 +267,7 @@ PARTS = {
     "register_storages": "from headrace.storage.local_storage import LocalStorage as Base",
     "register_agents": "from headrace import RepositoryAgent as Base",
     "register_extensions": "from headrace import Extension as Base",
-    "register_interceptors": "from headrace import Interceptor as Base",
+    "register_interceptors": "from headrace.frontends.access import RestrictedApis as Base",
     "register_commands": "from headrace_cli.plugins import ListPlugins as Base",
     "add_options": "from headrace import OptionGroup as Base",
 }
@@ -540,6 +540,7 @@ def test_routes_that_no_path_leads_to_both_of_stand_beside_each_other(
     ("name", "reason"),
     [
         ("POST /v2/models/{name}/infer", "is one that Headrace itself answers, as 'POST /v2/models/{name}"),
+        ("DELETE /v2/models/{name}", "as 'GET /v2/models/stats': one path fits both templates, and then their methods"),
         ("DELETE /v2/models/{name}/versions/7", "is one that Headrace itself answers"),
         ("GET /{all}/health/{what}", "is one that Headrace itself answers, as 'GET /v2/health/live'"),
         ("GET /v2/{what}sharedmemory", "is not '/', words and placeholders"),
@@ -580,3 +581,38 @@ def test_a_route_without_an_operation_breaks_its_plugin(install: Install) -> Non
 def test_a_path_beside_those_of_core_is_free(install: Install, path: str) -> None:
     install("headrace-toy", "toy", ROUTE.format(name=f"POST {path}", category="inference"))
     assert info(Plugins.discover(), "toy").error is None
+
+
+#: A class of each kind that is abstract, or lacks what is always asked of it: its base, its members, and the reason.
+INCOMPLETE = {
+    "backends": ("Backend", "", "backend 'toy' lacks the methods load"),
+    "schedulers": ("Scheduler", "", "scheduler 'toy' lacks the methods "),
+    "caches": ("ResponseCache", "", "cache 'toy' lacks the methods get, put"),
+    "storages": ("Storage", "", "storage 'toy' lacks the methods "),
+    "interceptors": ("Interceptor", "", "interceptor 'toy' lacks the methods admit"),
+    "frontends": ("Frontend", "", "frontend 'toy' lacks the methods "),
+    "commands": ("Command", "help = 'toys'", "command 'toy' lacks the methods "),
+}
+
+
+@pytest.mark.parametrize("kind", INCOMPLETE)
+def test_a_class_that_lacks_methods_breaks_its_plugin(install: Install, kind: str) -> None:
+    base, members, reason = INCOMPLETE[kind]
+    source = f"from headrace import {base}, hookimpl\n\nclass Toy({base}):\n    name = 'toy'\n    {members}\n"
+    install("headrace-toy", "toy", f"{source}\n@hookimpl\ndef register_{kind}():\n    return [Toy]\n")
+    assert reason in str(info(Plugins.discover(["toy"]), "toy").error)
+
+
+def test_a_hook_that_returns_a_class_instead_of_a_list_is_told(install: Install) -> None:
+    install("headrace-toy", "toy", BACKEND.format(name="toy").replace("[Toy]", "Toy"))
+    error = str(info(Plugins.discover(["toy"]), "toy").error)
+    assert "register_backends returned <class 'headrace_toy.Toy'>, expected a list of classes" in error
+
+
+def test_a_route_without_a_name_or_async_breaks_its_plugin(install: Install) -> None:
+    route = ROUTE.format(name="GET /toys", category="inference")
+    install("headrace-one", "one", route.replace('name = "GET /toys"', ""))
+    install("headrace-two", "two", route.replace("async def answer", "def answer"))
+    plugins = Plugins.discover(["one", "two"])
+    assert "which has no name, but None" in str(info(plugins, "one").error)
+    assert "'answer' of route 'GET /toys' is not async" in str(info(plugins, "two").error)

@@ -8,7 +8,7 @@ of its hooks is called. It stops no server: only a model that needs it fails to 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points, version
 from itertools import chain
@@ -162,6 +162,9 @@ class Plugins:
             returned = hook()
             if len(returned) < sum(not (made.wrapper or made.hookwrapper) for made in hook.get_hookimpls()):
                 raise TypeError(f"{registry.hook} returned None, expected a list of classes")
+            for parts_of_one in returned:
+                if isinstance(parts_of_one, type) or not isinstance(parts_of_one, Iterable):
+                    raise TypeError(f"{registry.hook} returned {parts_of_one!r}, expected a list of classes")
             for part in chain.from_iterable(returned):
                 registry.require(part)
                 parts.append((registry, part))

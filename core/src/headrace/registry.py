@@ -78,6 +78,8 @@ class Registry(Generic[P]):
         name = getattr(part, "name", None)
         if not isinstance(name, str) or not name:
             raise TypeError(f"{self.kind} {part.__name__} has no name, but {name!r}")
+        if missing_methods := sorted(getattr(part, "__abstractmethods__", ())):
+            raise TypeError(f"{self.kind} '{name}' lacks the methods {', '.join(missing_methods)}")
         return f"{self.kind} {name}"
 
     def add(self, part: P, origin: PluginInfo) -> None:
@@ -230,6 +232,10 @@ class ExtensionRegistry(Registry[type[Extension]]):
         for addition in part.adds:  # type: ignore[attr-defined]  # it is an extension
             if not (isinstance(addition, type) and issubclass(addition, Addition)):
                 raise TypeError(f"{shown} adds {addition!r}, which is no subclass of Addition")
+            name = getattr(addition, "name", None)
+            if not isinstance(name, str) or not name:
+                added = f"{addition.kind} {addition.__name__}"
+                raise TypeError(f"{shown} adds the {added}, which has no name, but {name!r}")
             addition.check()
         return shown
 
@@ -240,6 +246,7 @@ class ExtensionRegistry(Registry[type[Extension]]):
                 if origin.distribution == OWN and addition.clashes_with(own):
                     raise TypeError(
                         f"{addition.kind} '{addition.name}' is one that Headrace itself answers, as '{own.name}'"
+                        f"{addition._clash_rule}"
                     )
 
     def add(self, part: type[Extension], origin: PluginInfo) -> None:

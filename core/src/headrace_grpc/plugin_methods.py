@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from headrace.engine import AnyOperation, Caller
 from headrace.errors import CallerError, Code, HeadraceError, plugin_failure
-from headrace.frontends.extension import Addition, check_operation
+from headrace.frontends.extension import Addition, check_operation, require_async
 from headrace.off_loop import LARGE_BYTES, TooLargeForLoop
 from headrace_grpc.admitted_calls import caller_of
 from headrace_grpc.rpc import Answer, Context, Rpc, Send, serialize
@@ -49,7 +50,7 @@ class GrpcMethod(Addition):
 
     kind: ClassVar[str] = "method"
     operation: ClassVar[AnyOperation]
-    #: Number and name of the field of the parsed message that names a model, for interceptors.
+    #: Number and name of the field of the parsed message that names a model, for interceptors. Not with ``stream``.
     model_field: ClassVar[tuple[int, str] | None] = None
 
     @staticmethod
@@ -96,6 +97,13 @@ class GrpcMethod(Addition):
         check_operation(cls, getattr(cls, "operation", None))
         if cls.rpc is GrpcMethod.rpc and _has(cls, "answer") == _has(cls, "stream"):
             raise TypeError(f"method '{cls.name}' has to have either 'answer' or 'stream'")
+        require_async(cls, "answer")
+        if _has(cls, "stream") and iscoroutinefunction(cls.stream):
+            raise TypeError(f"'stream' of method '{cls.name}' is a coroutine: it has to yield, or return an iterator")
+        if _has(cls, "stream") and cls.model_field is not None:
+            raise TypeError(
+                f"method '{cls.name}' has 'stream' and 'model_field': a stream is admitted before its first message"
+            )
 
     def _parse(self, body: Buffer) -> Any:
         if len(body) > LARGE_BYTES:

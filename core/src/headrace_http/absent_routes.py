@@ -27,7 +27,9 @@ class AbsentRoute(NamedTuple):
 def absent_routes() -> list[AbsentRoute]:
     """Return all absent routes."""
     routes = [
-        AbsentRoute("logging", "/v2/logging", Operation.LOG_SETTINGS, _refusing("log settings", "GET", "POST")),
+        AbsentRoute(
+            "logging", "/v2/logging", Operation.LOG_SETTINGS, _refusing("the log settings extension", "GET", "POST")
+        ),
         AbsentRoute(
             "generate", f"{MODEL}/generate[_stream]", Operation.GENERATE, _refusing("the generate extension", "POST")
         ),

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs
 
 from headrace.engine import AnyOperation, Operation
 from headrace.errors import HeadraceError, InternalError, InvalidArgument, plugin_failure
-from headrace.frontends.extension import Addition, check_operation
+from headrace.frontends.extension import Addition, check_operation, require_async
 from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.admitted_requests import caller_of
 from headrace_http.message import (
@@ -79,6 +79,7 @@ class HttpRoute(Addition):
     """
 
     kind: ClassVar[str] = "route"
+    _clash_rule: ClassVar[str] = ": one path fits both templates, and then their methods do not matter"
     operation: ClassVar[AnyOperation] = Operation.INFER
 
     async def answer(self, call: HttpCall) -> HttpReply | HttpStream:
@@ -97,6 +98,7 @@ class HttpRoute(Addition):
         read_route(cls)
         if cls.answer is HttpRoute.answer and cls.handler is HttpRoute.handler:
             raise TypeError(f"route '{cls.name}' has no method 'answer'")
+        require_async(cls, "answer")
 
     @classmethod
     def clashes_with(cls, other: type[Addition]) -> bool:

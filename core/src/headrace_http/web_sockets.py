@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import orjson
 
 from headrace.errors import Cancelled, Code, InternalError, Unavailable, Unsupported
+from headrace.frontends.extension import require_async
 from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.message import ErrorReply, HttpReply, HttpRequest, Reply, error_reply, text_error
 from headrace_http.plugin_routes import HttpCall, HttpRoute, RouteHandler
@@ -85,6 +86,7 @@ class WebSocketRoute(HttpRoute):
             raise TypeError(f"route '{cls.name}' is a WebSocket, whose method is GET")
         if cls.converse is WebSocketRoute.converse:
             raise TypeError(f"route '{cls.name}' has no method 'converse'")
+        require_async(cls, "converse")
 
 
 class WebSocket:

@@ -233,13 +233,30 @@ def test_a_path_and_a_method_of_an_extension_that_is_not_installed_are_free(
         ("acme.Chat/Ask", ("answer",), "is named 'acme.Chat/Ask', not '/package.Service/Method'"),
         ("/acme.Chat/Ask", (), "has to have either 'answer' or 'stream'"),
         ("/acme.Chat/Ask", ("answer", "stream"), "has to have either 'answer' or 'stream'"),
+        ("/acme.Chat/Ask", ("at_once",), "'answer' of method '/acme.Chat/Ask' is not async"),
+        ("/acme.Chat/Ask", ("coroutine",), "'stream' of method '/acme.Chat/Ask' is a coroutine"),
+        ("/acme.Chat/Ask", ("stream", "model_field"), "has 'stream' and 'model_field'"),
+        ("", ("answer",), "adds the method Method, which has no name, but ''"),
         ("/inference.GRPCInferenceService/ModelInfer", ("answer",), "is one that Headrace itself answers"),
     ],
 )
 def test_a_method_that_is_none_or_headraces_own_breaks_its_plugin(
     use: Callable[..., None], name: str, members: tuple[str, ...], reason: str
 ) -> None:
-    has = {member: lambda self, request, caller: request for member in members}
+    async def answer(self: Any, request: bytes, caller: Caller) -> bytes:
+        return request
+
+    async def stream(self: Any, requests: Any, caller: Caller) -> AsyncIterator[bytes]:
+        yield b""
+
+    all_members: dict[str, tuple[str, Any]] = {
+        "answer": ("answer", answer),
+        "stream": ("stream", stream),
+        "at_once": ("answer", lambda self, request, caller: request),
+        "coroutine": ("stream", answer),
+        "model_field": ("model_field", (1, "model")),
+    }
+    has = dict(all_members[member] for member in members)
     method = type("Method", (GrpcMethod,), {"name": name, "operation": CHAT, **has})
     use(type("Added", (Extension,), {"name": "added", "adds": (method,)}))
     assert reason in Plugins.discover().complaints[0]

@@ -14,6 +14,7 @@ the gRPC frontend, and tensor locations by `headrace.frontends.tensor_locations`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import iscoroutinefunction, unwrap
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.config.option_parts import RESTRICTED_CATEGORIES
@@ -60,6 +61,8 @@ class Addition:
     #: The word for the kind, as in "route GET /v2".
     kind: ClassVar[str] = "addition"
     name: ClassVar[str]
+    #: The end of the error for a class that clashes with one of Headrace: the rule of the kind.
+    _clash_rule: ClassVar[str] = ""
 
     def __init__(self, extension: Any) -> None:
         """``extension`` has the ``engine``: it is the extension, or the frontend with a port of its own."""
@@ -74,6 +77,12 @@ class Addition:
     def clashes_with(cls, other: type[Addition]) -> bool:
         """True if a caller could mean this class and ``other`` by the same words."""
         return cls.kind == other.kind and cls.name == other.name
+
+
+def require_async(addition: type[Addition], method: str) -> None:
+    """Raise TypeError if ``method`` of ``addition`` is not a coroutine function."""
+    if not iscoroutinefunction(unwrap(getattr(addition, method))):
+        raise TypeError(f"'{method}' of {addition.kind} '{addition.name}' is not async")
 
 
 def check_operation(addition: type[Addition], operation: object) -> None:
