@@ -72,7 +72,7 @@ def decode(
         read.sequence_start,
         read.sequence_end,
     )
-    return Decoded(request, _classes(outputs), read.switch)
+    return Decoded(request, _classes(outputs), read.protocol_flag)
 
 
 def _inputs(

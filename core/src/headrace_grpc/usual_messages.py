@@ -119,7 +119,7 @@ def decode(message: ReadMessage, forwarded: Mapping[str, Parameter] | None = Non
         read.sequence_end,
         alike=alike,
     )
-    return Decoded(request, classes, read.switch)
+    return Decoded(request, classes, read.protocol_flag)
 
 
 class _Layout(NamedTuple):

@@ -100,7 +100,7 @@ def decode(
     if read is None:
         return DecodedBody(InferRequest(model, inputs, outputs, request_id, version), formats, JSON)
     request = read.request(model, inputs, outputs, request_id, version)
-    return DecodedBody(request, formats, BINARY if read.switch else JSON)
+    return DecodedBody(request, formats, BINARY if read.protocol_flag else JSON)
 
 
 def decode_raw(name: str, version: str, body: memoryview, model: ModelView, max_bytes: int) -> DecodedBody:

@@ -92,7 +92,7 @@ def _decode(
             inputs[name] = places.read(*placed[number], name, inputs[name])
     outputs, formats = _outputs(places, view, document.get("outputs", []))
     request = read.request(model, inputs, outputs, request_id, version)
-    return DecodedBody(request, formats, BINARY if read.switch else JSON)
+    return DecodedBody(request, formats, BINARY if read.protocol_flag else JSON)
 
 
 def _outputs(places: TensorLocations, view: ModelView, entries: Any) -> tuple[list[str], Mapping[str, OutputFormat]]:

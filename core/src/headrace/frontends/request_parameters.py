@@ -33,7 +33,7 @@ V = TypeVar("V")
 class RequestParameters:
     """The parameters of one request. Those without a meaning are ``custom``.
 
-    ``switch`` is the parameter that only this protocol has.
+    ``protocol_flag`` is the parameter that only this protocol has.
     """
 
     sequence_id: int | str = 0
@@ -41,7 +41,7 @@ class RequestParameters:
     sequence_end: bool = False
     priority: int = 0
     timeout_us: int = 0
-    switch: bool = False
+    protocol_flag: bool = False
     custom: dict[str, Parameter] = field(default_factory=dict)
 
     @property
@@ -76,22 +76,22 @@ class RequestParameters:
 class ParameterReader(Generic[V]):
     """Reads the parameters of requests of one protocol.
 
-    ``switch`` is the name of its own parameter: `BINARY_OUTPUTS` or `EMPTY_FINAL`. The other arguments convert a value
-    with its name, and raise `InvalidArgument` for a wrong type or range.
+    ``protocol_flag`` is the name of its own parameter: `BINARY_OUTPUTS` or `EMPTY_FINAL`. The other arguments convert a
+    value with its name, and raise `InvalidArgument` for a wrong type or range.
     """
 
-    __slots__ = ("_boolean", "_custom", "_priority", "_sequence_id", "_switch", "_timeout")
+    __slots__ = ("_boolean", "_custom", "_priority", "_protocol_flag", "_sequence_id", "_timeout")
 
     def __init__(
         self,
-        switch: str,
+        protocol_flag: str,
         boolean: Callable[[V, str], bool],
         sequence_id: Callable[[V, str], int | str],
         priority: Callable[[V, str], int],
         timeout: Callable[[V, str], int],
         custom: Callable[[V, str], Parameter],
     ) -> None:
-        self._switch, self._boolean, self._sequence_id = switch, boolean, sequence_id
+        self._protocol_flag, self._boolean, self._sequence_id = protocol_flag, boolean, sequence_id
         self._priority, self._timeout, self._custom = priority, timeout, custom
 
     def read(self, parameters: Mapping[str, V]) -> RequestParameters:
@@ -110,8 +110,8 @@ class ParameterReader(Generic[V]):
                 result.priority = self._priority(value, name)
             elif name == "timeout":
                 result.timeout_us = self._timeout(value, name)
-            elif name == self._switch:
-                result.switch = self._boolean(value, name)
+            elif name == self._protocol_flag:
+                result.protocol_flag = self._boolean(value, name)
             elif name.startswith(_RESERVED):
                 raise self._reserved()
             else:
@@ -120,8 +120,8 @@ class ParameterReader(Generic[V]):
 
     def _reserved(self) -> InvalidArgument:
         text = f"parameter keys starting with '{_RESERVED}' are reserved for Triton usage"
-        if self._switch.startswith(_RESERVED):
-            allowed = f"Only the following keys starting with '{_RESERVED}' are allowed: {self._switch}"
+        if self._protocol_flag.startswith(_RESERVED):
+            allowed = f"Only the following keys starting with '{_RESERVED}' are allowed: {self._protocol_flag}"
             return InvalidArgument(f"{text}. {allowed}")
         return InvalidArgument(f"{text} and should not be specified.")
 
