@@ -98,6 +98,7 @@ class Call:
 
     metadata: Metadata = ()
     draining: bool = False
+    has_left: bool = False
     streams: int = 1
     peer: str = "127.0.0.1"
     certificate: None = None

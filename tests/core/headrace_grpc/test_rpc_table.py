@@ -85,6 +85,7 @@ class TrialService:
 class Call:
     metadata: Metadata = ()
     draining: bool = False
+    has_left: bool = False
     peer: str = "127.0.0.1"
     certificate: None = None
     deadline_ns: int = 0
