@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace_testing import ExtensionConformance, ServedExtension, socket_client
+from headrace_testing import ExtensionConformance, ServedExtension
 
 TEMPLATE = Path(__file__).parents[2] / "extensions/_template/src/headrace_template_extension/__init__.py"
 DRAWER = """    Drawer = type("Drawer", (__import__("headrace").TensorLocation,), {
@@ -31,7 +31,8 @@ SOCKET = """
 """
 ECHO = """async for message in socket:
             await socket.send(message)"""
-#: What is broken in a WebSocket: the check that catches it, and what stands in its route or beside it.
+#: What is broken in a WebSocket: the check that catches it, and what stands in its route or beside it. They are tested
+#: with the host that has WebSockets.
 SOCKETS = {
     "switches the interceptors off": (
         "socket_is_refused",
@@ -133,11 +134,6 @@ class Sound(ExtensionConformance):
         assert json.loads(answer) == {"y": [[6, 8]]}
 
 
-class SoundSocket(Sound):
-    def options(self) -> dict[str, Any]:
-        return {"http_server": "hypercorn"}
-
-
 CHECKS = sorted(name for name in dir(Sound) if name.startswith("test_"))
 
 
@@ -191,24 +187,6 @@ def test_a_broken_extension_is_caught(install: Callable[..., None], saboteur: st
     install(before, after)
     with pytest.raises(AssertionError):
         run(check, tmp_path)
-
-
-@pytest.mark.parametrize("name", [name for name in CHECKS if "socket" in name])
-def test_a_sound_socket_passes(install: Callable[..., None], name: str, tmp_path: Path) -> None:
-    install(ADDS, SOCKET.format(ECHO))
-    run(name, tmp_path, SoundSocket)
-
-
-@pytest.mark.parametrize("saboteur", SOCKETS)
-def test_a_broken_socket_is_caught(
-    install: Callable[..., None], saboteur: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(socket_client, "_END_S", 0.5)
-    words, route = SOCKETS[saboteur]
-    (check,) = [name for name in CHECKS if words in name]
-    install(ADDS, SOCKET.format(route))
-    with pytest.raises(AssertionError):
-        run(check, tmp_path, SoundSocket)
 
 
 def test_a_socket_is_tested_on_a_host_that_has_them(install: Callable[..., None], tmp_path: Path) -> None:

@@ -537,7 +537,7 @@ SABOTEURS = [
     ("test_a_timeout_is_kept_to_the_microsecond", RejectsEarly, "is rejected before"),
     ("test_nobody_is_asked_while_nothing_changes", WakesWithoutEnd, "times in 50 turns of the loop"),
     ("test_nobody_is_asked_while_nothing_changes", WaitsForNothing, "in a minute without requests"),
-    ("test_nobody_is_asked_while_nothing_changes", ForgetsItsTimer, "a timer is set, though nobody waits"),
+    ("test_nobody_is_asked_while_nothing_changes", ForgetsItsTimer, "a timer is set, but no request waits"),
     ("test_threads_run_everything_and_the_statistics_add_up", Miscounts, "are counted, and there were"),
     ("test_its_metrics_can_be_read_at_any_time", StumblesOverItsOldest, "cannot be read: StopIteration()"),
     ("test_its_metrics_can_be_read_at_any_time", ForgetsToMeasure, "it measures ['headrace_sound_waiting'], and has"),
