@@ -12,3 +12,5 @@ class TestTemplate(ExtensionConformance):
         asked = {"model": "doubles", "inputs": {"x": [[3, 4]]}}
         (answer,) = served.grpc("/headrace.Template/Ask", json.dumps(asked).encode())
         assert json.loads(answer) == {"y": [[6, 8]]}
+        status, _, _ = served.http("POST", "/v2/models/doubles/template", b"[" * 100_000)
+        assert status == 400

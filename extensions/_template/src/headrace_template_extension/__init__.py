@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from headrace import (
+    BytesTensor,
     Caller,
     Extension,
     ExtensionOperation,
@@ -19,6 +20,7 @@ from headrace import (
     InferRequest,
     InvalidArgument,
     PublishedMetric,
+    Tensor,
     hookimpl,
 )
 
@@ -63,18 +65,22 @@ class Template(Extension):
             raise InvalidArgument(f"an input can not be read: {error}") from None
         outputs: dict[str, Any] = {}
         async for response in self.engine.responses(InferRequest(model, tensors, model_version=version), caller):
-            outputs |= {name: np.asarray(tensor).tolist() for name, tensor in response.outputs.items()}
+            outputs |= {name: values(tensor) for name, tensor in response.outputs.items()}
         self.asked += 1
-        return json.dumps(outputs).encode()
+        return json.dumps(outputs, default=lambda text: text.decode(errors="replace")).encode()
 
     def measure(self) -> Mapping[str, float]:
         return {"headrace_template_asked_total": self.asked}
 
 
+def values(tensor: Tensor) -> Any:
+    return (tensor.to_objects() if isinstance(tensor, BytesTensor) else np.asarray(tensor)).tolist()
+
+
 def parse(body: bytes) -> Mapping[str, Any]:
     try:
         document = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # it is no JSON, or too deep
         raise InvalidArgument(f"the body is no JSON: {error}") from None
     if not isinstance(document, dict):
         raise InvalidArgument("the body is no JSON object")
