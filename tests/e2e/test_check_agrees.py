@@ -175,7 +175,7 @@ CASES: dict[str, Case] = {
     "parameter": Case(GOOD + parameter("execute_delay", "5"), "did you mean 'execute_delay_ms'?"),
     "value": Case(GOOD + parameter("execute_delay_ms", "soon"), "expected a whole number"),
     "padding": Case(GOOD + parameter("padding", "{}"), "it has neither 'pad' nor 'pad_batch_to'"),
-    "isolation": Case(GOOD + parameter("isolation", "island"), "no plugin provides executor 'island'; installed: process, thread"),
+    "isolation": Case(GOOD + parameter("isolation", "island"), "no plugin provides executor"),
     "memory": Case(GOOD + parameter("memory_limit_bytes", "1000000"), "needs instances in processes of their own"),
     "memory_value": Case(GOOD + parameter("memory_limit_bytes", "much"), "expected a number of bytes above 0"),
     # ------------------------------------------------------------------ files beside the model
