@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from headrace import ConfigError, Frontend, HttpHost, OptionGroup, ServerOptions
+from headrace import ConfigError, Frontend, OptionGroup, ServerOptions
 from headrace.registry import FrontendRegistry, PluginInfo
 from headrace_grpc.frontend import GrpcFrontend
 from headrace_http.frontend import HttpFrontend
@@ -62,7 +62,7 @@ def test_options_of_a_host_that_does_not_run_are_refused(registry: FrontendRegis
 
 
 def test_a_host_of_an_unknown_protocol_is_refused(registry: FrontendRegistry) -> None:
-    class Misspelt(HttpHost):
+    class Misspelt(HttpFrontend):
         name: ClassVar[str] = "misspelt"
         protocol: ClassVar[str] = "htp"
 

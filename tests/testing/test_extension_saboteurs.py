@@ -73,8 +73,8 @@ SABOTEURS = {
     ),
     "answers with something else": (
         "answers_again_and_again",
-        "np.asarray(tensor).tolist()",
-        "(np.asarray(tensor) + 1).tolist()",
+        "else np.asarray(tensor)).tolist()",
+        "else np.asarray(tensor) + 1).tolist()",
     ),
     "answers once": (
         "answers_again_and_again",
@@ -88,8 +88,8 @@ SABOTEURS = {
     ),
     "fails at nonsense": (
         "no_request_is_the_callers_fault",
-        "    except ValueError as error:\n        raise Inv",
-        "    except ZeroDivisionError as error:\n        raise Inv",
+        "except (ValueError, RecursionError) as error:",
+        "except ZeroDivisionError as error:",
     ),
     "fails at a message that is nonsense": (
         "no_request_is_the_callers_fault",

@@ -119,6 +119,7 @@ class InterceptorChecks:
                 if number % 3 == 0:
                     caller.answered(InferResponse({}), final=True)
                 caller.end(error if number % 3 == 1 else None)
+                self._require_sound_watches()
 
         asyncio.run(ask())
 
@@ -131,6 +132,7 @@ class InterceptorChecks:
                 refusal = await self._refusal(made, inner)
                 assert refusal is None, f"a model that an admitted caller reaches is refused: {refusal}"
                 inner.end()
+                self._require_sound_watches()
 
         asyncio.run(ask())
 
@@ -143,6 +145,7 @@ class InterceptorChecks:
                 for caller in (Caller(transport), _caller(self.headers(), transport)):
                     refusal = await self._refusal(self.make(), caller, operation, model)
                     caller.end(refusal)
+                    self._require_sound_watches()
                     assert refusal is None or refusal.message, f"'{operation}' is refused without a text"
 
         asyncio.run(ask())
@@ -244,8 +247,16 @@ class InterceptorChecks:
             return error
         assert verdict is None or isinstance(verdict, Watch), f"admit returned {verdict!r}, neither a Watch nor None"
         if verdict is not None:
-            caller.watch(_Strict(verdict))
+            caller.watch(_Strict(verdict, self._failures()))
         return None
+
+    def _failures(self) -> list[str]:
+        """Return what watches of this check have raised."""
+        found: list[str] = self.__dict__.setdefault("_raised", [])
+        return found
+
+    def _require_sound_watches(self) -> None:
+        assert not self._failures(), f"the Watch raised {self._failures()[0]}"
 
     def _expected_refusals(self) -> Sequence[RefusedOperation]:
         found = self.refusals()
@@ -259,26 +270,22 @@ def _caller(headers: Mapping[str, str], transport: str = "http") -> Caller:
 
 
 class _Strict(Watch):
-    """Passes on what it is told. What the watch raises ends the check; a server would only log it."""
+    """Passes on what it is told. Notes in ``failures`` what the watch raises: a `Caller` only logs it."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    def __init__(self, watch: Watch, failures: list[str]) -> None:
+        self._watch, self._failures = watch, failures
 
     def answered(self, answer: Answer, final: bool) -> None:
         try:
             self._watch.answered(answer, final)
-        except Exception as error:
-            raise WatchFailed(f"the Watch raised {error!r} at an answer") from error
+        except BaseException as error:
+            self._failures.append(f"{error!r} at an answer")
 
     def ended(self, outcome: Outcome) -> None:
         try:
             self._watch.ended(outcome)
-        except Exception as error:
-            raise WatchFailed(f"the Watch raised {error!r} at the end") from error
-
-
-class WatchFailed(BaseException):
-    """No `Exception`, because `Caller` logs those of watches."""
+        except BaseException as error:
+            self._failures.append(f"{error!r} at the end")
 
 
 def _discard(verdict: object) -> None:
