@@ -28,7 +28,6 @@ are those of HTTP and gRPC.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from enum import Enum
 
@@ -79,6 +78,8 @@ def plugin_failure(error: BaseException, has_left: bool = False) -> Exception:
     """
     if isinstance(error, Exception):
         return error
+    import asyncio  # here, because the process of a model need not have it
+
     is_cancelled = has_left and isinstance(error, asyncio.CancelledError)
     if is_cancelled or isinstance(error, KeyboardInterrupt | GeneratorExit):
         raise error

@@ -106,9 +106,11 @@ def test_each_response_is_counted_by_its_index(server: Server, model: str) -> No
     assert counts(told) == counts(over_grpc["response_stats"]) == expected
     for row in told.values():
         assert list(row) == ["compute_infer", "compute_output", "success", "fail", "empty_response", "cancel"]
-        assert row["compute_infer"]["ns"] >= row["compute_infer"]["count"] * STEP_NS * 0.9
         spent = row["compute_infer"]["ns"] + row["compute_output"]["ns"]
         assert spent == row["success"]["ns"] + row["fail"]["ns"]
+    # Added up: a response that is late makes the time of its index longer, and that of the next one shorter.
+    steps, took_ns = (sum(row["compute_infer"][what] for row in told.values()) for what in ("count", "ns"))
+    assert took_ns >= steps * STEP_NS * 0.9
 
 
 def test_an_ensemble_of_a_decoupled_model_counts_its_own(server: Server) -> None:
