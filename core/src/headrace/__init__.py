@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from headrace.executors.output_schema import OutputSchema
     from headrace.frontends.base import Frontend
     from headrace.frontends.extension import Addition, Extension
+    from headrace.frontends.request_parameters import RequestParameters
     from headrace.frontends.tensor_locations import TensorLocation
     from headrace.frontends.tls_files import TlsFiles
     from headrace.harnesses import InstanceHarness, SchedulerHarness
@@ -207,6 +208,7 @@ _HOMES = {
     ),
     "headrace.frontends.base": ("Frontend",),
     "headrace.frontends.extension": ("Addition", "Extension"),
+    "headrace.frontends.request_parameters": ("RequestParameters",),
     "headrace.frontends.tensor_locations": ("TensorLocation",),
     "headrace.frontends.tls_files": ("TlsFiles",),
     "headrace.harnesses": ("InstanceHarness", "SchedulerHarness"),
@@ -352,6 +354,7 @@ __all__ = [
     "PublishedMetric",
     "RepositoryAgent",
     "RequestInstance",
+    "RequestParameters",
     "RequestSubmitter",
     "Rescheduled",
     "ResourceExhausted",

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
 from headrace.errors import Code, InvalidArgument
 from headrace_http.structure import is_complete
+
+T = TypeVar("T")
 
 #: The maximum nesting of tensor data, less one.
 MAX_DEPTH = 100
@@ -97,7 +99,7 @@ def as_object(value: Any, field: str | None) -> dict[str, Any]:
     return value
 
 
-def as_array(value: Any, field: str) -> list[Any]:
+def as_array(value: Any, field: str | None) -> list[Any]:
     if type(value) is not list:
         raise wrong_type(field, "array", "array")
     return value
@@ -109,16 +111,45 @@ def as_string(value: Any, field: str | None) -> str:
     return value
 
 
-def as_boolean(value: Any, field: str) -> bool:
+def as_boolean(value: Any, field: str | None) -> bool:
     if type(value) is not bool:
         raise wrong_type(field, "boolean", "boolean")
     return value
 
 
-def as_unsigned(value: Any, field: str) -> int:
+def as_unsigned(value: Any, field: str | None) -> int:
     if type(value) is not int or not 0 <= value < 2**64:
         raise wrong_type(field, "unsigned-integer", "unsigned-integer")
     return value
+
+
+def as_unicode(value: Any, field: str | None) -> str:
+    """`as_string` of a string that is sent back. Raises for half of a surrogate pair, too."""
+    text = as_string(value, field)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise malformed(f"{_prefix(field)}half of a surrogate pair") from None
+    return text
+
+
+#: The reader of each type of value.
+_READERS: dict[type, Callable[[Any, str | None], Any]] = {
+    bool: as_boolean,
+    int: as_unsigned,
+    str: as_unicode,
+    list: as_array,
+    dict: as_object,
+}
+
+
+def read_value(value: Any, kind: type[T], field: str | None) -> T:
+    """Return ``value`` if it is of the type ``kind``: bool, int (unsigned, 64 bits), str (Unicode), list or dict.
+
+    Raises `InvalidArgument`, which names ``field`` if there is one.
+    """
+    _READERS[kind](value, field)
+    return value  # type: ignore[no-any-return]
 
 
 def member(container: dict[str, Any], field: str) -> Any:
@@ -131,8 +162,11 @@ def member(container: dict[str, Any], field: str) -> Any:
 
 
 def wrong_type(field: str | None, not_a: str, as_a: str) -> InvalidArgument:
-    prefix = f"Unable to parse '{field}': " if field else ""
-    return malformed(f"{prefix}attempt to access JSON non-{not_a} as {as_a}")
+    return malformed(f"{_prefix(field)}attempt to access JSON non-{not_a} as {as_a}")
+
+
+def _prefix(field: str | None) -> str:
+    return f"Unable to parse '{field}': " if field else ""
 
 
 def _children(node: Any) -> Iterable[Any]:

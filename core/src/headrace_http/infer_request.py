@@ -6,10 +6,10 @@ become `Undecoded`. JSON before binary tensors that was parsed before is not par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from struct import pack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from headrace.errors import InvalidArgument, Unsupported
 from headrace.frontends.cleared_cache import ClearedCache
@@ -29,10 +29,9 @@ from headrace_http.caller_limits import json_too_large, raw_too_large
 from headrace_http.documents import (
     as_boolean,
     as_object,
-    as_string,
+    as_unicode,
     as_unsigned,
     check_depth,
-    malformed,
     member,
     parse,
     wrong_type,
@@ -43,6 +42,10 @@ from headrace_http.outputs import BINARY, JSON, OutputFormat, read_outputs
 
 if TYPE_CHECKING:
     from headrace.engine import ModelView
+
+#: The types of `headrace_http.inputs.read_inputs` and `headrace_http.outputs.read_outputs`.
+ReadInputs: TypeAlias = Callable[[Any, str, str, memoryview, int, int, int], dict[str, "Tensor | Undecoded"]]
+ReadOutputs: TypeAlias = Callable[[Any], tuple[Sequence[str], Mapping[str, OutputFormat]]]
 
 _NO_FORMATS: Mapping[str, OutputFormat] = {}
 #: The start of the JSON of clients that set a request id.
@@ -78,11 +81,18 @@ def header_length(value: bytes, body_bytes: int) -> int:
 
 
 def decode(
-    model: str, version: str, body: memoryview, json_bytes: int, max_bytes: int, loop_limit_bytes: int = UNBOUNDED
+    model: str,
+    version: str,
+    body: memoryview,
+    json_bytes: int,
+    max_bytes: int,
+    loop_limit_bytes: int = UNBOUNDED,
+    read_inputs: ReadInputs = read_inputs,
+    read_outputs: ReadOutputs = read_outputs,
 ) -> DecodedBody:
     """Return the request to ``model`` in ``body``, whose first ``json_bytes`` are JSON.
 
-    Raises `HeadraceError`, and `TooLargeForLoop` for JSON beyond ``loop_limit_bytes``.
+    ``read_inputs`` and ``read_outputs`` read these members of the document. Raises `HeadraceError`, and `TooLargeForLoop` for JSON beyond ``loop_limit_bytes``.
     """
     if json_bytes > max_bytes:
         raise json_too_large(json_bytes, max_bytes)
@@ -91,10 +101,10 @@ def decode(
     document = read_json(body if json_bytes == body.nbytes else body[:json_bytes])
     request_id = document.get("id", "")
     if type(request_id) is not str or not request_id.isascii():
-        request_id = read_id(request_id)
+        request_id = as_unicode(request_id, "id")
     read = None
     if "parameters" in document:
-        read = read_parameters(as_object(document["parameters"], "parameters"))
+        read = PARAMETERS.read(as_object(document["parameters"], "parameters"))
     inputs = read_inputs(member(document, "inputs"), model, request_id, body, json_bytes, max_bytes, loop_limit_bytes)
     outputs, formats = read_outputs(document["outputs"]) if "outputs" in document else ((), _NO_FORMATS)
     if read is None:
@@ -217,20 +227,10 @@ def custom_parameter(value: Any, name: str) -> Parameter:
     raise InvalidArgument(f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.")
 
 
-#: Reads the parameters of a request. Raises `InvalidArgument`.
-read_parameters = ParameterReader[Any](
+#: Reads the parameters of a request in JSON.
+PARAMETERS = ParameterReader[Any](
     BINARY_OUTPUTS, as_boolean, _sequence_id, as_unsigned, as_unsigned, custom_parameter
-).read
-
-
-def read_id(value: Any) -> str:
-    """Return the request id. It is sent back to the caller, so it must be Unicode."""
-    text = as_string(value, "id")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise malformed("Unable to parse 'id': half of a surrogate pair") from None
-    return text
+)
 
 
 def _raw_string(spec: Spec, body: memoryview, batch: tuple[int, ...]) -> BytesTensor:

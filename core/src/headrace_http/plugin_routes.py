@@ -23,6 +23,8 @@ from headrace.errors import HeadraceError, InternalError, InvalidArgument, plugi
 from headrace.frontends.extension import Addition, check_operation, require_async
 from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.admitted_requests import caller_of
+from headrace_http.documents import T, member, read_value
+from headrace_http.infer_request import PARAMETERS
 from headrace_http.message import (
     Cancel,
     HttpReply,
@@ -37,6 +39,7 @@ from headrace_http.url_paths import PathTarget, PathTemplate, read_path
 
 if TYPE_CHECKING:
     from headrace.engine import Caller
+    from headrace.frontends.request_parameters import RequestParameters
     from headrace.messages.request import InferRequest
     from headrace.messages.response import InferResponse
     from headrace.messages.tensor import Tensor
@@ -147,6 +150,41 @@ class HttpCall:
         Raises `InvalidArgument`, also for more than 65,536 values or 4 MiB, which would block the event loop.
         """
         return await self._handlers.inference.read_document(self.request)
+
+    @staticmethod
+    def read_value(value: Any, kind: type[T], name: str | None = None) -> T:
+        """Return ``value`` of a JSON document, of the type ``kind``: bool, int (an unsigned 64-bit integer), str, list
+        or dict.
+
+        Raises `InvalidArgument` for another type in Triton's words (500), which name the member ``name`` if given.
+        """
+        return read_value(value, kind, name)
+
+    @staticmethod
+    def read_member(members: dict[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
+        """Return the member ``name`` of a JSON object, as `read_value` does; ``default`` if it is missing.
+
+        Raises `InvalidArgument` if it is missing and has no default.
+        """
+        if default is not None and name not in members:
+            return default
+        return read_value(member(members, name), kind, name)
+
+    @staticmethod
+    def read_parameters(members: Mapping[str, Any]) -> RequestParameters:
+        """Return the ``parameters`` of an infer request in JSON: those with a meaning, and the ``custom`` ones.
+
+        Raises `InvalidArgument` for a wrong type or range, and for a reserved name.
+        """
+        return PARAMETERS.read(members)
+
+    @staticmethod
+    def read_parameter(value: Any, name: str) -> str | int | bool | float:
+        """Return ``value`` as the custom parameter ``name`` of a request, whatever the name means in an infer request.
+
+        Raises `InvalidArgument` for a wrong type, and for a reserved name.
+        """
+        return PARAMETERS.read_custom(value, name)
 
     def read_tensor(self, name: str, datatype: str, shape: Sequence[int], values: list[Any]) -> Tensor:
         """Return ``values`` of a JSON document as the input ``name``, with the rules and errors of an infer request.

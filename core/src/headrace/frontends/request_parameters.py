@@ -112,11 +112,15 @@ class ParameterReader(Generic[V]):
                 result.timeout_us = self._timeout(value, name)
             elif name == self._protocol_flag:
                 result.protocol_flag = self._boolean(value, name)
-            elif name.startswith(_RESERVED):
-                raise self._reserved()
             else:
-                result.custom[name] = self._custom(value, name)
+                result.custom[name] = self.read_custom(value, name)
         return result
+
+    def read_custom(self, value: V, name: str) -> Parameter:
+        """Return the parameter ``name``, which has no meaning. Raises `InvalidArgument`."""
+        if name.startswith(_RESERVED):
+            raise self._reserved()
+        return self._custom(value, name)
 
     def _reserved(self) -> InvalidArgument:
         text = f"parameter keys starting with '{_RESERVED}' are reserved for Triton usage"

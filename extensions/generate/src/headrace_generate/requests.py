@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from headrace import Code, HeadraceError, HttpCall, InferRequest, InvalidArgument, ModelView, Tensor, Unsupported
+from headrace import Code, HeadraceError, HttpCall, InferRequest, InvalidArgument, ModelView, Tensor
 
 _NESTED = "parameters"
-_RESERVED = "triton_"
-_INT64_MIN, _INT64_MAX, _UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
-_MAX_SEQUENCE_ID_BYTES = 128
+_SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
 
 def read_request(call: HttpCall, document: Any, name: str, version: str, model: ModelView) -> InferRequest:
@@ -24,7 +22,7 @@ def read_request(call: HttpCall, document: Any, name: str, version: str, model: 
         raise InvalidArgument(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
     if type(document) is not dict:
         raise InvalidArgument("attempt to get members for non-object", Code.INTERNAL)
-    request_id = _typed(document, "id", str, "string", "")
+    request_id = call.read_member(document, "id", str, "")
     inputs: dict[str, Tensor] = {}
     given: dict[str, Any] = {}
     parameters: dict[str, str | int | bool | float] = {}
@@ -36,7 +34,7 @@ def read_request(call: HttpCall, document: Any, name: str, version: str, model: 
                     raise InvalidArgument(f"input '{key}' already exists in request")
                 inputs[key] = _input(call, key, value, model)
             else:
-                given[key], parameters[key] = value, _parameter(key, value)
+                given[key], parameters[key] = value, call.read_parameter(value, key)
 
     nested = document.pop(_NESTED, {})
     read(document)
@@ -49,15 +47,16 @@ def read_request(call: HttpCall, document: Any, name: str, version: str, model: 
         read(nested)
     except HeadraceError as error:
         raise InvalidArgument(f"Converting keyword: '{_NESTED}': {error.message}", error.code) from None
+    sequence = call.read_parameters({key: given[key] for key in _SEQUENCE if key in given})
     return InferRequest(
         name,
         inputs,
         id=request_id,
         model_version=version,
         parameters=parameters,
-        sequence_id=_sequence_id(given),
-        sequence_start=_typed(given, "sequence_start", bool, "boolean", False),
-        sequence_end=_typed(given, "sequence_end", bool, "boolean", False),
+        sequence_id=sequence.sequence_id,
+        sequence_start=sequence.sequence_start,
+        sequence_end=sequence.sequence_end,
     )
 
 
@@ -90,37 +89,3 @@ def _shape(name: str, dims: Sequence[int], count: int) -> list[int]:
     if left or (not free and known and rest != 1):
         raise InvalidArgument(f"The schema can not convert input '{name}' to tensor with proper shape")
     return shape
-
-
-def _parameter(name: str, value: Any) -> str | int | bool | float:
-    if name.startswith(_RESERVED):
-        raise InvalidArgument(
-            f"parameter keys starting with '{_RESERVED}' are reserved for Triton usage and should not be specified."
-        )
-    if type(value) is int:
-        return value if _INT64_MIN <= value <= _INT64_MAX else float(value)
-    if type(value) in (str, bool, float):
-        return value  # type: ignore[no-any-return]
-    raise InvalidArgument(f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.")
-
-
-def _sequence_id(given: dict[str, Any]) -> int | str:
-    value = given.get("sequence_id", 0)
-    if type(value) is int and 0 <= value <= _UINT64_MAX:
-        return value
-    if type(value) is not str:
-        raise _wrong_type("sequence_id", "string")
-    if len(value.encode(errors="replace")) > _MAX_SEQUENCE_ID_BYTES:
-        raise Unsupported(f"string correlation ID cannot be longer than {_MAX_SEQUENCE_ID_BYTES} characters")
-    return value
-
-
-def _typed(members: dict[str, Any], name: str, kind: type, word: str, default: Any) -> Any:
-    value = members.get(name, default)
-    if type(value) is not kind:
-        raise _wrong_type(name, word)
-    return value
-
-
-def _wrong_type(name: str, word: str) -> InvalidArgument:
-    return InvalidArgument(f"Unable to parse '{name}': attempt to access JSON non-{word} as {word}", Code.INTERNAL)

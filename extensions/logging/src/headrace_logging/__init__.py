@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 from headrace import (
     Addition,
     Caller,
-    Code,
     Engine,
     Extension,
     GrpcMethod,
@@ -41,7 +40,8 @@ _FIELDS = {
     "log_verbose_level": "verbose_level",
     "log_format": "format",
 }
-_KINDS = {"log_verbose_level": int, "log_format": str}
+#: The types of the values in JSON that are not booleans.
+_KINDS: dict[str, type[int] | type[str]] = {"log_verbose_level": int, "log_format": str}
 
 
 class ReadSettings(HttpRoute):
@@ -62,7 +62,7 @@ class ChangeSettings(ReadSettings):
         wanted = {name: given[name] for name in _FIELDS if given.get(name) is not None}
         for name, value in wanted.items():
             if name != "log_file":
-                _check(name, value)
+                call.read_value(value, _KINDS.get(name, bool))
         self.extension.change(wanted, lambda found: Unavailable(f"invalid argument for --log_format, got: {found}"))
         return await super().answer(call)
 
@@ -116,14 +116,6 @@ class Logging(Extension):
             raise wrong_format(wanted["log_format"])
         changed: LogSettings = replace(self.log.settings, **{_FIELDS[name]: value for name, value in wanted.items()})
         self.log.change(changed)
-
-
-def _check(name: str, value: Any) -> None:
-    """Raise `InvalidArgument` for a JSON value of the wrong type."""
-    kind: type = _KINDS.get(name, bool)
-    if type(value) is not kind or (type(value) is int and value < 0):
-        word = {bool: "boolean", int: "unsigned-integer", str: "string"}[kind]
-        raise InvalidArgument(f"attempt to access JSON non-{word} as {word}", Code.INTERNAL)
 
 
 def _parameter(name: str) -> str:

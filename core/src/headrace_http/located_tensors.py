@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.tensor_locations import Parameters, TensorLocation, TensorLocations
-from headrace.messages.request import InferRequest, Parameter
-from headrace_http.documents import as_array, as_boolean, as_object, as_string, as_unsigned, member
-from headrace_http.infer_request import (
-    DecodedBody,
-    custom_parameter,
-    header_length,
-    read_id,
-    read_json,
-    read_parameters,
-)
+from headrace.messages.request import InferRequest, Parameter, Undecoded
+from headrace.messages.tensor import Tensor
+from headrace_http.documents import as_array, as_boolean, as_string, as_unsigned
+from headrace_http.infer_request import custom_parameter, decode, header_length
 from headrace_http.inference import Answer, InferenceHandler
 from headrace_http.inputs import not_one_source, read_inputs
 from headrace_http.message import HEADER_LENGTH, HttpRequest
-from headrace_http.outputs import BINARY, JSON, OutputFormat, PlacedOutput, read_outputs
+from headrace_http.outputs import OutputFormat, PlacedOutput, read_outputs
 from headrace_http.request_body import decompress
 
 if TYPE_CHECKING:
@@ -51,8 +46,15 @@ class PlacedInferenceHandler(InferenceHandler):
         if 0 < json_bytes <= min(loop_limit_bytes, self._max_bytes):
             front = body[:json_bytes].tobytes()
             if any(word in front for word in self._names):
-                decoded = _decode(
-                    self._places, answer.view, name, version, body, json_bytes, self._max_bytes, loop_limit_bytes
+                decoded = decode(
+                    name,
+                    version,
+                    body,
+                    json_bytes,
+                    self._max_bytes,
+                    loop_limit_bytes,
+                    partial(_read_inputs, self._places),
+                    partial(_read_outputs, self._places, answer.view),
                 )
                 request, answer.formats, answer.default = decoded
                 return request
@@ -65,37 +67,35 @@ def inference_handler(engine: Engine) -> InferenceHandler:
     return InferenceHandler(engine) if places is None else PlacedInferenceHandler(engine, places)
 
 
-def _decode(
+def _read_inputs(
     places: TensorLocations,
-    view: ModelView,
+    entries: Any,
     model: str,
-    version: str,
+    request_id: str,
     body: memoryview,
-    json_bytes: int,
+    position: int,
     max_bytes: int,
     loop_limit_bytes: int,
-) -> DecodedBody:
-    """`infer_request.decode` of a request some of whose tensors may lie in ``places``."""
-    document = read_json(body[:json_bytes])
-    request_id = read_id(document.get("id", ""))
-    read = read_parameters(as_object(document.get("parameters", {}), "parameters"))
-    entries, placed = list(as_array(member(document, "inputs"), "inputs")), {}
+) -> dict[str, Tensor | Undecoded]:
+    """`read_inputs`, if some of the tensors may lie in ``places``."""
+    entries, placed = list(as_array(entries, "inputs")), {}
     for number, entry in enumerate(entries):
         found = _place_of(places, entry, "data")
         if found is not None:
             placed[number] = found
             # Read without its bytes, for what it says of itself.
             entries[number] = {**entry, "parameters": {"binary_data_size": 0}}
-    inputs = read_inputs(entries, model, request_id, body, json_bytes, max_bytes, loop_limit_bytes)
+    inputs = read_inputs(entries, model, request_id, body, position, max_bytes, loop_limit_bytes)
     for number, name in enumerate(list(inputs)):
         if number in placed:
             inputs[name] = places.read(*placed[number], name, inputs[name])
-    outputs, formats = _outputs(places, view, document.get("outputs", []))
-    request = read.request(model, inputs, outputs, request_id, version)
-    return DecodedBody(request, formats, BINARY if read.protocol_flag else JSON)
+    return inputs
 
 
-def _outputs(places: TensorLocations, view: ModelView, entries: Any) -> tuple[list[str], Mapping[str, OutputFormat]]:
+def _read_outputs(
+    places: TensorLocations, view: ModelView, entries: Any
+) -> tuple[list[str], Mapping[str, OutputFormat]]:
+    """`read_outputs`, if the model that ``view`` describes may write some of them to ``places``."""
     names: list[str] = []
     formats: dict[str, OutputFormat] = {}
     for entry in as_array(entries, "outputs"):
