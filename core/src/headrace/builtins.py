@@ -36,7 +36,7 @@ def register_executors() -> list[type[ExecutorKind]]:
 @hookimpl
 def register_interceptors() -> list[type[Interceptor]]:
     from headrace.frontends.access import RestrictedApis
-    from headrace.frontends.request_parameters import ForwardedHeaders
+    from headrace.frontends.header_forwarding import ForwardedHeaders
 
     return [RestrictedApis, ForwardedHeaders]
 

@@ -1,4 +1,4 @@
-"""Parameters mean the same over both protocols, and those that mean something are nobody else's."""
+"""The parameters of a request mean the same over both protocols."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import orjson
 import pytest
 
 from headrace.errors import HeadraceError, InvalidArgument
-from headrace.frontends.request_parameters import HeaderForwarding
 from headrace.messages.request import InferRequest
 from headrace_grpc import decode as grpc
 from headrace_grpc import wire
@@ -95,23 +94,3 @@ def test_the_switch_of_one_protocol_is_none_of_the_other() -> None:
     assert over_grpc({"binary_data_output": True}).parameters == {"binary_data_output": True}
     with pytest.raises(InvalidArgument, match="reserved"):
         over_http({"triton_enable_empty_final_response": True})
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("sequence_id", "sequence_start", "Sequence_End", "PRIORITY", "timeout", "headers", "binary_data_output"),
-        *("triton_enable_empty_final_response", "Triton_x"),
-    ],
-)
-def test_no_header_is_forwarded_as_what_has_a_meaning(name: str) -> None:
-    class Everything(HeaderForwarding):
-        def __init__(self) -> None:
-            super().__init__("")
-            self._finds = lambda name: True
-
-    forwarding = Everything()
-    assert forwarding.parameters([("user", "a")]) == {"user": "a"}
-    with pytest.raises(InvalidArgument) as refused:
-        forwarding.parameters([("user", "a"), (name, "1")])
-    assert refused.value.message == f"Header '{name}' is reserved for Triton usage and cannot be forwarded."

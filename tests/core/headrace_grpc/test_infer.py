@@ -19,7 +19,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.engine import Caller, Engine, RequestSubmitter
 from headrace.errors import BackendError, Code, HeadraceError, NotFound, Unavailable
-from headrace.frontends.request_parameters import ForwardedHeaders
+from headrace.frontends.header_forwarding import ForwardedHeaders
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.models.interceptors import InterceptorChain, make_interceptors

@@ -5,22 +5,20 @@ Source: docs/spec/behaviours.md sections 1.3 and 2.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from headrace.config.options import ServerOptions, header_pattern
-from headrace.engine import AnyOperation, Caller, Interceptor, ModelView
-from headrace.errors import InvalidArgument, OperatorError
+from headrace.errors import InvalidArgument
 from headrace.messages.request import InferRequest, Parameter, Undecoded
 from headrace.messages.tensor import Tensor
 
 #: The parameter that only HTTP has.
 BINARY_OUTPUTS = "binary_data_output"
-#: Parameters with a meaning: no header may be forwarded under these names.
-_MEANT = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", BINARY_OUTPUTS, "headers")
+#: Parameters with a meaning.
+MEANT = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", BINARY_OUTPUTS, "headers")
 #: The reserved prefix of names, and the one such name that gRPC has.
-_RESERVED = "triton_"
+RESERVED = "triton_"
 EMPTY_FINAL = "triton_enable_empty_final_response"
 #: Sequence ids are 64-bit numbers, or strings; over HTTP, of at most 128 bytes.
 UINT64_MAX = 2**64 - 1
@@ -118,66 +116,13 @@ class ParameterReader(Generic[V]):
 
     def read_custom(self, value: V, name: str) -> Parameter:
         """Return the parameter ``name``, which has no meaning. Raises `InvalidArgument`."""
-        if name.startswith(_RESERVED):
+        if name.startswith(RESERVED):
             raise self._reserved()
         return self._custom(value, name)
 
     def _reserved(self) -> InvalidArgument:
-        text = f"parameter keys starting with '{_RESERVED}' are reserved for Triton usage"
-        if self._protocol_flag.startswith(_RESERVED):
-            allowed = f"Only the following keys starting with '{_RESERVED}' are allowed: {self._protocol_flag}"
+        text = f"parameter keys starting with '{RESERVED}' are reserved for Triton usage"
+        if self._protocol_flag.startswith(RESERVED):
+            allowed = f"Only the following keys starting with '{RESERVED}' are allowed: {self._protocol_flag}"
             return InvalidArgument(f"{text}. {allowed}")
         return InvalidArgument(f"{text} and should not be specified.")
-
-
-class ForwardedHeaders(Interceptor):
-    """Forwards headers of an inference as parameters.
-
-    For ``--http-header-forward-pattern`` and ``--grpc-header-forward-pattern``.
-    """
-
-    name = "forwarded-headers"
-
-    def __init__(self, options: ServerOptions) -> None:
-        super().__init__(options)
-        patterns = {"http": options.http_header_forward_pattern, "grpc": options.grpc_header_forward_pattern}
-        self._forwarding = {transport: HeaderForwarding(pattern) for transport, pattern in patterns.items() if pattern}
-
-    @property
-    def enabled(self) -> bool:
-        return bool(self._forwarding)
-
-    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
-        """Allow every operation."""
-
-    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:
-        forwarding = self._forwarding.get(caller.transport)
-        chosen = forwarding.parameters(caller.headers()) if forwarding is not None else None
-        return request.with_parameters({**request.parameters, **chosen}) if chosen else None
-
-
-class HeaderForwarding:
-    """Selects the headers, or entries of metadata, that become parameters: the operator's pattern must match their
-    name.
-
-    An empty pattern forwards nothing. Raises `OperatorError` if the pattern is malformed.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        try:
-            self._finds = header_pattern(pattern) if pattern else None
-        except ValueError as error:
-            raise OperatorError(f"headers cannot be forwarded: {error}") from None
-
-    def __bool__(self) -> bool:
-        return self._finds is not None
-
-    def parameters(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """Return the parameters from ``headers``. Raises `InvalidArgument` for a reserved name."""
-        if self._finds is None:
-            return {}
-        chosen = {name: value for name, value in headers if self._finds(name)}
-        for name in chosen:
-            if name.lower() in _MEANT or name.lower().startswith(_RESERVED):
-                raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
-        return chosen
