@@ -20,7 +20,7 @@ from headrace.off_loop import TooLargeForLoop
 from headrace_grpc import usual_messages
 from headrace_grpc.decode import Change, Decoded, decode
 from headrace_grpc.encode import encode
-from headrace_grpc.placed_messages import PlacedMessages
+from headrace_grpc.located_messages import LocatedMessages
 from headrace_grpc.rpc import Cancel, Context, Reply
 from headrace_grpc.usual_messages import ReadMessage
 from headrace_grpc.wire import RawRequest
@@ -41,13 +41,13 @@ class Inference:
         self.streams = engine.streams
         #: The tasks that read streams. The event loop itself keeps no reference to tasks.
         self.readers: set[asyncio.Task[None]] = set()
-        places = TensorLocations.of(engine)
+        locations = TensorLocations.of(engine)
         #: Decode a message on the event loop, and one that raised `TooLargeForLoop` on a thread.
         self.decode: Callable[[ReadMessage], Decoded] = usual_messages.decode
         self.decode_large: Callable[[RawRequest], Decoded] = decode
-        if places is not None:
-            placed = PlacedMessages(places, engine.resolve)
-            self.decode, self.decode_large = placed.decode, placed.decode_large
+        if locations is not None:
+            located = LocatedMessages(locations, engine.resolve)
+            self.decode, self.decode_large = located.decode, located.decode_large
         #: For one response, and for any number.
         self.single, self.any_number = (
             engine.submitter(refuse_decoupled_model_infer, admitted_caller),

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from headrace.messages.request import InferRequest
 
 
-class PlacedMessages:
-    """Reads messages on a server with ``places``. ``resolve`` finds the model that a message names."""
+class LocatedMessages:
+    """Reads messages on a server with ``locations``. ``resolve`` finds the model that a message names."""
 
-    def __init__(self, places: TensorLocations, resolve: Callable[[str, str], ModelView]) -> None:
-        self._places, self._resolve = places, resolve
+    def __init__(self, locations: TensorLocations, resolve: Callable[[str, str], ModelView]) -> None:
+        self._locations, self._resolve = locations, resolve
 
     def decode(self, message: ReadMessage) -> Decoded:
         """`usual_messages.decode`. A usual message has no tensor with such a parameter."""
@@ -37,11 +37,11 @@ class PlacedMessages:
 
     def _decode(self, raw_request: RawRequest, loop_limit_bytes: int) -> Decoded:
         message = raw_request.message
-        inputs = {number: found for number, tensor in enumerate(message.inputs) if (found := self._place_of(tensor))}
-        outputs = {output.name: found for output in message.outputs if (found := self._place_of(output))}
+        inputs = {number: found for number, tensor in enumerate(message.inputs) if (found := self._location_of(tensor))}
+        outputs = {output.name: found for output in message.outputs if (found := self._location_of(output))}
         if not inputs and not outputs:
             return decode(raw_request, None, loop_limit_bytes)
-        raw = self._without_places(raw_request, inputs)
+        raw = self._without_located(raw_request, inputs)
         for output in message.outputs:
             if output.name in outputs:
                 self._refuse_classes(output, outputs[output.name][0])
@@ -49,18 +49,18 @@ class PlacedMessages:
         self._read(read.request, inputs)
         return read._replace(classes={**read.classes, **self._targets(message, outputs)})
 
-    def _without_places(
-        self, raw_request: RawRequest, placed: Mapping[int, tuple[TensorLocation, Parameters]]
+    def _without_located(
+        self, raw_request: RawRequest, located: Mapping[int, tuple[TensorLocation, Parameters]]
     ) -> RawRequest:
-        """Return the message with no bytes in the place of those that lie elsewhere."""
+        """Return the message with empty bytes for each input in ``located``."""
         message, raw, position = raw_request.message, list(raw_request.raw), 0
         for number, tensor in enumerate(message.inputs):
-            if number not in placed:
+            if number not in located:
                 position += not tensor.HasField("contents")
                 continue
             if tensor.HasField("contents"):
                 raise InvalidArgument(
-                    f"unexpected 'content' provided when using {placed[number][0].memory} for input tensor "
+                    f"unexpected 'content' provided when using {located[number][0].memory_name} for input tensor "
                     f"'{tensor.name}' for model '{message.model_name}'"
                 )
             tensor.ClearField("parameters")
@@ -71,31 +71,31 @@ class PlacedMessages:
                 tensor.contents.SetInParent()
         return raw_request._replace(raw=raw)
 
-    def _read(self, request: InferRequest, placed: Mapping[int, tuple[TensorLocation, Parameters]]) -> None:
+    def _read(self, request: InferRequest, located: Mapping[int, tuple[TensorLocation, Parameters]]) -> None:
         inputs: Any = request.inputs  # just created, and not shared
         for number, name in enumerate(list(inputs)):
-            if number in placed:
-                inputs[name] = self._places.read(*placed[number], name, inputs[name])
+            if number in located:
+                inputs[name] = self._locations.read(*located[number], name, inputs[name])
 
-    def _targets(self, message: Any, placed: Mapping[str, tuple[TensorLocation, Parameters]]) -> dict[str, Change]:
+    def _targets(self, message: Any, located: Mapping[str, tuple[TensorLocation, Parameters]]) -> dict[str, Change]:
         targets: dict[str, Change] = {}
-        if placed:
+        if located:
             known = self._resolve(message.model_name, message.model_version).outputs
-            for name, (place, parameters) in placed.items():
+            for name, (location, parameters) in located.items():
                 if name in known:  # the model refuses another one
-                    targets[name] = self._places.target(place, parameters, known[name])
+                    targets[name] = self._locations.target(location, parameters, known[name])
         return targets
 
-    def _place_of(self, tensor: Any) -> tuple[TensorLocation, Parameters] | None:
-        """Return the place that the parameters of an input or an output name, and these; None if they name none."""
+    def _location_of(self, tensor: Any) -> tuple[TensorLocation, Parameters] | None:
+        """Return the location that the parameters of an input or an output name, and these; None if they name none."""
         given: Mapping[str, InferParameter] = tensor.parameters
-        place = self._places.find(given, tensor.name) if given else None
-        if place is None:
+        location = self._locations.find(given, tensor.name) if given else None
+        if location is None:
             return None
         infer_parameters.shared_memory_region(tensor.name, given)
-        return place, {name: infer_parameters.custom(value, name) for name, value in given.items()}
+        return location, {name: infer_parameters.custom(value, name) for name, value in given.items()}
 
-    def _refuse_classes(self, output: Any, place: TensorLocation) -> None:
+    def _refuse_classes(self, output: Any, location: TensorLocation) -> None:
         if infer_parameters.classes(output.parameters):
-            raise InvalidArgument(f"output can't set both '{place.name}' and 'classification'")
+            raise InvalidArgument(f"output can't set both '{location.name}' and 'classification'")
         output.ClearField("parameters")

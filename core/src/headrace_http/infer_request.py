@@ -92,7 +92,8 @@ def decode(
 ) -> DecodedBody:
     """Return the request to ``model`` in ``body``, whose first ``json_bytes`` are JSON.
 
-    ``read_inputs`` and ``read_outputs`` read these members of the document. Raises `HeadraceError`, and `TooLargeForLoop` for JSON beyond ``loop_limit_bytes``.
+    ``read_inputs`` and ``read_outputs`` read these members of the document. Raises `HeadraceError`, and
+    `TooLargeForLoop` for JSON beyond ``loop_limit_bytes``.
     """
     if json_bytes > max_bytes:
         raise json_too_large(json_bytes, max_bytes)
@@ -134,7 +135,7 @@ def decode_raw(name: str, version: str, body: memoryview, model: ModelView, max_
 
 
 class BodyLayout(NamedTuple):
-    """The layout of a body: the content of its JSON, and the places of its ``tensor_bytes`` after it."""
+    """The layout of a body: the content of its JSON, and the ranges of its ``tensor_bytes`` after it."""
 
     tensor_bytes: int
     layout: RequestLayout
@@ -179,7 +180,7 @@ class BodyLayoutCache:
             return
         layout = RequestLayout.of(request)
         # else some tensors were in the JSON
-        if layout is not None and layout.places and layout.places[-1].end == tensor_bytes:
+        if layout is not None and layout.ranges and layout.ranges[-1].end == tensor_bytes:
             self._known.keep(rest, BodyLayout(tensor_bytes, layout, formats, default))
 
 
@@ -228,9 +229,7 @@ def custom_parameter(value: Any, name: str) -> Parameter:
 
 
 #: Reads the parameters of a request in JSON.
-PARAMETERS = ParameterReader[Any](
-    BINARY_OUTPUTS, as_boolean, _sequence_id, as_unsigned, as_unsigned, custom_parameter
-)
+PARAMETERS = ParameterReader[Any](BINARY_OUTPUTS, as_boolean, _sequence_id, as_unsigned, as_unsigned, custom_parameter)
 
 
 def _raw_string(spec: Spec, body: memoryview, batch: tuple[int, ...]) -> BytesTensor:

@@ -22,7 +22,7 @@ from headrace_http.infer_request import BodyLayoutCache, decode, decode_raw, hea
 from headrace_http.inputs import read_inputs
 from headrace_http.large_documents import read_document
 from headrace_http.message import HEADER_LENGTH, Cancel, HttpReply, HttpRequest, Reply, error_reply
-from headrace_http.outputs import JSON, OutputFormat, PlacedOutput, encode, print_values, response_encoding
+from headrace_http.outputs import JSON, LocatedOutput, OutputFormat, encode, print_values, response_encoding
 from headrace_http.request_body import DECODABLE, decompress
 from headrace_http.request_deadline import TIMEOUT, RequestDeadline, deadline_in
 from headrace_http.url_paths import PathTarget
@@ -91,18 +91,18 @@ class InferenceHandler:
             request = await self._large.run(partial(self._read_large, http, name, version, answer, None))
         if deadline_ns:
             request.expire_at(deadline_ns)
-        placed = {name: wanted for name, wanted in answer.formats.items() if isinstance(wanted, PlacedOutput)}
-        return request, placed
+        located = {name: wanted for name, wanted in answer.formats.items() if isinstance(wanted, LocatedOutput)}
+        return request, located
 
-    async def print_response(self, response: InferResponse, placed: Mapping[str, OutputFormat] = _NO_FORMATS) -> bytes:
-        """Return ``response`` as a line of JSON, and write the outputs in ``placed`` where they lie.
+    async def print_response(self, response: InferResponse, located: Mapping[str, OutputFormat] = _NO_FORMATS) -> bytes:
+        """Return ``response`` as a line of JSON, and write the outputs in ``located`` where they lie.
 
         Raises `HeadraceError`.
         """
         try:
-            reply = encode(response, placed, JSON, {}, False, loop_limit_bytes=LARGE_BYTES)
+            reply = encode(response, located, JSON, {}, False, loop_limit_bytes=LARGE_BYTES)
         except TooLargeForLoop:
-            reply = await self._large.run(partial(encode, response, placed, JSON, {}, False))
+            reply = await self._large.run(partial(encode, response, located, JSON, {}, False))
         return b"".join(reply.parts)
 
     async def read_document(self, http: HttpRequest) -> Any:

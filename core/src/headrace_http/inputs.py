@@ -196,12 +196,12 @@ def _binary_size(entry: dict[str, Any]) -> int | None:
     return as_unsigned(parameters["binary_data_size"], "binary_data_size") if given[0] != "data" else None
 
 
-def not_one_source(given: Sequence[str], places: Sequence[str] = ()) -> InvalidArgument:
-    """Why an input can not be read that has the sources ``given``, which are none or several.
+def not_one_source(given: Sequence[str], locations: Sequence[str] = ()) -> InvalidArgument:
+    """Return the error for an input with the sources ``given``, which are none or several.
 
-    ``places`` are the parameters of tensor locations that Triton does not have.
+    ``locations`` are the parameters of tensor locations that Triton does not have.
     """
-    more = "".join(f", '{place}' in 'parameters'" for place in places)
+    more = "".join(f", '{name}' in 'parameters'" for name in locations)
     found = "But set " + " ".join(f"'{name}'" for name in given) if given else "But no field is set"
     return InvalidArgument(
         "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "

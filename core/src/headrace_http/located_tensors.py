@@ -15,7 +15,7 @@ from headrace_http.infer_request import custom_parameter, decode, header_length
 from headrace_http.inference import Answer, InferenceHandler
 from headrace_http.inputs import not_one_source, read_inputs
 from headrace_http.message import HEADER_LENGTH, HttpRequest
-from headrace_http.outputs import OutputFormat, PlacedOutput, read_outputs
+from headrace_http.outputs import LocatedOutput, OutputFormat, read_outputs
 from headrace_http.request_body import decompress
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ _TYPES: dict[str, Callable[[Any, str], Parameter]] = {
 }
 
 
-class PlacedInferenceHandler(InferenceHandler):
-    """The handler of infer requests on a server with ``places``."""
+class LocatedInferenceHandler(InferenceHandler):
+    """The handler of infer requests on a server with ``locations``."""
 
-    def __init__(self, engine: Engine, places: TensorLocations) -> None:
+    def __init__(self, engine: Engine, locations: TensorLocations) -> None:
         super().__init__(engine)
-        self._places = places
-        self._names = [name.encode() for name in places.names]
+        self._locations = locations
+        self._names = [name.encode() for name in locations.names]
 
     def _read(self, http: HttpRequest, name: str, version: str, answer: Answer, loop_limit_bytes: int) -> InferRequest:
         headers, body = http.headers, http.body
@@ -53,8 +53,8 @@ class PlacedInferenceHandler(InferenceHandler):
                     json_bytes,
                     self._max_bytes,
                     loop_limit_bytes,
-                    partial(_read_inputs, self._places),
-                    partial(_read_outputs, self._places, answer.view),
+                    partial(_read_inputs, self._locations),
+                    partial(_read_outputs, self._locations, answer.view),
                 )
                 request, answer.formats, answer.default = decoded
                 return request
@@ -63,12 +63,12 @@ class PlacedInferenceHandler(InferenceHandler):
 
 def inference_handler(engine: Engine) -> InferenceHandler:
     """Return the handler of infer requests for the extensions that ``engine`` has."""
-    places = TensorLocations.of(engine)
-    return InferenceHandler(engine) if places is None else PlacedInferenceHandler(engine, places)
+    locations = TensorLocations.of(engine)
+    return InferenceHandler(engine) if locations is None else LocatedInferenceHandler(engine, locations)
 
 
 def _read_inputs(
-    places: TensorLocations,
+    locations: TensorLocations,
     entries: Any,
     model: str,
     request_id: str,
@@ -77,56 +77,56 @@ def _read_inputs(
     max_bytes: int,
     loop_limit_bytes: int,
 ) -> dict[str, Tensor | Undecoded]:
-    """`read_inputs`, if some of the tensors may lie in ``places``."""
-    entries, placed = list(as_array(entries, "inputs")), {}
+    """`read_inputs`, if some of the tensors may lie in ``locations``."""
+    entries, located = list(as_array(entries, "inputs")), {}
     for number, entry in enumerate(entries):
-        found = _place_of(places, entry, "data")
+        found = _location_of(locations, entry, "data")
         if found is not None:
-            placed[number] = found
+            located[number] = found
             # Read without its bytes, for what it says of itself.
             entries[number] = {**entry, "parameters": {"binary_data_size": 0}}
     inputs = read_inputs(entries, model, request_id, body, position, max_bytes, loop_limit_bytes)
     for number, name in enumerate(list(inputs)):
-        if number in placed:
-            inputs[name] = places.read(*placed[number], name, inputs[name])
+        if number in located:
+            inputs[name] = locations.read(*located[number], name, inputs[name])
     return inputs
 
 
 def _read_outputs(
-    places: TensorLocations, view: ModelView, entries: Any
+    locations: TensorLocations, view: ModelView, entries: Any
 ) -> tuple[list[str], Mapping[str, OutputFormat]]:
-    """`read_outputs`, if the model that ``view`` describes may write some of them to ``places``."""
+    """`read_outputs`, if the model that ``view`` describes may write some of them to ``locations``."""
     names: list[str] = []
     formats: dict[str, OutputFormat] = {}
     for entry in as_array(entries, "outputs"):
-        found = _place_of(places, entry)
+        found = _location_of(locations, entry)
         spec = view.outputs.get(str(entry.get("name"))) if found is not None else None
         if found is None or spec is None:  # the model refuses an output that it does not have
             more, its_formats = read_outputs([entry if found is None else {**entry, "parameters": {}}])
             names += more
             formats |= its_formats
             continue
-        place, parameters = found
+        location, parameters = found
         for other in ("classification", "binary_data"):
             given = entry["parameters"].get(other)
             if given is not None and (other == "classification" or as_boolean(given, other)):
-                raise InvalidArgument(f"Output can't set both '{place.name}' and '{other}'")
+                raise InvalidArgument(f"Output can't set both '{location.name}' and '{other}'")
         names.append(spec.name)
-        formats[spec.name] = placed_output = PlacedOutput(False, -1)
-        placed_output.target = places.target(place, parameters, spec)
+        formats[spec.name] = located_output = LocatedOutput(False, -1)
+        located_output.target = locations.target(location, parameters, spec)
     return names, formats
 
 
-def _place_of(places: TensorLocations, entry: Any, *sources: str) -> tuple[TensorLocation, Parameters] | None:
-    """Return the place that the parameters of ``entry`` name, and these; None if they name none.
+def _location_of(locations: TensorLocations, entry: Any, *sources: str) -> tuple[TensorLocation, Parameters] | None:
+    """Return the location that the parameters of ``entry`` name, and these; None if they name none.
 
     Raises `InvalidArgument` if it has one of ``sources`` as well.
     """
     given = entry.get("parameters") if type(entry) is dict else None
-    if type(given) is not dict or (place := places.find(given, str(entry.get("name")))) is None:
+    if type(given) is not dict or (location := locations.find(given, str(entry.get("name")))) is None:
         return None
     if sources:
         others = [name for name in sources if name in entry] + ["binary_data_size"] * ("binary_data_size" in given)
         if others:
-            raise not_one_source([*others, place.name], places.names_beside_triton)
-    return place, {name: _TYPES.get(name, custom_parameter)(value, name) for name, value in given.items()}
+            raise not_one_source([*others, location.name], locations.names_beside_triton)
+    return location, {name: _TYPES.get(name, custom_parameter)(value, name) for name, value in given.items()}

@@ -50,7 +50,7 @@ class OutputFormat(NamedTuple):
     classes: int = 0
 
 
-class PlacedOutput(OutputFormat):
+class LocatedOutput(OutputFormat):
     """An output that is not sent: it is written to ``target``. Its ``classes`` are -1."""
 
     target: Target
@@ -141,7 +141,7 @@ def encode(
         if wanted.classes:
             if tensor.nbytes > loop_limit_bytes:
                 raise TooLargeForLoop
-            if isinstance(wanted, PlacedOutput):
+            if isinstance(wanted, LocatedOutput):
                 wanted.target.write(name, tensor)
                 outputs.append({"name": name, "datatype": data_type(tensor).name, "shape": tensor.shape})
                 continue

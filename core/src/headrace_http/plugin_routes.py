@@ -111,12 +111,12 @@ class HttpRoute(Addition):
 class HttpCall:
     """One request to an `HttpRoute`. ``values`` are those of the placeholders, as received."""
 
-    __slots__ = ("_handlers", "_placed", "_reply", "has_left", "request", "values")
+    __slots__ = ("_handlers", "_located", "_reply", "has_left", "request", "values")
 
     def __init__(self, request: HttpRequest, values: Mapping[str, str], reply: Reply, handlers: RouteHandlers) -> None:
         self.request, self.values = request, values
         self._reply, self._handlers = reply, handlers
-        self._placed: Mapping[str, OutputFormat] = {}
+        self._located: Mapping[str, OutputFormat] = {}
         #: True if the caller has disconnected: the route is cancelled.
         self.has_left = False
 
@@ -138,7 +138,7 @@ class HttpCall:
 
         Raises `HeadraceError` if the model does not exist, or if the body is invalid.
         """
-        request, self._placed = await self._handlers.inference.read_request(self.request, model, version)
+        request, self._located = await self._handlers.inference.read_request(self.request, model, version)
         if hasattr(self._reply, "caller"):  # the server has interceptors
             request.send_as(self.caller)
         return request
@@ -202,7 +202,7 @@ class HttpCall:
 
         Outputs for which the request of `read_inference` names a `TensorLocation` are written there.
         """
-        return await self._handlers.inference.print_response(response, self._placed)
+        return await self._handlers.inference.print_response(response, self._located)
 
     def print_error(self, error: HeadraceError) -> bytes:
         """Return ``error`` as one line of JSON, without what is not for callers."""

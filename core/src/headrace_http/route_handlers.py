@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import HeadraceError
 from headrace_http.handlers import DescriptionHandlers, RepositoryHandlers
+from headrace_http.located_tensors import inference_handler
 from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply
-from headrace_http.placed_tensors import inference_handler
 from headrace_http.url_paths import PathTarget
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ class Regions(TensorLocation):
     """Regions of this process, as Triton's extension has them."""
 
     name = "shared_memory_region"
-    memory = "shared memory"
+    memory_name = "shared memory"
     regions: ClassVar[dict[str, bytearray]] = {}
     specs: ClassVar[list[Spec]] = []
 

@@ -1,4 +1,4 @@
-"""The interface of an extension: a part of a plugin that adds routes, methods and tensor places to the protocols.
+"""The interface of an extension: a part of a plugin that adds routes, methods and tensor locations to the protocols.
 
 ::
 

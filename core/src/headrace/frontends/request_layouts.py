@@ -15,8 +15,8 @@ LAYOUTS = 1024
 FIXED_BYTES = 1024
 
 
-class TensorPlace(NamedTuple):
-    """An input, and the place of its bytes in a body. ``dtype`` is None for strings."""
+class TensorRange(NamedTuple):
+    """An input, and the range of its bytes in a body. ``dtype`` is None for strings."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class RequestLayout(NamedTuple):
     only the tensors are read. The protocol decides whether a request has a layout.
     """
 
-    places: Sequence[TensorPlace]
+    ranges: Sequence[TensorRange]
     outputs: Sequence[str]
     parameters: Mapping[str, Parameter]
     priority: int
@@ -45,29 +45,29 @@ class RequestLayout(NamedTuple):
     @classmethod
     def of(cls, request: InferRequest) -> RequestLayout | None:
         """Return the layout of ``request``, whose inputs are contiguous; None if it is unusual."""
-        places, begin = [], 0
+        ranges, begin = [], 0
         for name, tensor in request.inputs.items():
             if isinstance(tensor, Undecoded) or not tensor.nbytes:
                 return None
             end = begin + tensor.nbytes
             dtype = tensor.dtype if isinstance(tensor, np.ndarray) else None
-            places.append(TensorPlace(name, tensor.shape, dtype, begin, end))
+            ranges.append(TensorRange(name, tensor.shape, dtype, begin, end))
             begin = end
         sequence = (request.sequence_id, request.sequence_start, request.sequence_end)
         return cls(
-            places,
+            ranges,
             tuple(request.outputs),
             dict(request.parameters),
             request.priority,
             request.timeout_us,
             sequence if request.is_in_sequence else None,
-            None if any(place.dtype is None for place in places) else object(),
+            None if any(each.dtype is None for each in ranges) else object(),
         )
 
     def request(self, model: str, version: str, request_id: str, body: memoryview) -> InferRequest:
         """Return the request to ``model`` in ``body``. Its inputs are views on ``body``."""
         inputs: dict[str, Tensor | Undecoded] = {}
-        for name, shape, dtype, begin, end in self.places:
+        for name, shape, dtype, begin, end in self.ranges:
             if dtype is None:
                 inputs[name] = BytesTensor(body[begin:end], shape)
             else:

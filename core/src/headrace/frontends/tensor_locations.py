@@ -1,4 +1,4 @@
-"""Tensors that lie elsewhere than in the message: where extensions read inputs from, and write outputs to.
+"""Tensor locations: memory outside of the message, from which extensions read inputs and to which they write outputs.
 
 ::
 
@@ -8,7 +8,7 @@
         def source(self, parameters, tensor):
             return self.extension.memory(parameters)
 
-Whether a server has places is decided at start. One without any reads messages as if there were no such parameters.
+Decided at start: a server without a location reads messages as if there were no such parameters.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class TensorLocation(Addition):
     """
 
     kind: ClassVar[str] = "tensor location"
-    #: What its memory is called in errors.
-    memory: ClassVar[str] = "memory"
+    #: The name of its memory in errors.
+    memory_name: ClassVar[str] = "memory"
 
     def source(self, parameters: Parameters, tensor: Spec) -> Buffer:
         """Return the bytes of an input: ``parameters`` are those that the request gives it, and ``tensor`` its name,
@@ -86,60 +86,60 @@ class TensorLocation(Addition):
 class Target:
     """Where one output of one request is written."""
 
-    __slots__ = ("memory", "place")
+    __slots__ = ("location", "memory")
 
-    def __init__(self, place: TensorLocation, memory: memoryview) -> None:
-        self.place, self.memory = place, memory
+    def __init__(self, location: TensorLocation, memory: memoryview) -> None:
+        self.location, self.memory = location, memory
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Copy the bytes of ``tensor``. Raises `InternalError` if there is not enough memory."""
         content = memoryview(wire_bytes(tensor)).cast("B")
         if content.nbytes > self.memory.nbytes:
             raise InternalError(
-                f"{self.place.memory} size specified with the request for output '{name}' ({self.memory.nbytes} bytes) "
-                f"should be at least {content.nbytes} bytes to hold the results"
+                f"{self.location.memory_name} size specified with the request for output '{name}' "
+                f"({self.memory.nbytes} bytes) should be at least {content.nbytes} bytes to hold the results"
             )
         self.memory[: content.nbytes] = content
 
 
 class TensorLocations:
-    """The places of one server by their parameters."""
+    """The locations of one server by their parameters."""
 
-    def __init__(self, places: Iterable[TensorLocation]) -> None:
-        self._places = {place.name: place for place in places}
+    def __init__(self, locations: Iterable[TensorLocation]) -> None:
+        self._locations = {location.name: location for location in locations}
 
     @classmethod
     def of(cls, engine: Engine) -> TensorLocations | None:
-        """Return the places of ``engine``; None if it has none, so that nothing is asked of them."""
+        """Return the locations of ``engine``; None if it has none."""
         found = engine.additions(TensorLocation)
         return cls(found) if found else None
 
     def find(self, parameters: Collection[str], tensor: str) -> TensorLocation | None:
-        """Return the place that one of ``parameters`` says; None if none does. Raises `InvalidArgument` for two."""
-        found = [name for name in parameters if name in self._places]
+        """Return the location that one of ``parameters`` names, or None. Raises `InvalidArgument` for two."""
+        found = [name for name in parameters if name in self._locations]
         if not found:
             return None
-        if _REGION in parameters and _REGION not in self._places:
+        if _REGION in parameters and _REGION not in self._locations:
             found.append(_REGION)
         if len(found) > 1:
             names = " and ".join(f"'{name}'" for name in found)
             raise InvalidArgument(f"tensor '{tensor}' can not lie in both {names}")
-        return self._places[found[0]]
+        return self._locations[found[0]]
 
     @property
     def names(self) -> list[str]:
-        """The parameters that the places own."""
-        return list(self._places)
+        """The names of the locations, which are parameters."""
+        return list(self._locations)
 
     @property
     def names_beside_triton(self) -> list[str]:
         """`names`, without the one that Triton has."""
-        return [name for name in self._places if name != _REGION]
+        return [name for name in self._locations if name != _REGION]
 
     def read(
-        self, place: TensorLocation, parameters: Parameters, name: str, empty: Tensor | Undecoded
+        self, location: TensorLocation, parameters: Parameters, name: str, empty: Tensor | Undecoded
     ) -> Tensor | Undecoded:
-        """Return the input ``name``, whose data type and shape are those of ``empty``, with its bytes from ``place``.
+        """Return the input ``name`` from ``location``, with the data type and shape of ``empty``.
 
         The tensor shares the memory. An unknown data type, and a size that contradicts the shape, are left to the
         model to refuse.
@@ -149,11 +149,11 @@ class TensorLocations:
         if known is None:
             return empty
         try:
-            content = memoryview(place.source(parameters, Spec(name, known, shape))).cast("B").toreadonly()
+            content = memoryview(location.source(parameters, Spec(name, known, shape))).cast("B").toreadonly()
         except HeadraceError:
             raise
         except BaseException as error:
-            raise _fault(place, f"input '{name}'", error) from None
+            raise _fault(location, f"input '{name}'", error) from None
         if known is dtypes.BYTES:
             return BytesTensor(content, shape)
         if prod(shape) * known.itemsize != content.nbytes:
@@ -163,20 +163,20 @@ class TensorLocations:
         except ValueError:  # more axes than NumPy has
             return Undecoded(datatype, shape, content)
 
-    def target(self, place: TensorLocation, parameters: Parameters, spec: Spec) -> Target:
+    def target(self, location: TensorLocation, parameters: Parameters, spec: Spec) -> Target:
         """Return where the output that ``spec`` describes is written."""
         try:
-            memory = memoryview(place.target(parameters, spec)).cast("B")
+            memory = memoryview(location.target(parameters, spec)).cast("B")
             if memory.readonly:
                 raise TypeError("the memory is read-only")
         except HeadraceError:
             raise
         except BaseException as error:
-            raise _fault(place, f"output '{spec.name}'", error) from None
-        return Target(place, memory)
+            raise _fault(location, f"output '{spec.name}'", error) from None
+        return Target(location, memory)
 
 
-def _fault(place: TensorLocation, tensor: str, error: BaseException) -> InternalError:
-    """Log what ``place`` raised at ``tensor``. Return the error for the caller."""
-    log.error("tensor location '%s' failed at %s", place.name, tensor, exc_info=plugin_failure(error))
+def _fault(location: TensorLocation, tensor: str, error: BaseException) -> InternalError:
+    """Log what ``location`` raised at ``tensor``. Return the error for the caller."""
+    log.error("tensor location '%s' failed at %s", location.name, tensor, exc_info=plugin_failure(error))
     return InternalError("the request failed inside the server; its log has the reason")
