@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from headrace.messages.ticket import Batch, Padding, Respond, Ticket
     from headrace.models.configuring import backend_settings
     from headrace.models.served import ServedModel
+    from headrace.off_loop import TooLargeForLoop
     from headrace.schedulers.base import (
         Clock,
         DelayedStart,
@@ -212,6 +213,7 @@ _HOMES = {
     "headrace.frontends.tensor_locations": ("TensorLocation",),
     "headrace.frontends.tls_files": ("TlsFiles",),
     "headrace.harnesses": ("InstanceHarness", "SchedulerHarness"),
+    "headrace.off_loop": ("TooLargeForLoop",),
     "headrace_grpc.hosts": ("GrpcHost",),
     "headrace_grpc.plugin_methods": ("GrpcMethod",),
     "headrace_grpc.rpc": ("Rpc",),
@@ -379,6 +381,7 @@ __all__ = [
     "Ticket",
     "Timer",
     "TlsFiles",
+    "TooLargeForLoop",
     "Unauthenticated",
     "Unavailable",
     "Unsupported",

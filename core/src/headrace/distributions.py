@@ -36,12 +36,10 @@ _EXTENSIONS = {
     "generate": "headrace-generate",
     "logging": "headrace-logging",
     "sequence": "headrace-sequence",
+    **dict.fromkeys(("shm", "system_shared_memory", "cuda_shared_memory"), "headrace-shm"),
 }
 #: What those of Triton's are to be called that are not written yet.
-_EXTENSIONS_PLANNED = {
-    "trace": "headrace-trace",
-    **dict.fromkeys(("system_shared_memory", "cuda_shared_memory"), "headrace-shared-memory"),
-}
+_EXTENSIONS_PLANNED = {"trace": "headrace-trace"}
 #: Schedulers in distributions of their own, by the field of the config.
 _SCHEDULERS = {"ensemble_scheduling": "headrace-ensemble", "sequence_batching": "headrace-sequence"}
 

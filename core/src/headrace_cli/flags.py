@@ -261,7 +261,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("model-load-gpu-limit", "<gpu>:<fraction>",
              "Refuse loads onto a GPU if more than this share of its memory is in use.", "0:0.8",
              flag_values.pair(count, flag_values.fraction, ":"), dict),
-        Flag("allow-client-shm", "<bool>", "Clients may register shared memory.", "false", boolean),
+        Flag("allow-client-shm", "<bool>", "Clients may register shared memory: headrace-shm.", "false", boolean),
     ),
 }
 # fmt: on

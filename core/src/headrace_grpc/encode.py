@@ -60,12 +60,12 @@ def _encode_changed(
     raw: list[Buffer] = []
     for name, output in response.outputs.items():
         change, tensor = changes.get(name, 0), output
-        if change and output.nbytes > loop_limit_bytes:
-            raise TooLargeForLoop
         if isinstance(change, Target):
-            change.write(name, output)
+            change.write(name, output, loop_limit_bytes)
             raw.append(b"")
         else:
+            if change and output.nbytes > loop_limit_bytes:
+                raise TooLargeForLoop
             if change:
                 labels = model.labels.get(name, ())
                 tensor = classification.classify(output, change, labels, model.max_batch_size > 0)

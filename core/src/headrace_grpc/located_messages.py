@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.tensor_locations import Parameters, TensorLocation, TensorLocations
+from headrace.frontends.tensor_locations import LocatedInputs, Parameters, Source, TensorLocation, TensorLocations
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED
 from headrace_grpc import infer_parameters, usual_messages
 from headrace_grpc.decode import Change, Decoded, decode
-from headrace_grpc.grpc_service_pb2 import InferParameter
+from headrace_grpc.grpc_service_pb2 import InferParameter, ModelInferRequest
 from headrace_grpc.usual_messages import ReadMessage, UsualMessage
 from headrace_grpc.wire import RawRequest
 
@@ -41,13 +41,18 @@ class LocatedMessages:
         outputs = {output.name: found for output in message.outputs if (found := self._location_of(output))}
         if not inputs and not outputs:
             return decode(raw_request, None, loop_limit_bytes)
+        # A copy, because a thread reads the message again if this raises `TooLargeForLoop`.
+        message = ModelInferRequest()
+        message.CopyFrom(raw_request.message)
+        raw_request = raw_request._replace(message=message)
         raw = self._without_located(raw_request, inputs)
         for output in message.outputs:
             if output.name in outputs:
                 self._refuse_classes(output, outputs[output.name][0])
         read = decode(raw, None, loop_limit_bytes)
-        self._read(read.request, inputs)
-        return read._replace(classes={**read.classes, **self._targets(message, outputs)})
+        sources = self._read(read.request, inputs)
+        changes: Mapping[str, Change] = {**read.classes, **self._targets(message, outputs)}
+        return read._replace(classes=LocatedInputs(changes, sources) if sources else changes)
 
     def _without_located(
         self, raw_request: RawRequest, located: Mapping[int, tuple[TensorLocation, Parameters]]
@@ -71,11 +76,13 @@ class LocatedMessages:
                 tensor.contents.SetInParent()
         return raw_request._replace(raw=raw)
 
-    def _read(self, request: InferRequest, located: Mapping[int, tuple[TensorLocation, Parameters]]) -> None:
+    def _read(self, request: InferRequest, located: Mapping[int, tuple[TensorLocation, Parameters]]) -> list[Source]:
         inputs: Any = request.inputs  # just created, and not shared
+        sources: list[Source] = []
         for number, name in enumerate(list(inputs)):
             if number in located:
-                inputs[name] = self._locations.read(*located[number], name, inputs[name])
+                inputs[name] = self._locations.read(*located[number], name, inputs[name], sources)
+        return sources
 
     def _targets(self, message: Any, located: Mapping[str, tuple[TensorLocation, Parameters]]) -> dict[str, Change]:
         targets: dict[str, Change] = {}

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.tensor_locations import Parameters, TensorLocation, TensorLocations
+from headrace.frontends.tensor_locations import LocatedInputs, Parameters, Source, TensorLocation, TensorLocations
 from headrace.messages.request import InferRequest, Parameter, Undecoded
 from headrace.messages.tensor import Tensor
 from headrace_http.documents import as_array, as_boolean, as_string, as_unsigned
@@ -46,6 +46,7 @@ class LocatedInferenceHandler(InferenceHandler):
         if 0 < json_bytes <= min(loop_limit_bytes, self._max_bytes):
             front = body[:json_bytes].tobytes()
             if any(word in front for word in self._names):
+                sources: list[Source] = []
                 decoded = decode(
                     name,
                     version,
@@ -53,10 +54,12 @@ class LocatedInferenceHandler(InferenceHandler):
                     json_bytes,
                     self._max_bytes,
                     loop_limit_bytes,
-                    partial(_read_inputs, self._locations),
+                    partial(_read_inputs, self._locations, sources),
                     partial(_read_outputs, self._locations, answer.view),
                 )
                 request, answer.formats, answer.default = decoded
+                if sources:
+                    answer.formats = LocatedInputs(answer.formats, sources)
                 return request
         return super()._read(http, name, version, answer, loop_limit_bytes)
 
@@ -69,6 +72,7 @@ def inference_handler(engine: Engine) -> InferenceHandler:
 
 def _read_inputs(
     locations: TensorLocations,
+    sources: list[Source],
     entries: Any,
     model: str,
     request_id: str,
@@ -77,7 +81,7 @@ def _read_inputs(
     max_bytes: int,
     loop_limit_bytes: int,
 ) -> dict[str, Tensor | Undecoded]:
-    """`read_inputs`, if some of the tensors may lie in ``locations``."""
+    """`read_inputs`, if some of the tensors may lie in ``locations``. Adds these to ``sources``."""
     entries, located = list(as_array(entries, "inputs")), {}
     for number, entry in enumerate(entries):
         found = _location_of(locations, entry, "data")
@@ -88,7 +92,7 @@ def _read_inputs(
     inputs = read_inputs(entries, model, request_id, body, position, max_bytes, loop_limit_bytes)
     for number, name in enumerate(list(inputs)):
         if number in located:
-            inputs[name] = locations.read(*located[number], name, inputs[name])
+            inputs[name] = locations.read(*located[number], name, inputs[name], sources)
     return inputs
 
 

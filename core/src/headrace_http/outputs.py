@@ -139,12 +139,12 @@ def encode(
                 outputs.append({"name": name, "datatype": datatype, "shape": tensor.shape, "data": values})
                 continue
         if wanted.classes:
-            if tensor.nbytes > loop_limit_bytes:
-                raise TooLargeForLoop
             if isinstance(wanted, LocatedOutput):
-                wanted.target.write(name, tensor)
+                wanted.target.write(name, tensor, loop_limit_bytes)
                 outputs.append({"name": name, "datatype": data_type(tensor).name, "shape": tensor.shape})
                 continue
+            if tensor.nbytes > loop_limit_bytes:
+                raise TooLargeForLoop
             tensor = classify(tensor, wanted.classes, labels.get(name, ()), is_batched)
         datatype = data_type(tensor).name
         if wanted.is_binary:

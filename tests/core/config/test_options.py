@@ -144,7 +144,6 @@ REFUSED = {
     "allow_sagemaker": True,
     "allow_vertex_ai": True,
     "trace_config": ("anything",),
-    "allow_client_shm": True,
 }
 
 
@@ -179,3 +178,11 @@ def test_each_option_is_in_one_class_of_options() -> None:
 def test_a_part_takes_the_server_options_as_its_own() -> None:
     assert port_limits(ServerOptions(http_max_connections=3)).connections == 3
     assert port_limits(HttpLimitOptions(http_max_connections=3)).connections == 3
+
+
+def test_an_option_that_needs_an_extension_is_refused_without_it() -> None:
+    options = ServerOptions(allow_client_shm=True)
+    support.refuse_without({"system_shared_memory"}, options)
+    support.refuse_without(set(), ServerOptions())
+    with pytest.raises(ConfigError, match=r"^--allow-client-shm is refused: .*: pip install headrace-shm$"):
+        support.refuse_without({"cuda_shared_memory"}, options)

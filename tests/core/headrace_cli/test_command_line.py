@@ -261,7 +261,6 @@ REFUSED = {
     "--allow-vertex-ai=1",
     "--trace-config=level=TIMESTAMPS",
     "--trace-level=TIMESTAMPS",
-    "--allow-client-shm=true",
 }
 
 

@@ -6,11 +6,12 @@ set, because a server that ignores it would be unsafe or wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from enum import Enum
 
 from headrace.config.options import ServerOptions
+from headrace.distributions import missing
 from headrace.errors import ConfigError
 
 
@@ -30,8 +31,10 @@ class Support:
     reason: str = ""
 
 
-#: The error for a client that uses shared memory. It names no flag, because setting that flag is refused.
-NO_CLIENT_SHM = "Client shared memory is disabled: it is not built yet"
+#: Triton's error for a client that uses shared memory. With the flag, a server without the extension does not start.
+NO_CLIENT_SHM = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+#: Options that need an extension, by the name that it announces.
+_NEEDS = {"allow_client_shm": "system_shared_memory"}
 
 _BUILT = Support(FlagState.BUILT)
 
@@ -74,7 +77,6 @@ SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT)
     "min_supported_compute_capability": _no_effect("the engines decide which GPUs they support"),
     "buffer_manager_thread_count": _no_effect("tensors are not copied by a thread pool"),
     "host_policy": _no_effect("instances are not bound to NUMA nodes or cores"),
-    "allow_client_shm": _refused("client shared memory is not built yet; clients that use it would fail"),
 }
 
 _DEFAULTS = ServerOptions()
@@ -89,6 +91,13 @@ def refuse(options: ServerOptions) -> None:
     """Raise `ConfigError` for the first option that is set and refused."""
     for name, reason in _set_to(FlagState.REFUSED, options):
         raise ConfigError(f"{flag(name)} is refused: {reason}")
+
+
+def refuse_without(announced: Collection[str], options: ServerOptions) -> None:
+    """Raise `ConfigError` for the first option that is set and needs an extension that is not ``announced``."""
+    for name, extension in _NEEDS.items():
+        if getattr(options, name) != getattr(_DEFAULTS, name) and extension not in announced:
+            raise ConfigError(f"{flag(name)} is refused: it needs an extension. {missing('extension', extension)}")
 
 
 def without_effect(options: ServerOptions) -> list[str]:

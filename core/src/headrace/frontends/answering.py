@@ -108,7 +108,7 @@ class ResponseWriter(SingleAnswer, Generic[R]):
 
     def _unencodable(self, error: Exception) -> R:
         if isinstance(error, HeadraceError):
-            return self.refused(error)
+            return self.refused(error.with_traceback(None))  # without its frames, which hold the response
         log.error("the response of model '%s' could not be encoded", self.view.name, exc_info=error)
         return self.refused(InternalError(f"the response of model '{self.view.name}' could not be encoded"))
 

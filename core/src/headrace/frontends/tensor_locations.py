@@ -13,9 +13,9 @@ Decided at start: a server without a location reads messages as if there were no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from headrace.messages import dtypes
 from headrace.messages.request import Parameter, Undecoded
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
+from headrace.off_loop import UNBOUNDED, TooLargeForLoop
 from headrace.telemetry.log_limits import rate_limited_logger
 
 if TYPE_CHECKING:
@@ -40,6 +41,13 @@ _TAKEN = {
     *("sequence_end", "sequence_id", "sequence_start", "shared_memory_byte_size", "shared_memory_offset"),
 }
 
+#: Up to this many bytes are copied without releasing the GIL, in 20 us.
+_COPIED_AT_ONCE = 1 << 18
+#: Up to this many bytes are copied on the event loop, in 0.4 ms.
+_COPIED_ON_LOOP = 1 << 21
+
+#: How an output is sent.
+W = TypeVar("W")
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 Parameters: TypeAlias = Mapping[str, Parameter]
 
@@ -63,13 +71,17 @@ class TensorLocation(Addition):
     def source(self, parameters: Parameters, tensor: Spec) -> Buffer:
         """Return the bytes of an input: ``parameters`` are those that the request gives it, and ``tensor`` its name,
         data type and shape. They must stay as they are until the request is answered. Raise `HeadraceError` to refuse
-        it."""
+        it, and `TooLargeForLoop` on the event loop for more than 1 ms of work: a thread calls again."""
         raise InvalidArgument(f"input '{tensor.name}' can not lie in '{self.name}'")
 
     def target(self, parameters: Parameters, tensor: Spec) -> memoryview:
         """Return writable memory for an output: ``tensor`` is what the model's config says of it. Called before the
         model runs. Raise `HeadraceError` to refuse it."""
         raise InvalidArgument(f"output '{tensor.name}' can not lie in '{self.name}'")
+
+    def finish(self, memory: Buffer, written: int) -> None:
+        """Called when the model has read what `source` returned, or when ``written`` bytes were copied to what `target`
+        returned. Any thread, perhaps more than once. Raise `HeadraceError` if ``memory`` was lost meanwhile."""
 
     @classmethod
     def check(cls) -> None:
@@ -83,6 +95,10 @@ class TensorLocation(Addition):
             raise TypeError(f"tensor location '{cls.name}' has neither 'source' nor 'target'")
 
 
+#: Where an input lies: the location, what it returned, and the name of the input.
+Source: TypeAlias = "tuple[TensorLocation, Buffer, str]"
+
+
 class Target:
     """Where one output of one request is written."""
 
@@ -91,15 +107,42 @@ class Target:
     def __init__(self, location: TensorLocation, memory: memoryview) -> None:
         self.location, self.memory = location, memory
 
-    def write(self, name: str, tensor: Tensor) -> None:
-        """Copy the bytes of ``tensor``. Raises `InternalError` if there is not enough memory."""
+    def write(self, name: str, tensor: Tensor, loop_limit_bytes: int = UNBOUNDED) -> None:
+        """Copy the bytes of ``tensor``. Raises `InternalError` if there is not enough memory, and `TooLargeForLoop` if
+        ``loop_limit_bytes`` is set and the copy would delay the event loop."""
+        if loop_limit_bytes < UNBOUNDED and tensor.nbytes > _COPIED_ON_LOOP:
+            raise TooLargeForLoop
         content = memoryview(wire_bytes(tensor)).cast("B")
-        if content.nbytes > self.memory.nbytes:
+        size = content.nbytes
+        if size > self.memory.nbytes:
             raise InternalError(
                 f"{self.location.memory_name} size specified with the request for output '{name}' "
-                f"({self.memory.nbytes} bytes) should be at least {content.nbytes} bytes to hold the results"
+                f"({self.memory.nbytes} bytes) should be at least {size} bytes to hold the results"
             )
-        self.memory[: content.nbytes] = content
+        if size > _COPIED_AT_ONCE:  # NumPy lets other threads run meanwhile
+            np.copyto(np.frombuffer(self.memory, np.uint8, size), np.frombuffer(content, np.uint8))
+        else:
+            self.memory[:size] = content
+        _finish(self.location, self.memory, size, f"output '{name}'")
+
+
+class LocatedInputs(dict[str, W]):
+    """How the outputs of one request are sent, by their names, if its inputs lie in locations.
+
+    A look-up, which follows the model's run, first checks that these inputs were there until then.
+    """
+
+    def __init__(self, ways: Mapping[str, W], sources: Sequence[Source]) -> None:
+        super().__init__(ways)
+        self._sources = sources
+
+    def __bool__(self) -> bool:
+        return True
+
+    def get(self, name: str, default: Any = None) -> Any:
+        for location, memory, tensor in self._sources:
+            _finish(location, memory, 0, f"input '{tensor}'")
+        return super().get(name, default)
 
 
 class TensorLocations:
@@ -137,23 +180,30 @@ class TensorLocations:
         return [name for name in self._locations if name != _REGION]
 
     def read(
-        self, location: TensorLocation, parameters: Parameters, name: str, empty: Tensor | Undecoded
+        self,
+        location: TensorLocation,
+        parameters: Parameters,
+        name: str,
+        empty: Tensor | Undecoded,
+        sources: list[Source],
     ) -> Tensor | Undecoded:
         """Return the input ``name`` from ``location``, with the data type and shape of ``empty``.
 
-        The tensor shares the memory. An unknown data type, and a size that contradicts the shape, are left to the
-        model to refuse.
+        The tensor shares the memory, which is added to ``sources`` for `LocatedInputs`. An unknown data type, and a
+        size that contradicts the shape, are left to the model to refuse.
         """
         datatype = empty.datatype if isinstance(empty, Undecoded) else data_type(empty).name
         known, shape = dtypes.BY_NAME.get(datatype), tuple(empty.shape)
         if known is None:
             return empty
         try:
-            content = memoryview(location.source(parameters, Spec(name, known, shape))).cast("B").toreadonly()
-        except HeadraceError:
+            source = location.source(parameters, Spec(name, known, shape))
+            content = memoryview(source).cast("B").toreadonly()
+        except (HeadraceError, TooLargeForLoop):
             raise
         except BaseException as error:
             raise _fault(location, f"input '{name}'", error) from None
+        sources.append((location, source, name))
         if known is dtypes.BYTES:
             return BytesTensor(content, shape)
         if prod(shape) * known.itemsize != content.nbytes:
@@ -174,6 +224,15 @@ class TensorLocations:
         except BaseException as error:
             raise _fault(location, f"output '{spec.name}'", error) from None
         return Target(location, memory)
+
+
+def _finish(location: TensorLocation, memory: Buffer, written: int, tensor: str) -> None:
+    try:
+        location.finish(memory, written)
+    except HeadraceError:
+        raise
+    except BaseException as error:
+        raise _fault(location, tensor, error) from None
 
 
 def _fault(location: TensorLocation, tensor: str, error: BaseException) -> InternalError:

@@ -1,0 +1,48 @@
+"""Inputs and outputs of requests in registered regions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from headrace import Spec, TensorLocation, TooLargeForLoop, dtypes
+from headrace_shm.regions import RegionOwner
+from headrace_shm.registration import RegionExtension
+
+#: More bytes are copied on a thread.
+_LARGE_BYTES = 64 * 1024
+
+
+class RegionLocation(TensorLocation):
+    """Shared memory that a client has registered."""
+
+    name = "shared_memory_region"
+    memory_name = "shared memory"
+    extension: RegionExtension
+
+    def source(self, parameters: Mapping[str, Any], tensor: Spec) -> memoryview:
+        found, offset, size = self.extension.regions.find(parameters)
+        # The lengths between strings are checked once, and must not change afterwards.
+        if tensor.datatype is not dtypes.BYTES and not self.extension.copies_inputs:
+            return found.read(offset, size)
+        if size > _LARGE_BYTES and _on_event_loop():
+            raise TooLargeForLoop
+        return found.copy(offset, size)
+
+    def target(self, parameters: Mapping[str, Any], tensor: Spec) -> memoryview:
+        found, offset, size = self.extension.regions.find(parameters)
+        return found.target(offset, size)
+
+    def finish(self, memory: Any, written: int) -> None:
+        owner: RegionOwner | None = memory.obj.base
+        if owner is not None:  # the input was not copied
+            owner.finish(written)
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

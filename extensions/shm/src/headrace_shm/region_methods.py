@@ -1,0 +1,100 @@
+"""The methods of shared memory over gRPC."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from headrace import Caller, GrpcMethod, Operation
+from headrace import grpc_service_pb2 as pb
+from headrace_shm.regions import Kind
+from headrace_shm.registration import RegionExtension
+
+_SERVICE = "/inference.GRPCInferenceService"
+
+
+class SystemStatusMethod(GrpcMethod):
+    name = f"{_SERVICE}/SystemSharedMemoryStatus"
+    operation = Operation.SHARED_MEMORY_STATUS
+    extension: RegionExtension
+
+    @staticmethod
+    def parse(message: bytes) -> pb.SystemSharedMemoryStatusRequest:
+        return pb.SystemSharedMemoryStatusRequest.FromString(message)
+
+    async def answer(self, request: pb.SystemSharedMemoryStatusRequest, caller: Caller) -> Any:
+        response = pb.SystemSharedMemoryStatusResponse()
+        for region in self.extension.regions.listed("system", request.name):
+            entry = response.RegionStatus(name=region.name, **region.status)
+            response.regions[region.name].CopyFrom(entry)
+        return response
+
+
+class CudaStatusMethod(GrpcMethod):
+    name = f"{_SERVICE}/CudaSharedMemoryStatus"
+    operation = Operation.SHARED_MEMORY_STATUS
+    extension: RegionExtension
+
+    @staticmethod
+    def parse(message: bytes) -> pb.CudaSharedMemoryStatusRequest:
+        return pb.CudaSharedMemoryStatusRequest.FromString(message)
+
+    async def answer(self, request: pb.CudaSharedMemoryStatusRequest, caller: Caller) -> Any:
+        response = pb.CudaSharedMemoryStatusResponse()
+        for region in self.extension.regions.listed("cuda", request.name):
+            entry = response.RegionStatus(name=region.name, **region.status)
+            response.regions[region.name].CopyFrom(entry)
+        return response
+
+
+class SystemUnregisterMethod(GrpcMethod):
+    name = f"{_SERVICE}/SystemSharedMemoryUnregister"
+    operation = Operation.SHARED_MEMORY_UNREGISTER
+    extension: RegionExtension
+    memory_kind: ClassVar[Kind] = "system"
+
+    @staticmethod
+    def parse(message: bytes) -> Any:
+        return pb.SystemSharedMemoryUnregisterRequest.FromString(message)
+
+    async def answer(self, request: Any, caller: Caller) -> bytes:
+        self.extension.unregister(self.memory_kind, request.name)
+        return b""  # the response has no fields
+
+
+class CudaUnregisterMethod(SystemUnregisterMethod):
+    name = f"{_SERVICE}/CudaSharedMemoryUnregister"
+    memory_kind = "cuda"
+
+    @staticmethod
+    def parse(message: bytes) -> Any:
+        return pb.CudaSharedMemoryUnregisterRequest.FromString(message)
+
+
+class SystemRegisterMethod(GrpcMethod):
+    name = f"{_SERVICE}/SystemSharedMemoryRegister"
+    operation = Operation.SHARED_MEMORY_REGISTER
+    extension: RegionExtension
+
+    @staticmethod
+    def parse(message: bytes) -> pb.SystemSharedMemoryRegisterRequest:
+        return pb.SystemSharedMemoryRegisterRequest.FromString(message)
+
+    async def answer(self, request: pb.SystemSharedMemoryRegisterRequest, caller: Caller) -> bytes:
+        self.extension.require_allowed()
+        self.extension.register_system(request.name, request.key, request.offset, request.byte_size)
+        return b""
+
+
+class CudaRegisterMethod(GrpcMethod):
+    name = f"{_SERVICE}/CudaSharedMemoryRegister"
+    operation = Operation.SHARED_MEMORY_REGISTER
+    extension: RegionExtension
+
+    @staticmethod
+    def parse(message: bytes) -> pb.CudaSharedMemoryRegisterRequest:
+        return pb.CudaSharedMemoryRegisterRequest.FromString(message)
+
+    async def answer(self, request: pb.CudaSharedMemoryRegisterRequest, caller: Caller) -> bytes:
+        self.extension.require_allowed()
+        await self.extension.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
+        return b""

@@ -1,0 +1,117 @@
+"""The paths of shared memory over HTTP."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from typing import Any, ClassVar
+
+from headrace import Code, HttpCall, HttpReply, HttpRoute, InvalidArgument, Operation
+from headrace_shm.cuda_memory import HANDLE_BYTES
+from headrace_shm.regions import Kind
+from headrace_shm.registration import RegionExtension
+
+_JSON = ((b"Content-Type", b"application/json"),)
+_DONE = HttpReply(200, _JSON, [])
+
+
+class SystemStatus(HttpRoute):
+    name = "GET /v2/systemsharedmemory[/region/{name}]/status"
+    operation = Operation.SHARED_MEMORY_STATUS
+    extension: RegionExtension
+    memory_kind: ClassVar[Kind] = "system"
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        found = self.extension.regions.listed(self.memory_kind, call.values["name"])
+        document = [{"name": region.name, **region.status} for region in found]
+        return HttpReply(200, _JSON, [json.dumps(document, separators=(",", ":")).encode()])
+
+
+class CudaStatus(SystemStatus):
+    name = "GET /v2/cudasharedmemory[/region/{name}]/status"
+    memory_kind = "cuda"
+
+
+class SystemUnregister(HttpRoute):
+    name = "POST /v2/systemsharedmemory[/region/{name}]/unregister"
+    operation = Operation.SHARED_MEMORY_UNREGISTER
+    extension: RegionExtension
+    memory_kind: ClassVar[Kind] = "system"
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        self.extension.unregister(self.memory_kind, call.values["name"])
+        return _DONE
+
+
+class CudaUnregister(SystemUnregister):
+    name = "POST /v2/cudasharedmemory[/region/{name}]/unregister"
+    memory_kind = "cuda"
+
+
+class SystemRegister(HttpRoute):
+    name = "POST /v2/systemsharedmemory[/region/{name}]/register"
+    operation = Operation.SHARED_MEMORY_REGISTER
+    extension: RegionExtension
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        name = call.values["name"]
+        if not name:
+            raise InvalidArgument("'region name' is necessary to register system shared memory region")
+        self.extension.require_allowed()
+        document = await call.read_json()
+        key, size = _string(_asked(document, "key")), _unsigned(_asked(document, "byte_size"))
+        offset = _unsigned(document["offset"]) if "offset" in document else 0
+        self.extension.register_system(name, key, offset, size)
+        return _DONE
+
+
+class CudaRegister(HttpRoute):
+    name = "POST /v2/cudasharedmemory[/region/{name}]/register"
+    operation = Operation.SHARED_MEMORY_REGISTER
+    extension: RegionExtension
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        name = call.values["name"]
+        if not name:
+            raise InvalidArgument("'region name' is necessary to register cuda shared memory region")
+        self.extension.require_allowed()
+        document = await call.read_json()
+        given = _asked(document, "raw_handle")
+        try:
+            handle = b64decode(_string(_member(given, "b64")), validate=True)
+        except ValueError:
+            handle = b""
+        size, device = _unsigned(_member(document, "byte_size")), _unsigned(_member(document, "device_id"))
+        if len(handle) != HANDLE_BYTES:
+            raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
+        await self.extension.register_cuda(name, handle, device, size)
+        return _DONE
+
+
+def _asked(document: Any, field: str) -> Any:
+    """Return a field of the request. Anything that is no object has none."""
+    if type(document) is not dict or field not in document:
+        raise InvalidArgument(f"Shared memory register request has no '{field}' field")
+    return document[field]
+
+
+def _member(document: Any, field: str) -> Any:
+    if type(document) is not dict or field not in document:
+        raise InvalidArgument(f"attempt to access non-existing object member '{field}'", Code.INTERNAL)
+    return document[field]
+
+
+def _string(value: Any) -> str:
+    if type(value) is not str:
+        raise _wrong("string")
+    return value
+
+
+def _unsigned(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise _wrong("unsigned-integer")
+    return value
+
+
+def _wrong(kind: str) -> InvalidArgument:
+    return InvalidArgument(f"attempt to access JSON non-{kind} as {kind}", Code.INTERNAL)

@@ -1,0 +1,77 @@
+"""Registers regions and unregisters them, if the server allows it: what routes and methods of both protocols do."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from headrace import Engine, Extension, OptionGroup, Unsupported
+from headrace_shm.cuda_memory import open_region
+from headrace_shm.regions import Kind, Region, Regions
+from headrace_shm.segments import register_segment
+
+_NOT_ALLOWED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+
+
+@dataclass(frozen=True)
+class ShmOptions(OptionGroup):
+    """Shared memory of clients, with --allow-client-shm=true."""
+
+    name: ClassVar[str] = "shm"
+    max_regions: int = field(default=1024, metadata={"help": "Most regions that may be registered at once."})
+    key_prefix: str = field(
+        default="", metadata={"help": "Only segments whose key begins so may be registered; empty: all."}
+    )
+    copy_inputs: bool = field(
+        default=False,
+        metadata={"help": "Copy every input, so that a client can not change it while a model reads it."},
+    )
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_regions <= 32768:  # Linux allows 65530 mappings per process
+            raise ValueError(f"--shm-max-regions is {self.max_regions}, not 1 to 32768")
+
+
+class RegionExtension(Extension):
+    """What the extension has: the regions of one server."""
+
+    name = "shm"
+    announces = ("system_shared_memory", "cuda_shared_memory")
+    options = (ShmOptions,)
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        given = engine.options.group(ShmOptions)
+        self.regions = Regions(given.max_regions)
+        self.copies_inputs, self._key_prefix = given.copy_inputs, given.key_prefix
+        #: True if clients may register and unregister regions.
+        self.is_allowed = engine.options.allow_client_shm
+
+    def require_allowed(self) -> None:
+        """Raise `Unsupported` unless `is_allowed`."""
+        if not self.is_allowed:
+            raise Unsupported(_NOT_ALLOWED)
+
+    def register_system(self, name: str, key: str, offset: int, size: int) -> None:
+        """Register a part of the POSIX segment ``key``. Raises `HeadraceError`."""
+        self.regions.check(name)
+        memory = register_segment(name, key, offset, size, self._key_prefix)
+        status = {"key": key, "offset": offset, "byte_size": size}
+        self.regions.add(Region("system", name, size, status, memory))
+
+    async def register_cuda(self, name: str, handle: bytes, device: int, size: int) -> None:
+        """Register memory of a GPU by its IPC handle. Raises `HeadraceError`."""
+        self.regions.check(name)
+        memory = await asyncio.to_thread(open_region, name, handle, device, size)
+        self.regions.check(name)  # another call may have registered it meanwhile
+        self.regions.add(Region("cuda", name, size, {"device_id": device, "byte_size": size}, memory))
+
+    def unregister(self, kind: Kind, name: str) -> None:
+        """Unregister the region ``name``, or all of ``kind``. Raises `HeadraceError`."""
+        self.require_allowed()
+        self.regions.remove(kind, name)
+
+    def close(self) -> None:
+        self.regions.remove("system")
+        self.regions.remove("cuda")
