@@ -123,7 +123,9 @@ if TYPE_CHECKING:
     from headrace.telemetry.logs import Log, LogSettings, draw_table
     from headrace.telemetry.published import PublishedMetric
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
-    from headrace_cli.command_line import parse_options
+    from headrace_cli.command_line import WordError, parse_options
+    from headrace_cli.serve import Serve
+    from headrace_cli.usage import FlagHelp
     from headrace_grpc import grpc_service_pb2
     from headrace_grpc.hosts import GrpcHost
     from headrace_grpc.plugin_methods import GrpcMethod
@@ -165,7 +167,9 @@ _HOMES = {
     "headrace.caches.base": ("CachedResponse", "ResponseCache"),
     "headrace.caches.packing": ("pack_response", "unpack_response"),
     "headrace.command": ("Command",),
-    "headrace_cli.command_line": ("parse_options",),
+    "headrace_cli.command_line": ("WordError", "parse_options"),
+    "headrace_cli.serve": ("Serve",),
+    "headrace_cli.usage": ("FlagHelp",),
     "headrace.config.path_checks": ("one_line", "why_path_leaves"),
     "headrace.config.completed_fields": ("CompletedField", "names_all_tensors"),
     "headrace.config.config_json": ("config_to_json",),
@@ -303,6 +307,7 @@ __all__ = [
     "Extension",
     "ExtensionOperation",
     "Findings",
+    "FlagHelp",
     "Frontend",
     "FullScheduler",
     "GrpcHost",
@@ -366,6 +371,7 @@ __all__ = [
     "Scheduler",
     "SchedulerContext",
     "SchedulerHarness",
+    "Serve",
     "ServedModel",
     "Server",
     "ServerOptions",
@@ -390,6 +396,7 @@ __all__ = [
     "Watch",
     "WebSocket",
     "WebSocketRoute",
+    "WordError",
     "as_tensor",
     "available_cores",
     "backend_settings",

@@ -30,6 +30,10 @@ def allowed_plugins(words: Sequence[str]) -> tuple[str, ...] | None:
     return _read(given[-1]) if given else None
 
 
+class WordError(ConfigError):
+    """A word of the command line that is no flag, or a flag without its argument: what getopt_long refuses."""
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """A flag on the command line, with the text of its value."""
@@ -46,7 +50,7 @@ def read_options(
     _check_groups(groups)
     plugin_options, rest = read_groups(groups, rest)
     if rest:
-        raise ConfigError(_explain(rest[0], groups))
+        raise _explain(rest[0], groups)
     _check_cache(given)
     chosen = _values(given)
     repository = chosen.get("model_repository") or tuple(filter(None, [environ.get("AIP_STORAGE_URI")]))
@@ -70,6 +74,9 @@ def split(words: Sequence[str]) -> tuple[list[Given], list[str]]:
     rest: list[str] = []
     waiting = iter(words)
     for word in waiting:
+        if word == "--":  # the end of the flags
+            rest.extend(waiting)
+            break
         flags = _matches(word)
         if len(flags) != 1:
             rest.append(word)
@@ -77,7 +84,7 @@ def split(words: Sequence[str]) -> tuple[list[Given], list[str]]:
         flag = flags[0]
         _, equals, text = word.partition("=")
         if flag.read is None and equals:
-            raise ConfigError(f"option '--{flag.name}' doesn't allow an argument")
+            raise WordError(f"option '--{flag.name}' doesn't allow an argument")
         if flag.read is not None and not equals:
             text = _next(waiting, flag)
         given.append(Given(flag, text))
@@ -86,11 +93,11 @@ def split(words: Sequence[str]) -> tuple[list[Given], list[str]]:
 
 def check(options: ServerOptions) -> None:
     """Raise `ConfigError` for options that contradict each other, or that need a part that is not built."""
-    if not options.model_repository:
-        raise ConfigError("--model-repository must be specified")
     if options.load_model and options.model_control_mode != "explicit":
         raise ConfigError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     _check_ports(options)
+    if not options.model_repository:
+        raise ConfigError("--model-repository must be specified")
     support.refuse(options)
     if options.workers:
         refuse_with_workers(options)
@@ -108,7 +115,7 @@ def _matches(word: str) -> list[Flag]:
 def _next(words: Any, flag: Flag) -> str:
     text = next(words, None)
     if text is None:
-        raise ConfigError(f"option '--{flag.name}' requires an argument")
+        raise WordError(f"option '--{flag.name}' requires an argument")
     return str(text)
 
 
@@ -124,15 +131,16 @@ def _flags_of(groups: Sequence[type[OptionGroup]]) -> list[str]:
     return [flag.text for kind in groups for flag in group_flags(kind)]
 
 
-def _explain(word: str, groups: Sequence[type[OptionGroup]]) -> str:
+def _explain(word: str, groups: Sequence[type[OptionGroup]]) -> ConfigError:
     name, flags = word.partition("=")[0], _matches(word)
     if flags:
-        return f"option '{name}' is ambiguous; possibilities: " + " ".join(f"'--{flag.name}'" for flag in flags)
-    if not word.startswith("-") or word == "--":
-        return f"Unexpected argument: {word}" + ("" if word == "--" else f"; did you mean --model-repository={word}?")
+        flag_names = " ".join(f"'--{flag.name}'" for flag in flags)
+        return WordError(f"option '{name}' is ambiguous; possibilities: {flag_names}")
+    if not word.startswith("-"):
+        return ConfigError(f"Unexpected argument: {word}; did you mean --model-repository={word}?")
     known = [*FLAGS, *(flag[2:] for flag in _flags_of(groups))]
     nearest = ["workers"] if name == "--frontend-processes" else get_close_matches(name.lstrip("-"), known, 1)
-    return f"unrecognized option '{name}'" + (f"; did you mean '--{nearest[0]}'?" if nearest else "")
+    return WordError(f"unrecognized option '{name}'" + (f"; did you mean '--{nearest[0]}'?" if nearest else ""))
 
 
 def _values(given: Sequence[Given]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ A gatherer combines the values of a flag that may be repeated.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +44,7 @@ def integer(low: int = -INT32 - 1, high: int = INT32) -> Callable[[str], int]:
     """Return a reader of decimal integers from ``low`` to ``high``."""
 
     def read(value: str) -> int:
-        if not re.fullmatch(r"\s*[+-]?[0-9]+", value):
+        if not re.fullmatch(r"\s*[+-]?[0-9]+\s*", value):
             raise ValueError(f"Invalid option value. Got {value}")
         if len(value) > 40 or not low <= int(value) <= high:
             raise ValueError(f"Provided option value is out of bound. Got {value}")
@@ -60,9 +61,20 @@ size = integer(0, INT64)
 
 def real(value: str) -> float:
     try:
-        return float(value)
+        number = float(value)
     except ValueError:
         raise ValueError(f"Invalid option value. Got {value}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"Provided option value is out of bound. Got {value}")
+    return number
+
+
+def milliseconds(value: str) -> int:
+    """Return whole milliseconds. Triton's help shows a number with a fraction, which its server drops."""
+    number = int(real(value))
+    if not -INT32 - 1 <= number <= INT32:
+        raise ValueError(f"Provided option value is out of bound. Got {value}")
+    return number
 
 
 def fraction(value: str) -> float:
@@ -150,21 +162,40 @@ def pair(first: Callable[[str], Any], second: Callable[[str], Any], separator: s
     return read
 
 
-def setting(flag: str, owner: str, *, needs_owner: bool = True) -> Callable[[str], tuple[str, str, str]]:
-    """Return a reader of ``<owner>,<key>=<value>``. The owner is "" for a global setting."""
+def setting(
+    flag: str, owner: str, *, needs_owner: bool = True, noun: str | None = None
+) -> Callable[[str], tuple[str, str, str]]:
+    """Return a reader of ``<owner>,<key>=<value>``. The owner is "" for a global setting.
+
+    The error for a missing owner names ``noun``, by default the first word of ``owner``; "" has no error of its own.
+    """
     expected = f"<{owner}>,<setting>=<value>"
+    named = owner.partition(" ")[0] if noun is None else noun
+    also = "" if needs_owner else " or <setting>=<value>"
 
     def read(value: str) -> tuple[str, str, str]:
         head, equals, rest = value.partition("=")
         first, comma, second = head.partition(",")
         name, key = (first, second) if comma else ("", first)
-        if not name and (comma or needs_owner):
-            raise ValueError(f"No {owner} specified. --{flag} option format is {expected}. Got {value}")
-        if not equals or not key or not rest:
+        lacks_owner = not name and bool(comma or needs_owner)
+        if lacks_owner and named:
+            raise ValueError(f"No {named} specified. --{flag} option format is {expected}{also}. Got {value}")
+        if lacks_owner or not equals or not key or not rest:
             raise ValueError(f"--{flag} option format is '{expected}'. Got {value}")
         return name, key, rest
 
     return read
+
+
+def host_policy(value: str) -> tuple[str, str, str]:
+    """Return policy, key and value of a setting that Triton knows."""
+    found = setting("host-policy", "policy name", noun="")(value)
+    if found[1] not in ("numa-node", "cpu-cores"):
+        raise ValueError(
+            f"Unsupported host policy setting '{found[1]}' is specified, supported settings are 'numa-node', "
+            "'cpu-cores'"
+        )
+    return found
 
 
 def port_range(value: str) -> tuple[int, int]:
@@ -177,7 +208,7 @@ def metrics_setting(value: str) -> tuple[str, str]:
     """Return the key and value of ``<key>=<value>``. A comma is refused: metrics settings have no owner."""
     key, equals, rest = value.partition("=")
     if "," in key or not key or not equals or not rest:
-        raise ValueError(f"--metrics-config option format is '<setting>=<value>'. Got {value}")
+        raise ValueError(f"--metrics-config option format is <setting>=<value>. Got {value}")
     return key, rest
 
 

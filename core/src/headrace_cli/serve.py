@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from anyio import create_task_group
 
@@ -28,43 +28,56 @@ from headrace.telemetry.logs import Log, LogSettings
 from headrace_cli import command_line, startup, usage
 from headrace_cli.garbage_collection import CollectionPolicy
 from headrace_cli.startup import log_openness
+from headrace_cli.usage import FlagHelp
 
 log = logging.getLogger("headrace.serve")
 
 
 class Serve(Command):
-    """Its flags are parsed as by tritonserver, and not by argparse."""
+    """Its flags are parsed as by tritonserver, and not by argparse. Another program that serves is a subclass."""
 
     name = "serve"
     help = "serve the models of a repository"
     example = "headrace serve --model-repository=/srv/models"
+    #: Words before those of the command line, which override them: the defaults of this program.
+    default_words: ClassVar[Sequence[str]] = ()
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        return argparse.Namespace(words=words)
+        return argparse.Namespace(words=[*self.default_words, *words])
+
+    @staticmethod
+    def flags(groups: Sequence[type[OptionGroup]] = ()) -> list[FlagHelp]:
+        """Return all flags in the order of ``headrace serve --help``, and those of ``groups``."""
+        return usage.flag_helps(groups)
+
+    def show_help(self, groups: Sequence[type[OptionGroup]]) -> int:
+        """Print the help, with the options of plugins in ``groups``. Return the exit code."""
+        print(usage.render(groups), end="")
+        return 0
+
+    def refuse(self, error: ConfigError, groups: Sequence[type[OptionGroup]]) -> int:
+        """Print why a command line is refused. Return the exit code."""
+        return complain("headrace serve", "[options]", error.message)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        return run(arguments.words)
-
-
-def run(words: Sequence[str]) -> int:
-    """Serve until SIGINT or SIGTERM. Return the exit code."""
-    try:
-        groups = option_groups(words)
-        if command_line.wants_help(words):
-            print(usage.render(groups), end="")
-            return 0
-        options, warnings = command_line.read_options(words, os.environ, groups)
-        logs = _open_log(options)
-    except ConfigError as error:
-        return complain("headrace serve", "[options]", error.message)
-    faulthandler.enable()
-    try:
-        with contextlib.closing(logs):
-            for warning in (*warnings, *support.without_effect(options)):
-                log.warning("%s", warning)
-            return run_loop(_supervise(words, options) if options.workers else _serve(options, logs))
-    finally:
-        _flush_output()
+        """Serve until SIGINT or SIGTERM. Return the exit code."""
+        words, groups = arguments.words, list[type[OptionGroup]]()
+        try:
+            groups = option_groups(words)
+            if command_line.wants_help(words):
+                return self.show_help(groups)
+            options, warnings = command_line.read_options(words, os.environ, groups)
+            logs = _open_log(options)
+        except ConfigError as error:
+            return self.refuse(error, groups)
+        faulthandler.enable()
+        try:
+            with contextlib.closing(logs):
+                for warning in (*warnings, *support.without_effect(options)):
+                    log.warning("%s", warning)
+                return run_loop(_supervise(words, options) if options.workers else _serve(options, logs))
+        finally:
+            _flush_output()
 
 
 def option_groups(words: Sequence[str]) -> list[type[OptionGroup]]:
@@ -184,10 +197,14 @@ def _watch_signals(told_to_stop: asyncio.Event) -> None:
 async def _start(
     server: Server, garbage: CollectionPolicy, loaded: Callable[[], Awaitable[None]] | None, tells_tables: bool
 ) -> None:
-    """Open the ports, then load the models: a port in use is reported at once, and probes are answered meanwhile."""
+    """Open the ports and load the models: the ports first, unless ``--listen-while-loading=false``.
+
+    Then a port in use is reported at once, and probes are answered meanwhile.
+    """
     if tells_tables:
         server.when_ready(partial(startup.log_tables, server))
-    await server.start_frontends()
+    if server.options.listen_while_loading:
+        await server.start_frontends()
     if tells_tables:
         log_openness(server.options)
     try:
@@ -197,7 +214,7 @@ async def _start(
         raise
     if loaded is not None:
         await loaded()
-    await server.start_frontends()  # those with shared ports, which open after the load
+    await server.start_frontends()  # those that do not listen yet
     garbage.start()
 
 

@@ -6,9 +6,9 @@ import inspect
 import shutil
 import textwrap
 from collections.abc import Iterable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 
-from headrace.config.option_groups import OptionGroup, group_flags
+from headrace.config.option_groups import GroupFlag, OptionGroup, group_flags
 from headrace.config.options import ServerOptions
 from headrace.config.support import SUPPORT, FlagState
 from headrace_cli.flags import GROUPS, Flag
@@ -30,6 +30,28 @@ _MARKS = {
     FlagState.REFUSED: "Not built yet, refused when set: ",
 }
 _MARGIN = " " * 8
+
+
+@dataclass(frozen=True, slots=True)
+class FlagHelp:
+    """One flag for a help text: ``name`` without its dashes, ``argument`` as ``<bool>``, or empty without one.
+
+    ``text`` is what the flag does, with its default.
+    """
+
+    name: str
+    argument: str
+    text: str
+
+
+def flag_helps(plugins: Iterable[type[OptionGroup]] = ()) -> list[FlagHelp]:
+    """Return the flags of ``headrace serve``, then those of plugins."""
+    own = [FlagHelp(flag.name, flag.argument, _text(flag)) for group in GROUPS.values() for flag in group]
+    return own + [
+        FlagHelp(flag.text.removeprefix("--"), f"<{flag.argument}>", _plugin_text(flag))
+        for kind in plugins
+        for flag in group_flags(kind)
+    ]
 
 
 def render(plugins: Iterable[type[OptionGroup]] = ()) -> str:
@@ -65,9 +87,13 @@ def _group(name: str, flags: Iterable[Flag], width: int) -> str:
 
 def _flag(flag: Flag, width: int) -> str:
     head = f"  --{flag.name}" + (f"={flag.argument}" if flag.argument else "")
-    known = default(flag)
-    text = " ".join(filter(None, [flag.help, notes(flag), f"[{known}]" if known else "", _example(flag)]))
+    text = f"{_text(flag)} {_example(flag)}"
     return f"{head}\n{textwrap.fill(text, width, initial_indent=_MARGIN, subsequent_indent=_MARGIN)}\n"
+
+
+def _text(flag: Flag) -> str:
+    known = default(flag)
+    return " ".join(filter(None, [flag.help, notes(flag), f"[{known}]" if known else ""]))
 
 
 def _example(flag: Flag) -> str:
@@ -79,8 +105,11 @@ def _plugin_group(kind: type[OptionGroup], width: int) -> str:
     title = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
     lines = [f"Plugin {kind.name}: {title}" if title else f"Plugin {kind.name}"]
     for flag in group_flags(kind):
-        known = "Required." if flag.is_required else f"[{flag.default}]" if flag.default not in (None, "") else ""
-        text = " ".join(filter(None, [flag.help, known]))
         lines.append(f"  {flag.text}=<{flag.argument}>")
-        lines += textwrap.wrap(text, width, initial_indent=_MARGIN, subsequent_indent=_MARGIN)
+        lines += textwrap.wrap(_plugin_text(flag), width, initial_indent=_MARGIN, subsequent_indent=_MARGIN)
     return "\n".join(lines) + "\n"
+
+
+def _plugin_text(flag: GroupFlag) -> str:
+    known = "Required." if flag.is_required else f"[{flag.default}]" if flag.default not in (None, "") else ""
+    return " ".join(filter(None, [flag.help, known]))

@@ -128,7 +128,7 @@ def test_refusals_are_tritons_to_the_letter(word: str, text: str) -> None:
         ("--http-header-forward-pattern=(", 'Bad option: "--http-header-forward-pattern".\ninvalid regular expression'),
         ("--cuda-memory-pool-byte-size=5", 'Bad option: "--cuda-memory-pool-byte-size".\nCannot parse pair option'),
         ("--backend-config=a,b", 'Bad option: "--backend-config".\n--backend-config option format is '),
-        ("--backend-config=,a=b", 'Bad option: "--backend-config".\nNo backend name specified. '),
+        ("--backend-config=,a=b", 'Bad option: "--backend-config".\nNo backend specified. '),
         ("--metrics-config=a,b=c", 'Bad option: "--metrics-config".\n--metrics-config option format is '),
         ("--rate-limit-resource=R", 'Bad option: "--rate-limit-resource".\n--rate-limit-resource option format is '),
         ("--model-config-name=", 'Bad option: "--model-config-name".\nError: empty argument'),

@@ -55,6 +55,7 @@ OURS = {
     "http-min-data-rate",
     "http-server",
     "http-stall-timeout-secs",
+    "listen-while-loading",
     "model-files-from",
     "plugins",
     "strict-parameters",

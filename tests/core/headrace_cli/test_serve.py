@@ -62,6 +62,14 @@ def test_endpoints_start_in_tritons_order_after_the_models(serve: Start) -> None
         server.wait_for(text)
 
 
+def test_a_flag_opens_the_ports_after_the_models(serve: Start) -> None:
+    server = serve("--listen-while-loading=false")
+    server.wait_for("Started Metrics Service at")
+    log = "".join(server.seen)
+    assert "listens at" not in log  # the line of a port that is open before the models are loaded
+    assert log.index("successfully loaded 'echo'") < log.index("Started GRPCInferenceService at")
+
+
 def test_a_model_that_has_no_backend_is_told_of_and_served(
     serve: Start, repository: Path, distribute: Callable[[str, str], None]
 ) -> None:

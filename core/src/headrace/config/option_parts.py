@@ -96,6 +96,8 @@ class ControlOptions:
     model_load_retry_count: int = 0
     #: Reload models when their files change; those of the Python backend stay in the server's process.
     dev: bool = False
+    #: Open the ports before the models are loaded at start. Read by ``headrace serve``.
+    listen_while_loading: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

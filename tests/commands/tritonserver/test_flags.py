@@ -1,0 +1,95 @@
+"""Each command line of ``flags.json`` is accepted, or refused, as Triton 2.51 did, with its text and its usage."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from headrace_tritonserver import TritonServer
+from headrace_tritonserver.grouped_help import GROUPS, OTHERS
+from tests.commands.tritonserver.recorded import CASES, HELP
+
+#: The last line for a command line that is accepted: no case has a model repository.
+ACCEPTED = "error: creating server: Invalid argument - --model-repository must be specified"
+USAGE = "Usage: tritonserver [options]\n"
+
+#: What Triton accepts, and Headrace refuses: numbers with rests, which Triton drops; negative sizes, counts and ports;
+#: a resource without a name; and a second cache, which Triton refuses when it creates the server.
+REFUSED = re.compile(
+    r"=(5x|1\.5|:1|0:-1)$|-(port|age|age-grace|byte-size|buffer-manager-thread-count)=-1$|^--cache-config=redis"
+)
+#: What Headrace has more than Triton.
+MORE = "--log-format=json"
+#: Errors that do not show the value of a restriction, which is a secret.
+SECRET = re.compile(r"^--(http-restricted-api|grpc-restricted-protocol)=.*:")
+#: Errors that Triton finds when it creates the server, without its usage.
+LATER = ("--host-policy=gpu_0,colour=red", "--model-load-gpu-limit=0:1.5", "--model-load-gpu-limit=0:-1")
+#: What the distributions of these flags check, and command lines with a repository.
+ELSEWHERE = re.compile(r"^--(trace-|allow-sagemaker|allow-vertex-ai|model-repository=|model-store=)")
+
+
+def is_compared(case: dict[str, Any]) -> bool:
+    """True for a command line that Triton judges before it serves, by what is tested here."""
+    return case["code"] is not None and not any(map(ELSEWHERE.match, case["words"]))
+
+
+def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Return the exit code and stderr of a command line."""
+    program = TritonServer()
+    code = program.run(program.parse(words))
+    out, err = capsys.readouterr()
+    assert not out
+    return code, err
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AIP_MODE", "AIP_STORAGE_URI", "AIP_HTTP_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("case", [*filter(is_compared, CASES)], ids=lambda case: " ".join(case["words"]) or "nothing")
+def test_a_command_line_is_judged_as_triton_judges_it(case: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    last = case["words"][-1] if case["words"] else ""
+    code, err = told(case["words"], capsys)
+    assert code == case["code"] == 1
+    before, usage, after = err.partition(USAGE)
+    accepted = ACCEPTED in case["before"]
+    if REFUSED.search(last) or last in LATER:
+        assert accepted or last in LATER
+        assert usage
+        assert "\nBad option: " in after
+    elif last == MORE:
+        assert (accepted, err) == (False, ACCEPTED + "\n")
+    elif accepted:
+        assert err == ACCEPTED + "\n"
+    else:
+        assert usage
+        assert SECRET.search(last) or case["after"] in after
+        assert "--help" in case["words"] or getopt(case["before"]) == getopt(before)
+
+
+def getopt(text: str) -> str:
+    """Return the error in a word without what Headrace says in more words: its own flags, the nearest one."""
+    line = next((line for line in text.splitlines() if line.startswith("tritonserver: ")), "")
+    short = re.sub(r"invalid option -- '(.)'", r"unrecognized option '-\1'", line)  # Headrace has no short flags but -h
+    return re.sub(r"=1'$|'$|'?; (possibilities: |did you mean ).*", "", "" if "'-h'" in short else short)
+
+
+def test_the_usage_has_all_flags_in_tritons_groups_and_order(capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = told(["--help"], capsys)
+    assert code == 1
+    assert err.startswith(USAGE)
+    groups = re.findall(r"^([A-Z][^\n]*):\n((?:[ \t].*\n)+)", err + "\n", re.MULTILINE)
+    named = {title: re.findall(r"^  --(\S+)", text, re.MULTILINE) for title, text in groups}
+    triton = json.loads(HELP.read_text())
+    assert [title for title in named if title != OTHERS] == list(triton)
+    for title, names in triton.items():
+        newer = {"http-max-input-size", "grpc-infer-thread-count", "grpc-max-response-pool-size", "allow-client-shm"}
+        assert [name for name in named[title] if name not in newer] == names
+    assert {flag.name for flag in TritonServer.flags()} <= {name for names in named.values() for name in names}
+    assert "listen-while-loading" in named[OTHERS]
+    assert not {name for name in named[OTHERS] for group in GROUPS.values() if name in group.split()}
