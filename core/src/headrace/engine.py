@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from enum import Enum
 from functools import cached_property
 from time import monotonic_ns
@@ -148,6 +148,8 @@ class Engine:
         self.streams = OpenStreams()
         #: The log that the command line has opened; None in a program that configures logging itself.
         self.log: Log | None = None
+        #: Applies a change to the extension of a name in all servers on the same ports; None for a single server.
+        self.relay: Callable[[str, str, Any], Awaitable[None]] | None = None
         self._when_ready: list[Callable[[], None]] = []
 
     # ------------------------------------------------------------------ admission
@@ -183,6 +185,18 @@ class Engine:
     def additions(self, kind: type[A]) -> list[A]:
         """Return what the extensions add to the protocol that serves ``kind``: a new object of each class."""
         return [part(extension) for extension in self.extensions for part in extension.adds if issubclass(part, kind)]
+
+    async def share(self, extension: Any, key: str, change: Any) -> None:
+        """Apply ``change`` to ``extension`` by its ``apply``: in this server, and in every one of ``--workers``.
+
+        ``change`` is a value that JSON can express. All changes are applied one after the other, in the same order
+        everywhere. A server that starts later applies the last change of each ``key`` before it listens. Raises the
+        `HeadraceError` of ``apply``.
+        """
+        if self.relay is None:
+            await extension.apply(change)
+        else:
+            await self.relay(extension.name, key, change)
 
     def close_extensions(self) -> None:
         """Close the extensions. The server's to call, once. One that fails keeps no other open."""

@@ -162,8 +162,8 @@ def find_backend(name: str, options: ServerOptions) -> type[Backend] | None:
 
 
 @hookspec
-def observe_model(model: ServedModel) -> Observer | None:
-    """Return an observer of the executions of ``model``, or None.
+def observe_model(model: ServedModel, options: ServerOptions) -> Observer | None:
+    """Return an observer of the executions of ``model``, or None. ``options`` are the server's; they may be left out.
 
     Called once per loaded version, on a loading thread, before it takes requests. The observer is called once per
     batch, on the instance's thread. It is called on the event loop for an instance in a process of its own, and for

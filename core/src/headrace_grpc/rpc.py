@@ -68,12 +68,15 @@ _Replied: TypeAlias = "asyncio.Future[bytes | HeadraceError]"
 Direct: TypeAlias = Callable[[Any, Context, Reply], "Cancel | None"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Rpc:
     """One RPC. ``parse`` turns the received bytes into the handler's request.
 
     Exactly one of three handlers is set. ``unary`` and ``stream`` run in a task of their own. ``direct`` answers by
     callback, now or later; it raises `HeadraceError` if it refuses now, and returns a function that cancels it.
+
+    The handlers are replaced when the log becomes verbose, and when it no longer is (`use_handlers`). A host reads them
+    for each call, or binds them again at `headrace.Log.on_change`.
     """
 
     service: str
@@ -88,6 +91,10 @@ class Rpc:
     parse_large: Callable[[Any], Any] | None = None
     #: Number and name of the field of its message that names a model; None without one.
     model_field: tuple[int, str] | None = None
+
+    def use_handlers(self, other: Rpc) -> None:
+        """Answer further calls by the handlers of ``other``, which is the same RPC."""
+        self.unary, self.stream, self.direct = other.unary, other.stream, other.direct
 
     def awaitable(self) -> Callable[[Any, Context], Awaitable[bytes]]:
         """Return ``unary`` or ``direct`` as a function to await, whose result goes on the wire."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,9 +38,23 @@ def rpcs(engine: Engine) -> list[Rpc]:
     services = sorted({read_name(type(method))[0] for method in methods})
     shared = MethodServices(Inference(engine), services)
     offered = [method.rpc(shared) for method in methods]
-    watched = [_watched(rpc) for rpc in offered] if is_verbose() else offered
-    admission = engine.admission
-    return watched if admission is None else [admitted(rpc, admission, engine.off_loop_work) for rpc in watched]
+    table = [_complete(rpc, engine) for rpc in offered]
+    if engine.log is not None:
+        engine.log.on_change.append(partial(_complete_again, table, offered, engine))
+    return table
+
+
+def _complete(rpc: Rpc, engine: Engine) -> Rpc:
+    """Return ``rpc`` with logging if the log is verbose, and with admission if there are interceptors."""
+    watched = _watched(rpc) if is_verbose() else rpc
+    return watched if engine.admission is None else admitted(watched, engine.admission, engine.off_loop_work)
+
+
+def _complete_again(table: list[Rpc], offered: list[Rpc], engine: Engine) -> None:
+    """Give each RPC of ``table`` the handlers that the present settings of the log ask for. Calls in flight keep
+    theirs."""
+    for rpc, plain in zip(table, offered, strict=True):
+        rpc.use_handlers(_complete(plain, engine))
 
 
 class AbsentOwner(NamedTuple):

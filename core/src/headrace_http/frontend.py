@@ -17,8 +17,9 @@ class HttpFrontend(HttpHost):
     name: ClassVar[str] = "http"
 
     async def serve(self, listener: socket.socket) -> None:
-        dispatch = self.served.answering(has_sockets=False).dispatch
-        self._connections = connections = NativeConnections(dispatch, self.limits, self.engine.off_loop_work)
+        routes = self.served.answering(has_sockets=False)
+        self._connections = connections = NativeConnections(routes.dispatch, self.limits, self.engine.off_loop_work)
+        routes.on_dispatch.append(connections.use)
         self._acceptor = await asyncio.get_running_loop().create_server(
             lambda: HttpProtocol(connections), sock=listener, backlog=self.backlog
         )

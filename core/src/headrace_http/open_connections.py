@@ -185,3 +185,9 @@ class NativeConnections(OpenConnections):
         self.received = bytearray(_BUFFER_BYTES)
         self.buffer = memoryview(self.received)
         self.head_cache = RequestHeadCache()
+
+    def use(self, dispatch: Callable[[HttpRequest, Reply], Cancel | None]) -> None:
+        """Answer all further requests by ``dispatch``."""
+        self.dispatch = dispatch
+        for connection in self._open:
+            connection.dispatch = dispatch  # type: ignore[attr-defined]  # each is an HttpProtocol

@@ -52,7 +52,7 @@ class HttpProtocol(AnsweringProtocol):
     def __init__(self, connections: NativeConnections) -> None:
         super().__init__()
         self._connections = connections
-        self._dispatch = connections.dispatch
+        self.dispatch = connections.dispatch
         self._limits: HttpLimits = connections.limits
         self._buffer, self._received = connections.buffer, connections.received
         self._reader = RequestReader(connections.limits, connections.head_cache)
@@ -269,7 +269,7 @@ class HttpProtocol(AnsweringProtocol):
         self._is_deaf = head.closes or (self._is_stopping and not self._reader.rest)
         self._exchange = exchange = Exchange(self, self._is_deaf, head)
         request = HttpRequest(head.method, head.path, head.headers, body, head.raw)
-        cancel = self._dispatch(request, exchange)
+        cancel = self.dispatch(request, exchange)
         if exchange.reply is None:
             exchange.cancel = cancel
 

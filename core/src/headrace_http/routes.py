@@ -6,7 +6,7 @@ Every route names its operation. The interceptors of the server admit it before 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -85,10 +85,20 @@ class Routes:
         if otherwise is not None:
             handlers = dict.fromkeys(METHODS, otherwise.handler(self._handlers))
             self.table.append(Route(_EVERY_PATH, otherwise.operation, handlers, {}))
-        dispatch = self._dispatch if self._admission is None else self._dispatch_admitted
         #: Answers a request through its ``reply``, once, now or later. Never raises. Returns a function to call if the
-        #: caller disconnects first, or None.
-        self.dispatch: Dispatch = watched(dispatch, self._target) if is_verbose() else dispatch
+        #: caller disconnects first, or None. Replaced when the log becomes verbose, and when it no longer is.
+        self.dispatch: Dispatch
+        #: Called with each `dispatch` that replaces another.
+        self.on_dispatch: list[Callable[[Dispatch], None]] = []
+        self._choose_dispatch()
+        if engine.log is not None:
+            engine.log.on_change.append(self._choose_dispatch)
+
+    def _choose_dispatch(self) -> None:
+        dispatch = self._dispatch if self._admission is None else self._dispatch_admitted
+        self.dispatch = watched(dispatch, self._target) if is_verbose() else dispatch
+        for use in self.on_dispatch:
+            use(self.dispatch)
 
     def socket_limit(self, path: str) -> int:
         """Return how many bytes a message to the WebSocket of ``path`` may have; 0 if the path has none."""

@@ -58,6 +58,7 @@ class TrialService:
     ready: bool = False
     calls: list[Any] = field(default_factory=list)
     off_loop_work: Any = None
+    log: Any = None
     streams: OpenStreams = field(default_factory=OpenStreams)
 
     @property

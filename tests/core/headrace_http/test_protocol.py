@@ -599,7 +599,7 @@ def test_tensors_are_freed_with_the_answer_and_not_by_the_collector(
 ) -> None:
     caller, peer = make_caller({"X": ("UINT8", (-1,))}), connect()
     caller.model.holds = holds
-    peer.protocol._dispatch = caller.routes.dispatch
+    peer.protocol.dispatch = caller.routes.dispatch
     tensor_json = b'{"name":"X","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}'
     text = b'{"parameters":{"binary_data_output":true},"inputs":[' + tensor_json + b"]}"
     gc.disable()

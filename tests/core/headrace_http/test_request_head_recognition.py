@@ -291,7 +291,7 @@ def test_refused_request_is_refused_again(
     connect: Connect, make_caller: MakeCaller, path: str, body: bytes, headers: tuple[str, ...], status: int
 ) -> None:
     peer = connect()
-    peer.protocol._dispatch = make_caller({"X": ("UINT8", (4,))}, http_max_input_size=100).routes.dispatch
+    peer.protocol.dispatch = make_caller({"X": ("UINT8", (4,))}, http_max_input_size=100).routes.dispatch
     for _ in range(3):
         peer.send(head_of(path, len(body), *headers) + body)
     assert peer.statuses == [status] * 3
@@ -304,7 +304,7 @@ def test_restricted_request_needs_its_key_each_time(connect: Connect, make_calle
     peers = [connect()]
     peers += [connect(peers[0]) for _ in range(2)]
     for peer in peers:
-        peer.protocol._dispatch = caller.routes.dispatch
+        peer.protocol.dispatch = caller.routes.dispatch
         for headers in (b"", b"key: secret\r\n", b"key: guess\r\n"):
             peer.send(b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n" + headers + b"\r\n")
         assert peer.statuses == [403, 200, 403]
@@ -565,7 +565,7 @@ def test_thousands_of_heads_are_all_answered_right(connect: Connect) -> None:
 
 def test_recognised_tensors_are_freed_with_the_answer(connect: Connect, make_caller: MakeCaller) -> None:
     caller, peer = make_caller({"X": ("UINT8", (-1,))}), connect()
-    peer.protocol._dispatch = caller.routes.dispatch
+    peer.protocol.dispatch = caller.routes.dispatch
     gc.disable()
     try:
         for _ in range(3):
@@ -656,7 +656,7 @@ class World:
 
     def _new(self) -> Any:
         peer = self.connect(self.base, **self.limits)
-        peer.protocol._dispatch = self._dispatch
+        peer.protocol.dispatch = self._dispatch
         if not self.remembers:
             peer.protocol._reader.find_head = lambda raw: None
         return peer

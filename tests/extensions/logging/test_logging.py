@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import httpx
+import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
@@ -17,6 +21,7 @@ import tritonclient.http
 from headrace import grpc_service_pb2 as pb
 from headrace_testing import ExtensionConformance, ServedExtension
 from headrace_testing.serving import serve as serve_here
+from tests.e2e.lines import Lines
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
@@ -153,6 +158,63 @@ def test_the_log_follows_its_settings(
     client.update_log_settings({"log_verbose_level": 2})
     assert len(lines_about("fifth", "successfully loaded")) > few, "verbose lines are written as well"
     assert not [line for line in server.lines if "third" in line]
+
+
+@pytest.mark.parametrize("hosts", [(), ("--http-server=hypercorn", "--grpc-server=grpcio")], ids=["native", "others"])
+def test_lines_about_requests_follow_the_level_on_open_connections(
+    serve: Callable[..., Headrace], tmp_path: Path, wait_until: Callable[..., None], hosts: tuple[str, ...]
+) -> None:
+    (tmp_path / "m/1").mkdir(parents=True)
+    (tmp_path / "m/config.pbtxt").write_text(CONFIG)
+    server = serve(f"--model-repository={tmp_path}", *hosts)
+    body = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}
+    tensor = tritonclient.grpc.InferInput("x", [1], "FP32").set_data_from_numpy(np.ones(1, np.float32))
+    words = ("HTTP request: 2 /v2/models/m/infer", "New request handler for ModelInferHandler", "ModelReady")
+
+    with (
+        httpx.Client(base_url=f"http://127.0.0.1:{server.http}") as http,
+        tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client,
+    ):
+
+        def ask() -> None:
+            assert http.post("/v2/models/m/infer", json=body).status_code == 200
+            client.infer("m", [tensor])
+            assert client.is_model_ready("m")
+
+        ask()
+        assert not [line for line in server.lines if any(word in line for word in words)]
+        client.update_log_settings({"log_verbose_level": 1})
+        ask()
+        for word in words:
+            wait_until(lambda word=word: any(word in line for line in server.lines), word)
+        wait_until(lambda: any("Done for ModelReady, 0" in line for line in server.lines), "the last line")
+        client.update_log_settings({"log_verbose_level": 0})
+        count = len(server.lines)
+        ask()
+        client.update_log_settings({"log_verbose_level": 1})
+        ask()
+        wait_until(lambda: sum(words[0] in line for line in server.lines) == 2, "the line of the third request")
+        shown = [line for line in server.lines[count:] if words[0] in line]
+        assert len(shown) == 1, "no line for the second"
+
+
+def test_with_workers_a_change_reaches_all_and_those_that_are_started_later(
+    serve: Callable[..., Headrace], tmp_path: Path
+) -> None:
+    (tmp_path / "models").mkdir()
+    server = serve(f"--model-repository={tmp_path / 'models'}", "--workers=2")
+    server.wait_for_line("2 workers serve")
+    with contextlib.closing(Lines(server, "worker")) as lines:
+        first, second = lines.one_each()
+        first.http.request("POST", "/v2/logging", json.dumps({"log_verbose_level": 3, "log_info": True}))
+        assert json.loads(first.http.getresponse().read())["log_verbose_level"] == 3
+        assert second.get("/v2/logging")[1]["log_verbose_level"] == 3
+        second.http.request("POST", "/v2/logging", json.dumps({"log_verbose_level": 2, "log_format": "no"}))
+        assert second.http.getresponse().status == 503
+        os.kill(first.owner, signal.SIGKILL)
+        server.wait_for_line("worker 0 has been restarted")
+        settings = [line.get("/v2/logging")[1] for line in lines.one_each()]
+    assert settings == [START | {"log_verbose_level": 3}] * 2
 
 
 def test_a_stranger_writes_no_file(server: Headrace, tmp_path: Path) -> None:

@@ -51,6 +51,10 @@ class Extension:
         """Return the value of each of ``metrics`` by name. Called on the event loop, once per scrape."""
         return {}
 
+    async def apply(self, change: Any) -> None:
+        """Apply ``change``, which was given to `Engine.share` here or in another worker. Raises `HeadraceError`."""
+        raise NotImplementedError(f"extension '{self.name}' shares a change and has no method 'apply'")
+
     def close(self) -> None:
         """Release what the extension holds. Called once, on the event loop, after the frontends have stopped."""
 

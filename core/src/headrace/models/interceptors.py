@@ -41,6 +41,8 @@ class Interceptor(ABC):
     """
 
     name: ClassVar[str]
+    #: True for one that only watches. It comes before all others, so that it watches what they refuse, too.
+    first: ClassVar[bool] = False
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
@@ -137,7 +139,8 @@ class InterceptorChain:
 
 def make_interceptors(kinds: Iterable[type[Interceptor]], options: ServerOptions) -> InterceptorChain | None:
     """Return the interceptors that ``options`` ask for, in order; None if there are none."""
-    interceptors = [made for made in (kind(options) for kind in kinds) if made.enabled]
+    ordered = sorted(kinds, key=lambda kind: not kind.first)
+    interceptors = [made for made in (kind(options) for kind in ordered) if made.enabled]
     return InterceptorChain(interceptors) if interceptors else None
 
 

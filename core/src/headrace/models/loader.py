@@ -285,10 +285,8 @@ class Loader:
             served = ServedModel(
                 model, signature, model_queue, instances, statistics, labels, release, tuple(needed.values())
             )
-            observers = [
-                observer for observer in self._plugins.hook.observe_model(model=served) if observer is not None
-            ]
-            instances.serve(observers)
+            observers = self._plugins.hook.observe_model(model=served, options=self._options)
+            instances.serve([observer for observer in observers if observer is not None])
             undo.pop_all()
         return served
 

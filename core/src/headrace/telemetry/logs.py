@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
@@ -93,6 +93,8 @@ class Log:
     """The log of one process, from construction to `close`. Raises OSError if the file cannot be opened."""
 
     def __init__(self, settings: LogSettings, environ: Mapping[str, str] = os.environ) -> None:
+        #: Called after each change, for what is chosen by the settings. On the thread of the change.
+        self.on_change: list[Callable[[], None]] = []
         self._escape = environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "1") != "0"
         self._handler = LogOutput(settings.file)
         self._foreign = LogRateLimit()
@@ -112,6 +114,8 @@ class Log:
         self._handler.setFormatter(_formatter(settings.format, self._escape))
         for logger in _OURS:
             logger.setLevel(settings.threshold)
+        for follow in self.on_change:
+            follow()
 
     def close(self) -> None:
         """Log how many records were left out, and restore the logging configuration from before."""

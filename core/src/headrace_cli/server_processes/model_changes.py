@@ -1,8 +1,8 @@
-"""Applies loads and unloads by name to all servers that share the ports.
+"""Applies loads and unloads by name, and changes of extensions, to all servers that share the ports.
 
-A request reaches one server (`headrace.models.control.Control.relay`). That server asks the supervisor, and the
-supervisor asks all servers and answers when all have answered. Changes are applied one after the other. A server that
-starts later applies them before it serves.
+A request reaches one server (`headrace.models.control.Control.relay`, `headrace.engine.Engine.relay`). That server asks
+the supervisor, and the supervisor asks all servers and answers when all have answered. Changes are applied one after
+the other. A server that starts later applies them before it serves.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headrace.errors import HeadraceError, InternalError, Unavailable
 
 if TYPE_CHECKING:
-    from headrace.models.control import Control
+    from headrace.engine import Engine
 
-#: A change as JSON, made by `write_load` or `write_unload`.
+#: A change as JSON: its kind, the name of a model or an extension, and the rest. Made by the functions ``write_...``.
 Change = list[Any]
+#: What has happened, by the kind of a change.
+_DONE = {"load": "loaded", "unload": "unloaded", "extension": "changed"}
 
 
 def write_load(name: str, parameters: Mapping[str, str | bytes]) -> Change:
@@ -31,14 +33,27 @@ def write_unload(name: str, unload_dependents: bool) -> Change:
     return ["unload", name, unload_dependents]
 
 
-async def apply(change: Change, control: Control) -> None:
+def write_extension(name: str, key: str, change: Any) -> Change:
+    return ["extension", name, [key, change]]
+
+
+async def apply(change: Change, engine: Engine) -> None:
     """Apply ``change`` to this server. Raises `HeadraceError`."""
     kind, name, how = change
     if kind == "load":
         parameters = {key: each if isinstance(each, str) else b64decode(each[0]) for key, each in how.items()}
-        await control.load_here(name, parameters)
+        await engine.control.load_here(name, parameters)
+    elif kind == "unload":
+        await engine.control.unload_here(name, how)
     else:
-        await control.unload_here(name, how)
+        (extension,) = (each for each in engine.extensions if each.name == name)
+        await extension.apply(how[1])
+
+
+def _replaces(change: Change) -> tuple[str, ...]:
+    """Return the key of the changes of which only the last one counts."""
+    kind, name, how = change
+    return (kind, name, how[0]) if kind == "extension" else ("model", name)
 
 
 class ChangingServer(Protocol):
@@ -55,8 +70,8 @@ class ModelChanges:
 
     def __init__(self) -> None:
         self._joined: list[ChangingServer] = []
-        #: The last change of each model, by its name, in the order of the changes.
-        self._last: dict[str, Change] = {}
+        #: The changes that no later one replaces, in their order.
+        self._last: dict[tuple[str, ...], Change] = {}
         self._turn = asyncio.Lock()
 
     async def join(self, server: ChangingServer) -> list[Change]:
@@ -87,8 +102,8 @@ class ModelChanges:
                 else:
                     made += 1
             if made and not failed:
-                self._last.pop(change[1], None)
-                self._last[change[1]] = change
+                self._last.pop(_replaces(change), None)
+                self._last[_replaces(change)] = change
                 return
         if not failed:
             raise Unavailable("every worker has died; the model is as it was")
@@ -96,7 +111,7 @@ class ModelChanges:
         if not made:
             raise error
         raise InternalError(
-            f"'{change[1]}' has been {change[0]}ed by {made} of {made + len(failed)} workers, which differ now; "
+            f"'{change[1]}' has been {_DONE[change[0]]} by {made} of {made + len(failed)} workers, which differ now; "
             f"{server.name}: {error.message}"
         )
 
@@ -107,8 +122,8 @@ class SharedControl:
     ``ask`` calls the supervisor.
     """
 
-    def __init__(self, ask: Callable[..., Awaitable[Any]], control: Control) -> None:
-        self._ask, self._control = ask, control
+    def __init__(self, ask: Callable[..., Awaitable[Any]], engine: Engine) -> None:
+        self._ask, self._engine = ask, engine
         #: Held while `join` applies earlier changes, so that later ones wait.
         self._turn = asyncio.Lock()
 
@@ -116,12 +131,12 @@ class SharedControl:
         """Apply the changes that were made since the start. Raises `HeadraceError`."""
         async with self._turn:
             for change in await self._ask("join"):
-                await apply(change, self._control)
-            self._control.relay = self
+                await apply(change, self._engine)
+            self._engine.control.relay, self._engine.relay = self, self._extend
 
     async def make(self, change: Change) -> None:
         async with self._turn:
-            await apply(change, self._control)
+            await apply(change, self._engine)
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
         """Load the model ``name`` on all servers. Raises `HeadraceError`."""
@@ -130,3 +145,7 @@ class SharedControl:
     async def unload(self, name: str, unload_dependents: bool) -> None:
         """Unload the model ``name`` on all servers. Raises `HeadraceError`."""
         await self._ask("make", write_unload(name, unload_dependents))
+
+    async def _extend(self, name: str, key: str, change: Any) -> None:
+        """Change the extension ``name`` on all servers. Raises `HeadraceError`."""
+        await self._ask("make", write_extension(name, key, change))

@@ -43,7 +43,7 @@ async def _serve(channel: socket.socket) -> int:
             return write_families(server.engine.collect())
 
         async def join() -> None:
-            shared = SharedControl(line.calls.ask, server.engine.control)
+            shared = SharedControl(line.calls.ask, server.engine)
             line.calls.methods = {"measure": measure, "change": shared.make}
             await shared.join()
 

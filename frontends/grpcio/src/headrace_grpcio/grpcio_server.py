@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -59,7 +58,11 @@ class GrpcioServer:
         options, address, files = self._options, self._host.address, self._host.tls
         credentials = None if files is None else await asyncio.to_thread(credentials_of, files)
         self._server: Server = grpc.aio.server(options=tuple(_arguments(options)))
-        self._server.add_generic_rpc_handlers(self._handlers())
+        self._methods = _Methods()
+        self._bind_all()
+        if (log := self._host.engine.log) is not None:
+            log.on_change.append(self._bind_all)
+        self._server.add_generic_rpc_handlers((self._methods,))
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(address)
@@ -105,11 +108,9 @@ class GrpcioServer:
             elif now - self._wrote > _HURRY_SECONDS or now - computed > self._host.callers_s:
                 return
 
-    def _handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
-        services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = defaultdict(dict)
-        for rpc in self._host.rpcs:
-            services[rpc.service][rpc.name] = self._bind(rpc)
-        return tuple(grpc.method_handlers_generic_handler(name, methods) for name, methods in services.items())
+    def _bind_all(self) -> None:
+        """Answer further calls by the present handlers of all RPCs."""
+        self._methods.bound = {f"/{rpc.service}/{rpc.name}": self._bind(rpc) for rpc in self._host.rpcs}
 
     def _bind(self, rpc: Rpc) -> grpc.RpcMethodHandler[Any, Any]:
         # Parsing and serializing happen in our calls, because grpcio shows the exceptions of its own.
@@ -226,6 +227,15 @@ class GrpcioServer:
             raise
         finally:
             self._readers.discard(reader)
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only its stub is generic
+    """The table of all RPCs, by their paths."""
+
+    bound: dict[str, grpc.RpcMethodHandler[Any, Any]]
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        return self.bound.get(handler_call_details.method)
 
 
 class _Call:

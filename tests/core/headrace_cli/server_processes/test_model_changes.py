@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from headrace_cli.server_processes.model_changes import (
     ModelChanges,
     SharedControl,
     apply,
+    write_extension,
     write_load,
     write_unload,
 )
@@ -127,6 +129,36 @@ def test_one_that_joins_while_a_change_is_made_hears_of_it() -> None:
     run(scenario())
 
 
+def test_of_an_extension_the_last_change_of_each_key_is_made_again() -> None:
+    async def scenario() -> None:
+        changes = ModelChanges()
+        await changes.join(Recorded(0))
+        level, info, later = (write_extension("x", key, value) for key, value in (("l", 1), ("i", False), ("l", 2)))
+        same_name = write_load("x", {})
+        for change in (level, info, same_name, later):
+            await changes.make(change)
+        assert await changes.join(Recorded(0)) == [info, same_name, later]
+        await changes.join(Recorded(1, InternalError("no")))
+        with pytest.raises(
+            InternalError, match="'x' has been changed by 2 of 3 workers, which differ now; worker 1: no"
+        ):
+            await changes.make(level)
+
+    run(scenario())
+
+
+class Changed:
+    """An extension that keeps the changes."""
+
+    name = "x"
+
+    def __init__(self) -> None:
+        self.changes: list[Any] = []
+
+    async def apply(self, change: Any) -> None:
+        self.changes.append(change)
+
+
 class Told:
     """What a `Control` is asked."""
 
@@ -145,8 +177,12 @@ def test_files_and_settings_arrive_as_they_were_sent() -> None:
     async def scenario() -> None:
         control: Any = Told()
         parameters: dict[str, str | bytes] = {"config": '{"a": "ü"}', "file:1/model.onnx": bytes(range(256))}
-        await apply(write_load("m", parameters), control)
-        await apply(write_unload("m", True), control)
+        engine: Any = SimpleNamespace(control=control, extensions=[Changed(), other := Changed()])
+        other.name = "other"
+        await apply(write_load("m", parameters), engine)
+        await apply(write_unload("m", True), engine)
+        await apply(write_extension("x", "key", {"a": 1}), engine)
+        assert [each.changes for each in engine.extensions] == [[{"a": 1}], []]
         assert control.calls == [("load", "m", parameters), ("unload", "m", True)]
 
     run(scenario())
@@ -162,7 +198,8 @@ def test_a_server_makes_what_it_missed_before_what_comes() -> None:
             asked.append(words)
             return await answered if words == ("join",) else None
 
-        shared = SharedControl(ask, control)
+        engine: Any = SimpleNamespace(control=control, relay=None)
+        shared = SharedControl(ask, engine)
         joining = asyncio.ensure_future(shared.join())
         await asyncio.sleep(0)
         making = asyncio.ensure_future(shared.make(GONE))
@@ -173,6 +210,11 @@ def test_a_server_makes_what_it_missed_before_what_comes() -> None:
         assert [call[:2] for call in control.calls] == [("load", "a"), ("unload", "a")]
         await control.relay.load("b", {"config": "{}"})
         await control.relay.unload("b", False)
-        assert asked[1:] == [("make", B), ("make", write_unload("b", False))]
+        await engine.relay("x", "key", [1])
+        assert asked[1:] == [
+            ("make", B),
+            ("make", write_unload("b", False)),
+            ("make", ["extension", "x", ["key", [1]]]),
+        ]
 
     run(scenario())

@@ -1,0 +1,108 @@
+"""The access log: a line for each operation, also if it is refused or fails.
+
+::
+
+    AccessLog.admit              before the body is read: a `RunningOperation` watches the operation
+    AccessLog.intercept          when an inference was read: id, version, bytes
+    ExecutionTimes               when an instance has executed it: times in the queue and in the instance
+    RunningOperation             with each answer, and at the end: to the file
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from headrace import (
+    AnyOperation,
+    BatchTimes,
+    Caller,
+    Extension,
+    InferRequest,
+    Interceptor,
+    Observer,
+    PublishedMetric,
+    ServerOptions,
+    Ticket,
+    Watch,
+)
+from headrace_logging.access_lines import LONGEST
+from headrace_logging.access_options import AccessLogOptions
+from headrace_logging.running_operation import RunningOperation
+
+if TYPE_CHECKING:
+    from headrace import ModelView
+
+WRITTEN, DROPPED = "headrace_access_log_written_total", "headrace_access_log_dropped_total"
+
+
+class AccessLog(Interceptor):
+    """Logs one of each ``--access-log-sample`` operations. An inference that a model asks for is part of another."""
+
+    name: ClassVar[str] = "access-log"
+    first: ClassVar[bool] = True
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+        self._options = options.group(AccessLogOptions)
+        self._left = self._every = self._options.sample
+        if self.enabled:
+            self._lines, self._running = self._options.lines, self._options.running
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self._options.file)
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch | None:
+        if caller.transport == "model":
+            return None
+        self._left -= 1
+        if self._left:
+            return None
+        self._left = self._every
+        record = self._running[caller] = RunningOperation(caller, self._lines, self._running)
+        return record
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> None:
+        record = self._running.get(caller)
+        if record is not None:
+            record.version, record.request_id = model.version, request.id[:LONGEST]
+            # An input that does not fit its shape has no size. The check, which comes next, refuses it.
+            record.request_bytes = sum([getattr(tensor, "nbytes", 0) for tensor in request.inputs.values()])
+
+
+class ExecutionTimes(Observer):
+    """Adds the times of each execution to the records of its requests."""
+
+    def __init__(self, running: Mapping[Caller, RunningOperation]) -> None:
+        self._running = running
+
+    def batch_finished(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
+        start_ns, compute_ns = times.start_ns, times.end_ns - times.start_ns
+        for tickets in (succeeded, failed):
+            for ticket in tickets:
+                sender = ticket.request.sender
+                record = None if sender is None else self._running.get(sender)
+                if record is not None:
+                    record.queue_ns, record.compute_ns = start_ns - ticket.queued_ns, compute_ns
+
+
+class AccessLogFile(Extension):
+    """Counts the lines, and closes the file when the server has stopped."""
+
+    name: ClassVar[str] = "access-log"
+    metrics: ClassVar[Sequence[PublishedMetric]] = (
+        PublishedMetric(WRITTEN, "Lines of the access log that were written.", "counter"),
+        PublishedMetric(DROPPED, "Lines of the access log that were dropped.", "counter"),
+    )
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.engine.options.group(AccessLogOptions).file)
+
+    def measure(self) -> Mapping[str, float]:
+        lines = self.engine.options.group(AccessLogOptions).lines
+        return {WRITTEN: lines.written, DROPPED: lines.dropped}
+
+    def close(self) -> None:
+        self.engine.options.group(AccessLogOptions).lines.close()
