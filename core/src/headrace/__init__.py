@@ -128,7 +128,7 @@ if TYPE_CHECKING:
     from headrace_cli.usage import FlagHelp
     from headrace_grpc import grpc_service_pb2
     from headrace_grpc.hosts import GrpcHost
-    from headrace_grpc.plugin_methods import GrpcMethod
+    from headrace_grpc.plugin_methods import GrpcMethod, RpcWrapper
     from headrace_grpc.rpc import Rpc
     from headrace_http.asgi import create_app
     from headrace_http.caller_limits import Pace
@@ -219,7 +219,7 @@ _HOMES = {
     "headrace.harnesses": ("InstanceHarness", "SchedulerHarness"),
     "headrace.off_loop": ("TooLargeForLoop",),
     "headrace_grpc.hosts": ("GrpcHost",),
-    "headrace_grpc.plugin_methods": ("GrpcMethod",),
+    "headrace_grpc.plugin_methods": ("GrpcMethod", "RpcWrapper"),
     "headrace_grpc.rpc": ("Rpc",),
     "headrace_http.asgi": ("create_app",),
     "headrace_http.caller_limits": ("Pace",),
@@ -368,6 +368,7 @@ __all__ = [
     "Respond",
     "ResponseCache",
     "Rpc",
+    "RpcWrapper",
     "Scheduler",
     "SchedulerContext",
     "SchedulerHarness",

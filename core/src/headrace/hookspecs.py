@@ -117,7 +117,8 @@ def register_interceptors() -> Sequence[type[Interceptor]]:  # type: ignore[empt
     """Return the interceptor classes of this plugin. The server creates one object of each that is enabled.
 
     Called once per server, before anything is loaded; same rules as `register_backends`. An operation passes the
-    interceptors of core first, then those of plugins in the order of the names of their entry points.
+    interceptors of core first, then those of plugins in the order of the names of their entry points; those that are
+    `Interceptor.first` before all.
     """
 
 

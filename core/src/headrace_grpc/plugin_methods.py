@@ -142,6 +142,24 @@ class GrpcMethod(Addition):
                 await close()
 
 
+class RpcWrapper(Addition):
+    """Wraps the handlers of every RPC of the server, own ones and those of plugins. Asked once per RPC, at start.
+
+    The interceptors admit a call before the wrapped handler gets it.
+    """
+
+    kind: ClassVar[str] = "wrapper"
+
+    def wrap(self, rpc: Rpc) -> Rpc:
+        """Return ``rpc`` with another handler of the same kind, or ``rpc``."""
+        raise NotImplementedError
+
+    @classmethod
+    def check(cls) -> None:
+        if cls.wrap is RpcWrapper.wrap:
+            raise TypeError(f"wrapper '{cls.name}' has no method 'wrap'")
+
+
 def read_name(part: type[GrpcMethod]) -> tuple[str, str]:
     """Return the service and the method of ``part``. Raises TypeError if its name is invalid."""
     found = _NAME.fullmatch(part.name)

@@ -13,7 +13,7 @@ from headrace.frontends.failures import Failure, is_verbose, log, log_failure
 from headrace_grpc.absent_methods import ABSENT
 from headrace_grpc.admitted_calls import admitted
 from headrace_grpc.infer import Inference
-from headrace_grpc.plugin_methods import GrpcMethod, MethodServices, read_name
+from headrace_grpc.plugin_methods import GrpcMethod, MethodServices, RpcWrapper, read_name
 from headrace_grpc.rpc import (
     Answer,
     Cancel,
@@ -38,6 +38,8 @@ def rpcs(engine: Engine) -> list[Rpc]:
     services = sorted({read_name(type(method))[0] for method in methods})
     shared = MethodServices(Inference(engine), services)
     offered = [method.rpc(shared) for method in methods]
+    for wrapper in engine.additions(RpcWrapper):
+        offered = [wrapper.wrap(rpc) for rpc in offered]
     table = [_complete(rpc, engine) for rpc in offered]
     if engine.log is not None:
         engine.log.on_change.append(partial(_complete_again, table, offered, engine))
