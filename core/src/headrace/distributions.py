@@ -35,11 +35,10 @@ _EXTENSIONS = {
     "events": "headrace-events",
     "generate": "headrace-generate",
     "logging": "headrace-logging",
+    "trace": "headrace-trace",
     "sequence": "headrace-sequence",
     **dict.fromkeys(("shm", "system_shared_memory", "cuda_shared_memory"), "headrace-shm"),
 }
-#: What those of Triton's are to be called that are not written yet.
-_EXTENSIONS_PLANNED = {"trace": "headrace-trace"}
 #: Schedulers in distributions of their own, by the field of the config.
 _SCHEDULERS = {"ensemble_scheduling": "headrace-ensemble", "sequence_batching": "headrace-sequence"}
 
@@ -68,7 +67,7 @@ def is_known(kind: str, name: str) -> bool:
         "command": _COMMANDS,
         "frontend": _HOSTS,
         "storage": _STORAGES_PLANNED,
-        "extension": _EXTENSIONS | _EXTENSIONS_PLANNED,
+        "extension": _EXTENSIONS,
     }
     return name in known.get(kind, ())
 
@@ -104,8 +103,6 @@ def missing(kind: str, name: str) -> str:
         return f"The agent '{name}' comes with the distribution {_AGENTS[name]}: pip install {_AGENTS[name]};"
     if kind == "extension" and name in _EXTENSIONS:
         return f"It comes with the distribution {_EXTENSIONS[name]}: pip install {_EXTENSIONS[name]}"
-    if kind == "extension" and name in _EXTENSIONS_PLANNED:
-        return f"Its distribution, {_EXTENSIONS_PLANNED[name]}, is not published yet"
     if kind == "storage" and name in _STORAGES_PLANNED:
         return (
             f"Its distribution, {_STORAGES_PLANNED[name]}, is not published yet: copy the repository to this machine, "

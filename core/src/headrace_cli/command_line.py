@@ -57,7 +57,7 @@ def read_options(
     fields = _environment(environ) | chosen | {"model_repository": repository, "plugin_options": plugin_options}
     options = ServerOptions(**fields)
     check(options)
-    return options, _warnings(given, options)
+    return options, _warnings(given)
 
 
 def parse_options(words: Sequence[str]) -> ServerOptions:
@@ -228,9 +228,6 @@ def _deprecation(old: Given, given: Sequence[Given]) -> Iterator[str]:
             yield f"Overriding deprecated '--{flag.name}' from False to True in favor of '--{flag.deprecated}'!"
 
 
-def _warnings(given: Sequence[Given], options: ServerOptions) -> list[str]:
+def _warnings(given: Sequence[Given]) -> list[str]:
     old = {one.flag.name: one for one in given if one.flag.deprecated}
-    warnings = [f"Warning: {line}" for one in old.values() for line in _deprecation(one, given)]
-    if not options.trace_config and any(one.flag.option == "trace_config" for one in given):
-        warnings.append("--trace-config has no effect: no level turns tracing on")
-    return warnings
+    return [f"Warning: {line}" for one in old.values() for line in _deprecation(one, given)]

@@ -261,9 +261,9 @@ def restrictions(noun: str) -> Callable[[Iterable[list[tuple[str, Restriction]]]
 
 
 def traces(settings: Sequence[TraceSetting]) -> tuple[TraceSetting, ...]:
-    """Return all settings, or none if no level among them turns tracing on."""
-    levels = [setting.value.lower() for setting in settings if not setting.mode and setting.key == "level"]
-    return tuple(settings) if any(level not in ("off", "false") for level in levels) else ()
+    """Return all settings, without those of deprecated flags that others override."""
+    given = {(setting.mode, setting.key) for setting in settings if not setting.is_deprecated}
+    return tuple(each for each in settings if not (each.is_deprecated and (each.mode, each.key) in given))
 
 
 def collect(values: Sequence[Any]) -> tuple[Any, ...]:

@@ -42,7 +42,7 @@ class Flag:
 
 
 def _trace(mode: str, key: str) -> Callable[[str], TraceSetting]:
-    return lambda value: TraceSetting(mode, key, value)
+    return lambda value: TraceSetting(mode, key, value, is_deprecated=True)
 
 
 def _local_cache(value: str) -> tuple[str, str, str]:

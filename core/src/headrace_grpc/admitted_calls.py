@@ -118,6 +118,7 @@ class _Guard:
         self._rpc, self._admission, self._large = rpc, admission, large
         #: Calls that wait. The event loop itself keeps no reference to tasks.
         self._tasks: set[asyncio.Task[None]] = set()
+        self._skips = partial(_skips, admission) if admission.samples is not None else None
 
     # ------------------------------------------------------------------ calls with one message
 
@@ -131,7 +132,14 @@ class _Guard:
     def direct(self, handler: Direct) -> Direct:
         as_unary = awaited(handler)
 
-        def call(body: Buffer, context: Context, reply: Reply) -> Cancel:
+        skips = self._skips if self._rpc.operation is Operation.INFER else None
+
+        def call(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
+            if skips is not None and skips(body, context):
+                try:
+                    return handler(self._rpc.parse(body), context, reply)
+                except TooLargeForLoop:
+                    return self._start(self._answer_skipped(as_unary, body, context, reply))
             caller = caller_of(context)
             admitted = AdmittedContext(context, caller)
             waiting = self._admit(caller, body)
@@ -143,12 +151,25 @@ class _Guard:
                 except Exception as error:
                     caller.end(_worded(error))
                     raise
-            task = asyncio.get_running_loop().create_task(self._answer(as_unary, body, admitted, waiting, reply))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return task.cancel
+            return self._start(self._answer(as_unary, body, admitted, waiting, reply))
 
         return call
+
+    def _start(self, answering: Coroutine[Any, Any, None]) -> Cancel:
+        """Run ``answering`` as a task. Return a function that cancels it."""
+        task = asyncio.get_running_loop().create_task(answering)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task.cancel
+
+    async def _answer_skipped(self, handler: Unary, body: Buffer, context: Context, reply: Reply) -> None:
+        """Answer a direct call that no interceptor admits, and whose message is parsed on a thread."""
+        try:
+            request = await _read(body, self._rpc.parse, self._rpc.parse_large, self._large)
+            answer: bytes | HeadraceError = serialize(await handler(request, context))
+        except Exception as error:
+            answer = _worded(error).with_traceback(None)
+        reply(answer)
 
     def _begin(self, handler: Direct, request: Any, context: AdmittedContext, reply: Reply) -> Cancel:
         """Let ``handler`` answer now or later. The operation ends with its answer, or when the caller disconnects."""
@@ -157,6 +178,8 @@ class _Guard:
         def answer(answer: bytes | HeadraceError) -> None:
             context.caller.end(answer if isinstance(answer, HeadraceError) else None)
             reply(answer)
+            if context.caller.on_sent is not None:
+                context.caller.on_sent()
 
         cancel = handler(request, context, answer)
 
@@ -181,6 +204,8 @@ class _Guard:
         except Exception as error:
             answer = _worded(error).with_traceback(None)
         reply(answer)
+        if context.caller.on_sent is not None:
+            context.caller.on_sent()
 
     async def _call(
         self, handler: Unary, body: Buffer, context: AdmittedContext, waiting: Coroutine[Any, Any, None] | None
@@ -263,10 +288,11 @@ class _Guard:
 
 
 class AdmittedMessage(NamedTuple):
-    """A message of a stream, and its caller. A refused one has only the name of its model and its id."""
+    """A message of a stream, and its caller; None if no interceptor admits it. A refused one has only the name of its
+    model and its id."""
 
     request: ReadMessage
-    caller: Caller
+    caller: Caller | None
     refusal: HeadraceError | None = None
 
 
@@ -276,6 +302,9 @@ async def admit_messages(
     """Admit the inferences of a stream one by one, and parse the admitted ones."""
     opened = caller_of(context)
     async for body in bodies:
+        if admission.samples is not None and _skips(admission, body, context):
+            yield AdmittedMessage(await _read(body, unpack, unpack_large, large), None)
+            continue
         caller = opened.for_another_operation()
         name = _text_in(body, _MODEL_FIELD)
         try:
@@ -307,6 +336,13 @@ async def _read(
         return parse(body)
     except TooLargeForLoop:
         return await large.run(partial(parse_large or parse, body))
+
+
+def _skips(admission: InterceptorChain, body: Buffer, context: Context) -> bool:
+    """True if the interceptors leave out an inference. ``admission`` has ``samples``."""
+    assert admission.samples is not None
+    sent = (first(context.metadata, "traceparent") or "") if admission.follows_trace_context else ""
+    return not admission.samples(Operation.INFER, partial(_text_in, body, _MODEL_FIELD), sent)
 
 
 def _text_in(body: Buffer, number: int) -> str:

@@ -154,12 +154,12 @@ class _AdmittedTurn(_Turn):
         self._caller = message.caller
 
     @property
-    def caller(self) -> Caller:
+    def caller(self) -> Caller | None:
         return self._caller
 
     def respond(self, answer: Answer, final: bool) -> None:
         super().respond(answer, final)
-        if final:
+        if final and self._caller is not None:
             self._caller.end(answer if isinstance(answer, HeadraceError) else None)
 
 

@@ -73,6 +73,8 @@ class AdmittedReply:
         self._cancel = None
         self.caller.end(_error_in(reply))
         self._reply(reply)
+        if self.caller.on_sent is not None:
+            self.caller.on_sent()
 
     def begin(
         self, admission: InterceptorChain, operation: AnyOperation, model: str, answer: Begin, refuse: Refuse
@@ -128,6 +130,8 @@ class _EndingStream:
     async def end(self) -> None:
         await self._stream.end()
         self._caller.end()
+        if self._caller.on_sent is not None:
+            self._caller.on_sent()
 
     def break_off(self) -> None:
         self._caller.end(CallerError("the answer was broken off"))

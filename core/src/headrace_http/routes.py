@@ -18,6 +18,7 @@ from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.absent_routes import absent_routes
 from headrace_http.admitted_requests import AdmittedReply, caller_of
 from headrace_http.caller_limits import HttpLimits, port_limits
+from headrace_http.inference import InferenceHandler
 from headrace_http.message import Cancel, HttpRequest, Reply, error_reply, text_error
 from headrace_http.plugin_routes import METHODS, HttpRoute, read_route
 from headrace_http.request_log import Dispatch, watched
@@ -34,6 +35,7 @@ log = rate_limited_logger(__name__)
 _OF_REGIONS = (Operation.SHARED_MEMORY_STATUS, Operation.SHARED_MEMORY_REGISTER, Operation.SHARED_MEMORY_UNREGISTER)
 #: At most this many paths are remembered, because clients choose them.
 _REMEMBERED = 1024
+_TRACE_CONTEXT = b"traceparent"
 _EVERY_PATH = re.compile(".*", re.DOTALL)
 
 
@@ -67,7 +69,9 @@ class Routes:
         ``otherwise`` answers every other path, by any method. ``transport`` is that of the callers, and ``limits`` are
         those of the port. Without ``has_sockets``, WebSocket routes are refused.
         """
-        self._admission = engine.admission
+        self._admission = admission = engine.admission
+        self._samples = None if admission is None else admission.samples
+        self._follows_context = admission is not None and admission.follows_trace_context
         self._transport = transport
         self._found = ClearedCache[str, tuple[Route, PathTarget]](_REMEMBERED)
         self._handlers = RouteHandlers(
@@ -127,6 +131,10 @@ class Routes:
         except NotFound as error:
             self._fail(request, reply, error)
             return None
+        if (samples := self._samples) is not None and isinstance(route.handlers.get(request.method), InferenceHandler):
+            sent = request.headers.get(_TRACE_CONTEXT, b"").decode("latin-1") if self._follows_context else ""
+            if not samples(Operation.INFER, lambda: target.name, sent):
+                return self._answer(route, target, request, reply)
         admitted = AdmittedReply(reply, caller_of(request, reply, self._transport))
         return admitted.begin(
             self._admission,  # type: ignore[arg-type]  # there is one

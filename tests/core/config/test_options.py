@@ -10,10 +10,11 @@ import pytest
 
 import headrace
 from headrace.config import support
-from headrace.config.option_parts import HttpLimitOptions, Restriction
+from headrace.config.option_parts import HttpLimitOptions, Restriction, TraceSetting
 from headrace.config.options import ServerOptions
 from headrace.config.support import SUPPORT, FlagState
 from headrace.errors import ConfigError
+from headrace.server import Server
 from headrace_http.caller_limits import port_limits
 
 # Name and default, as written in docs/spec/behaviours.md section 8. Flags without a default are left out.
@@ -143,7 +144,6 @@ REFUSED = {
     "model_namespacing": True,
     "allow_sagemaker": True,
     "allow_vertex_ai": True,
-    "trace_config": ("anything",),
 }
 
 
@@ -156,6 +156,12 @@ def test_what_would_be_wrong_to_ignore_is_refused_by_name(name: str) -> None:
     options = ServerOptions(**{name: REFUSED[name]})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} is refused: "):
         support.refuse(options)
+
+
+def test_tracing_without_its_distribution_is_refused_with_the_command_that_installs_it() -> None:
+    options = ServerOptions(plugins=("http",), trace_config=(TraceSetting("", "rate", "1"),))
+    with pytest.raises(ConfigError, match=r"^--trace-config is refused\. .*pip install headrace-trace"):
+        Server(options)
 
 
 def test_what_has_no_effect_is_said_once_per_option() -> None:

@@ -174,7 +174,7 @@ def test_the_store_is_the_repository_and_both_may_be_repeated() -> None:
         ("--host-policy=p,numa-node=0", "host_policy", {"p": {"numa-node": "0"}}),
         ("--cuda-memory-pool-byte-size=1:5", "cuda_memory_pool_byte_size", {1: 5}),
         ("--plugins=a, b", "plugins", ("a", "b")),
-        ("--trace-level=OFF", "trace_config", ()),
+        ("--trace-level=OFF", "trace_config", (TraceSetting("", "level", "OFF", is_deprecated=True),)),
         (
             "--http-restricted-api=health,logging:key=v=w",
             "http_restricted_api",
@@ -259,8 +259,6 @@ REFUSED = {
     "--model-namespacing=true",
     "--allow-sagemaker=true",
     "--allow-vertex-ai=1",
-    "--trace-config=level=TIMESTAMPS",
-    "--trace-level=TIMESTAMPS",
 }
 
 
@@ -272,8 +270,6 @@ def test_a_flag_that_would_be_wrong_to_ignore_stops_the_start(word: str) -> None
 REFUSED_EXAMPLES = {
     "load-model",
     "model-namespacing",
-    "trace-config",
-    "trace-level",
 }
 
 
@@ -287,15 +283,14 @@ def test_the_example_of_every_flag_is_accepted_unless_it_is_refused(flag: Any) -
         assert isinstance(read(word), ServerOptions)
 
 
-def test_tracing_without_a_level_is_off_and_said_to_be() -> None:
-    options, warnings = read_options([REPOSITORY, "--trace-config=mode=triton"], {})
-    assert options.trace_config == ()
-    assert warnings == ["--trace-config has no effect: no level turns tracing on"]
+def test_a_new_flag_of_tracing_overrides_the_deprecated_one() -> None:
+    new = (TraceSetting("", "level", "OFF"), TraceSetting("triton", "file", "f"))
+    words = ["--trace-level=TIMESTAMPS", "--trace-config=level=OFF", "--trace-config=triton,file=f"]
+    assert read(*words).trace_config == new
+    assert read(words[1], words[0], words[2]).trace_config == new
 
 
 def test_traces_keep_their_mode() -> None:
-    with pytest.raises(ConfigError, match="--trace-config is refused"):
-        read("--trace-config=level=TIMESTAMPS", "--trace-config=triton,file=f")
     assert FLAGS["trace-config"].read is not None
     assert FLAGS["trace-config"].read("opentelemetry,resource=k=v") == TraceSetting("opentelemetry", "resource", "k=v")
 

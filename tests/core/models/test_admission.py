@@ -634,3 +634,96 @@ def test_an_interceptor_that_fails_lets_nothing_pass(serve: Serve, caplog: pytes
 
     serve(scenario, Fails)
     assert "an interceptor raised an exception at the operation 'infer'" in caplog.text
+
+
+# ---------------------------------------------------------------------- an interceptor that takes some requests only
+
+
+class Sampling(Interceptor):
+    """Takes every other inference, and each with a trace context."""
+
+    name = "sampling"
+    follows_trace_context = True
+    asked: ClassVar[list[str]] = []
+    taken: ClassVar[list[str]] = []
+    sent: ClassVar[list[str]] = []
+
+    def samples(self, operation: AnyOperation, model: Callable[[], str], traceparent: str) -> bool:
+        if operation is not Operation.INFER:
+            return False
+        self.asked.append(model())
+        return len(self.asked) % 2 == 0 or bool(traceparent)
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch:
+        self.taken.append(f"{caller.transport} {operation} {model}")
+        caller.on_sent = lambda: self.sent.append(caller.transport)
+        return _Notes()
+
+
+@pytest.fixture
+def no_samples() -> Iterator[None]:
+    yield
+    for noted in (Sampling.asked, Sampling.taken, Sampling.sent):
+        noted.clear()
+
+
+@pytest.mark.usefixtures("no_samples")
+@pytest.mark.parametrize("others", [[], [Guide]], ids=["alone", "with others"])
+def test_each_inference_is_sampled_once_whatever_its_way(serve: Serve, others: list[type[Interceptor]]) -> None:
+    def scenario(ports: Ports) -> None:
+        for size in (2, 50_000):
+            for _ in range(2):
+                assert post(ports.http, size).status_code == 200
+            for _ in range(2):
+                call(ports.grpc, "", size)
+            for _ in range(2):
+                assert typed(ports.grpc, size) == size
+        for _ in range(2):
+            ports.server.infer("m", {"x": np.zeros((1, 2), np.float32)})
+        with grpc_client.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
+            arrived = threading.Semaphore(0)
+            client.start_stream(lambda result, error: arrived.release())
+            for _ in range(2):
+                client.async_stream_infer("m", [tensor_of()])
+                assert arrived.acquire(timeout=20)
+            client.stop_stream()
+        assert httpx.get(f"http://127.0.0.1:{ports.http}/v2/own/m").status_code == 200
+
+    serve(scenario, Sampling, *others)
+    assert Sampling.asked == ["m"] * 16
+    taken = ["http infer m", "grpc infer m", "grpc infer m"] * 2 + ["program infer m", "grpc infer m"]
+    assert Sampling.taken == taken
+    assert Sampling.sent == ["http", "grpc", "grpc"] * 2
+    assert Seen.answers == [("InferResponse", True)] * 8
+    assert len(Seen.ends) == 8
+
+
+@pytest.mark.usefixtures("no_samples")
+def test_a_caller_that_is_left_out_is_not_made(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    post_init = Caller.__post_init__
+
+    def note(caller: Caller) -> None:
+        made.append(caller.transport)
+        post_init(caller)
+
+    def scenario(ports: Ports) -> None:
+        monkeypatch.setattr(Caller, "__post_init__", note)
+        for _ in range(3):
+            post(ports.http)
+            call(ports.grpc, "")
+
+    serve(scenario, Sampling)
+    assert made == ["grpc"] * 3
+
+
+@pytest.mark.usefixtures("no_samples")
+def test_an_interceptor_may_take_each_request_with_a_trace_context(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        post(ports.http, traceparent="00-1")
+        with grpc_client.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
+            client.infer("m", [tensor_of()])
+            client.infer("m", [tensor_of()], headers={"traceparent": "00-2"})
+
+    serve(scenario, Sampling)
+    assert Sampling.taken == ["http infer m", "grpc infer m", "grpc infer m"]

@@ -55,11 +55,12 @@ class RateLimitResource:
 
 @dataclass(frozen=True, slots=True)
 class TraceSetting:
-    """One ``--trace-config``; ``mode`` is ``triton``, ``opentelemetry``, or empty for a global."""
+    """One ``--trace-config``, or a deprecated flag such as ``--trace-rate``. ``mode`` is empty for a global."""
 
     mode: str
     key: str
     value: str
+    is_deprecated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,6 @@ SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT)
     "vertex_ai_port": _NOT_VERTEX,
     "vertex_ai_thread_count": _NOT_VERTEX,
     "vertex_ai_default_model": _NOT_VERTEX,
-    "trace_config": _refused("tracing is not built yet; no trace would be written"),
     "cache_directory": _no_effect(_PLUGINS),
     "repoagent_directory": _no_effect(_PLUGINS),
     "pinned_memory_pool_byte_size": _NO_DEVICE_POOLS,

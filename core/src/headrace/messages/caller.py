@@ -71,6 +71,8 @@ class Caller:
     operation: AnyOperation | None = field(default=None, init=False)
     model: str = field(default="", init=False)
     arrival_ns: int = field(default_factory=monotonic_ns, init=False)
+    #: Set by a `Watch`: called after the end, when a frontend has handed a whole answer to its transport.
+    on_sent: Callable[[], None] | None = field(default=None, init=False, repr=False)
     is_over: bool = field(default=False, init=False)
     _watches: list[Watch] = field(default_factory=list, init=False, repr=False)
 

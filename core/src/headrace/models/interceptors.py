@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -52,6 +52,17 @@ class Interceptor(ABC):
         """True if ``options`` ask for this interceptor. Read once, before the server starts."""
         return True
 
+    #: True if `samples` reads ``traceparent``.
+    follows_trace_context: bool = False
+
+    def samples(self, operation: AnyOperation, model: Callable[[], str], traceparent: str) -> bool:
+        """Return False to leave an operation out: `admit` is then not called. Not called for operations of models.
+
+        If all interceptors leave out an inference, not even its `Caller` is made. ``model`` returns the name of the
+        model. ``traceparent`` is the header of that name, empty unless `follows_trace_context`.
+        """
+        return True
+
     @abstractmethod
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Verdict | Awaitable[Verdict]:
         """Allow an operation, before its body is read, or raise a `HeadraceError` to refuse it.
@@ -77,6 +88,11 @@ class InterceptorChain:
     def __init__(self, interceptors: Sequence[Interceptor]) -> None:
         self._interceptors = tuple(interceptors)
         self._readers = [each for each in interceptors if type(each).intercept is not Interceptor.intercept]
+        self._samplers = [each for each in interceptors if type(each).samples is not Interceptor.samples]
+        self.follows_trace_context = any(each.follows_trace_context for each in self._samplers)
+        #: `Interceptor.samples` of the only interceptor; an inference without it has no caller. None if there are
+        #: others, or if it takes every operation.
+        self.samples = self._samplers[0].samples if self._samplers and len(interceptors) == 1 else None
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str = "") -> Coroutine[Any, Any, None] | None:
         """Call all interceptors. Return None if the operation is allowed. Else await the result: then it is allowed.
@@ -87,6 +103,9 @@ class InterceptorChain:
         """
         caller.operation, caller.model = operation, model
         asking = iter(self._interceptors)
+        if self._samplers and (self.samples is None or operation is not Operation.INFER):  # else it is decided
+            left_out = self.left_out(caller, operation, model)
+            asking = iter([each for each in self._interceptors if each not in left_out])
         try:
             for interceptor in asking:
                 verdict = interceptor.admit(caller, operation, model)
@@ -97,6 +116,12 @@ class InterceptorChain:
         except BaseException as error:
             raise _refusal(caller, operation, plugin_failure(error)) from None
         return None
+
+    def left_out(self, caller: Caller, operation: AnyOperation, model: str) -> list[Interceptor]:
+        """Return the interceptors that leave out the operation."""
+        sent = caller.trace_context.get("traceparent", "") if self.follows_trace_context else ""
+        asked = () if caller.transport == "model" else self._samplers
+        return [each for each in asked if not each.samples(operation, lambda: model, sent)]
 
     async def _wait(
         self,

@@ -30,7 +30,7 @@ class Start(Protocol):
 
 
 #: Returns the `Caller` of a request from the frontend's own call object.
-Describe: TypeAlias = Callable[[Any, Ticket], Caller]
+Describe: TypeAlias = Callable[[Any, Ticket], "Caller | None"]
 
 
 def program_caller(call: Any, ticket: Ticket) -> Caller:
@@ -43,10 +43,9 @@ def model_caller(call: Any, ticket: Ticket) -> Caller:
     return Caller("model", parent=ticket.request.sender)
 
 
-def admitted_caller(call: Any, ticket: Ticket) -> Caller:
-    """Return the caller of a request that was admitted: its frontend kept it as ``call.caller``."""
-    caller: Caller = call.caller
-    return caller
+def admitted_caller(call: Any, ticket: Ticket) -> Caller | None:
+    """Return the caller that a frontend kept as ``call.caller``; None if all interceptors leave out the request."""
+    return getattr(call, "caller", None)
 
 
 #: Finds a model by name and version (empty: the latest). Raises `HeadraceError`.
@@ -57,10 +56,10 @@ class RequestSubmitter:
     """Submits the requests of one kind of caller. Event loop only.
 
     ``refusal`` returns the error that refuses a decoupled model, for a caller that takes one response; None allows it.
-    ``describe`` returns the `Caller` of a request. It is called only if there is an ``admission``.
+    ``describe`` returns the `Caller` of a request, or None. It is called only if there is an ``admission``.
     """
 
-    __slots__ = ("_admission", "_describe", "_refusal", "_resolve", "_waiting", "find", "start")
+    __slots__ = ("_admission", "_describe", "_follows_sender", "_refusal", "_resolve", "_waiting", "find", "start")
 
     def __init__(
         self,
@@ -71,6 +70,8 @@ class RequestSubmitter:
     ) -> None:
         self._resolve, self._refusal, self._describe = resolve, refusal, describe
         self._admission = admission
+        #: True if requests of models are left out if the request that they execute was.
+        self._follows_sender = describe is model_caller and admission is not None and admission.samples is not None
         #: Requests that wait for an interceptor. The event loop itself keeps no reference to their tasks.
         self._waiting: set[asyncio.Task[None]] = set()
         #: Returns the model for a name and a version. Raises `HeadraceError` if there is none, or if it is decoupled
@@ -103,15 +104,22 @@ class RequestSubmitter:
     # ------------------------------------------------------------------ with interceptors
 
     def _start_described(self, view: ModelView, ticket: Ticket, call: Any = None) -> None:
-        self._start_for(view, ticket, self._describe(call, ticket))
+        is_left_out = self._follows_sender and ticket.request.sender is None
+        self._start_for(view, ticket, None if is_left_out else self._describe(call, ticket))
 
-    def _start_for(self, view: ModelView, ticket: Ticket, caller: Caller) -> None:
+    def _start_for(self, view: ModelView, ticket: Ticket, caller: Caller | None) -> None:
         """Start the request of ``caller``. If it was not admitted for an inference with this model, admit it here."""
         assert self._admission is not None
+        if caller is None:
+            check_and_enqueue(view, ticket)
+            return
         name = ticket.request.model_name
         is_admitted = caller.operation in (Operation.INFER, Operation.GENERATE) and caller.model == name
         if is_admitted and not caller.is_over:
             self._intercept(view, ticket, caller)
+            return
+        if self._admission.samples is not None and self._admission.left_out(caller, Operation.INFER, name):
+            check_and_enqueue(view, ticket)
             return
         if caller.operation is not None:
             caller = caller.for_another_operation()

@@ -25,6 +25,8 @@ def _impossible(options: ServerOptions) -> Iterator[tuple[str, str]]:
         yield "", "there is no port to share, because --allow-http and --allow-grpc are false"
     if options.dev:
         yield " together with --dev", "a debugger stops one server, and the other workers go on"
+    if options.workers > 1 and any(each.key == "file" for each in options.trace_config):
+        yield " together with --trace-config=triton,file=...", "the workers would overwrite each other's file"
     if options.rate_limit != "off" and options.workers > 1:
         yield (
             f" together with --rate-limit={options.rate_limit}",

@@ -1,0 +1,172 @@
+"""Triton's trace settings: of the whole server and of single models, with their fall-back, checks and sampling.
+
+Source: docs/spec/behaviours.md section 12.1, and what Triton 2.51 answers. Event loop only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace import InvalidArgument
+
+LEVELS = ("TIMESTAMPS", "TENSORS")
+#: What the C library's ``stoi`` reads at the start of a text.
+_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
+#: The largest value that each setting has according to Triton's text.
+_RANGES = {"trace_rate": (0, 2**32 - 1), "trace_count": (-1, 2**31 - 1), "log_frequency": (0, 2**32 - 1)}
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Settings that are given; None for those that are not."""
+
+    level: tuple[str, ...] | None = None
+    rate: int | None = None
+    count: int | None = None
+    log_frequency: int | None = None
+
+
+@dataclass(frozen=True)
+class TraceSettings:
+    """All settings of a server or of a model. ``count`` -1 is no limit. Without ``file``, no trace file is written."""
+
+    level: tuple[str, ...] = ()
+    rate: int = 1000
+    count: int = -1
+    log_frequency: int = 0
+    file: str = ""
+    mode: str = "triton"
+
+    def check(self) -> None:
+        """Raise `InvalidArgument` if requests could not be traced by these settings."""
+        if self.level and not self.rate:
+            raise _invalid("sample rate must be non-zero")
+        if self.level and self.mode == "triton" and not self.file:
+            raise _invalid("trace file name is not given")
+
+    def with_changes(self, changes: Changes) -> TraceSettings:
+        return replace(self, **{name: value for name, value in vars(changes).items() if value is not None})
+
+
+def _invalid(reason: str) -> InvalidArgument:
+    return InvalidArgument(f"Attempting to set invalid trace setting :{reason}")
+
+
+class Sampler:
+    """Decides which requests are traced by ``settings``."""
+
+    __slots__ = ("_left", "_seen", "collected", "rate", "settings", "started", "takes_tensors", "takes_timestamps")
+
+    def __init__(self, settings: TraceSettings) -> None:
+        self.settings = settings
+        self.takes_tensors = "TENSORS" in settings.level
+        self.takes_timestamps = "TIMESTAMPS" in settings.level
+        #: Traces that were started, and those of them that are over.
+        self.started = self.collected = 0
+        #: Every ``rate``-th request is traced; 0: none.
+        self.rate = settings.rate if settings.level and settings.count != 0 else 0
+        self._seen, self._left = 0, settings.count
+
+    def sample(self, is_forced: bool = False) -> bool:
+        """Return True if this request is traced. ``is_forced``: whatever the rate is."""
+        if not self.rate:
+            return False
+        self._seen += 1
+        if self._seen < self.rate and not is_forced:
+            return False
+        self._seen = 0
+        self.started += 1
+        if self._left > 0:
+            self._left -= 1
+            if not self._left:
+                self.rate = 0
+        return True
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if all traces that ``count`` allows are over."""
+        return self.settings.count > 0 and self.collected >= self.settings.count
+
+
+class SettingsTable:
+    """The settings of a server. ``start`` are those of its command line."""
+
+    def __init__(self, start: TraceSettings) -> None:
+        self._start, self._changes = start, Changes()
+        self.whole = Sampler(start)
+        #: Of models with settings of their own.
+        self.models: dict[str, Sampler] = {}
+        self._of_models: dict[str, Changes] = {}
+
+    def of(self, model: str) -> Sampler:
+        """Return the sampler for a model."""
+        return self.models.get(model, self.whole)
+
+    def change(self, model: str, given: Mapping[str, Any]) -> None:
+        """Change settings of ``model``; empty: of the server. ``given`` has None for a setting that falls back.
+
+        Settings of the server also hold for each model that has none of its own. Raises `InvalidArgument`; nothing has
+        changed then.
+        """
+        if not given:
+            return
+        if model:
+            changes = replace(self._of_models.get(model, Changes()), **given)
+            if changes == Changes():
+                self._of_models.pop(model, None)
+                self.models.pop(model, None)
+                return
+            sampler = self._made(self._whole(self._changes).with_changes(changes))
+            self._of_models[model], self.models[model] = changes, sampler
+            return
+        changes = replace(self._changes, **given)
+        whole = self._whole(changes)
+        made = self._made(whole)
+        samplers = {name: self._made(whole.with_changes(own)) for name, own in self._of_models.items()}
+        self._changes, self.whole = changes, made
+        for name, sampler in samplers.items():
+            if sampler.settings != self.models[name].settings:
+                self.models[name] = sampler
+
+    def _whole(self, changes: Changes) -> TraceSettings:
+        return self._start.with_changes(changes)
+
+    @staticmethod
+    def _made(settings: TraceSettings) -> Sampler:
+        settings.check()
+        return Sampler(settings)
+
+
+def read_level(names: Iterable[str]) -> tuple[str, ...] | None:
+    """Return the levels in ``names``; None if there is none among them. Unknown names are ignored, as in Triton.
+
+    Raises `InvalidArgument` for OFF beside others.
+    """
+    given = list(names)
+    if "OFF" in given:
+        if len(given) > 1:
+            raise InvalidArgument("Expect only one trace level 'OFF' is specified")
+        return ()
+    return tuple(level for level in LEVELS if level in given) or None
+
+
+def read_number(name: str, text: str, blank: str = "") -> int:
+    """Return the number at the start of ``text`` for the setting ``name``. Raises `InvalidArgument`, in Triton's words.
+
+    ``blank`` is what follows "got:" in Triton's text for a negative count: it differs by protocol.
+    """
+    found = _NUMBER.match(text)
+    if found is None:
+        raise InvalidArgument(f"Unable to parse '{name}', got: {text}")
+    lowest, highest = _RANGES[name]
+    number = int(found[1]) if len(found[1]) < 40 else 2**40
+    if not -(2**31) <= number < 2**31:  # Triton reads an int
+        raise InvalidArgument(f"Unable to parse '{name}', value is out of range [ {lowest}, {highest} ], got: {text}")
+    if number < lowest:
+        if name == "trace_count":
+            raise InvalidArgument(f"Unable to parse '{name}'. Expecting value >= -1, got:{blank}{text}")
+        number += 2**32
+    return number

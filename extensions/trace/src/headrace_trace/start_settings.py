@@ -1,0 +1,100 @@
+"""The settings of ``--trace-config``, and of the deprecated flags that mean the same.
+
+Source: docs/spec/behaviours.md section 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace import ConfigError, HeadraceError, ServerOptions
+from headrace_trace.settings import LEVELS, TraceSettings, read_number
+
+_MODES = ("triton", "opentelemetry")
+_OPENTELEMETRY = ("url", "resource", "bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size")
+
+
+@dataclass(frozen=True)
+class StartSettings:
+    """What a server starts with. ``exporter`` and ``resource`` are for mode ``opentelemetry``."""
+
+    settings: TraceSettings = field(default_factory=TraceSettings)
+    exporter: Mapping[str, str] = field(default_factory=dict)
+    resource: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def may_trace(self) -> bool:
+        """True if requests can be traced, now or after a change of settings."""
+        return self.settings.mode == "opentelemetry" or bool(self.settings.file)
+
+
+def read_options(options: ServerOptions) -> StartSettings:
+    """Return the settings in ``options``. Raises `ConfigError`."""
+    values: dict[str, str] = {}
+    levels: set[str] = set()
+    exporter: dict[str, str] = {}
+    resource: dict[str, str] = {}
+    for one in options.trace_config:
+        if one.mode == "opentelemetry" and one.key in _OPENTELEMETRY:
+            if one.key == "resource":
+                name, equals, value = one.value.partition("=")
+                if not (name and equals):
+                    raise ConfigError(f"--trace-config opentelemetry,resource expects <key>=<value>, got: {one.value}")
+                resource[name] = value
+            else:
+                exporter[one.key] = one.value
+        elif not one.mode and one.key == "level":
+            levels |= _read_level(one.value)
+        elif (one.mode, one.key) in _KEYS:
+            values[_KEYS[one.mode, one.key]] = one.value
+        else:
+            shown = f"{one.mode},{one.key}" if one.mode else one.key
+            raise ConfigError(f"--trace-config: '{shown}' is not a setting; known are: {_known()}")
+    mode = values.get("mode", "triton").lower()
+    if mode not in _MODES:
+        raise ConfigError(f"--trace-config: invalid argument for mode, got: {mode}; expected triton or opentelemetry")
+    numbers = {name: _number(name, values[name]) for name in ("rate", "count", "log_frequency") if name in values}
+    level = tuple(each for each in LEVELS if each in levels)
+    settings = TraceSettings(level, file=values.get("file", ""), mode=mode, **numbers)
+    try:
+        settings.check()
+    except HeadraceError as error:
+        raise ConfigError(f"--trace-config: {error.message.partition(':')[2]}") from None
+    return StartSettings(settings, exporter, resource)
+
+
+_KEYS = {
+    ("", "mode"): "mode",
+    ("", "rate"): "rate",
+    ("", "count"): "count",
+    ("triton", "file"): "file",
+    ("triton", "log-frequency"): "log_frequency",
+}
+_NAMES = {"rate": "trace_rate", "count": "trace_count", "log_frequency": "log_frequency"}
+
+
+def _known() -> str:
+    named = [",".join(filter(None, key)) for key in _KEYS]
+    return ", ".join(["level", *named, *(f"opentelemetry,{key}" for key in _OPENTELEMETRY)])
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        number = read_number(_NAMES[name], text)
+    except HeadraceError as error:
+        raise ConfigError(f"--trace-config: {error.message}") from None
+    if str(number) != text.strip():
+        raise ConfigError(f"--trace-config: Unable to parse '{_NAMES[name]}', got: {text}")
+    return number
+
+
+def _read_level(text: str) -> set[str]:
+    found = text.upper()
+    if found in LEVELS:
+        return {found}
+    if found in ("OFF", "FALSE"):
+        return set()
+    if found in ("MIN", "MAX", "TRUE"):
+        return {"TIMESTAMPS"}
+    raise ConfigError(f"--trace-config: invalid argument for level, got: {text}; expected OFF, TIMESTAMPS or TENSORS")

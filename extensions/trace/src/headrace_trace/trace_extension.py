@@ -1,0 +1,141 @@
+"""Triton's trace extension: the settings of tracing, read and changed while the server runs, and its metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from headrace import (
+    Addition,
+    Caller,
+    Engine,
+    Extension,
+    GrpcMethod,
+    HeadraceError,
+    HttpCall,
+    HttpReply,
+    HttpRoute,
+    InvalidArgument,
+    Operation,
+    PublishedMetric,
+    Unsupported,
+    grpc_service_pb2,
+)
+from headrace_trace.setting_changes import read_document, read_message
+from headrace_trace.settings import SettingsTable
+from headrace_trace.start_settings import read_options
+from headrace_trace.tracer import tracer_of
+
+#: A message of millions of settings would take long to parse.
+_MOST_BYTES = 1 << 16
+_JSON = ((b"Content-Type", b"application/json"),)
+
+
+class ReadTraceSettings(HttpRoute):
+    name = "GET /v2[/models/{name}]/trace/setting"
+    operation = Operation.TRACE_SETTINGS
+    extension: Trace
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        model = call.values.get("name", "")
+        await self.extension.require(model)
+        body = json.dumps(self.extension.settings(model), separators=(",", ":")).encode()
+        return HttpReply(200, _JSON, [body])
+
+
+class ChangeTraceSettings(ReadTraceSettings):
+    name = "POST /v2[/models/{name}]/trace/setting"
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        model = call.values.get("name", "")
+        await self.extension.require(model)
+        document = await call.read_json()
+        self.extension.change(model, read_document(document if isinstance(document, dict) else {}))
+        return await super().answer(call)
+
+
+class TraceSettingMethod(GrpcMethod):
+    name = "/inference.GRPCInferenceService/TraceSetting"
+    operation = Operation.TRACE_SETTINGS
+    model_field = (2, "model_name")
+    extension: Trace
+
+    @staticmethod
+    def parse(message: bytes) -> grpc_service_pb2.TraceSettingRequest:
+        if len(message) > _MOST_BYTES:
+            raise InvalidArgument(f"trace settings of {len(message)} bytes: the limit is {_MOST_BYTES}")
+        return grpc_service_pb2.TraceSettingRequest.FromString(message)
+
+    async def answer(self, request: grpc_service_pb2.TraceSettingRequest, caller: Caller) -> Any:
+        await self.extension.require(request.model_name)
+        given = {name: list(setting.value) for name, setting in request.settings.items()}
+        self.extension.change(request.model_name, read_message(given))
+        response = grpc_service_pb2.TraceSettingResponse()
+        for name, value in self.extension.settings(request.model_name).items():
+            response.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return response
+
+
+class Trace(Extension):
+    name = "trace"
+    announces = ("trace",)
+    adds: ClassVar[tuple[type[Addition], ...]] = (ReadTraceSettings, ChangeTraceSettings, TraceSettingMethod)
+    metrics = (
+        PublishedMetric("headrace_trace_written_total", "Traced requests that were written or sent.", "counter"),
+        PublishedMetric("headrace_trace_dropped_total", "Traced requests that were dropped.", "counter"),
+    )
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._tracer = tracer_of(engine.options)
+        self._start = read_options(engine.options)
+        self.table = SettingsTable(self._start.settings) if self._tracer is None else self._tracer.table
+
+    async def require(self, model: str) -> None:
+        """Raise `InvalidArgument` if there is no such model; empty is the server."""
+        if model and not await self._is_ready(model):
+            raise InvalidArgument(f"Request for unknown model : {model}")
+
+    async def _is_ready(self, model: str) -> bool:
+        try:
+            return await self.engine.is_model_ready(model)
+        except HeadraceError:
+            return False
+
+    def settings(self, model: str) -> dict[str, Any]:
+        """Return the settings of a model, or of the server, by their names in Triton."""
+        settings = self.table.of(model).settings
+        shown: dict[str, Any] = {
+            "trace_level": list(settings.level) or ["OFF"],
+            "trace_rate": str(settings.rate),
+            "trace_count": str(settings.count),
+        }
+        if settings.mode == "triton":
+            return {
+                **shown,
+                "log_frequency": str(settings.log_frequency),
+                "trace_file": settings.file,
+                "trace_mode": settings.mode,
+            }
+        return {**shown, "trace_mode": settings.mode, **self._start.exporter}
+
+    def change(self, model: str, given: Mapping[str, Any]) -> None:
+        """`SettingsTable.change`. Raises `Unsupported` for one of several workers."""
+        if given and self.engine.options.workers > 1:
+            raise Unsupported(
+                f"trace settings can not be changed with --workers={self.engine.options.workers}: the change would "
+                "reach one worker only; set --trace-config at start"
+            )
+        self.table.change(model, given)
+
+    def measure(self) -> Mapping[str, float]:
+        exporter = None if self._tracer is None else self._tracer.exporter
+        return {
+            "headrace_trace_written_total": 0 if exporter is None else exporter.written,
+            "headrace_trace_dropped_total": 0 if exporter is None else exporter.dropped,
+        }
+
+    def close(self) -> None:
+        if self._tracer is not None:
+            self._tracer.close()

@@ -1,0 +1,83 @@
+"""The interceptor that traces requests, and the state of tracing of one server."""
+
+from __future__ import annotations
+
+from weakref import WeakSet
+
+from headrace import AnyOperation, Caller, ConfigError, InferRequest, Interceptor, ModelView, Operation, ServerOptions
+from headrace_trace.exporter import Exporter
+from headrace_trace.recording import OPEN, RequestTrace, TracedCall
+from headrace_trace.settings import SettingsTable
+from headrace_trace.start_settings import read_options
+from headrace_trace.trace_file import TraceFiles
+
+#: The tracers of all servers of this process that trace.
+TRACERS: WeakSet[Tracer] = WeakSet()
+
+
+def tracer_of(options: ServerOptions) -> Tracer | None:
+    """Return the tracer of the server with ``options``; None if it does not trace."""
+    return next((tracer for tracer in TRACERS if tracer.options is options), None)
+
+
+class Tracer(Interceptor):
+    """Traces the sampled inferences of one server. Not enabled without a place for traces: then it costs nothing."""
+
+    name = "trace"
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+        self.start = read_options(options)
+        self.table = SettingsTable(self.start.settings)
+        self.exporter: Exporter | None = None
+        if not self.enabled:
+            return
+        if self.start.settings.mode == "opentelemetry":
+            raise ConfigError("--trace-config=mode=opentelemetry is not built yet")
+        self.exporter = TraceFiles(self.start.settings.file)
+        TRACERS.add(self)
+
+    @property
+    def enabled(self) -> bool:
+        return self.start.may_trace
+
+    def close(self) -> None:
+        """Write what is left. Blocks for at most a few seconds."""
+        TRACERS.discard(self)
+        if self.exporter is not None:
+            self.exporter.close()
+
+    def samples(self, operation: AnyOperation, model: object, traceparent: str) -> bool:
+        if operation is not Operation.INFER and operation is not Operation.GENERATE:
+            return False
+        table = self.table
+        sampler = table.of(model()) if table.models else table.whole  # type: ignore[operator]
+        return sampler.sample(bool(traceparent) and self._follows(traceparent))
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> TracedCall | None:
+        assert self.exporter is not None
+        if caller.transport == "model":
+            parent = None if caller.parent is None else OPEN.get(caller.parent)
+            if parent is None:
+                return None
+            call = TracedCall(caller, model, parent.trace, parent)
+        else:
+            sampler = self.table.of(model)
+            call = TracedCall(caller, model, RequestTrace(sampler, self._collect))
+            call.arrived()
+        self.exporter.begin(call, caller)
+        return call
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> None:
+        call = OPEN.get(caller)
+        if call is not None:
+            call.submitted(request, model)
+
+    def _follows(self, traceparent: str) -> bool:
+        assert self.exporter is not None
+        return self.exporter.follows(traceparent)
+
+    def _collect(self, trace: RequestTrace) -> None:
+        trace.sampler.collected += 1
+        if self.exporter is not None:
+            self.exporter.export(trace)

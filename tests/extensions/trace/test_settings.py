@@ -1,0 +1,118 @@
+"""The trace settings over HTTP and gRPC, beside what a real Triton has answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+
+from headrace_testing import ExtensionConformance, ServedExtension
+from tests.extensions.trace.recorded import RECORD, ask, call
+
+if TYPE_CHECKING:
+    from tests.conftest import Headrace
+
+RECORDED = json.loads(RECORD.read_text())
+START = {
+    "trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0", "trace_mode": "triton",
+}  # fmt: skip
+
+
+class TestKit(ExtensionConformance):
+    plugin, extension = "headrace_trace", "trace"
+
+    def ask(self, served: ServedExtension) -> None:
+        status, _, body = served.http("GET", "/v2/trace/setting")
+        assert (status, json.loads(body)) == (200, {**START, "trace_file": ""})
+
+
+@pytest.fixture
+def server(start: Callable[..., Headrace]) -> Headrace:
+    return start("level=OFF")
+
+
+def with_file(answer: Any, path: Path) -> Any:
+    """``answer`` of the recorded Triton, with the trace file of this test."""
+    return json.loads(json.dumps(answer).replace("/tmp/tr/t.json", str(path)))
+
+
+def test_http_answers_as_triton_does(server: Headrace, trace_file: Path) -> None:
+    for path, body, status, answer in RECORDED["http"]:
+        assert [path, body, *ask(server.http, path, body)] == [path, body, status, with_file(answer, trace_file)]
+
+
+def test_grpc_answers_as_triton_does(server: Headrace, trace_file: Path) -> None:
+    for model, settings, code, answer in RECORDED["grpc"]:
+        expected = [model, settings, code, with_file(answer, trace_file)]
+        assert [model, settings, *call(server.grpc, model, settings)] == expected
+
+
+#: What Triton 2.51 answers in this order, beside the settings: a server whose level is on can not have rate 0.
+ZERO = {"error": "Attempting to set invalid trace setting :sample rate must be non-zero"}
+RATES: list[tuple[str, Any, int]] = [
+    ("/v2/trace/setting", {"trace_level": ["TIMESTAMPS"]}, 200),
+    ("/v2/trace/setting", {"trace_rate": "0"}, 400),
+    ("/v2/trace/setting", {"trace_level": ["TIMESTAMPS"], "trace_rate": "0"}, 400),
+    ("/v2/models/adds/trace/setting", {"trace_rate": "0"}, 400),
+    ("/v2/models/adds/trace/setting", {"trace_level": ["OFF"], "trace_rate": "0"}, 200),
+    ("/v2/models/adds/trace/setting", {"trace_level": None}, 400),
+    ("/v2/models/adds/trace/setting", {"trace_rate": None}, 200),
+]
+
+
+def test_a_level_needs_a_rate(server: Headrace) -> None:
+    for path, body, status in RATES:
+        found, answer = ask(server.http, path, body)
+        assert (found, answer == ZERO) == (status, status == 400), (path, body)
+
+
+def test_the_stock_clients_read_and_change_settings(server: Headrace) -> None:
+    wanted = {"trace_level": ["TIMESTAMPS"], "trace_rate": "5"}
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as over_http:
+        changed = over_http.update_trace_settings("adds", wanted)
+        assert {name: changed[name] for name in wanted} == wanted
+        assert over_http.get_trace_settings("adds") == changed
+        assert over_http.get_trace_settings()["trace_rate"] == "1000"
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as over_grpc:
+        assert over_grpc.get_trace_settings("adds", as_json=True)["settings"]["trace_rate"] == {"value": ["5"]}
+        cleared = over_grpc.update_trace_settings("adds", {"trace_rate": None, "trace_level": None}, as_json=True)
+        assert cleared["settings"]["trace_rate"] == {"value": ["1000"]}
+
+
+def test_a_server_without_a_trace_file_says_so(serve: Callable[..., Headrace], models: Path) -> None:
+    server = serve(f"--model-repository={models}")
+    assert ask(server.http, "/v2/trace/setting", None) == (200, {**START, "trace_file": ""})
+    answer = ask(server.http, "/v2/trace/setting", {"trace_level": ["TIMESTAMPS"]})
+    assert answer == (400, {"error": "Attempting to set invalid trace setting :trace file name is not given"})
+    assert ask(server.http, "/v2/trace/setting", {"trace_rate": "7"})[0] == 200
+
+
+def test_workers_refuse_a_change_and_a_file(
+    serve: Callable[..., Headrace], run_headrace: Callable[..., Headrace], models: Path
+) -> None:
+    words = [f"--model-repository={models}", "--workers=2"]
+    refused = run_headrace(*words, "--trace-config=triton,file=x.json")
+    assert refused.finish() == 1
+    assert "--workers=2 is refused together with --trace-config=triton,file=" in refused.log
+    server = serve(*words)
+    status, answer = ask(server.http, "/v2/trace/setting", {"trace_rate": "7"})
+    assert (status, answer["error"].partition(":")[0]) == (501, "trace settings can not be changed with --workers=2")
+    assert ask(server.http, "/v2/trace/setting", None)[1]["trace_rate"] == "1000"
+
+
+def test_settings_can_be_restricted(serve: Callable[..., Headrace], models: Path, trace_file: Path) -> None:
+    server = serve(
+        f"--model-repository={models}",
+        f"--trace-config=triton,file={trace_file}",
+        "--http-restricted-api=trace:who=me",
+        "--grpc-restricted-protocol=trace:who=me",
+    )
+    for path in ("/v2/trace/setting", "/v2/models/adds/trace/setting"):
+        for body in (None, {"trace_rate": "1"}):
+            assert ask(server.http, path, body)[0] == 403
+    assert call(server.grpc, "", {"trace_rate": ["1"]})[0] == "UNAVAILABLE"

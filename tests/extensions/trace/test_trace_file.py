@@ -1,0 +1,173 @@
+"""Trace files, beside those of a real Triton for the same requests."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from tests.extensions.trace.recorded import TRACE_ALL, ask, infer_all
+
+if TYPE_CHECKING:
+    from tests.conftest import Headrace
+
+TRITONS = json.loads(Path(__file__).with_name("triton.json").read_text())
+#: Order of the events of a request, as far as one follows from the other.
+ORDER = (
+    "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END",
+    "COMPUTE_OUTPUT_START", "COMPUTE_END", "INFER_RESPONSE_COMPLETE", "REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END",
+)  # fmt: skip
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())
+    return found
+
+
+def by_id(records: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    found = defaultdict(list)
+    for record in records:
+        found[record["id"]].append(record)
+    return dict(found)
+
+
+def model_of(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return next(({**record} for record in records if "model_name" in record), {})
+
+
+def stamps(records: Iterable[dict[str, Any]]) -> dict[str, int]:
+    found = (record["timestamps"][0] for record in records if "timestamps" in record)
+    return {each["name"]: each["ns"] for each in found}
+
+
+def told(records: list[dict[str, Any]]) -> list[Any]:
+    """What a file tells of each request, without ids and times: model, whose part it is, events and tensors."""
+    calls = by_id(records)
+    found = []
+    for call in calls.values():
+        model = model_of(call)
+        parent = model_of(calls[model["parent_id"]])["model_name"] if "parent_id" in model else None
+        own = {key: value for key, value in model.items() if key not in ("id", "parent_id")}
+        tensors = [(record["activity"], record["tensor"]) for record in call if "activity" in record]
+        found.append([own, parent, sorted(stamps(call)), tensors])
+    return sorted(found, key=repr)
+
+
+def refused(run_headrace: Callable[..., Headrace], *words: str) -> str:
+    """Start a server that must exit with code 1. Return its log."""
+    server = run_headrace(*words)
+    assert server.process.wait(60) == 1
+    server.finish()
+    return server.log
+
+
+def test_a_file_tells_of_requests_what_tritons_does(start: Callable[..., Headrace], trace_file: Path) -> None:
+    server = start("level=OFF")
+    assert ask(server.http, "/v2/trace/setting", TRACE_ALL)[0] == 200
+    infer_all(server.http, server.grpc)
+    server.stop()
+    assert told(read(trace_file)) == told(TRITONS)
+
+
+def test_times_are_in_order_and_models_run_within_their_callers(
+    start: Callable[..., Headrace], trace_file: Path
+) -> None:
+    server = start("level=TIMESTAMPS", "rate=1")
+    infer_all(server.http, server.grpc)
+    server.stop()
+    calls = by_id(read(trace_file))
+    for call in calls.values():
+        times, model = stamps(call), model_of(call)
+        ordered = [times[name] for name in ORDER if name in times]
+        assert ordered == sorted(ordered)
+        assert "activity" not in {key for record in call for key in record}
+        if "parent_id" in model:
+            outer = stamps(calls[model["parent_id"]])
+            assert outer["QUEUE_START"] <= times["REQUEST_START"] <= times["REQUEST_END"] <= outer["REQUEST_END"]
+
+
+def test_every_nth_request_is_traced_until_the_count_is_reached(
+    start: Callable[..., Headrace], trace_file: Path
+) -> None:
+    server = start("level=TIMESTAMPS", "rate=3", "count=2")
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.http}") as client:
+        for number in range(12):
+            body = {"id": str(number), "inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+            assert client.post("/v2/models/adds/infer", json=body).status_code == 200
+    server.stop()
+    found = read(trace_file.with_name("trace.json.0"))  # of a count that is reached, as in Triton
+    assert [model_of(call)["request_id"] for call in by_id(found).values()] == ["2", "5"]
+    assert not trace_file.exists()
+
+
+def test_a_log_frequency_starts_a_file_after_so_many_requests(start: Callable[..., Headrace], trace_file: Path) -> None:
+    server = start("level=TIMESTAMPS", "rate=1", "triton,log-frequency=2")
+    for _ in range(5):
+        body = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+        assert ask(server.http, "/v2/models/adds/infer", body)[0] == 200
+    server.stop()
+    counts = [len(by_id(read(trace_file.with_name(f"trace.json.{index}")))) for index in range(3)]
+    assert counts == [2, 2, 1]
+
+
+def test_a_model_with_settings_of_its_own_is_sampled_by_them(start: Callable[..., Headrace], trace_file: Path) -> None:
+    server = start("level=TIMESTAMPS", "rate=1")
+    assert ask(server.http, "/v2/models/adds/trace/setting", {"trace_level": ["OFF"]})[0] == 200
+    infer_all(server.http, server.grpc)
+    server.stop()
+    roots = [model for call in by_id(read(trace_file)).values() if "parent_id" not in (model := model_of(call))]
+    assert {model["model_name"] for model in roots} == {"calls", "fails", "twice", "many"}
+
+
+def test_a_request_that_is_refused_is_traced_as_far_as_it_came(
+    start: Callable[..., Headrace], trace_file: Path
+) -> None:
+    """Triton loses the whole file by such a request."""
+    server = start("level=TIMESTAMPS", "rate=1")
+    assert ask(server.http, "/v2/models/adds/infer", {"inputs": 5})[0] == 500
+    assert ask(server.http, "/v2/models/nobody/infer", {"inputs": []})[0] == 404
+    server.stop()
+    for call in by_id(read(trace_file)).values():
+        assert sorted(stamps(call)) == ["HTTP_RECV_END", "HTTP_RECV_START", "HTTP_SEND_END", "HTTP_SEND_START"]
+
+
+@pytest.mark.parametrize("place", ["nowhere/trace.json", "models"])
+def test_a_file_that_can_not_be_written_fails_no_request(
+    serve: Callable[..., Headrace], models: Path, tmp_path: Path, place: str
+) -> None:
+    words = [f"--trace-config={each}" for each in (f"triton,file={tmp_path / place}", "level=TIMESTAMPS", "rate=1")]
+    server = serve(f"--model-repository={models}", *words)
+    infer_all(server.http, server.grpc)
+    server.wait_for_line(f"a trace is dropped: '.*{place}': ")
+    server.stop()
+    assert server.log.count("a trace is dropped") < 11
+
+
+def test_a_full_disk_fails_no_request_and_is_counted(serve: Callable[..., Headrace], models: Path) -> None:
+    words = [f"--trace-config={each}" for each in ("triton,file=/dev/full", "level=TIMESTAMPS", "rate=1")]
+    server = serve(f"--model-repository={models}", *words)
+    infer_all(server.http, server.grpc)
+    server.wait_for_line("a trace is dropped: .*No space left")
+    page = httpx.get(f"http://127.0.0.1:{server.ports['Metrics Service']}/metrics").text
+    counted = {
+        line.split()[0].partition("{")[0]: float(line.split()[-1]) for line in page.splitlines() if line[0] != "#"
+    }
+    assert counted["headrace_trace_dropped_total"] > 0 == counted["headrace_trace_written_total"]
+
+
+@pytest.mark.parametrize("setting", ["rate=x", "level=WHAT", "mode=what", "count=-2", "triton,what=1", "rate=1.5"])
+def test_a_wrong_flag_stops_the_start(
+    run_headrace: Callable[..., Headrace], models: Path, trace_file: Path, setting: str
+) -> None:
+    words = [f"--trace-config={each}" for each in (f"triton,file={trace_file}", setting)]
+    assert "--trace-config: " in refused(run_headrace, f"--model-repository={models}", *words)
+
+
+def test_a_level_without_a_file_stops_the_start(run_headrace: Callable[..., Headrace], models: Path) -> None:
+    said = refused(run_headrace, f"--model-repository={models}", "--trace-config=level=TIMESTAMPS")
+    assert "--trace-config: trace file name is not given" in said
