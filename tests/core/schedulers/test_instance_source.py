@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import monotonic_ns
+from typing import Any
 
 import pytest
 from google.protobuf import text_format
@@ -273,3 +274,105 @@ def test_the_loop_looks_at_its_sockets_when_batches_have_taken_long_enough() -> 
         assert "".join(seen) == "abc---def---gh--"
 
     asyncio.run(asyncio.wait_for(scenario(), 90))
+
+
+def test_an_instance_that_stops_polling_leaves_no_timer_and_gives_its_batch_to_another() -> None:
+    """Else the timer of its forming batch would wake an executor that is down."""
+
+    async def scenario() -> None:
+        stage = Played(LONG, DynamicScheduler, 8)
+        woken: list[bool] = []
+
+        def pull() -> None:
+            woken.append(True)
+            stage.source.poll(wakeup)
+
+        wakeup = LoopWakeup(pull)
+        stage.send("a")
+        pull()
+        assert stage.clock.pending == 1  # of the batch that forms
+        stage.source.stop_polling(wakeup)
+        assert stage.clock.pending == 0
+        assert stage.source not in stage.scheduler.idle
+        woken.clear()
+        stage.clock.turn(120_000_000_000)
+        await asyncio.sleep(0)
+        assert not woken
+        stage.scheduler.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+class Noticing(Wakeup):
+    """A wake-up that says when its thread sleeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sleeps = threading.Semaphore(0)
+
+    def wait(self) -> None:
+        self.sleeps.release()
+        super().wait()
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_request_that_arrives_while_a_thread_becomes_idle_is_not_missed(arrives: bool) -> None:
+    """The thread has asked the scheduler and got nothing, and is not yet among the idle ones."""
+
+    async def scenario() -> None:
+        stage = Played("", DirectScheduler, 8)
+        choose, calls = stage.source._choose, []
+
+        def ask(instance: InstanceInfo, now_ns: int) -> object:
+            calls.append(True)
+            chosen = choose(instance, now_ns)
+            if arrives and len(calls) == 1:  # nobody is idle, so that the arrival wakes nobody
+                asyncio.run_coroutine_threadsafe(submit(), stage.loop).result(10)
+            return chosen
+
+        async def submit() -> None:
+            stage.send("a")
+
+        stage.source._choose = ask  # type: ignore[assignment]
+        wakeup, taken = Noticing(), list[Any]()
+        thread = threading.Thread(target=lambda: taken.append(stage.source.take(wakeup)))
+        thread.start()
+        if arrives:
+            await asyncio.to_thread(thread.join, 10)
+            assert [ticket.request.id for ticket in taken[0]] == ["a"]
+            assert len(calls) == 2
+        else:
+            assert await asyncio.to_thread(wakeup.sleeps.acquire, timeout=10)
+            assert len(calls) == 1  # it sleeps, and does not ask again and again
+            assert list(stage.scheduler.idle) == [stage.source]
+        stage.scheduler.close()
+        await asyncio.to_thread(thread.join, 10)
+        assert not thread.is_alive()
+        if not arrives:
+            assert taken == [None]
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_a_thread_that_becomes_idle_when_its_source_closes_ends() -> None:
+    async def scenario() -> None:
+        stage = Played("", DirectScheduler, 8)
+        choose = stage.source._choose
+
+        def ask(instance: InstanceInfo, now_ns: int) -> object:
+            asyncio.run_coroutine_threadsafe(close(), stage.loop).result(10)
+            return choose(instance, now_ns)
+
+        async def close() -> None:
+            stage.scheduler.close()
+
+        stage.source._choose = ask  # type: ignore[assignment]
+        taken: list[object] = []
+        thread = threading.Thread(target=lambda: taken.append(stage.source.take(Wakeup())))
+        thread.start()
+        await asyncio.to_thread(thread.join, 10)
+        assert not thread.is_alive()
+        assert taken == [None]
+        assert not stage.scheduler.idle
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))

@@ -1,0 +1,180 @@
+"""What one connection may hold: answers that are not read, and large requests. The figures are arithmetic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from headrace.frontends.held_bytes import HeldBytes
+from headrace_grpc.http2.connection_memory import ConnectionMemory
+from headrace_grpc.http2.frames import ENHANCE_YOUR_CALM, ConnectionFault
+from headrace_grpc.http2.limits import Limits, Turns
+
+LIMITS = Limits(unread_bytes=100, received_bytes=100)
+
+
+class Held:
+    """The memory of a connection, with a number of begun calls that the test sets."""
+
+    def __init__(self, limit_bytes: int = 10_000, limits: Limits = LIMITS) -> None:
+        self.begun = 0
+        self.faults: list[ConnectionFault] = []
+        self.ledger = HeldBytes(limit_bytes)
+        self.memory = ConnectionMemory(limits, self.ledger, Turns(), lambda: self.begun, self.faults.append)
+
+
+class Sent:
+    """A stream that is told what it may send."""
+
+    def __init__(self) -> None:
+        self.granted_bytes = self.kept_bytes = 0
+        self.is_counted = False
+        self.credits: list[int] = []
+
+    def credit(self, size_bytes: int) -> None:
+        self.credits.append(size_bytes)
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_an_answer_may_wait_if_it_fits_or_is_alone() -> None:
+    async def scenario() -> None:
+        memory = Held().memory
+        assert memory.has_room(1000)
+        memory.wait(60)
+        assert memory.has_room(40)
+        assert not memory.has_room(41)
+        memory.gone(60)
+        assert memory.has_room(1000)
+
+    run(scenario)
+
+
+def test_no_call_begins_whose_answer_may_not_fit() -> None:
+    async def scenario() -> None:
+        held = Held()
+        memory = held.memory
+        memory.wait(30)
+        for held.begun, is_full in ((0, False), (1, False), (2, True)):  # 30 unread, and 30 for each begun and the new
+            assert memory.is_full is is_full
+            assert (held.begun >= memory.most_active) is is_full
+        held.begun = 3
+        memory.long_calls = 2
+        assert not memory.is_full
+        memory.gone(30)
+        held.begun = memory.long_calls = 0
+        memory.wait(1000)
+        memory.gone(1000)
+        assert not memory.is_full  # nothing waits and nothing runs: any answer may come
+
+    run(scenario)
+
+
+def test_calls_that_were_held_back_begin_when_answers_were_read() -> None:
+    async def scenario() -> None:
+        held = Held()
+        memory = held.memory
+        memory.wait(60)
+        begun: list[str] = []
+        for name in ("first", "second"):
+            held.begun += 1  # open, and held back
+            memory.hold_back(lambda name=name: begun.append(name))  # type: ignore[misc]
+        await asyncio.sleep(0)
+        assert begun == []
+        memory.gone(30)
+        await asyncio.sleep(0)
+        assert begun == ["first"]  # 30 unread and 60 for it; two would be 150
+        memory.gone(30)
+        await asyncio.sleep(0)
+        assert begun == ["first"]  # its answer and the next would be 120
+        held.begun -= 1  # it is answered
+        memory.let_begin()
+        await asyncio.sleep(0)
+        assert begun == ["first", "second"]
+
+    run(scenario)
+
+
+def test_a_large_answer_is_forgotten_by_halves() -> None:
+    async def scenario() -> None:
+        held = Held()
+        memory = held.memory
+        memory.wait(80)
+        memory.forget_largest()
+        assert memory.largest_bytes == 80  # it waits
+        memory.gone(80)
+        memory.forget_largest()
+        assert memory.largest_bytes == 40
+        assert memory.most_active == 100 // 40
+        for _ in range(6):
+            memory.forget_largest()
+        assert memory.largest_bytes == 0
+        assert memory.most_active > 1_000_000
+
+    run(scenario)
+
+
+def test_a_large_message_is_granted_when_there_is_room_in_order() -> None:
+    async def scenario() -> None:
+        memory = Held().memory
+        first, second, third = Sent(), Sent(), Sent()
+        memory.grant(first, 1000)  # alone, any size
+        memory.grant(second, 50)
+        memory.grant(third, 10)
+        assert [each.credits for each in (first, second, third)] == [[1000], [], []]
+        assert second.is_counted
+        memory.let_go(first)
+        assert [each.credits for each in (first, second, third)] == [[1000], [50], [10]]
+        assert not first.is_counted
+        assert first.granted_bytes == 0
+
+    run(scenario)
+
+
+def test_a_stream_that_ends_while_it_waits_gets_nothing() -> None:
+    async def scenario() -> None:
+        memory = Held().memory
+        first, second, third = Sent(), Sent(), Sent()
+        memory.grant(first, 90)
+        memory.grant(second, 50)
+        memory.grant(third, 50)
+        memory.let_go(second)
+        memory.let_go(first)
+        assert [each.credits for each in (first, second, third)] == [[90], [], [50]]
+
+    run(scenario)
+
+
+def test_what_is_held_is_counted_for_all_connections_together() -> None:
+    async def scenario() -> None:
+        held, stream = Held(), Sent()
+        held.memory.keep(stream, 70)
+        held.memory.wait(20)
+        assert held.ledger.total_bytes == 90
+        held.memory.keep(stream, 30)
+        held.memory.gone(20)
+        assert held.ledger.total_bytes == 30
+        held.memory.let_go(stream, 5)
+        assert (held.memory.received_bytes, stream.is_counted) == (5, True)
+        assert not held.memory.end()
+        assert held.ledger.total_bytes == 0
+        held.memory.wait(50)
+        assert held.ledger.total_bytes == 0  # it has ended
+
+    run(scenario)
+
+
+def test_a_connection_ends_if_all_together_hold_too_much() -> None:
+    async def scenario() -> None:
+        held = Held(limit_bytes=1 << 20)
+        held.memory.wait((1 << 20) + 1)
+        await asyncio.sleep(0)
+        (fault,) = held.faults
+        assert fault.code == ENHANCE_YOUR_CALM
+        assert held.ledger.total_bytes == 0
+        assert held.memory.end()  # more than 1 MiB: its memory goes back to the system
+
+    run(scenario)
