@@ -25,7 +25,7 @@ _WRITTEN = {
 #: The planned names of distributions for parts of Triton that Headrace does not have yet.
 _PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm", "vllm")}
 _AGENTS = {"checksum": "headrace-checksum"}
-_COMMANDS = dict.fromkeys(("check", "explain"), "headrace-inspect")
+_COMMANDS = {"check": "headrace-inspect", "explain": "headrace-inspect", "trace": "headrace-trace"}
 _CACHES = {"redis": "headrace-redis"}
 _HOSTS = {"grpcio": "headrace-grpcio", "hypercorn": "headrace-hypercorn"}
 #: The planned distribution for these URLs.

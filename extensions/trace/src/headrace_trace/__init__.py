@@ -5,12 +5,14 @@
     Tracer      an interceptor: samples requests, and records what happens to them   (tracer, recording)
     Exporter    writes traces to Triton's files, or sends them as spans              (trace_file, spans)
     Trace       an extension: the settings over HTTP and gRPC, and metrics           (trace_extension, settings)
+    headrace trace FILE                                                             (trace_command, waterfall)
 """
 
 from __future__ import annotations
 
-from headrace import Extension, Interceptor, Observer, ServedModel, Server, hookimpl
+from headrace import Command, Extension, Interceptor, Observer, ServedModel, Server, hookimpl
 from headrace_trace.recording import BatchObserver
+from headrace_trace.trace_command import TraceCommand
 from headrace_trace.trace_extension import Trace
 from headrace_trace.tracer import TRACERS, Tracer, tracer_of
 
@@ -23,6 +25,11 @@ def register_extensions() -> list[type[Extension]]:
 @hookimpl
 def register_interceptors() -> list[type[Interceptor]]:
     return [Tracer]
+
+
+@hookimpl
+def register_commands() -> list[type[Command]]:
+    return [TraceCommand]
 
 
 @hookimpl

@@ -1,0 +1,58 @@
+"""The command ``headrace trace``: a summary of a trace file for each model, and one request as a waterfall."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace import Command, HeadraceError, InvalidArgument
+from headrace_trace.trace_reading import ReadCall, read_traces
+from headrace_trace.trace_summary import summary
+from headrace_trace.waterfall import as_svg, as_text, slowest
+
+
+class TraceCommand(Command):
+    name = "trace"
+    help = "summarise a trace file, and draw its slowest request"
+    synopsis = "<file>"
+    example = "headrace trace trace.json --svg=slowest.svg"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", help="a trace file of Headrace or Triton")
+        parser.add_argument("--model", default="", help="only requests to this model")
+        parser.add_argument("--request", default="", help="draw this request, by its id or the id of its trace")
+        parser.add_argument("--svg", default="", metavar="PATH", help="also write the drawing to this file")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        try:
+            roots = read_traces(arguments.file)
+            if arguments.model:
+                roots = [root for root in roots if root.model == arguments.model]
+            if not roots:
+                raise InvalidArgument(
+                    f"'{arguments.file}' has no request" + (f" to model '{arguments.model}'" if arguments.model else "")
+                )
+            chosen = _chosen(roots, arguments.request)
+        except HeadraceError as error:
+            print(error.message, file=sys.stderr)
+            return 1
+        print(summary(roots), end="")
+        print(as_text(chosen), end="")
+        if arguments.svg:
+            try:
+                Path(arguments.svg).write_text(as_svg(chosen), encoding="utf-8")
+            except OSError as error:
+                print(f"'{arguments.svg}' can not be written: {error.strerror}", file=sys.stderr)
+                return 1
+        return 0
+
+
+def _chosen(roots: Sequence[ReadCall], request: str) -> ReadCall:
+    if not request:
+        return slowest(roots)
+    for root in roots:
+        if request in (root.request_id, str(root.id)):
+            return root
+    raise InvalidArgument(f"no request has the id '{request}'")
