@@ -1,0 +1,168 @@
+"""The routes of the description. The document is made on a thread when asked for, and kept until a model changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from itertools import count
+from typing import Any, ClassVar
+
+from headrace import (
+    Addition,
+    Engine,
+    Extension,
+    ExtensionOperation,
+    HeadraceError,
+    HttpCall,
+    HttpReply,
+    HttpRoute,
+    ModelView,
+    OptionGroup,
+)
+from headrace_openapi.document import write_document
+from headrace_openapi.examples import example_body
+
+#: Reads the description. It names all models, so `--http-restricted-api=metadata:...` restricts it.
+OPERATION = ExtensionOperation("openapi", "metadata")
+
+_JSON = ((b"Content-Type", b"application/json"),)
+#: The page loads nothing but itself and talks to its own server only. No other page may frame it.
+_PAGE = (
+    (b"Content-Type", b"text/html; charset=utf-8"),
+    (
+        b"Content-Security-Policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+        b"form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"X-Content-Type-Options", b"nosniff"),
+)
+
+#: How often a model was loaded or unloaded in this process.
+_changes = count()
+_last_change = 0
+
+
+def note_change() -> None:
+    """Note that the models have changed. Any thread."""
+    global _last_change
+    _last_change = next(_changes) + 1
+
+
+@dataclass(frozen=True)
+class OpenApiOptions(OptionGroup):
+    """The description of the HTTP routes, `/openapi.json`."""
+
+    name: ClassVar[str] = "openapi"
+    docs: bool = field(default=False, metadata={"help": "Show the description in a browser, at /docs."})
+
+
+class DescriptionRoute(HttpRoute):
+    """The description of this server in the form of OpenAPI 3.1"""
+
+    name = "GET /openapi.json"
+    operation = OPERATION
+    extension: OpenApi
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        return HttpReply(200, _JSON, [await self.extension.document()])
+
+
+class ExampleRoute(HttpRoute):
+    """An inference request for a model with many inputs, as JSON"""
+
+    name = "GET /openapi/models/{name}[/versions/{version}]/example.json"
+    operation = OPERATION
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        model = self.engine.resolve(call.values["name"], call.values["version"])
+        return HttpReply(200, _JSON, [await asyncio.to_thread(example_body, model)])
+
+
+class OpenApi(Extension):
+    """Writes the document once per change of the models, whatever number of callers wait for it."""
+
+    name: ClassVar[str] = "openapi"
+    adds: ClassVar[Sequence[type[Addition]]] = (DescriptionRoute, ExampleRoute)
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._turn = asyncio.Lock()
+        self._kept: tuple[object, bytes] = (None, b"")
+
+    async def document(self) -> bytes:
+        """Return the description as JSON. Raises `Unavailable` before the end of the start."""
+        async with self._turn:
+            state = self._state()
+            if self._kept[0] != state:
+                models = self._models()
+                document = await asyncio.to_thread(
+                    write_document, self.engine.options.id, self.engine.version, self._routes(), models
+                )
+                self._kept = (state, document)
+            return self._kept[1]
+
+    def _state(self) -> tuple[Any, ...]:
+        """Return what is equal as long as the document is right."""
+        return (_last_change, *self.engine.index(ready_only=True))
+
+    def _models(self) -> list[ModelView]:
+        """Return the latest version of each model."""
+        found = []
+        for name in dict.fromkeys(entry.name for entry in self.engine.index(ready_only=True)):
+            try:
+                found.append(self.engine.resolve(name))
+            except HeadraceError:  # it is being unloaded
+                continue
+        return found
+
+    def _routes(self) -> list[type[HttpRoute]]:
+        added = (part for extension in self.engine.extensions for part in extension.adds)
+        return [part for part in added if issubclass(part, HttpRoute)]
+
+
+class Asset(HttpRoute):
+    """A file of the viewer."""
+
+    operation = OPERATION
+    file: ClassVar[str]
+    headers: ClassVar[Sequence[tuple[bytes, bytes]]]
+
+    def __init__(self, extension: Any) -> None:
+        super().__init__(extension)
+        self._content = files("headrace_openapi").joinpath("viewer").joinpath(self.file).read_bytes()
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        return HttpReply(200, self.headers, [self._content])
+
+
+class PageRoute(Asset):
+    """The description for a browser"""
+
+    name, file, headers = "GET /docs", "index.html", _PAGE
+
+
+class ScriptRoute(Asset):
+    """The script of the page"""
+
+    name, file = "GET /docs/viewer.js", "viewer.js"
+    headers = ((b"Content-Type", b"text/javascript; charset=utf-8"), (b"X-Content-Type-Options", b"nosniff"))
+
+
+class StyleRoute(Asset):
+    """The style of the page"""
+
+    name, file = "GET /docs/viewer.css", "viewer.css"
+    headers = ((b"Content-Type", b"text/css; charset=utf-8"), (b"X-Content-Type-Options", b"nosniff"))
+
+
+class OpenApiDocs(Extension):
+    """The viewer, with ``--openapi-docs=true``."""
+
+    name: ClassVar[str] = "openapi-docs"
+    adds: ClassVar[Sequence[type[Addition]]] = (PageRoute, ScriptRoute, StyleRoute)
+
+    @property
+    def enabled(self) -> bool:
+        return self.engine.options.group(OpenApiOptions).docs
