@@ -15,6 +15,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ from headrace import (
 )
 from headrace.config.derive import derive
 from headrace.config.options import ServerOptions
+from headrace.executors.kind import ExecutorKind
 from headrace.executors.output_schema import OutputSchema
 from headrace.executors.runner import RowsRunner
 from headrace.messages.request import InferRequest
@@ -46,6 +48,7 @@ from headrace.messages.ticket import Ticket
 from headrace.models.configuring import complete
 from headrace.models.signature import Signature
 from headrace.plugins import Plugins
+from headrace.registry import Registry
 from headrace.storage.local_storage import files_below
 
 Values = Mapping[str, Any]
@@ -121,6 +124,12 @@ def _read(path: Path, info: onnx.ValueInfoProto) -> Any:
 # ---------------------------------------------------------------------------- through the backend
 
 
+@cache
+def executors() -> Registry[type[ExecutorKind]]:
+    """Those of core, found once for all cases."""
+    return Plugins.discover(()).executors
+
+
 def answer(backend: Backend, case: Case, folder: Path, parameters: Any, file: str) -> list[Any]:
     """The outputs of the config, in its order, as core gives them. Raises `HeadraceError`."""
     version = folder / case.name / "1"
@@ -130,7 +139,7 @@ def answer(backend: Backend, case: Case, folder: Path, parameters: Any, file: st
     config.instance_group.add(count=1)
     derive(config, version.parent.name, files_below(version.parent))
     model = Model(case.name, 1, version, config, parameters, device=Device("cpu"), instance_name=case.name)
-    complete(model, backend, ServerOptions(), Plugins.discover(()).executors)
+    complete(model, backend, ServerOptions(), executors())
     instance = backend.load(replace(model, shared=backend.share(model)))
     assert isinstance(instance, Instance)
     signature = Signature(case.name, config)

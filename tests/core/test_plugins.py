@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -616,3 +618,23 @@ def test_a_route_without_a_name_or_async_breaks_its_plugin(install: Install) -> 
     plugins = Plugins.discover(["one", "two"])
     assert "which has no name, but None" in str(info(plugins, "one").error)
     assert "'answer' of route 'GET /toys' is not async" in str(info(plugins, "two").error)
+
+
+def test_of_two_distributions_with_one_name_the_first_on_the_path_counts(install: Install, tmp_path: Path) -> None:
+    """As `importlib.metadata` has it, however the name is spelled, and also if the first is no plugin."""
+    install("headrace-toy", "toy", BACKEND.format(name="toy"))
+    later = tmp_path / "later" / "Headrace_Toy-0.9.dist-info"
+    later.mkdir(parents=True)
+    (later / "METADATA").write_text("Metadata-Version: 2.1\nName: Headrace_Toy\nVersion: 0.9\n\nVersion: none\n")
+    (later / "entry_points.txt").write_text("[headrace]\nolder = headrace_toy\n")
+    sys.path.append(str(later.parent))
+    try:
+        assert info(Plugins.discover(), "toy").version == "1.2"
+        assert "older" not in [plugin.name for plugin in Plugins.discover().plugins]
+        (tmp_path / "headrace_toy-1.2.dist-info" / "entry_points.txt").unlink()
+        assert {"toy", "older"}.isdisjoint(plugin.name for plugin in Plugins.discover().plugins)
+        shutil.rmtree(tmp_path / "headrace_toy-1.2.dist-info")
+        importlib.invalidate_caches()
+        assert info(Plugins.discover(), "older").version == "0.9"
+    finally:
+        sys.path.remove(str(later.parent))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import Distribution, EntryPoint, distribution, distributions, version
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from headrace.registry import (
     OptionRegistry,
     PluginInfo,
     Registry,
+    normal_name,
 )
 from headrace.schedulers.base import Scheduler
 from headrace.storage.base import Storage
@@ -74,9 +75,8 @@ class Plugins:
         """
         plugins, built_in = cls(), PluginInfo("builtins", "headrace", version("headrace"))
         plugins._add(built_in, lambda: builtins)
-        found = [(_describe(entry), entry) for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)]
         # Headrace's own first: a plugin that adds what Headrace itself has is broken, and not Headrace.
-        found.sort(key=lambda pair: pair[0].distribution != built_in.distribution)
+        found = sorted(_installed(), key=lambda pair: (pair[0].distribution != built_in.distribution, pair[0].name))
         _refuse_unknown(allow or (), [built_in, *(info for info, _ in found)])
         for info, entry in found:
             if allow is None or built_in.distribution == info.distribution or {info.name, info.distribution} & {*allow}:
@@ -189,6 +189,29 @@ def _refuse_unknown(allow: Sequence[str], installed: Sequence[PluginInfo]) -> No
             raise ConfigError(f"--plugins: no plugin '{name}' is installed; {hint}installed: {known}")
 
 
-def _describe(entry: EntryPoint) -> PluginInfo:
-    dist = entry.dist
-    return PluginInfo(entry.name, dist.name if dist else "unknown", dist.version if dist else "unknown")
+def _installed() -> list[tuple[PluginInfo, EntryPoint]]:
+    """Return the installed plugins. Of two distributions with one name, the first on ``sys.path`` counts.
+
+    `importlib.metadata.entry_points` finds the same, but parses the entry points of every installed distribution.
+    """
+    named = {normal_name(_header(one, "Name")): one for one in distributions() if _may_have_plugins(one)}
+    firsts = [distribution(name) if name else one for name, one in named.items()]
+    return [
+        (PluginInfo(entry.name, _header(one, "Name") or "unknown", _header(one, "Version") or "unknown"), entry)
+        for one in firsts
+        for entry in one.entry_points.select(group=GROUP)
+    ]
+
+
+def _may_have_plugins(one: Distribution) -> bool:
+    return f"[{GROUP}]" in (one.read_text("entry_points.txt") or "")
+
+
+def _header(one: Distribution, name: str) -> str:
+    """Return a header of the metadata; empty if it is missing. `Distribution.metadata` parses the description, too."""
+    text = one.read_text("METADATA") or one.read_text("PKG-INFO") or ""
+    for line in text.partition("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        if key.lower() == name.lower():
+            return value.strip()
+    return ""

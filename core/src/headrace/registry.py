@@ -55,8 +55,9 @@ class PluginInfo:
 
         The parts of a plugin that cannot be imported are unknown. Its own name then decides.
         """
-        own = (_normal(self.name), _normal(self.distribution), _normal(self.distribution).removeprefix("headrace-"))
-        return part in self.withheld or _normal(name) in own
+        distribution = normal_name(self.distribution)
+        own = (normal_name(self.name), distribution, distribution.removeprefix("headrace-"))
+        return part in self.withheld or normal_name(name) in own
 
 
 class Registry(Generic[P]):
@@ -274,5 +275,6 @@ class ExtensionRegistry(Registry[type[Extension]]):
         return super().__iter__()
 
 
-def _normal(name: str) -> str:
+def normal_name(name: str) -> str:
+    """Return ``name`` of a plugin or a distribution without the differences in spelling that do not matter."""
     return name.lower().replace("_", "-")

@@ -141,7 +141,8 @@ def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any
         return {}, [], []
     keys = {field.metadata.get("key", field.name): field for field in declared if "prefix" not in field.metadata}
     families = {field.metadata["prefix"]: field for field in declared if "prefix" in field.metadata}
-    convert = {key: _converter(cls, field.name) for key, field in keys.items()}
+    hints = get_type_hints(cls)
+    convert = {key: _converter(cls, field.name, hints[field.name]) for key, field in keys.items()}
     values: dict[str, Any] = {}
     wrong: list[Problem] = []
     unread: list[Problem] = []
@@ -164,9 +165,8 @@ def _path(key: str) -> str:
     return f"parameters[{key!r}]"
 
 
-def _converter(cls: type, name: str) -> Callable[[str], Any]:
+def _converter(cls: type, name: str, hint: Any) -> Callable[[str], Any]:
     """Return a function that parses the text of field ``name``. It raises `ValueError` that says what is expected."""
-    hint = get_type_hints(cls)[name]
     choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     kinds = [kind for kind in choices if kind is not type(None)]
     if len(kinds) != 1 or kinds[0] not in _CONVERTERS:
