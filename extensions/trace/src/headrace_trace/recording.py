@@ -82,6 +82,7 @@ class TracedCall(Watch):
         "error",
         "events",
         "id",
+        "is_cached",
         "model",
         "parent",
         "request_id",
@@ -100,9 +101,13 @@ class TracedCall(Watch):
         self.tensors: list[tuple[str, int, CopiedTensor]] = []
         self.batch: ExecutedBatch | None = None
         self.error: str = ""
+        #: True if its response came from the cache.
+        self.is_cached = False
         #: What an exporter keeps for this call.
         self.context: Any = None
         OPEN[caller] = self
+        if parent is not None:
+            parent.is_cached = False
         trace.add(self)
 
     @property
@@ -125,6 +130,7 @@ class TracedCall(Watch):
     def submitted(self, request: InferRequest, view: ModelView) -> None:
         """Note that the request was read and goes to the queue of its model."""
         self.version, self.request_id = view.version, request.id
+        self.is_cached = view.config.response_cache.enable  # until a batch, a call or an error shows otherwise
         self.mark("REQUEST_START")
         self.mark("QUEUE_START")
         if self.trace.sampler.takes_tensors:
@@ -132,7 +138,7 @@ class TracedCall(Watch):
 
     def executed(self, ticket: Ticket, batch: ExecutedBatch) -> None:
         """Note the batch in which the request was executed. Any thread."""
-        self.batch = batch
+        self.batch, self.is_cached = batch, False
         start_ns, input_end_ns, infer_end_ns, end_ns = batch.times
         self.events += [
             ("COMPUTE_START", start_ns),
@@ -153,7 +159,7 @@ class TracedCall(Watch):
         if self._caller.transport in _SENDS:
             self.mark(f"{_SENDS[self._caller.transport]}_START")
         if outcome.error is not None:
-            self.error = outcome.error.message
+            self.error, self.is_cached = outcome.error.message, False
         asyncio.get_running_loop().call_soon(self._close)
 
     def _sent(self) -> None:

@@ -62,7 +62,7 @@ class Sampler:
 
     def __init__(self, settings: TraceSettings) -> None:
         self.settings = settings
-        self.takes_tensors = "TENSORS" in settings.level
+        self.takes_tensors = "TENSORS" in settings.level and settings.mode == "triton"
         self.takes_timestamps = "TIMESTAMPS" in settings.level
         #: Traces that were started, and those of them that are over.
         self.started = self.collected = 0

@@ -5,6 +5,7 @@ Source: docs/spec/behaviours.md section 8.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,7 +13,9 @@ from headrace import ConfigError, HeadraceError, ServerOptions
 from headrace_trace.settings import LEVELS, TraceSettings, read_number
 
 _MODES = ("triton", "opentelemetry")
-_OPENTELEMETRY = ("url", "resource", "bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size")
+#: Numbers of mode ``opentelemetry``, with their defaults. Times are milliseconds.
+_BATCHES = {"bsp_max_queue_size": 2048, "bsp_schedule_delay": 5000, "bsp_max_export_batch_size": 512}
+_OPENTELEMETRY = ("url", "protocol", "resource", *_BATCHES)
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,21 @@ class StartSettings:
     settings: TraceSettings = field(default_factory=TraceSettings)
     exporter: Mapping[str, str] = field(default_factory=dict)
     resource: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def most_queued(self) -> int:
+        """The most requests that wait to be sent."""
+        return int(self.exporter["bsp_max_queue_size"])
+
+    @property
+    def most_sent(self) -> int:
+        """The most requests that are sent at once."""
+        return int(self.exporter["bsp_max_export_batch_size"])
+
+    @property
+    def send_delay_s(self) -> float:
+        """The time for which a request waits for others to be sent with it."""
+        return int(self.exporter["bsp_schedule_delay"]) / 1000
 
     @property
     def may_trace(self) -> bool:
@@ -51,6 +69,10 @@ def read_options(options: ServerOptions) -> StartSettings:
         else:
             shown = f"{one.mode},{one.key}" if one.mode else one.key
             raise ConfigError(f"--trace-config: '{shown}' is not a setting; known are: {_known()}")
+    for name, default in _BATCHES.items():
+        text = exporter.setdefault(name, os.environ.get(f"OTEL_{name.upper()}") or str(default))
+        if not (text.isascii() and text.isdigit() and 0 < int(text[:10]) < 2**31):
+            raise ConfigError(f"--trace-config: opentelemetry,{name} expects 1 to 2147483647, got: {text}")
     mode = values.get("mode", "triton").lower()
     if mode not in _MODES:
         raise ConfigError(f"--trace-config: invalid argument for mode, got: {mode}; expected triton or opentelemetry")

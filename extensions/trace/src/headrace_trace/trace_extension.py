@@ -118,7 +118,10 @@ class Trace(Extension):
                 "trace_file": settings.file,
                 "trace_mode": settings.mode,
             }
-        return {**shown, "trace_mode": settings.mode, **self._start.exporter}
+        shown |= {"trace_mode": settings.mode, **self._start.exporter}
+        if self._start.resource:
+            shown["resource"] = ",".join(f"{name}={value}" for name, value in self._start.resource.items())
+        return shown
 
     def change(self, model: str, given: Mapping[str, Any]) -> None:
         """`SettingsTable.change`. Raises `Unsupported` for one of several workers."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from weakref import WeakSet
 
-from headrace import AnyOperation, Caller, ConfigError, InferRequest, Interceptor, ModelView, Operation, ServerOptions
+from headrace import AnyOperation, Caller, InferRequest, Interceptor, ModelView, Operation, ServerOptions
 from headrace_trace.exporter import Exporter
 from headrace_trace.recording import OPEN, RequestTrace, TracedCall
 from headrace_trace.settings import SettingsTable
+from headrace_trace.span_sender import SpanSender
 from headrace_trace.start_settings import read_options
 from headrace_trace.trace_file import TraceFiles
 
@@ -33,8 +34,10 @@ class Tracer(Interceptor):
         if not self.enabled:
             return
         if self.start.settings.mode == "opentelemetry":
-            raise ConfigError("--trace-config=mode=opentelemetry is not built yet")
-        self.exporter = TraceFiles(self.start.settings.file)
+            self.exporter = SpanSender(self.start)
+            self.follows_trace_context = True
+        else:
+            self.exporter = TraceFiles(self.start.settings.file)
         TRACERS.add(self)
 
     @property
