@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from headrace import Caller, InferRequest
+from headrace import InferRequest
 from triton_python_backend_utils.arguments import INT64, UINT64, Text, choice, items, text, texts, whole_number
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.named_tensor import Tensor
+
+if TYPE_CHECKING:
+    from headrace import Caller
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
