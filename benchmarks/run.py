@@ -21,6 +21,7 @@ from mixed_load import mixed_load
 from models import write_models
 from servers import BENCHMARKS
 from settings import Missing, Settings
+from shared_memory import shared_memory
 from small_requests import pyident, tiny_add
 from start_up import start_up
 from yardsticks import DEFAULT
@@ -33,6 +34,7 @@ SECTIONS = {
     "threads": threads,
     "batching": batching,
     "large": large_tensors,
+    "shm": shared_memory,
     "mixed": mixed_load,
     "python": python_models.small,
     "python-large": python_models.large,

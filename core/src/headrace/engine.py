@@ -149,7 +149,7 @@ class Engine:
         #: The log that the command line has opened; None in a program that configures logging itself.
         self.log: Log | None = None
         #: Applies a change to the extension of a name in all servers on the same ports; None for a single server.
-        self.relay: Callable[[str, str, Any], Awaitable[None]] | None = None
+        self.relay: Callable[[str, str, Any, bool], Awaitable[None]] | None = None
         self._when_ready: list[Callable[[], None]] = []
 
     # ------------------------------------------------------------------ admission
@@ -186,17 +186,17 @@ class Engine:
         """Return what the extensions add to the protocol that serves ``kind``: a new object of each class."""
         return [part(extension) for extension in self.extensions for part in extension.adds if issubclass(part, kind)]
 
-    async def share(self, extension: Any, key: str, change: Any) -> None:
+    async def share(self, extension: Any, key: str, change: Any, is_kept: bool = True) -> None:
         """Apply ``change`` to ``extension`` by its ``apply``: in this server, and in every one of ``--workers``.
 
         ``change`` is a value that JSON can express. All changes are applied one after the other, in the same order
-        everywhere. A server that starts later applies the last change of each ``key`` before it listens. Raises the
-        `HeadraceError` of ``apply``.
+        everywhere. A server that starts later applies the last change of each ``key`` before it listens, unless that
+        was not ``is_kept``. Raises the `HeadraceError` of ``apply``.
         """
         if self.relay is None:
             await extension.apply(change)
         else:
-            await self.relay(extension.name, key, change)
+            await self.relay(extension.name, key, change, is_kept)
 
     def close_extensions(self) -> None:
         """Close the extensions. The server's to call, once. One that fails keeps no other open."""

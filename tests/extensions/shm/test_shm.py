@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import http.client
 import json
 import os
-import queue
 import random
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +32,7 @@ from tritonclient.utils import shared_memory as client_shm
 from headrace import Spec, TensorLocation, dtypes
 from headrace_shm import ShmOptions
 from headrace_testing import ExtensionConformance, ServedExtension
+from headrace_testing.serving import on_loop
 from headrace_testing.serving import serve as serve_here
 
 from .recorded import QUESTIONS, Segments, write_repository
@@ -144,21 +148,54 @@ def test_a_server_that_does_not_allow_it_says_so(serve: Callable[..., Headrace],
         404,
         {"error": "Unable to find shared memory region: 'r'"},
     )
+    with serve_here(repository) as here:
+        assert not here.engine.additions(TensorLocation), "no request is searched for regions"
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ((ALLOW, "--workers=2"), "--workers=2 is refused together with --allow-client-shm"),
-        ((ALLOW, "--shm-max-regions=0"), "--shm-max-regions is 0, not 1 to 32768"),
-    ],
-)
-def test_a_start_that_could_not_work_is_refused(
-    run_headrace: Callable[..., Headrace], repository: Path, words: tuple[str, ...], why: str
-) -> None:
-    server = run_headrace(f"--model-repository={repository}", *words)
+def test_options_that_could_not_work_are_refused(run_headrace: Callable[..., Headrace], repository: Path) -> None:
+    server = run_headrace(f"--model-repository={repository}", ALLOW, "--shm-max-regions=0")
     assert server.finish() == 1
-    assert why in server.log
+    assert "--shm-max-regions is 0, not 1 to 32768" in server.log
+
+
+def test_a_region_is_in_all_workers_and_in_those_that_start_later(
+    run_headrace: Callable[..., Headrace], repository: Path, wait_until: Callable[..., None]
+) -> None:
+    server = run_headrace(f"--model-repository={repository}", ALLOW, "--workers=2").wait_until_listening()
+    wait_until(lambda: server.get("/v2/health/ready")[0] == 200, "a worker serves")
+    server.wait_for_line("2 workers serve")
+    numbers = np.arange(8, dtype=np.float32).tobytes()
+    with segment(8192, numbers) as (key, _), segment(8192) as (gone, _):
+        assert register(server.http, "r", key, 8192)[0] == 200
+        assert register(server.http, "r", key, 8192)[0] == 400
+        assert register(server.http, "gone", gone, 8192)[0] == 200
+        assert register(server.http, "left", key, 8192)[0] == 200
+        assert post(server.http, f"{SYSTEM}/region/left/unregister")[0] == 200
+
+        def answers() -> set[int]:  # connections are assigned at random
+            return {post(server.http, INFER, infer_body("r", 32))[0] for _ in range(40)}
+
+        assert answers() == {200}
+        Path(f"/dev/shm/{gone}").unlink()
+        assert len(who_maps(key)) == 2
+        os.kill(who_maps(key)[0], signal.SIGKILL)
+        wait_until(lambda: "a change of extension 'shm' can not be repeated" in server.log, "another one has begun")
+        wait_until(lambda: len(who_maps(key)) == 2, "both have the region")
+        assert answers() == {200}
+        assert {post(server.http, INFER, infer_body("left", 32))[0] for _ in range(40)} == {404}
+        assert post(server.http, f"{SYSTEM}/unregister")[0] == 200
+        assert answers() == {404}
+    server.stop()
+
+
+def who_maps(key: str) -> list[int]:
+    """Return the processes that have the segment ``key`` mapped."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if key in (process / "maps").read_text():
+                found.append(int(process.name))
+    return found
 
 
 # ---------------------------------------------------------------------- the stock clients
@@ -298,12 +335,21 @@ def test_nothing_outside_a_region_is_read_or_written(
         for _ in range(400):
             os.pwrite(descriptor, canary, 0)
             os.pwrite(descriptor, numbers, 12288 + 100)
-            is_wild = dice.random() < 0.6
-            ends = [*edges, -1, -4096] if is_wild else [0, 1, 4, 100]
-            offset, output_offset = (dice.choice([*ends, dice.randrange(2048)]) for _ in "io")
-            count = dice.choice([0, 1, 2, 8, dice.randrange(500), *([1023, 1024, 1025, 2**61] if is_wild else [])])
-            size = dice.choice([count * 4, *edges]) if is_wild else count * 4
-            output_size = dice.choice([*edges]) if is_wild else dice.choice([count * 4, 2048, 4096 - output_offset])
+            offset, output_offset = (dice.choice([0, 1, 4, 100, dice.randrange(2048)]) for _ in "io")
+            count = dice.choice([0, 1, 2, 8, dice.randrange(500)])
+            size, output_size = count * 4, dice.choice([count * 4, 2048, 4096 - output_offset])
+            match dice.randrange(8):  # at most one is wild
+                case 0:
+                    offset = dice.choice([*edges, -1, -4096, -100])
+                case 1:
+                    output_offset = dice.choice([*edges, -1, -4096, -100])
+                case 2:
+                    size = dice.choice([*edges, -1])
+                case 3:
+                    output_size = dice.choice([*edges, -1])
+                case 4:
+                    count = dice.choice([1023, 1024, 1025, 2**61])
+                    size = count * 4
             placed = ("in", size, offset), ("out", output_size, output_offset)
             ok = _infer_placed(client if protocol == "http" else stub, count, *placed)
             fits = [0 <= each_offset < 4096 and 0 <= each_size <= 4096 - each_offset and each_offset + each_size > 0
@@ -468,23 +514,21 @@ def test_a_region_that_a_request_uses_is_unregistered_after_it(
     gate = make_gate(tmp_path / "waits" / "1")
     server = serve(f"--model-repository={tmp_path}", ALLOW, environ=gated_environ)
     gate.close()
-    with segment(8192, np.arange(8, dtype=np.float32).tobytes()) as (key, descriptor):
+    numbers = np.arange(8, dtype=np.float32).tobytes()
+    with segment(8192, numbers) as (key, descriptor), ThreadPoolExecutor(1) as pool:
         assert register(server.http, "r", key, 8192)[0] == 200
         body = infer_body("r", 32, 4096).replace(b'"x"', b'"IN"').replace(b'"y"', b'"OUT"')
-        answers: queue.Queue[Any] = queue.Queue()
         path = "/v2/models/waits/infer"
-        asking = threading.Thread(target=lambda: answers.put(post(server.http, path, body)))
-        asking.start()
-        wait_until((gate.path / "running").exists, "the model runs")
+        asking = pool.submit(post, server.http, path, body)
+        gate.wait_until_running()
         assert post(server.http, f"{SYSTEM}/region/r/unregister") == (200, None)
         assert [each["name"] for each in status(server.http)] == ["r"], "it is listed until the request is answered"
         assert register(server.http, "r", key, 64)[0] == 400, "its name is taken"
         assert post(server.http, path, body)[0] == 404, "no new request gets it"
         Path(f"/dev/shm/{key}").unlink()
         gate.open()
-        asking.join(60)
-        assert answers.get()[0] == 200
-        assert os.pread(descriptor, 32, 4096) == np.arange(8, dtype=np.float32).tobytes()
+        assert asking.result(60)[0] == 200
+        assert os.pread(descriptor, 32, 4096) == numbers
         wait_until(lambda: not status(server.http), "it has gone")
         wait_until(lambda: not mappings(server, key), "it is not mapped")
 
@@ -593,6 +637,38 @@ def test_a_thousand_requests_live_through_a_segment_that_shrinks_and_grows(
     server.stop()
 
 
+def test_a_segment_that_shrinks_while_the_model_runs_is_an_error(
+    serve: Callable[..., Headrace],
+    make_gate: Callable[[Path], Gate],
+    gated_environ: Mapping[str, str],
+    tmp_path: Path,
+) -> None:
+    """Also if the output is the input itself, which is only read when it is written elsewhere, or sent."""
+    (tmp_path / "waits" / "1").mkdir(parents=True)
+    (tmp_path / "waits" / "config.pbtxt").write_text(GATED)
+    gate = make_gate(tmp_path / "waits" / "1")
+    server = serve(f"--model-repository={tmp_path}", ALLOW, environ=gated_environ)
+    with segment(65536) as (key, descriptor), segment(65536) as (other, _), ThreadPoolExecutor(1) as pool:
+        assert register(server.http, "out", other, 65536)[0] == 200
+        place = {"shared_memory_byte_size": 16384, "shared_memory_region": "out"}
+        for outputs in (
+            [],
+            [{"name": "OUT", "parameters": place}],
+            [{"name": "OUT", "parameters": {"binary_data": True}}],
+        ):
+            os.ftruncate(descriptor, 65536)
+            assert register(server.http, "r", key, 65536)[0] == 200
+            body = json.loads(infer_body("r", 16384).replace(b'"x"', b'"IN"')) | {"outputs": outputs}
+            gate.close()
+            asking = pool.submit(post, server.http, "/v2/models/waits/infer", body)
+            gate.wait_until_running()
+            os.ftruncate(descriptor, 100)
+            gate.open()
+            code, answer = asking.result(60)
+            assert (code, "shared memory region 'r' is lost" in answer["error"]) == (400, True)
+            assert post(server.http, f"{SYSTEM}/region/r/unregister")[0] == 200
+
+
 FAULT = """
 import mmap, os, signal, sys
 from headrace_shm.segments import register_segment
@@ -628,7 +704,7 @@ def test_inputs_of_fixed_size_are_not_copied_and_strings_are(repository: Path) -
         with serve_here(repository, **_copying(copies)) as server, segment(8192) as (key, descriptor):
             (location,) = server.engine.additions(TensorLocation)
             extension = location.extension
-            extension.register_system("r", key, 0, 8192)
+            on_loop(server, extension.register_system("r", key, 0, 8192))
             parameters: Mapping[str, Any] = {"shared_memory_region": "r", "shared_memory_byte_size": 64}
             numbers = location.source(parameters, Spec("x", dtypes.FP32, (16,)))
             texts = location.source(parameters, Spec("x", dtypes.BYTES, (1,)))
@@ -636,6 +712,27 @@ def test_inputs_of_fixed_size_are_not_copied_and_strings_are(repository: Path) -
             assert (bytes(numbers[:5]) == b"later") is not copies
             assert bytes(texts[:5]) == bytes(5)
             del numbers, texts
+
+
+def test_an_output_that_is_too_large_keeps_no_region(repository: Path) -> None:
+    """Without a collection of garbage: the error and its frames must not keep each other."""
+    with serve_here(repository, listen=True, allow_client_shm=True) as server, segment(8192) as (key, _):
+        tensor, wanted = tritonclient.grpc.InferInput("x", [8], "FP32"), tritonclient.grpc.InferRequestedOutput("y")
+        tensor.set_shared_memory("r", 32)
+        wanted.set_shared_memory("r", 31)
+        port = server.options.http_port
+        gc.collect()
+        gc.disable()
+        try:
+            with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.options.grpc_port}") as client:
+                client.register_system_shared_memory("r", key, 8192)
+                with pytest.raises(tritonclient.grpc.InferenceServerException, match="should be at least 32 bytes"):
+                    client.infer("numbers", [tensor], outputs=[wanted])
+            assert post(port, INFER, infer_body("r", 31, 64, [8]))[0] == 400
+            assert post(port, f"{SYSTEM}/unregister")[0] == 200
+            assert status(port) == []
+        finally:
+            gc.enable()
 
 
 def _copying(copies: bool) -> dict[str, Any]:

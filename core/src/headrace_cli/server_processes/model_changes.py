@@ -8,6 +8,7 @@ the other. A server that starts later applies them before it serves.
 from __future__ import annotations
 
 import asyncio
+import logging
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +17,8 @@ from headrace.errors import HeadraceError, InternalError, Unavailable
 
 if TYPE_CHECKING:
     from headrace.engine import Engine
+
+log = logging.getLogger(__name__)
 
 #: A change as JSON: its kind, the name of a model or an extension, and the rest. Made by the functions ``write_...``.
 Change = list[Any]
@@ -33,8 +36,8 @@ def write_unload(name: str, unload_dependents: bool) -> Change:
     return ["unload", name, unload_dependents]
 
 
-def write_extension(name: str, key: str, change: Any) -> Change:
-    return ["extension", name, [key, change]]
+def write_extension(name: str, key: str, change: Any, is_kept: bool) -> Change:
+    return ["extension", name, [key, change, is_kept]]
 
 
 async def apply(change: Change, engine: Engine) -> None:
@@ -103,7 +106,8 @@ class ModelChanges:
                     made += 1
             if made and not failed:
                 self._last.pop(_replaces(change), None)
-                self._last[_replaces(change)] = change
+                if change[0] != "extension" or change[2][2]:
+                    self._last[_replaces(change)] = change
                 return
         if not failed:
             raise Unavailable("every worker has died; the model is as it was")
@@ -131,7 +135,12 @@ class SharedControl:
         """Apply the changes that were made since the start. Raises `HeadraceError`."""
         async with self._turn:
             for change in await self._ask("join"):
-                await apply(change, self._engine)
+                try:
+                    await apply(change, self._engine)
+                except HeadraceError as error:
+                    if change[0] != "extension":
+                        raise
+                    log.warning("a change of extension '%s' can not be repeated: %s", change[1], error.message)
             self._engine.control.relay, self._engine.relay = self, self._extend
 
     async def make(self, change: Change) -> None:
@@ -146,6 +155,6 @@ class SharedControl:
         """Unload the model ``name`` on all servers. Raises `HeadraceError`."""
         await self._ask("make", write_unload(name, unload_dependents))
 
-    async def _extend(self, name: str, key: str, change: Any) -> None:
+    async def _extend(self, name: str, key: str, change: Any, is_kept: bool) -> None:
         """Change the extension ``name`` on all servers. Raises `HeadraceError`."""
-        await self._ask("make", write_extension(name, key, change))
+        await self._ask("make", write_extension(name, key, change, is_kept))

@@ -32,8 +32,6 @@ def _impossible(options: ServerOptions) -> Iterator[tuple[str, str]]:
             f" together with --rate-limit={options.rate_limit}",
             "each worker has a rate limiter of its own, and all together would use more than there is of a resource",
         )
-    if options.allow_client_shm and options.workers > 1:
-        yield " together with --allow-client-shm", "a region would be registered in one worker, and others get requests"
     if options.metrics_config.get("summary_latencies") == "true":
         yield (
             " together with --metrics-config=summary_latencies=true",

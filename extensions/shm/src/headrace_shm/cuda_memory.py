@@ -125,7 +125,7 @@ class _Staged:
     def __array_interface__(self) -> object:
         return self._host.__array_interface__
 
-    def finish(self, written: int) -> None:
+    def finish(self, memory: memoryview, written: int) -> None:
         self._memory.write(self._offset, self._host.ctypes.data, written)
 
 

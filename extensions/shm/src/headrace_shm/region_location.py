@@ -37,7 +37,7 @@ class RegionLocation(TensorLocation):
     def finish(self, memory: Any, written: int) -> None:
         owner: RegionOwner | None = memory.obj.base
         if owner is not None:  # the input was not copied
-            owner.finish(written)
+            owner.finish(memory, written)
 
 
 def _on_event_loop() -> bool:

@@ -57,7 +57,7 @@ class SystemUnregisterMethod(GrpcMethod):
         return pb.SystemSharedMemoryUnregisterRequest.FromString(message)
 
     async def answer(self, request: Any, caller: Caller) -> bytes:
-        self.extension.unregister(self.memory_kind, request.name)
+        await self.extension.unregister(self.memory_kind, request.name)
         return b""  # the response has no fields
 
 
@@ -81,7 +81,7 @@ class SystemRegisterMethod(GrpcMethod):
 
     async def answer(self, request: pb.SystemSharedMemoryRegisterRequest, caller: Caller) -> bytes:
         self.extension.require_allowed()
-        self.extension.register_system(request.name, request.key, request.offset, request.byte_size)
+        await self.extension.register_system(request.name, request.key, request.offset, request.byte_size)
         return b""
 
 

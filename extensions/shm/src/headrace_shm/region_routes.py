@@ -39,7 +39,7 @@ class SystemUnregister(HttpRoute):
     memory_kind: ClassVar[Kind] = "system"
 
     async def answer(self, call: HttpCall) -> HttpReply:
-        self.extension.unregister(self.memory_kind, call.values["name"])
+        await self.extension.unregister(self.memory_kind, call.values["name"])
         return _DONE
 
 
@@ -61,7 +61,7 @@ class SystemRegister(HttpRoute):
         document = await call.read_json()
         key, size = _string(_asked(document, "key")), _unsigned(_asked(document, "byte_size"))
         offset = _unsigned(document["offset"]) if "offset" in document else 0
-        self.extension.register_system(name, key, offset, size)
+        await self.extension.register_system(name, key, offset, size)
         return _DONE
 
 

@@ -23,8 +23,8 @@ _NAME_LENGTH = 1024
 class RegionOwner(Protocol):
     """The ``base`` of the array that is the ``obj`` of a view. Any thread."""
 
-    def finish(self, written: int) -> None:
-        """Bring the first ``written`` bytes to the client. Raises `HeadraceError` if the memory is lost."""
+    def finish(self, memory: memoryview, written: int) -> None:
+        """Bring the first ``written`` bytes of the view to the client. Raises `HeadraceError` if they are lost."""
 
 
 class Memory(Protocol):
@@ -104,11 +104,15 @@ class Regions:
             )
         self._known[region.name] = region
 
-    def remove(self, kind: Kind, name: str = "") -> None:
-        """Unregister the region ``name`` of ``kind``, or all of ``kind``. Nothing happens if there is none."""
-        for each in [name] if name else list(self._known):
-            if each in self._known and self._known[each].kind == kind:
-                self._leave(each)
+    def remove(self, kind: Kind, name: str) -> None:
+        """Unregister the region ``name`` of ``kind``. Nothing happens if there is none."""
+        if name in self._known and self._known[name].kind == kind:
+            self._leave(name)
+
+    def clear(self) -> None:
+        """Unregister all regions."""
+        for name in list(self._known):
+            self._leave(name)
 
     def _leave(self, name: str) -> None:
         region = self._known.pop(name)

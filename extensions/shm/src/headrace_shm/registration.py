@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from headrace import Engine, Extension, OptionGroup, Unsupported
 from headrace_shm.cuda_memory import open_region
@@ -53,25 +53,34 @@ class RegionExtension(Extension):
         if not self.is_allowed:
             raise Unsupported(_NOT_ALLOWED)
 
-    def register_system(self, name: str, key: str, offset: int, size: int) -> None:
-        """Register a part of the POSIX segment ``key``. Raises `HeadraceError`."""
-        self.regions.check(name)
-        memory = register_segment(name, key, offset, size, self._key_prefix)
-        status = {"key": key, "offset": offset, "byte_size": size}
-        self.regions.add(Region("system", name, size, status, memory))
+    async def register_system(self, name: str, key: str, offset: int, size: int) -> None:
+        """Register a part of the POSIX segment ``key``, in all workers. Raises `HeadraceError`."""
+        await self.engine.share(self, name, ["system", name, size, key, offset])
 
     async def register_cuda(self, name: str, handle: bytes, device: int, size: int) -> None:
-        """Register memory of a GPU by its IPC handle. Raises `HeadraceError`."""
-        self.regions.check(name)
-        memory = await asyncio.to_thread(open_region, name, handle, device, size)
-        self.regions.check(name)  # another call may have registered it meanwhile
-        self.regions.add(Region("cuda", name, size, {"device_id": device, "byte_size": size}, memory))
+        """Register memory of a GPU by its IPC handle, in all workers. Raises `HeadraceError`."""
+        await self.engine.share(self, name, ["cuda", name, size, handle.hex(), device])
 
-    def unregister(self, kind: Kind, name: str) -> None:
-        """Unregister the region ``name``, or all of ``kind``. Raises `HeadraceError`."""
+    async def unregister(self, kind: Kind, name: str) -> None:
+        """Unregister the region ``name``, or all of ``kind``, in all workers. Raises `HeadraceError`."""
         self.require_allowed()
-        self.regions.remove(kind, name)
+        for each in [name] if name else [region.name for region in self.regions.listed(kind)]:
+            await self.engine.share(self, each, ["unregister", each, kind], is_kept=False)
+
+    async def apply(self, change: list[Any]) -> None:
+        match change:
+            case ["system", name, size, key, offset]:
+                self.regions.check(name)
+                memory = register_segment(name, key, offset, size, self._key_prefix)
+                status = {"key": key, "offset": offset, "byte_size": size}
+                self.regions.add(Region("system", name, size, status, memory))
+            case ["cuda", name, size, handle, device]:
+                self.regions.check(name)
+                opened = await asyncio.to_thread(open_region, name, bytes.fromhex(handle), device, size)
+                self.regions.check(name)  # another call may have registered it meanwhile
+                self.regions.add(Region("cuda", name, size, {"device_id": device, "byte_size": size}, opened))
+            case [_, name, kind]:
+                self.regions.remove(kind, name)
 
     def close(self) -> None:
-        self.regions.remove("system")
-        self.regions.remove("cuda")
+        self.regions.clear()

@@ -25,14 +25,14 @@ class SystemMemory(Mapping):
                 "for it: unregister it, and register it again"
             )
 
-    def finish(self, written: int) -> None:
+    def finish(self, memory: memoryview, written: int) -> None:
+        if memory:
+            memory[-1]  # an access: the region is lost if the segment ends before
         self.check()
 
     def read(self, offset: int, size: int) -> memoryview:
         view = self.memory[offset : offset + size]
-        if size:
-            view[-1]  # lost now, if the segment ends before
-        self.check()
+        self.finish(view, 0)
         return view
 
     target = read

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import HeadraceError, InternalError, LoadError, Unavailable
+from headrace.errors import HeadraceError, InternalError, LoadError, NotFound, Unavailable
 from headrace_cli.server_processes.model_changes import (
     Change,
     ModelChanges,
@@ -133,14 +133,18 @@ def test_of_an_extension_the_last_change_of_each_key_is_made_again() -> None:
     async def scenario() -> None:
         changes = ModelChanges()
         await changes.join(Recorded(0))
-        level, info, later = (write_extension("x", key, value) for key, value in (("l", 1), ("i", False), ("l", 2)))
+        told = (("l", 1), ("i", False), ("l", 2))
+        level, info, later = (write_extension("x", key, value, True) for key, value in told)
         same_name = write_load("x", {})
         for change in (level, info, same_name, later):
             await changes.make(change)
         assert await changes.join(Recorded(0)) == [info, same_name, later]
+        await changes.make(undone := write_extension("x", "i", None, False))
+        assert undone not in await changes.join(joined := Recorded(0))
+        assert await changes.join(joined) == [same_name, later], "what was undone is not made again, nor kept"
         await changes.join(Recorded(1, InternalError("no")))
         with pytest.raises(
-            InternalError, match="'x' has been changed by 2 of 3 workers, which differ now; worker 1: no"
+            InternalError, match="'x' has been changed by 4 of 5 workers, which differ now; worker 1: no"
         ):
             await changes.make(level)
 
@@ -181,7 +185,7 @@ def test_files_and_settings_arrive_as_they_were_sent() -> None:
         other.name = "other"
         await apply(write_load("m", parameters), engine)
         await apply(write_unload("m", True), engine)
-        await apply(write_extension("x", "key", {"a": 1}), engine)
+        await apply(write_extension("x", "key", {"a": 1}, True), engine)
         assert [each.changes for each in engine.extensions] == [[{"a": 1}], []]
         assert control.calls == [("load", "m", parameters), ("unload", "m", True)]
 
@@ -210,11 +214,29 @@ def test_a_server_makes_what_it_missed_before_what_comes() -> None:
         assert [call[:2] for call in control.calls] == [("load", "a"), ("unload", "a")]
         await control.relay.load("b", {"config": "{}"})
         await control.relay.unload("b", False)
-        await engine.relay("x", "key", [1])
+        await engine.relay("x", "key", [1], True)
         assert asked[1:] == [
             ("make", B),
             ("make", write_unload("b", False)),
-            ("make", ["extension", "x", ["key", [1]]]),
+            ("make", ["extension", "x", ["key", [1], True]]),
         ]
+
+    run(scenario())
+
+
+def test_a_change_of_an_extension_that_can_not_be_made_again_stops_no_server(caplog: pytest.LogCaptureFixture) -> None:
+    class Refusing(Changed):
+        async def apply(self, change: Any) -> None:
+            raise NotFound(f"no {change}")
+
+    async def scenario() -> None:
+        engine: Any = SimpleNamespace(control=Told(), relay=None, extensions=[Refusing()])
+
+        async def ask(*words: Any) -> Any:
+            return [write_extension("x", "key", "segment", True), A]
+
+        await SharedControl(ask, engine).join()
+        assert [call[:2] for call in engine.control.calls] == [("load", "a")]
+        assert "a change of extension 'x' can not be repeated: no segment" in caplog.text
 
     run(scenario())
