@@ -166,9 +166,7 @@ class Server:
         try:
             await self._load_first()
             if self.phase is Phase.STARTING:
-                self._table.open()
-                self.plugins.hook.server_started(server=self)
-                self.engine.phase = Phase.READY
+                self._serve()
         except BaseException:
             await self.stop()
             raise
@@ -222,6 +220,12 @@ class Server:
         self._control = self.engine.control = Control(options, self._lifecycle, repositories)
         self.engine.version = await asyncio.to_thread(distribution_version, "headrace")  # reads files
 
+    def _serve(self) -> None:
+        """Answer requests for models from now on."""
+        self._table.open()
+        self.plugins.hook.server_started(server=self)
+        self.engine.phase = Phase.READY
+
     async def _load_first(self) -> None:
         """Load the models of the start. Without a repository, the server has failed."""
         exit_on_error = self.options.exit_on_error
@@ -232,6 +236,7 @@ class Server:
                 raise
             log.error("%s", error.message)
             self.engine.phase, self._table.refusal = Phase.FAILED, "Server not ready"
+            self._control.retry(self._serve)
             return
         if failures and exit_on_error:
             raise InternalError("failed to load all models")

@@ -42,6 +42,7 @@ from headrace import (
 from headrace.engine import Engine
 from headrace.models.submission import check_and_enqueue
 from headrace.plugins import Plugins
+from headrace.registry import PluginInfo
 from headrace.server import Server
 
 CONFIG = """
@@ -183,7 +184,7 @@ PATHS = {
 OTHER_PATHS = {
     *("/v2/models/m/stats", "/v2/systemsharedmemory/unregister", "/v2/cudasharedmemory/status"),
     *("/v2/cudasharedmemory/register", "/v2/models/m/events", "/v2/models/m/versions/1/events"),
-    "/v2/models/m/generate_stream",
+    *("/v2/models/m/generate_stream", "/openapi.json", "/openapi/models/m/example.json"),
 }
 REFUSALS = [
     (Unauthenticated("who are you?", challenge="Bearer"), 401, "UNAUTHENTICATED", {"www-authenticate": "Bearer"}),
@@ -452,14 +453,15 @@ def test_plugins_are_asked_in_the_order_in_which_they_are_found(
 
     class Point:
         def __init__(self, name: str, kind: type[Interceptor]) -> None:
-            self.name, self.dist, self._kind = name, None, kind
+            self.name, self._kind = name, kind
 
         def load(self) -> ModuleType:
             plugin = ModuleType(self.name)
             plugin.register_interceptors = hookimpl(lambda: [self._kind])  # type: ignore[attr-defined]
             return plugin
 
-    monkeypatch.setattr(module, "entry_points", lambda group: [Point("b", First), Point("a", Second)])
+    found = [Point("b", First), Point("a", Second)]
+    monkeypatch.setattr(module, "_installed", lambda: [(PluginInfo(each.name, "tests", "0"), each) for each in found])
     assert [kind.name for kind in Plugins.discover().interceptors][-2:] == ["second", "first"]
 
 

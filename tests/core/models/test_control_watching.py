@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
 
+from headrace.errors import Unavailable
 from headrace.models.control import Watcher
+from headrace.registry import PluginInfo
 from headrace.server import Server
-from tests.core.conftest import local_repositories
+from headrace.storage.base import Storage
+from headrace.storage.repositories import Repositories
+from tests.core.conftest import IDENTITY, local_repositories
 
 T = TypeVar("T")
 TWICE = "model appears in two or more repositories"
@@ -306,5 +310,92 @@ def test_a_server_that_stops_ends_its_watcher(make_server: Callable[..., Server]
             assert task is not None
             assert not task.done()
         assert task.cancelled()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("mode", [{"model_control_mode": "poll", "repository_poll_secs": 1}, {"dev": True}])
+def test_a_repository_that_is_missing_at_start_is_served_when_it_is_there(
+    make_server: Callable[..., Server],
+    repository: Path,
+    write_model: Any,
+    mode: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton 2.51 stays without models for ever."""
+    begin = Watcher.__init__
+
+    def often(watcher: Watcher, repositories: Any, lifecycle: Any, interval_s: float, **how: bool) -> None:
+        begin(watcher, repositories, lifecycle, 0.01, **how)
+
+    monkeypatch.setattr(Watcher, "__init__", often)
+    away = repository.with_name("away")
+
+    async def scenario() -> None:
+        async with make_server(exit_on_error=False, **mode) as server:
+            assert not server.ready
+            with pytest.raises(Unavailable, match=r"^Server not ready$"):
+                server.engine.resolve("m")
+            await until(lambda: "cannot poll the repository" in caplog.text)
+            away.rename(repository)
+            await until(lambda: server.ready)
+            assert shown(server) == [("m", "1", "READY")]
+            write_model("n")
+            await until(lambda: ("n", "1", "READY") in shown(server))
+
+    write_model("m")
+    repository.rename(away)
+    run(scenario())
+    assert caplog.text.count("cannot poll the repository") == 1  # not at every poll
+
+
+class Cabinet(Storage):
+    """Models in memory, one of which has a tag that cannot be read while ``fails``."""
+
+    name = "cabinet"
+    fails: ClassVar[bool]
+    drawers: ClassVar[dict[str, str]]
+
+    def models(self) -> Sequence[str]:
+        return list(self.drawers)
+
+    def fingerprint(self, model: str) -> Mapping[str, Hashable]:
+        if model == "bad" and self.fails:
+            raise OSError("the drawer is stuck")
+        return {"config.pbtxt": self.drawers[model], "1/weights": "1"}
+
+    def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
+        folder = new_directory()
+        (folder / "1").mkdir()
+        (folder / "1" / "weights").touch()
+        (folder / "config.pbtxt").write_text(self.drawers[model])
+        return folder
+
+
+def test_a_model_that_cannot_be_read_does_not_stop_the_poll_of_others() -> None:
+    Cabinet.fails, Cabinet.drawers = True, {"bad": IDENTITY, "good": IDENTITY}
+
+    async def scenario() -> None:
+        server = Server("cabinet://all", exit_on_error=False)
+        server.plugins.storages.add(Cabinet, PluginInfo("cabinet", "tests", "0"))
+        async with server:
+            repositories = Repositories(server.options, server.plugins.storages)
+            watcher = Watcher(repositories, server._lifecycle, 0.01, dev=False, known_only=False)
+            await watcher.prepare()
+            watcher.start()
+            (bad, good) = server.index()
+            assert (good.name, good.state) == ("good", "READY")
+            assert (bad.name, bad.state) == ("bad", "UNAVAILABLE")
+            assert "the drawer is stuck" in bad.reason
+            Cabinet.drawers["late"] = IDENTITY
+            await until(lambda: ("late", "1", "READY") in shown(server))
+            Cabinet.fails = False
+            await until(lambda: ("bad", "1", "READY") in shown(server))
+            Cabinet.fails = True  # it is served as before
+            Cabinet.drawers["later"] = IDENTITY
+            await until(lambda: ("later", "1", "READY") in shown(server))
+            assert ("bad", "1", "READY") in shown(server)
+            watcher.stop()
 
     run(scenario())

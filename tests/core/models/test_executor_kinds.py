@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace import ConfigError, Executor, InstancePlan, Isolation, Model, Server, ServerOptions
+from headrace import ConfigError, Executor, InstancePlan, Isolation, Model, Server, ServerOptions, plugins
 from headrace.backends.identity import Identity
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.executors.thread_kind import ThreadExecutors
@@ -48,10 +47,8 @@ def models(tmp_path: Path) -> Callable[[str, str], Path]:
 
 @pytest.fixture
 def without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def listed(group: str) -> list[Any]:
-        return [entry for entry in entry_points(group=group) if entry.name != "processes"]
-
-    monkeypatch.setattr("headrace.plugins.entry_points", listed)
+    others = [(info, entry) for info, entry in plugins._installed() if info.name != "processes"]
+    monkeypatch.setattr(plugins, "_installed", lambda: others)
 
 
 def reason(repository: Path, name: str) -> str:

@@ -146,7 +146,7 @@ def test_a_trace_context_of_hostile_form_is_ignored(collector: Collector, start_
     body = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
     with httpx.Client(base_url=f"http://127.0.0.1:{server.http}") as client:
         for text in HOSTILE:
-            headers = {"traceparent": text.encode("latin-1"), "tracestate": b"=,;" * 100}
+            headers = {b"traceparent": text.encode("latin-1"), b"tracestate": b"=,;" * 100}
             assert client.post("/v2/models/adds/infer", json=body, headers=headers).status_code == 200
     assert ask(server.http, "/v2/trace/setting", {"trace_rate": "1"})[0] == 200
     post(server, traceparent="garbage", tracestate="=,;")

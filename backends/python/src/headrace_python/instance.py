@@ -27,6 +27,7 @@ from headrace import (
 )
 from headrace_python.coroutines import Coroutines
 from headrace_python.outcomes import BadResults, describe, judge
+from headrace_python.trace_contexts import in_trace_context
 from triton_python_backend_utils import InferenceRequest, InferenceResponse
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
@@ -100,7 +101,7 @@ class PythonInstance(DeferredInstance):
         """Execute the batch."""
         requests = [self._received(call) for call in calls]
         with self.runtime.entered(_callers(calls), calls[0].request):
-            return self._run(requests)
+            return self.run(requests)
 
     def close(self) -> None:
         """Call ``finalize``, whose errors are logged, and let the model go."""
@@ -130,7 +131,7 @@ class PythonInstance(DeferredInstance):
         # As Triton: to ask for no outputs is to ask for all that the config declares.
         return InferenceRequest._received(call, self.runtime, self._outputs)
 
-    def _run(self, requests: list[InferenceRequest]) -> Sequence[Answer] | None:
+    def run(self, requests: list[InferenceRequest], /) -> Sequence[Answer] | None:
         """Execute ``requests``, and return what is not sent otherwise. Never raises because of the model."""
         try:
             returned = self._execute([*requests])  # the model may do with its list as it likes
@@ -147,7 +148,7 @@ class PythonInstance(DeferredInstance):
         return None
 
     async def _see_through(self, requests: list[InferenceRequest], returned: Awaitable[object]) -> None:
-        """`_run` for the batch of a decoupled model, while the next batches begin."""
+        """`run` for the batch of a decoupled model, while the next batches begin."""
         try:
             self._settle(requests, await returned)
         except BaseException as error:  # the model's, or that close cancels it
@@ -217,7 +218,11 @@ def instance_of(
 ) -> PythonInstance:
     """An instance that core asks for its readiness only if the model has something to say."""
     kind = CheckedInstance if hasattr(model_class, "is_ready") else PythonInstance
-    return kind(model_class, description, runtime, release)
+    instance = kind(model_class, description, runtime, release)
+    traced = in_trace_context(instance.run)
+    if traced is not None:
+        instance.run = traced  # type: ignore[method-assign]
+    return instance
 
 
 def _callers(calls: Sequence[Call]) -> tuple[str, ...]:

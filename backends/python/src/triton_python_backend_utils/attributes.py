@@ -5,9 +5,10 @@ Names and numbers are Triton's (docs/spec/behaviours.md section 9.2).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from headrace import InferRequest
 from triton_python_backend_utils.arguments import INT64, UINT64, Text, choice, items, text, texts, whole_number
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.named_tensor import Tensor
+
+if TYPE_CHECKING:
+    from headrace import Caller
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
@@ -71,8 +75,19 @@ class InferenceTrace:
     def __init__(self) -> None:
         self._context: str | None = None
 
+    @classmethod
+    def _of(cls, sender: Caller | None) -> InferenceTrace:
+        """Return the trace of a request from ``sender``."""
+        trace = cls()
+        if sender is not None and sender.trace_context:
+            trace._context = json.dumps(dict(sender.trace_context), separators=(",", ":"))
+        return trace
+
     def get_context(self) -> str | None:
-        """The context of OpenTelemetry as text, None if the request is not traced by it."""
+        """The context of OpenTelemetry as text, None if the request is not traced by it.
+
+        It is a JSON object with the headers ``traceparent`` and, if the caller sent it, ``tracestate``.
+        """
         return self._context
 
 

@@ -146,7 +146,7 @@ class InferenceRequest:
         return json.dumps(dict(self._source.parameters), separators=separators)
 
     def trace(self) -> InferenceTrace:
-        return self._trace or InferenceTrace()
+        return self._trace or InferenceTrace._of(self._source.sender)
 
     def is_cancelled(self) -> bool:
         """True if the caller has gone."""

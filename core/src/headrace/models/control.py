@@ -12,7 +12,7 @@ mode ``poll``, and with ``--dev``, a `Watcher` polls the repository. The two dif
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
@@ -30,8 +30,8 @@ log = logger_without_repeats(__name__)
 ALL = "*"
 DEV_INTERVAL_S = 0.5
 
-#: The result of a poll: by name, every model and its fingerprint in each repository.
-Fingerprints: TypeAlias = "dict[str, tuple[Entry, tuple[Fingerprint, ...]]]"
+#: The result of a poll: by name, every model and its fingerprint in each repository, or why that cannot be read.
+Fingerprints: TypeAlias = "dict[str, tuple[Entry, tuple[Fingerprint, ...] | str]]"
 
 
 class Relay(Protocol):
@@ -62,6 +62,12 @@ class Control:
         failures = await self._load_first()
         self._watcher.start()
         return failures
+
+    def retry(self, loaded: Callable[[], None]) -> None:
+        """After a `start` that has raised: if the repository is polled, load its models when it can be read, and call
+        ``loaded`` then."""
+        if self._watcher is not None and not self.is_explicit:
+            self._watcher.start(loaded)
 
     async def _load_first(self) -> list[HeadraceError]:
         entries = await asyncio.to_thread(self._repositories.scan)
@@ -195,23 +201,25 @@ class Watcher:
         self._handled: Fingerprints = {}
         #: Models whose load is tried again at every poll: the files of the last try, and its log lines.
         self._failed: dict[str, tuple[object, set[str]]] = {}
+        #: Why the last poll failed.
+        self._complaint = ""
         self._task: asyncio.Task[None] | None = None
 
     async def prepare(self) -> None:
         """Record the state of the repository before it is loaded, to find later changes."""
         self._handled = await asyncio.to_thread(self._look)
 
-    def start(self) -> None:
-        """Start to watch."""
-        self._task = asyncio.ensure_future(self._watch())
+    def start(self, loaded: Callable[[], None] = lambda: None) -> None:
+        """Start to watch. Call ``loaded`` once, when all that the repository has was loaded."""
+        self._task = asyncio.ensure_future(self._watch(loaded))
 
     def stop(self) -> None:
         """Stop polling. Running loads go on."""
         if self._task is not None:
             self._task.cancel()
 
-    async def _watch(self) -> None:
-        before = self._handled
+    async def _watch(self, loaded: Callable[[], None]) -> None:
+        before, is_first = self._handled, True
         while True:
             await asyncio.sleep(self._interval_s)
             try:
@@ -219,12 +227,19 @@ class Watcher:
                 await self._follow(
                     {name for name in {*found, *self._handled} if self._is_due(name, before, found)}, found
                 )
-                before = found
+                if is_first and (found == before or not self._dev):
+                    is_first = False
+                    loaded()
+                before, self._complaint = found, ""
+            except HeadraceError as error:
+                if error.message != self._complaint:
+                    self._complaint = error.message
+                    log.error("cannot poll the repository: %s", error.message)
             except Exception:
                 log.exception("cannot poll the repository")
 
     def _look(self) -> Fingerprints:
-        return {name: (entry, entry.fingerprints()) for name, entry in self._repositories.scan().items()}
+        return {name: (entry, _fingerprints(entry)) for name, entry in self._repositories.scan().items()}
 
     def _is_due(self, name: str, before: Mapping[str, object], found: Mapping[str, object]) -> bool:
         """True if ``name`` has changed, and (with ``--dev``) has not changed since the poll before."""
@@ -255,3 +270,14 @@ class Watcher:
             self._handled[name] = found[name]
         else:
             self._failed[name] = found[name], said
+
+
+def _fingerprints(entry: Entry) -> tuple[Fingerprint, ...] | str:
+    """Return the fingerprints of ``entry``, or the error. A load of this model fails with it; others are not affected.
+
+    Blocks.
+    """
+    try:
+        return entry.fingerprints()
+    except HeadraceError as error:
+        return error.message
