@@ -132,6 +132,7 @@ if TYPE_CHECKING:
     from headrace_grpc.rpc import Rpc
     from headrace_http.asgi import create_app
     from headrace_http.caller_limits import Pace
+    from headrace_http.forwarding import Forwarded, ForwardingPort
     from headrace_http.http_host import HttpHost, HttpPort
     from headrace_http.message import HttpReply, HttpRequest
     from headrace_http.open_connections import OpenConnections
@@ -223,6 +224,7 @@ _HOMES = {
     "headrace_grpc.rpc": ("Rpc",),
     "headrace_http.asgi": ("create_app",),
     "headrace_http.caller_limits": ("Pace",),
+    "headrace_http.forwarding": ("Forwarded", "ForwardingPort"),
     "headrace_http.http_host": ("HttpHost", "HttpPort"),
     "headrace_http.message": ("HttpReply", "HttpRequest"),
     "headrace_http.open_connections": ("OpenConnections",),
@@ -308,6 +310,8 @@ __all__ = [
     "ExtensionOperation",
     "Findings",
     "FlagHelp",
+    "Forwarded",
+    "ForwardingPort",
     "Frontend",
     "FullScheduler",
     "GrpcHost",

@@ -37,6 +37,7 @@ _EXTENSIONS = {
     "logging": "headrace-logging",
     "trace": "headrace-trace",
     "sequence": "headrace-sequence",
+    **dict.fromkeys(("sagemaker", "vertex_ai"), "headrace-cloud-routes"),
     **dict.fromkeys(("shm", "system_shared_memory", "cuda_shared_memory"), "headrace-shm"),
 }
 #: Schedulers in distributions of their own, by the field of the config.

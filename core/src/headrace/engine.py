@@ -413,6 +413,23 @@ class Engine:
         self._require_ready()
         await self.control.unload(name, unload_dependents)
 
+    async def register_repository(self, url: str, names: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Add a repository in control mode ``explicit``; nothing is loaded.
+
+        ``names`` has the directories of its models by the names under which they are served; empty for all models by
+        their own names. Raises `AlreadyExists` for a repository or a name that is there, `NotFound`, `Unsupported`.
+        """
+        self._require_ready()
+        await self.control.register(url, names)
+
+    async def unregister_repository(self, url: str) -> None:
+        """Remove a repository of `register_repository`. Its models stay loaded; others leave the index.
+
+        Raises `NotFound`, `Unsupported`.
+        """
+        self._require_ready()
+        await self.control.unregister(url)
+
     def _require_ready(self) -> None:
         self._table.require_open()
         if self.phase is not Phase.READY:

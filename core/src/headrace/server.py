@@ -184,7 +184,8 @@ class Server:
         chosen = self.plugins.frontends.chosen(self.options)
         parts = [part for part in chosen if part not in map(type, self.frontends)]
         await self._begin()
-        support.refuse_without({name for each in self.engine.extensions for name in each.announces}, self.options)
+        announced = {name for each in self.engine.extensions for name in each.announces}
+        support.refuse_without(announced | {part.name for part in chosen}, self.options)
         for frontend in [part(self.engine) for part in parts]:
             if frontend.enabled and self.options.workers and not frontend.shares_port:
                 raise ConfigError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import combinations
 from typing import Any
 
 from headrace.config import support
@@ -17,6 +16,7 @@ from headrace.config.option_groups import OptionGroup, group_flags, read_groups
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError
 from headrace_cli.flags import FLAGS, Flag
+from headrace_cli.port_checks import check_ports
 from headrace_cli.server_processes.refusals import refuse as refuse_with_workers
 
 
@@ -95,7 +95,7 @@ def check(options: ServerOptions) -> None:
     """Raise `ConfigError` for options that contradict each other, or that need a part that is not built."""
     if options.load_model and options.model_control_mode != "explicit":
         raise ConfigError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
-    _check_ports(options)
+    check_ports(options)
     if not options.model_repository:
         raise ConfigError("--model-repository must be specified")
     support.refuse(options)
@@ -175,9 +175,15 @@ def _bad(flag: Flag, error: ValueError) -> ConfigError:
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the defaults that Vertex AI sets by environment variables."""
-    if environ.get("AIP_MODE") != "PREDICTION":
-        return {}
-    return {"allow_http": False, "allow_grpc": False, "allow_vertex_ai": True}
+    found: dict[str, Any] = {}
+    if port := environ.get("AIP_HTTP_PORT"):
+        try:
+            found["vertex_ai_port"] = FLAGS["vertex-ai-port"].read(port)  # type: ignore[misc]  # it has an argument
+        except ValueError as error:
+            raise ConfigError(f"AIP_HTTP_PORT: {error}") from error
+    if environ.get("AIP_MODE") == "PREDICTION":
+        found |= {"allow_http": False, "allow_grpc": False, "allow_vertex_ai": True}
+    return found
 
 
 def _check_cache(given: Sequence[Given]) -> None:
@@ -186,22 +192,6 @@ def _check_cache(given: Sequence[Given]) -> None:
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
             "Please provide one or the other."
         )
-
-
-def _check_ports(options: ServerOptions) -> None:
-    """Raise `ConfigError` if two endpoints have the same address and port. Port 0 is any free port."""
-    endpoints = [
-        ("HTTP", options.allow_http, options.http_address, options.http_port),
-        ("GRPC", options.allow_grpc, options.grpc_address, options.grpc_port),
-        ("metrics", options.allow_metrics, options.metrics_address, options.metrics_port),
-    ]
-    listening = [(name, address, port) for name, allowed, address, port in endpoints if allowed and port]
-    for (first, address, port), (second, *place) in combinations(listening, 2):
-        if [address, port] == place:
-            raise ConfigError(
-                f"The server cannot listen to {first} requests and {second} requests "
-                f"at the same address and port {address}:{port}"
-            )
 
 
 def _deprecation(old: Given, given: Sequence[Given]) -> Iterator[str]:

@@ -34,8 +34,7 @@ class HttpPort(Frontend):
             enabled = True
             place = "127.0.0.1", 8080
 
-    It has the limits, the admission, the shutdown and, if the host has it, the TLS of the first port. ``name`` is the
-    `Caller.transport` of its callers.
+    It has the limits, the admission, the shutdown and, if the host has it, the TLS of the first port.
     """
 
     #: What log lines and errors call the port; ``name`` if empty.
@@ -52,6 +51,11 @@ class HttpPort(Frontend):
     @abstractmethod
     def place(self) -> tuple[str, int]:
         """The address and the port to listen on; port 0 takes a free one."""
+
+    @property
+    def transport(self) -> str:
+        """The `Caller.transport` of its callers. The flags for HTTP, such as restrictions, apply to ``"http"``."""
+        return self.name
 
     @property
     def max_body_bytes(self) -> int | None:
@@ -97,7 +101,7 @@ class HttpPort(Frontend):
         except TypeError as error:
             raise ConfigError(f"frontend '{self.name}': {error}") from error
         otherwise = None if self.otherwise is None else self.otherwise(self)
-        return Routes(self.engine, routes, otherwise, self.name, self.limits(), has_sockets)
+        return Routes(self.engine, routes, otherwise, self.transport, self.limits(), has_sockets)
 
     @classmethod
     def check(cls) -> None:

@@ -21,6 +21,8 @@ from headrace_http.plugin_routes import HttpCall, HttpRoute
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+#: The path of the page.
+METRICS_PATH = "/metrics"
 _TEXT = ((b"Content-Type", exposition.CONTENT_TYPE.encode()), (b"Vary", b"Accept-Encoding"))
 
 
@@ -63,8 +65,12 @@ class MetricsFrontend(HttpPort):
         return self.engine.options.metrics_address, self.engine.options.metrics_port
 
     async def start(self) -> None:
-        self._devices = await asyncio.to_thread(_devices, self.engine.options)
+        await self.prepare()
         await super().start()
+
+    async def prepare(self) -> None:
+        """Find the devices of the machine. Needed before the first page."""
+        self._devices = await asyncio.to_thread(_devices, self.engine.options)
 
     async def families(self) -> Iterable[Metric]:
         """Return the metrics of the models now. Any thread may iterate over them, once."""

@@ -28,7 +28,7 @@ SECRET = re.compile(r"^--(http-restricted-api|grpc-restricted-protocol)=.*:")
 #: Errors that Triton finds when it creates the server, without its usage.
 LATER = ("--host-policy=gpu_0,colour=red", "--model-load-gpu-limit=0:1.5", "--model-load-gpu-limit=0:-1")
 #: What the distributions of these flags check, and command lines with a repository.
-ELSEWHERE = re.compile(r"^--(trace-|allow-sagemaker|allow-vertex-ai|model-repository=|model-store=)")
+ELSEWHERE = re.compile(r"^--(trace-|model-repository=|model-store=)")
 
 
 def is_compared(case: dict[str, Any]) -> bool:

@@ -142,8 +142,6 @@ def test_an_option_called_built_is_read_somewhere(name: str) -> None:
 
 REFUSED = {
     "model_namespacing": True,
-    "allow_sagemaker": True,
-    "allow_vertex_ai": True,
 }
 
 

@@ -244,8 +244,8 @@ def test_ports_may_be_equal_on_other_addresses_or_when_one_is_off_or_free_to_cho
 
 
 def test_vertex_ai_speaks_through_the_environment() -> None:
-    with pytest.raises(ConfigError, match="--allow-vertex-ai is refused"):
-        read_options([], {"AIP_MODE": "PREDICTION", "AIP_STORAGE_URI": "/models"})
+    options = read_options([], {"AIP_MODE": "PREDICTION", "AIP_STORAGE_URI": "/models", "AIP_HTTP_PORT": "7080"})[0]
+    assert (options.allow_vertex_ai, options.vertex_ai_port, options.allow_http) == (True, 7080, False)
     assert read_options([], {"AIP_STORAGE_URI": "/models"})[0].model_repository == ("/models",)
 
 
@@ -257,8 +257,6 @@ def test_no_refusal_repeats_a_secret(word: str) -> None:
 
 REFUSED = {
     "--model-namespacing=true",
-    "--allow-sagemaker=true",
-    "--allow-vertex-ai=1",
 }
 
 

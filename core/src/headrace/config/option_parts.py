@@ -214,7 +214,7 @@ class GrpcOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CloudOptions:
-    """SageMaker and Vertex AI. Refused, or without effect."""
+    """SageMaker and Vertex AI. Read by the distribution ``headrace-cloud-routes``."""
 
     allow_sagemaker: bool = False
     sagemaker_port: int = 8080

@@ -33,8 +33,12 @@ class Support:
 
 #: Triton's error for a client that uses shared memory. With the flag, a server without the extension does not start.
 NO_CLIENT_SHM = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-#: Options that need an extension, by the name that it announces.
-_NEEDS = {"allow_client_shm": "system_shared_memory"}
+#: Options that need an extension, by the name that it announces, or a frontend, by its name.
+_NEEDS = {
+    "allow_client_shm": "system_shared_memory",
+    "allow_sagemaker": "sagemaker",
+    "allow_vertex_ai": "vertex_ai",
+}
 
 _BUILT = Support(FlagState.BUILT)
 
@@ -49,8 +53,6 @@ def _refused(reason: str) -> Support:
 
 _ONE_LOOP = _no_effect("one event loop serves all connections")
 _NO_DEVICE_POOLS = _no_effect("Headrace keeps no memory pools of its own; the engines keep theirs")
-_NOT_SAGEMAKER = _no_effect("the SageMaker endpoint is not built yet")
-_NOT_VERTEX = _no_effect("the Vertex AI endpoint is not built yet")
 _PLUGINS = "caches and agents are Python plugins found by entry point, not shared libraries"
 
 SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT) | {
@@ -60,14 +62,8 @@ SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT)
     "grpc_infer_thread_count": _ONE_LOOP,
     "grpc_infer_allocation_pool_size": _no_effect("requests are not pooled"),
     "grpc_max_response_pool_size": _no_effect("responses are not pooled"),
-    "allow_sagemaker": _refused("the SageMaker endpoint is not built yet"),
-    "sagemaker_port": _NOT_SAGEMAKER,
-    "sagemaker_safe_port_range": _NOT_SAGEMAKER,
-    "sagemaker_thread_count": _NOT_SAGEMAKER,
-    "allow_vertex_ai": _refused("the Vertex AI endpoint is not built yet (AIP_MODE=PREDICTION asks for it too)"),
-    "vertex_ai_port": _NOT_VERTEX,
-    "vertex_ai_thread_count": _NOT_VERTEX,
-    "vertex_ai_default_model": _NOT_VERTEX,
+    "sagemaker_thread_count": _ONE_LOOP,
+    "vertex_ai_thread_count": _ONE_LOOP,
     "cache_directory": _no_effect(_PLUGINS),
     "repoagent_directory": _no_effect(_PLUGINS),
     "pinned_memory_pool_byte_size": _NO_DEVICE_POOLS,
@@ -93,7 +89,7 @@ def refuse(options: ServerOptions) -> None:
 
 
 def refuse_without(announced: Collection[str], options: ServerOptions) -> None:
-    """Raise `ConfigError` for the first option that is set and needs an extension that is not ``announced``."""
+    """Raise `ConfigError` for the first option that is set and needs a part that is not ``announced``."""
     for name, extension in _NEEDS.items():
         if getattr(options, name) != getattr(_DEFAULTS, name) and extension not in announced:
             raise ConfigError(f"{flag(name)} is refused: it needs an extension. {missing('extension', extension)}")

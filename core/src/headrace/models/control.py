@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from headrace.config.option_parts import ControlOptions
-from headrace.errors import HeadraceError, InvalidArgument, Unavailable
+from headrace.errors import HeadraceError, InvalidArgument, Unavailable, Unsupported
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.states import IndexEntry, index_of, poll_failure
 from headrace.storage.repositories import Entry, Fingerprint, Repositories
@@ -118,6 +118,22 @@ class Control:
     async def unload_here(self, name: str, unload_dependents: bool) -> None:
         """`unload` in this server only."""
         await self._lifecycle.unload(name, unload_dependents)
+
+    async def register(self, url: str, names: Mapping[str, str]) -> None:
+        """Add a repository, from which models may be loaded then (docs/spec/behaviours.md section 5.9)."""
+        self._require_registration()
+        await asyncio.to_thread(self._repositories.add, url, names)
+
+    async def unregister(self, url: str) -> None:
+        """Remove a repository of `register`. Its models stay loaded; those that are not loaded leave the index."""
+        self._require_registration()
+        self._lifecycle.forget(await asyncio.to_thread(self._repositories.remove, url))
+
+    def _require_registration(self) -> None:
+        if not self.is_explicit:
+            raise Unsupported("repository registration is not allowed if model control mode is not EXPLICIT")
+        if self.relay is not None:
+            raise Unsupported("repository registration is not allowed with --workers: one worker only would have it")
 
     async def index(self, ready_only: bool) -> list[IndexEntry]:
         """Return the index: every known model version, then the models of the repository that were never loaded; by

@@ -136,6 +136,14 @@ class Lifecycle:
             if not record.versions:
                 self.records.pop(name, None)
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Remove the records of those of ``names`` that are unloaded, or that failed to load."""
+        for name in names:
+            record = self.records.get(name)
+            if record is not None and all(each.state is State.UNAVAILABLE for each in record.versions.values()):
+                self._dependencies.forget(name)
+                del self.records[name]
+
     def is_served(self, name: str) -> bool:
         """True if any version of ``name`` takes requests."""
         return name in self.records and self.records[name].is_served

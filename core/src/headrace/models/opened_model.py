@@ -33,6 +33,10 @@ class OpenedModel:
     is_replaced: bool = False
     agents: AgentChain | None = None
 
+    def __post_init__(self) -> None:
+        if self.entry.is_mapped:
+            self.config.name = self.entry.name
+
     def fetch(self, version: int) -> LocalDirectory:
         """Return the directory to load ``version`` from. The caller gives it back. Blocks."""
         return self.directory.share() if self.is_whole else self.entry.fetch(files_of(self.files, version))

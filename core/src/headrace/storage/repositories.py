@@ -16,10 +16,11 @@ from typing import Protocol
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
-from headrace.errors import ConfigError, HeadraceError, LoadError, PluginError, summary
+from headrace.errors import AlreadyExists, ConfigError, HeadraceError, LoadError, NotFound, PluginError, summary
 from headrace.storage.base import Storage
 from headrace.storage.local_directory import LocalDirectory
 from headrace.storage.local_storage import check_files, scheme_of
+from headrace.storage.mapped_storage import MappedStorage
 from headrace.storage.sent_files import Overrides, SentFiles
 from headrace.storage.temporary_directories import TemporaryDirectories, remove
 
@@ -40,6 +41,8 @@ class Repository:
     def __init__(self, storage: Storage, directories: TemporaryDirectories) -> None:
         self.url = storage.url
         self._storage, self._directories = storage, directories
+        #: Its models that are served under these names, whatever their directories and configs say.
+        self.mapped_names = frozenset(storage.names) if isinstance(storage, MappedStorage) else frozenset()
 
     def models(self) -> list[str]:
         """Return the names of its models."""
@@ -136,6 +139,11 @@ class Entry:
         return self.config is not None or self.is_temporary
 
     @property
+    def is_mapped(self) -> bool:
+        """True if it is served under this name whatever its config says."""
+        return self.name in self.repositories[0].mapped_names
+
+    @property
     def is_duplicate(self) -> bool:
         return len(self.repositories) > 1
 
@@ -197,6 +205,37 @@ class Repositories:
         storage = SentFiles(name, overrides.files, self._options)
         return Entry(name, (Repository(storage, self._directories),), overrides.config, is_temporary=True)
 
+    def add(self, url: str, names: Mapping[str, str]) -> None:
+        """Register a repository: all its models, or those of ``names``, by the name under which they are served.
+
+        Raises `AlreadyExists`, and `NotFound` if it cannot be read.
+        """
+        opened = self._all()
+        if any(repository.url == url for repository in opened):
+            raise AlreadyExists(f"model repository '{url}' has already been registered")
+        repository = self._open(url, names)
+        try:
+            repository.models()
+        except HeadraceError as error:
+            repository.close()
+            raise NotFound(f"failed to register '{url}', repository not found") from error
+        taken = [name for name in names if self.find(name) is not None]
+        if taken:
+            repository.close()
+            raise AlreadyExists(f"failed to register '{taken[0]}', there is a conflicting mapping for '{taken[0]}'")
+        with self._lock:
+            self._opened = [*self._opened, repository]
+
+    def remove(self, url: str) -> frozenset[str]:
+        """Forget a repository of `add`. Return the names under which it had models. Raises `NotFound`."""
+        with self._lock:
+            found = [repository for repository in self._opened if repository.url == url]
+            if not found or url in self._options.model_repository:
+                raise NotFound(f"failed to unregister '{url}', repository not found")
+            self._opened = [repository for repository in self._opened if repository.url != url]
+        found[0].close()
+        return found[0].mapped_names
+
     def sweep(self) -> None:
         """Remove the directories of processes that were killed."""
         self._directories.sweep()
@@ -213,13 +252,14 @@ class Repositories:
                 self._opened = [self._open(url) for url in self._options.model_repository]
             return self._opened
 
-    def _open(self, url: str) -> Repository:
+    def _open(self, url: str, names: Mapping[str, str] | None = None) -> Repository:
         try:
             kind = self._classes.get(scheme_of(url))
         except LoadError as error:
             raise ConfigError(f"repository '{url}' cannot be read: {error.message}") from error
         try:
-            return Repository(kind(url, self._options), self._directories)
+            storage = kind(url, self._options)
+            return Repository(storage if names is None else MappedStorage(storage, names), self._directories)
         except HeadraceError:
             raise
         except Exception as error:  # code of a plugin
