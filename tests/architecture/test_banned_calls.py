@@ -36,8 +36,10 @@ TRUSTED = "is_trusted(model)"
 
 
 def banned(source: str, unpickler: str = "") -> list[str]:
-    """What ``source`` must not do, each with its line. The function ``unpickler`` may load any pickle, and may be
-    named only where it is called, in the body of an ``if`` that asks for trust and nothing else."""
+    """Return the banned calls of ``source``, each with its line.
+
+    The function ``unpickler`` may load any pickle. It may be named only where it is called, in the body of an ``if``
+    whose condition is trust alone."""
     tree = ast.parse(source)
     free: set[ast.AST] = set()
     if unpickler:

@@ -1,5 +1,5 @@
-"""What runs in a child process needs the standard library, NumPy and Headrace, and nothing else:
-the interpreter may be that of a model's own environment."""
+"""A child process imports only the standard library, NumPy and Headrace: its interpreter may be that of a model's own
+environment."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(wanted):
 
 
 def run(tmp_path: Path, *wanted: str) -> subprocess.CompletedProcess[str]:
-    """What a child says that imports ``wanted``, with an interpreter that has NumPy and does not know us."""
+    """Return the output of a child that imports ``wanted``, in an interpreter that has NumPy but not Headrace."""
     (tmp_path / "probe.py").write_text(PROBE)
     folders = {name: str(folder) for name, folder in PACKAGES.items()} | {"probe": str(tmp_path)}
     arguments = json.dumps({"entry": "probe:run", "packages": folders, "wanted": wanted})

@@ -1,4 +1,4 @@
-"""What sources, tests and pages cite of the specification stands in the tree, and in the place that they name."""
+"""Every citation of the specification in sources, tests and pages names a section that exists."""
 
 from __future__ import annotations
 

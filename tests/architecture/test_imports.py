@@ -210,7 +210,7 @@ PROPER = [path for path in modules(CORE / "headrace") if path != CORE / "headrac
 
 @pytest.mark.parametrize("path", PROPER, ids=name_of)
 def test_core_proper_imports_no_package_beside_it(path: Path) -> None:
-    """Those are plugins, the command line and tools. The modules that put a server together are no exception."""
+    """Those packages are plugins, the command line and tools. The modules that compose a server obey the rule, too."""
     assert beside(path.read_text()) == []
 
 
@@ -264,7 +264,7 @@ EXTRA_MODULES = {
 
 @pytest.mark.parametrize("module", EXTRA_MODULES)
 def test_an_extra_is_imported_by_what_needs_it_and_nowhere_else(module: str) -> None:
-    """Whoever serves by the native hosts does without."""
+    """A server with the native hosts does not import it."""
     early = {
         path.name
         for path in modules(CORE)

@@ -37,7 +37,7 @@ HARMLESS_S = 0.003
 
 
 def patterns(source: str, name: str = "source") -> Iterator[tuple[str, re.Pattern[Any] | None]]:
-    """Where ``source`` uses a pattern, and the pattern; None where it is not written there."""
+    """Return each line of ``source`` that uses a pattern, and the pattern; None if it is not a literal."""
     if not re.search(r"\bre\b", source):
         return  # most modules use no pattern, and parsing takes time
     for node in ast.walk(ast.parse(source)):
@@ -85,7 +85,7 @@ def found() -> list[Any]:
 
 
 def characters(pattern: Any) -> list[str]:
-    """What attacks on ``pattern`` are made of: the characters that it names, and a few of each kind."""
+    """Return the characters for attacks on ``pattern``: those that it names, and a few of each kind."""
     text = pattern.decode("latin-1") if isinstance(pattern, bytes) else pattern
     named = re.sub(r"\\[AZbBdDsSwWnrtf]|\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\(\?P?[<:!=][^>)]*>?|[\[\](){}|?*+^$]", "", text)
     return sorted({*ALWAYS, *[each for each in named if each.isascii() and each.isprintable()]})[:10]

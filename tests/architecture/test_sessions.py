@@ -1,4 +1,4 @@
-"""What the sessions of noxfile.py leave to each other is run by one of them."""
+"""Every test is run by a session of noxfile.py."""
 
 from __future__ import annotations
 

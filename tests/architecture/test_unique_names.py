@@ -1,6 +1,6 @@
 """A module's name and a class's name mean one thing in the tree: the list of those that do not must not grow.
 
-What is listed here is to become unique; whoever makes it so takes it out.
+The listed names are not unique yet. If you make one unique, remove it from the list.
 """
 
 from __future__ import annotations
