@@ -54,7 +54,7 @@ class Caller(threading.Thread):
 
 
 def watch(port: int) -> dict[str, object]:
-    """What all callers have seen when standard input is closed."""
+    """Return the results of all callers when standard input is closed."""
     start, stopped = time.monotonic_ns(), threading.Event()
     callers = [Caller(port, start + number * PERIOD_NS, stopped) for number in range(CALLERS)]
     print("watching", flush=True)

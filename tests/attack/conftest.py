@@ -52,9 +52,9 @@ FIGURES = pytest.StashKey[list["Figures"]]()
 
 @dataclass(frozen=True)
 class Figures:
-    """What one attack did to a server: latencies of health in milliseconds, resident memory in bytes.
+    """The effect of one attack on a server: latencies of health in milliseconds, resident memory in bytes.
 
-    ``stolen_ms`` is how long this machine's cores were meanwhile given to other machines, as its hypervisor says.
+    ``stolen_ms`` is the time that the hypervisor gave this machine's cores to other machines meanwhile.
     """
 
     name: str

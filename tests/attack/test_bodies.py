@@ -1,6 +1,6 @@
 """Bodies that are much to read: bombs, and documents and messages made of as many parts as fit.
 
-Each comes once or a few times, from one peer. Whatever it is answered with, nobody else waits for it.
+One peer sends each of them once or a few times. Whatever the answer is, no other caller waits.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _same(message: bytes) -> bytes:
 
 
 def bomb(size_bytes: int, wbits: int = 31) -> bytes:
-    """So many zeros, in a thousandth of their size."""
+    """Return zeros compressed to a thousandth of their size."""
     packer = zlib.compressobj(9, wbits=wbits)
     return b"".join(packer.compress(bytes(16 * MIB)) for _ in range(size_bytes // (16 * MIB))) + packer.flush()
 

@@ -1,4 +1,4 @@
-"""Models that never finish loading, or never finish a request: nobody else waits for them, nor does the end."""
+"""Models that never finish a load or a request: no other model waits for them, and the server can stop."""
 
 from __future__ import annotations
 

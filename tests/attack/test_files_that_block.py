@@ -1,4 +1,4 @@
-"""Files of a model that keep a reader waiting for ever: whoever may write into the repository must stop nobody."""
+"""Files of a model whose reader would wait for ever: they must not stop other models."""
 
 from __future__ import annotations
 

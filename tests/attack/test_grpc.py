@@ -1,4 +1,4 @@
-"""What stock clients may do to a gRPC port without meaning harm, and what hostile ones do with calls and messages."""
+"""Extreme use of a gRPC port by stock clients, and hostile calls and messages."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def connect() -> Iterator[Callable[..., list[socket.socket]]]:
 
 
 def is_over(caller: socket.socket) -> bool:
-    """Whether the server has ended the connection; what it answered before is thrown away."""
+    """Return True if the server has ended the connection. Earlier answers are discarded."""
     try:
         while select.select([caller], [], [], 0)[0]:
             if not caller.recv(1 << 16):
@@ -71,7 +71,7 @@ def is_answered(stream: BinaryIO) -> bool:
 
 
 def sockets(server: Headrace) -> int:
-    """How many the server has open."""
+    """Return the number of sockets that the server has open."""
     count = 0
     for entry in Path(f"/proc/{server.process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed since
@@ -80,7 +80,7 @@ def sockets(server: Headrace) -> int:
 
 
 def is_refused(caller: socket.socket) -> bool:
-    """Whether the server has answered 503, or has reset the connection."""
+    """Return True if the server has answered 503, or has reset the connection."""
     try:
         return bool(select.select([caller], [], [], 0)[0]) and b" 503 " in caller.recv(1 << 16, socket.MSG_PEEK)
     except ConnectionResetError:
@@ -104,7 +104,7 @@ def binary(size: int) -> bytes:
 def test_pipelined_requests(
     attacked: Headrace, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]], rest: bytes
 ) -> None:
-    """A thousand in one read: all are answered, and nobody waits for them."""
+    """A thousand requests in one read: all are answered, and no other caller waits."""
     request = LIVE + rest + b"\r\n"
     many = request * (READ_BYTES // len(request))
     with under_attack(attacked):
@@ -204,7 +204,7 @@ def test_many_who_do_not_read_make_room_for_each_other(
     connect: Callable[..., list[socket.socket]],
     wait_until: Callable[..., None],
 ) -> None:
-    """What all of them hold is bounded, and who came to read meanwhile is served."""
+    """The bytes held for all of them are bounded, and a caller that reads is served meanwhile."""
     size = 8 * MIB
     server = serve_attacked("--http-max-held-size=67108864", "--http-stall-timeout-secs=2")
     with under_attack(server):

@@ -195,7 +195,7 @@ ONCE: dict[str, Callable[[], bytes]] = {
 
 
 def opened(*calls: bytes) -> bytes:
-    """What a connection says whose answers may not go, as far as windows bound that."""
+    """Open a connection whose windows allow no answers."""
     return PREFACE + raw(SETTINGS, setting(4, 0)) + b"".join(calls)
 
 
@@ -369,7 +369,7 @@ def test_many_who_hold_much_make_room_for_each_other(
     connect: Callable[[int, bytes], socket.socket],
     kind: str,
 ) -> None:
-    """What all of them hold is bounded."""
+    """The bytes held for all of them are bounded."""
     server = serve_attacked("--grpc-max-held-size=67108864")
     message = struct.pack(">BI", 0, 1 << 30) + bytes(240_000)
     sent = {
@@ -389,7 +389,7 @@ def test_many_who_hold_much_make_room_for_each_other(
 
 
 def ended(peer: socket.socket) -> bool:
-    """Whether the server has ended the connection. Reads all that it has sent."""
+    """Return True if the server has ended the connection. Reads everything that it has sent."""
     try:
         while select.select([peer], [], [], 0)[0]:
             if not peer.recv(1 << 20):

@@ -1,4 +1,4 @@
-"""Whoever can write into a shared Redis cannot keep anybody from the answer of the model."""
+"""An attacker that writes into a shared Redis cannot keep callers from the answer of the model."""
 
 from __future__ import annotations
 

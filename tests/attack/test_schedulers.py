@@ -131,7 +131,8 @@ class Stream:
 def test_ids_of_others_are_guessed(
     serve: Callable[..., Headrace], attack_repository: Path, under_attack: UnderAttack, tmp_path: Path
 ) -> None:
-    """Whoever names the id of a living sequence joins it, and ends it by leaving: the victims name none."""
+    """A caller that sends the id of a running sequence joins it, and ends it by disconnecting: the victims send no
+    id."""
     add(tmp_path, "generate", GENERATING, GENERATE)
     server = serve(f"--model-repository={attack_repository}", f"--model-repository={tmp_path}")
     Stream(server.grpc, 1).read(1)

@@ -33,7 +33,7 @@ _SAID = 1
 
 
 class _Heartbeat:
-    """How late the event loop is at most, in milliseconds."""
+    """Measures the largest delay of the event loop, in milliseconds."""
 
     def __init__(self) -> None:
         self.late_ms = 0.0
@@ -94,7 +94,7 @@ async def _serve(repository: Path) -> None:
 
 
 def _limit() -> None:
-    """What has been taken so far, and no more than so much beyond it."""
+    """Limit a resource to what is used now and a margin."""
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MOST_BYTES, resource.RLIM_INFINITY))
 

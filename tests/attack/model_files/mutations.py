@@ -31,7 +31,7 @@ _MOST_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Mutation:
-    """What has become of the files, and what was done, for whoever reads of it."""
+    """The changed files, and a description of the change."""
 
     files: Files
     told: str

@@ -28,8 +28,12 @@ _BEGINS_S = 120.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a mutant did. ``outcome`` is ``refused``, ``answered``, ``failed``, ``crashed`` or ``hung``; ``did`` what
-    none may do; ``grown_bytes`` by how much the process was larger than before, at most."""
+    """The result of one mutant.
+
+    - ``outcome``: ``refused``, ``answered``, ``failed``, ``crashed`` or ``hung``.
+    - ``did``: a forbidden effect.
+    - ``grown_bytes``: the largest growth of the process.
+    """
 
     outcome: str
     said: str
@@ -58,7 +62,7 @@ class Victim:
 
     @property
     def words(self) -> list[bytes]:
-        """What an attacker would like to have named."""
+        """Return the names that an attacker tries."""
         mark = self.canary / "mark"
         return [
             str(self.canary / "secret").encode(),
@@ -85,7 +89,7 @@ class Victim:
         self._watch.close()
 
     def load(self, config: str, files: Mapping[str, bytes]) -> Outcome:
-        """What becomes of a model with ``files`` in its version."""
+        """Load a model with ``files`` in its version, and return the outcome."""
         version = self._repository / "m" / "1"
         (version.parent / "config.pbtxt").write_text(config)
         shutil.rmtree(version, ignore_errors=True)
@@ -171,7 +175,7 @@ class Victim:
 
 
 def _told(code: int, log: str) -> str:
-    """How a process ended, and where, as far as its log tells."""
+    """Return how a process ended, and where, from its log."""
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     lines = [line for line in log.splitlines() if re.search(r"terminate|what\(\)|Check|Fatal|File|free|corrupt", line)]
     return f"{how}: {' | '.join(lines[:12])}"
