@@ -79,7 +79,7 @@ class Case(NamedTuple):
 
     @property
     def kind(self) -> object:
-        """What makes a difference to a backend: operators, and the types and ranks of inputs and outputs."""
+        """Return the kind of a case for a backend: operators, and the types and ranks of inputs and outputs."""
         graph = self.model.graph
         return {(node.domain, node.op_type) for node in graph.node}, *map(_kind_of, (*graph.input, *graph.output))
 
@@ -96,7 +96,7 @@ def _kind_of(info: onnx.ValueInfoProto) -> tuple[object, ...]:
 
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
-    """What the package ``onnx`` brings along: 1,884 of single operators, 140 of graphs."""
+    """Return the cases of the package ``onnx``: 1,884 of single operators, 140 of graphs."""
     from onnx.backend.test import loader
 
     found: list[Case] = []
@@ -166,7 +166,7 @@ def _wire(signature: Signature, name: str, value: Any) -> Tensor:
 
 
 def onnx_runtime(case: Case) -> list[Any]:
-    """What ONNX Runtime gives, asked directly. Raises what it raises."""
+    """Return the outputs of ONNX Runtime, called directly. Raises its errors."""
     import onnxruntime as ort
 
     options, run_options = ort.SessionOptions(), ort.RunOptions()
@@ -197,7 +197,8 @@ def _elements(value: Any) -> Any:
 
 
 def openvino(case: Case) -> list[Any]:
-    """What OpenVINO gives, asked directly. Raises what it raises, and KeyError for an input that it has renamed."""
+    """Return the outputs of OpenVINO, called directly. Raises its errors, and KeyError for an input that it has
+    renamed."""
     from openvino import Core, Tensor, Type
 
     settings = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}

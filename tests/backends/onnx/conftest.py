@@ -64,7 +64,7 @@ class Graphs:
         return self.write([helper.make_node("Identity", ["x"], ["y"])], {"x": io}, {"y": io}, name=name)
 
     def model(self, path: Path, config: str = "", parameters: Parameters | None = None, **fields: Any) -> Model:
-        """What core would hand the backend for the version at ``path``."""
+        """Return the `Model` that core would create for the version at ``path``."""
         parsed = text_format.Parse(config, ModelConfig())
         parsed.name = path.parent.name
         return Model(path.parent.name, int(path.name), path, parsed, parameters or Parameters(), **fields)

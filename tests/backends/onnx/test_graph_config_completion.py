@@ -1,4 +1,4 @@
-"""What a graph fills into a config (docs/spec/behaviours.md sections 10.1 and 10.2)."""
+"""The config fields that a graph completes (docs/spec/behaviours.md sections 10.1 and 10.2)."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_type_outside_the_protocol_is_named(graphs: Any) -> None:
 
 
 def classifier() -> onnx.ModelProto:
-    """What skl2onnx writes for a linear classifier unless told otherwise: the last operator makes a list of
+    """Return the graph that skl2onnx writes by default for a linear classifier: the last operator makes a list of
     dictionaries of the probabilities."""
     ml = "ai.onnx.ml"
     scores: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Profiles: what ONNX Runtime writes down of every operator, where whoever runs the server wants it."""
+"""Profiles: ONNX Runtime writes a record of every operator into the file that the operator of the server names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime tells nobody that it is used."""
+"""ONNX Runtime sends no telemetry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 
 
 def test_the_engine_leaves_no_files_in_the_home_directory(tmp_path: Path) -> None:
-    """Where it keeps what it sends."""
+    """It keeps unsent telemetry there."""
     environ = {**os.environ, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     environ.pop("ORT_DISABLE_TELEMETRY", None)
     load = "from headrace_onnx.session import load_engine; load_engine().InferenceSession"

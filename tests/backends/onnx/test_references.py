@@ -217,7 +217,7 @@ class EveryEngine:
 
 
 def options(graphs: Any, name: str, key: str, value: str) -> dict[str, str]:
-    """What the provider of the accelerator ``name`` is given."""
+    """Return the options that the provider of the accelerator ``name`` gets."""
     kind = "gpu" if name in ("tensorrt", "cuda") else "cpu"
     config = (
         f'optimization {{ execution_accelerators {{ {kind}_execution_accelerator {{ name: "{name}" '

@@ -1,4 +1,4 @@
-"""What can only be seen where OpenVINO has a GPU: an Intel one."""
+"""Tests that need an Intel GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused when a model of OpenVINO loads, and what its parameters do."""
+"""Loads of OpenVINO models that are refused, and the effects of their parameters."""
 
 from __future__ import annotations
 

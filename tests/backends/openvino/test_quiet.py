@@ -1,4 +1,4 @@
-"""OpenVINO tells nobody that it is used, and does not fork the server for it."""
+"""OpenVINO sends no telemetry, and does not fork the server."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_a_name_never_reaches_a_shell(tmp_path: Path) -> None:
 
 
 def _is_gone(pid: int) -> bool:
-    """Whether the process has ended; a zombie that an init has still to reap has."""
+    """Return True if the process has ended. A zombie counts as ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -43,7 +43,7 @@ def save(root: Path, statement: str, name: str = "m") -> Path:
 
 
 def ask(server: Headrace, name: str = "m") -> Any:
-    """What the model makes of 1 and 2; None if it is not served."""
+    """Return the model's answer to 1 and 2; None if it is not served."""
     connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=40)
     try:
         tensor = {"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}

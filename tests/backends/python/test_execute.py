@@ -1,4 +1,4 @@
-"""What becomes of the requests of a batch, whatever ``execute`` does.
+"""The answers to the requests of a batch, for everything that ``execute`` may do.
 
 The texts are those of a real Triton (2.51), which was given the same models; where it hung or
 crashed, the text is that of the rule that the model broke.

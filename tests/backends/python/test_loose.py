@@ -1,4 +1,4 @@
-"""What a model may do on Triton that its config, or good manners, would not let it: served by ``headrace serve``.
+"""Models that Triton accepts although they break their config or a convention: ``headrace serve`` serves them, too.
 
 Every test of the served repository runs twice: with each instance in a process of its own, and in a thread.
 """

@@ -1,4 +1,4 @@
-"""How ``model.py`` and what it imports are found, alone in an interpreter and beside other models."""
+"""The search for ``model.py`` and its imports, alone in an interpreter and beside other models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be said to the Python backend, and Triton's words for what may not."""
+"""The settings of the Python backend, and Triton's texts for invalid ones."""
 
 from __future__ import annotations
 

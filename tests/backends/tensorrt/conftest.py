@@ -98,7 +98,7 @@ def recorded(driver: StandinDriver) -> Iterator[ModuleType]:
 
 @pytest.fixture
 def calls(recorded: ModuleType) -> list[tuple[str, tuple[Any, ...]]]:
-    """What TensorRT is asked from here on."""
+    """Record the calls to TensorRT from now on."""
     recorded.CALLS.clear()
     found: list[tuple[str, tuple[Any, ...]]] = recorded.CALLS
     return found
@@ -106,7 +106,7 @@ def calls(recorded: ModuleType) -> list[tuple[str, tuple[Any, ...]]]:
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch, recorded: ModuleType) -> None:
-    """Has servers of this process see the two GPUs of the stand-in."""
+    """Show the two GPUs of the stand-in to the servers of this process."""
     for module in (devices, sys.modules["headrace.models.configuring"]):
         monkeypatch.setattr(module, "available_gpus", lambda: (0, 1))
 
@@ -155,7 +155,7 @@ class Plans:
         return self.write({"x": io}, {"y": io}, [step("copy", "x", "y")], profiles, **more)
 
     def model(self, path: Path, config: str = "", parameters: Parameters | None = None, **fields: Any) -> Model:
-        """What core would hand the backend for the version at ``path``."""
+        """Return the `Model` that core would create for the version at ``path``."""
         parsed = text_format.Parse(config, ModelConfig())
         parsed.name = path.parent.name
         for field in ("input_pinned_memory", "output_pinned_memory"):

@@ -1,4 +1,4 @@
-"""One object per GPU, and pinned memory that comes back, whoever asks and whenever."""
+"""One object per GPU, and pinned memory that is released, from any thread at any time."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from headrace_tensorrt import Parameters, TensorRT
 
 
 def _missing() -> str:
-    """What this machine does not have; empty for nothing. The stand-in of the driver is none."""
+    """Return what this machine lacks; empty if nothing. The stand-in of the driver does not count."""
     try:
         if hasattr(ctypes.CDLL("libcuda.so.1"), "standin_launch"):
             return "the CUDA driver is a stand-in"

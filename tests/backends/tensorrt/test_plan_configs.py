@@ -1,4 +1,4 @@
-"""What a plan completes in a config, what must agree, and which file and engine an instance gets."""
+"""The fields that a plan completes and those that must agree with it; the file and the engine of an instance."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Start = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def environ(standins: Path) -> Mapping[str, str]:
-    """That of a machine with TensorRT and two GPUs, as far as the stand-ins go."""
+    """Return the environment of a machine with TensorRT and two GPUs, made of stand-ins."""
     return {
         "PYTHONPATH": os.pathsep.join([str(standins), os.environ.get("PYTHONPATH", "")]),
         "LD_LIBRARY_PATH": str(standins),

@@ -1,4 +1,4 @@
-"""What the backend calls of TensorRT, held against what the real bindings declare; and the fake, against both."""
+"""The calls of the backend to TensorRT fit the declarations of the real bindings, and so does the fake."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SPELLINGS = {
 
 @pytest.fixture(scope="module")
 def bindings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the classes of the bindings say of themselves."""
+    """Return the declarations of the classes of the bindings."""
     if importlib.util.find_spec("tensorrt_bindings") is None:
         pytest.skip("tensorrt-cu13-bindings is not installed")
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -103,7 +103,7 @@ def _bare(kind: str) -> str:
 
 
 def fits(ours: inspect.Signature, theirs: tuple[Sequence[tuple[str, str]], str]) -> bool:
-    """Whether what we write calls what they declare, with what they declare, and gets what we expect."""
+    """Return True if a call of ours fits a declaration: its name, its arguments and its result."""
     parameters = list(ours.parameters.values())[1:]
     declared, result = theirs
     if len(parameters) > len(declared) or not _same(ours.return_annotation, result):

@@ -1,4 +1,4 @@
-"""What is said where TensorRT, the driver or the GPU is missing: one line, with the command if there is one."""
+"""The error if TensorRT, the driver or the GPU is missing: one line, with the command if there is one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ print(json.dumps(told))
 
 
 def told(tmp_path: Path, environ: Mapping[str, str], gpu: int = 0) -> set[tuple[str, str]]:
-    """What a process with ``environ`` says of a plan, when its config is completed and when it is loaded."""
+    """Return the errors of a process with ``environ`` about a plan, when its config is completed and when it is
+    loaded."""
     (tmp_path / "model.plan").write_bytes(b"a plan")
     done = subprocess.run(
         [sys.executable, "-c", LOAD, str(tmp_path), str(gpu)],

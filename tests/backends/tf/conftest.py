@@ -47,7 +47,7 @@ class SavedModels:
         return self.save(lambda A, B: {"S": A + B, "D": A - B}, *spec, name=name)  # noqa: N803
 
     def frozen(self, build: Callable[[], Any], name: str = "m") -> Path:
-        """What ``build`` adds to a graph of TensorFlow 1."""
+        """Return the graph of TensorFlow 1 that ``build`` makes."""
         version = self.root / name / "1"
         version.mkdir(parents=True)
         with tf.Graph().as_default() as graph:
@@ -80,7 +80,7 @@ class SavedModels:
             return next(entry.reason for entry in server.index() if entry.name == name)
 
     def model(self, path: Path, config: str = "", parameters: Parameters | None = None, **fields: Any) -> Model:
-        """What core would hand the backend for the version at ``path``, with a config that is complete."""
+        """Return the `Model` that core would create for the version at ``path``, with a complete config."""
         parsed = text_format.Parse(config, ModelConfig(name=path.parent.name))
         model = Model(path.parent.name, 1, path, parsed, parameters or Parameters(), **fields)
         TensorFlow({}).complete_config(model)

@@ -1,4 +1,4 @@
-"""What needs a GPU that TensorFlow sees; none of it has run yet."""
+"""Tests that need a GPU for TensorFlow. They have not run yet."""
 
 from __future__ import annotations
 

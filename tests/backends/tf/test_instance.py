@@ -40,7 +40,7 @@ def test_answers_are_those_of_tensorflow(models: Any) -> None:
 
 
 def foreign(x: Any) -> Any:
-    """Has a function of Python in it."""
+    """Return a model with a Python function in it."""
     return {"y": tf.ensure_shape(tf.numpy_function(lambda y: y, [x], tf.float32), [None, 2])}
 
 

@@ -343,7 +343,7 @@ def triangle() -> Any:
 
 
 def vectors() -> Any:
-    """What stands for eigenvectors that nobody has asked for."""
+    """Return the placeholder of eigenvectors that were not requested."""
     return tf.raw_ops.SelfAdjointEigV2(input=tf.random.uniform([64, 64]), compute_v=False)[1]
 
 

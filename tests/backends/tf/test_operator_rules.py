@@ -102,7 +102,7 @@ def test_what_is_said_to_compute_is_there_and_let_through() -> None:
 
 
 def test_every_operator_that_a_rule_names_is_there() -> None:
-    """Those of versions that are not installed would be listed here."""
+    """Operators of versions that are not installed would be listed here."""
     named = {*REFUSED, *WRITES_ALL, *HARMLESS, *STATEFUL, *FILE_INPUTS}
     assert named - own_operators().keys() == set()
     for prefix in STATEFUL_PREFIXES:

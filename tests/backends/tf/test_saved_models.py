@@ -26,7 +26,7 @@ def weighted(models: Any, **signatures: Any) -> Path:
 
 
 def directly(version: Path, **inputs: Any) -> dict[str, Any]:
-    """What TensorFlow itself answers."""
+    """Return the outputs of TensorFlow, called directly."""
     function = tf.saved_model.load(str(version / "model.savedmodel")).signatures["serving_default"]
     return {name: value.numpy() for name, value in function(**{k: tf.constant(v) for k, v in inputs.items()}).items()}
 

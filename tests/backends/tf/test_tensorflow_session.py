@@ -1,4 +1,4 @@
-"""What a session is told, held against TensorFlow's own types and against what the process then does."""
+"""The settings of a session, checked by TensorFlow's own types and by their effect on the process."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ print(json.dumps({"threads": added, "compiled": compiled, "log_level": os.enviro
 
 
 def process(models: Any, *arguments: str, **environ: str) -> tuple[Any, str]:
-    """What a process of its own prints as JSON, and what it says on stderr."""
+    """Return the JSON that a new process prints, and its stderr."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TF_")}
     done = subprocess.run(
         [sys.executable, "-c", PROCESS, str(models.root), *arguments],

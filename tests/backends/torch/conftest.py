@@ -204,7 +204,7 @@ def write_script() -> Callable[[torch.nn.Module, Path], Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is compiled is kept for this run of the tests, and no longer."""
+    """Keep compiled code for this run of the tests only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -212,7 +212,7 @@ def compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def threads_of_this_test() -> Any:
-    """What an instance sets for its thread is undone for the tests' own."""
+    """Restore the thread settings that an instance changes."""
     count = torch.get_num_threads()
     yield
     torch.set_num_threads(count)

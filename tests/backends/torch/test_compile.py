@@ -89,7 +89,7 @@ def test_what_pytorch_does_not_have_is_named(modules: Any, text: str, problem: s
 
 
 def graphs() -> int:
-    """How many graphs PyTorch has compiled since its counters were cleared."""
+    """Return the number of graphs that PyTorch has compiled since its counters were cleared."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 

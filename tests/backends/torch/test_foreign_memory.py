@@ -28,7 +28,7 @@ class Returns(torch.nn.Module):
 
 
 def with_code(rewrite: Callable[..., None], path: Path, code: str) -> None:
-    """Have the ``forward`` of `Returns` in the file ``path`` return ``code``."""
+    """Let the ``forward`` of `Returns` in the file ``path`` return ``code``."""
     rewrite(path, {".py": lambda data: data.replace(b"return x", f"return {code}".encode())})
 
 
@@ -249,7 +249,7 @@ WRITTEN = {
 
 
 def test_no_operator_that_is_let_through_has_the_name_of_one_that_does_not_write() -> None:
-    """For a PyTorch with operators that nobody has looked at."""
+    """A newer PyTorch may have operators that were not reviewed."""
     names = {full.partition("::")[2].partition(".")[0] for full in torch._C._dispatch_get_all_op_names()
              if full.partition("::")[0] in LIBRARIES}  # fmt: skip
     suspects = {name for name in names if re.search("empty|resize|uninit|storage|^set_|^set$|alloc|unsafe_tens", name)}

@@ -1,4 +1,4 @@
-"""What needs a GPU: TorchScript and modules in a ``model.py`` there, each instance on a CUDA stream of its own."""
+"""Tests that need a GPU: TorchScript and modules of a ``model.py``, each instance on a CUDA stream of its own."""
 
 from __future__ import annotations
 

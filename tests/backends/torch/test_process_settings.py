@@ -1,4 +1,4 @@
-"""What is the same for the whole process: how TorchScript runs, and the threads across operators."""
+"""Settings of the whole process: the mode of TorchScript, and the threads across operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTERS = {
 
 
 def value_of(name: str) -> bool:
-    """What PyTorch has; it tells when it is set."""
+    """Return the value that PyTorch has."""
     if name == "enable_tensor_fuser":
         return bool(torch._C._jit_texpr_fuser_enabled())
     value = bool(SETTERS[name](True))

@@ -133,7 +133,7 @@ HARMLESS_FILES = [sample_that_is_pickled, name_that_is_code]
 
 
 def run_by_pytorch(path: Path) -> None:
-    """What a server would do without more ado."""
+    """Run a program as a server without the check would."""
     with contextlib.suppress(Exception):  # whatever becomes of it after its code has run
         torch.export.load(str(path)).module()(torch.from_numpy(X))
 
@@ -208,7 +208,7 @@ PURPOSES = {
 
 
 def test_no_operator_that_is_let_through_takes_the_name_of_a_file() -> None:
-    """For a PyTorch with operators that nobody has looked at."""
+    """A newer PyTorch may have operators that were not reviewed."""
     seen = set()
     for full in torch._C._dispatch_get_all_op_names():
         library, _, rest = full.partition("::")
@@ -268,7 +268,7 @@ def test_what_is_no_arithmetic_is_refused(text: str) -> None:
     ("target", "left", "right"), [("pow", 3, 1 << 40), ("lshift", 1, 1 << 40), ("mul", 1 << 62, 8)]
 )
 def test_sizes_are_bounded_while_they_are_computed(target: str, left: int, right: int) -> None:
-    """Python would compute numbers of any length, and let nobody else go on meanwhile."""
+    """Python would compute numbers of any length, and block all other threads meanwhile."""
     with pytest.raises(OverflowError, match="a size has more than 64 bits"):
         find_operator(torch, f"_operator.{target}")(left, right)
 

@@ -1,4 +1,4 @@
-"""What needs a GPU of ``model.pt2``: programs that move to it and from it, and packages compiled for it."""
+"""Tests of ``model.pt2`` that need a GPU: programs that move to it and from it, and packages compiled for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Executions before the first request: which models have them, and that nobody notices."""
+"""Executions before the first request: the models that have them, and that callers see no effect."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class OnlyTwo(torch.nn.Module):
 
 
 def compiled(instance: Any) -> bool:
-    """Whether TorchScript has a plan for its ``forward``, which it makes when that is executed."""
+    """Return True if TorchScript has a plan for ``forward``. It makes the plan at an execution."""
     try:
         return bool(instance._run.owner.get_debug_state().execution_plans)
     except RuntimeError:  # what it says where there is none

@@ -1,4 +1,4 @@
-"""What TorchScript modules do beside computing, as read from their files, against what they are seen to do."""
+"""Side effects of TorchScript modules, read from their files, compared with those of an execution."""
 
 from __future__ import annotations
 

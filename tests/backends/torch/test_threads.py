@@ -47,7 +47,7 @@ def test_cores_are_divided_and_a_single_instance_leaves_one(
 
 
 def test_models_that_load_at_once_keep_their_own_numbers(scripts: Any) -> None:
-    """PyTorch would give the last number to whoever computes for the first time."""
+    """PyTorch would give the last number to the thread that computes first."""
     scripts.save(torch.nn.ReLU())
     one, three, nobody = InNewThread(), InNewThread(), InNewThread()
     before = nobody(torch.get_num_threads)

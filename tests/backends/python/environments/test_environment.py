@@ -1,4 +1,4 @@
-"""Where the interpreter of a model comes from."""
+"""The source of a model's interpreter."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_an_environment_that_is_missing_is_told_in_tritons_words(tmp_path: Path,
 
 
 def is_gone(pid: int) -> bool:
-    """Whether the process has ended; a zombie that an init has still to reap has."""
+    """Return True if the process has ended. A zombie counts as ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""What the repository is asked, by the stock clients; the answers are plain, so that they can be compared.
+"""The questions to the repository, asked by the stock clients; the answers are plain, so that they can be compared.
 
 To ask a Triton: ``python -m tests.backends.python.nvidia_shapes.questions write FOLDER``, serve that folder, and
 the same with ``ask HTTP GRPC``, the ports, which prints every answer that is not as expected.
@@ -151,7 +151,7 @@ def stream(port: int, model: str, arrays: dict[str, np.ndarray[Any, Any]]) -> li
 
 
 def agree(found: Any, expected: Any) -> bool:
-    """Whether it is the same answer; an error may say more."""
+    """Return True if the answers are equal. An error may have more text."""
     return bool(found.startswith(expected) if isinstance(found, str) else found == expected)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of pb_utils share: a call that keeps its answers, and a server of functions."""
+"""Fixtures of the tests of pb_utils: a call that keeps its answers, and a server of functions."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def services() -> Iterator[FunctionServices]:
 
 @pytest.fixture
 def runtime(services: FunctionServices) -> Iterator[Runtime]:
-    """A model ``asker`` that is being executed, for models that wait for nobody."""
+    """The runtime of a model ``asker`` that is being executed, for models that do not wait."""
     runtime = Runtime("asker", services=services, phase=ModelPhase.SERVING)
     with runtime.entered():
         yield runtime

@@ -1,4 +1,4 @@
-"""What real Triton 2.51 answers to the same calls, and under which names."""
+"""The answers of a real Triton 2.51 to the same calls, and their names."""
 
 from __future__ import annotations
 

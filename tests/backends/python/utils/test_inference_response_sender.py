@@ -29,7 +29,7 @@ def response(number: int) -> pb_utils.InferenceResponse:
 
 
 def numbers(call: Recorded) -> list[int | None]:
-    """What was answered; None for an end without outputs."""
+    """Return the values of each answer; None for an end without outputs."""
     return [int(a.outputs["y"][0]) if isinstance(a, InferResponse) else None for a, _ in call.answers]  # type: ignore[index]
 
 

@@ -1,4 +1,4 @@
-"""How code of a model finds its runtime."""
+"""The code of a model finds its runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model has its server do: log, load and unload (docs/spec/behaviours.md section 9.2)."""
+"""Calls of a model to its server: log, load and unload (docs/spec/behaviours.md section 9.2)."""
 
 from __future__ import annotations
 
