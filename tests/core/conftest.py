@@ -1,4 +1,4 @@
-"""What the tests of core share: a repository on disk, backends to load from it, and a loop guard."""
+"""Fixtures of the tests of core: a repository on disk, backends to load from it, and a loop guard."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def make_ticket(
     respond_at_once: Callable[[InferResponse], None] | None = None,
     **fields: Any,
 ) -> Ticket:
-    """A ticket and its request, as they are by the time that whoever is tested has them."""
+    """Return a ticket and its request in the state after submission."""
     ticket = Ticket(InferRequest(model, inputs, outputs, id, **fields), respond)
     ticket.rows, ticket.queued_ns, ticket.respond_at_once = rows, queued_ns, respond_at_once
     ticket.arrival_ns = arrival_ns or ticket.arrival_ns
@@ -91,11 +91,11 @@ class Interrupted:
     before its first line, before its second, and so on, those of all that it calls included."""
 
     def __call__(self, call: Callable[[], object], by: Callable[[], object]) -> int:
-        """How many lines ``call`` has. Raises what either raises, and TimeoutError if they hang."""
+        """Return the number of lines of ``call``. Raises the error of either, and TimeoutError if they hang."""
         return next(line for line in count() if not self._run(call, by, line))
 
     def _run(self, call: Callable[[], object], by: Callable[[], object], line: int) -> bool:
-        """Whether ``call`` had as many lines."""
+        """Return True if ``call`` had as many lines."""
         done: Future[bool] = Future()
         threading.Thread(target=self._trace, args=(call, by, line, done), daemon=True).start()
         return done.result(10)

@@ -1,4 +1,4 @@
-"""What `Engine.responses` leaves behind."""
+"""`Engine.responses` leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Instances that the event loop runs: on the right threads, and at nobody's expense when they fail, block or go."""
+"""Instances that the event loop runs: on the right threads, and without harm to others when they fail, block or
+close."""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ class Bound(Instance):
 
 
 class Exclusive:
-    """A lock that nobody waits for."""
+    """A lock that fails instead of waiting."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -102,7 +102,7 @@ async def test_the_lock_is_given_up_sooner_while_work_is_done_and_only_then() ->
 
 @on_a_loop
 async def test_what_was_refused_is_free_at_once() -> None:
-    """Whether or not the collector of cycles has its turn."""
+    """The garbage collector is not needed for that."""
 
     def refuse(document: Held) -> None:
         raise InvalidArgument("no")

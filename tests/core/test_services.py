@@ -18,7 +18,7 @@ REFUSED = HeadraceError("no", Code.UNAVAILABLE)
 
 
 def asked(answer: Callable[[Ticket], None]) -> Answer:
-    """What `Services.ask` returns when the other model does ``answer``."""
+    """Return the result of `Services.ask` if the other model does ``answer``."""
 
     class Other:
         infer = staticmethod(answer)

@@ -1,4 +1,4 @@
-"""What agents are told of a model, in which order, and what becomes of the directories that they make."""
+"""The events that agents receive, their order, and the directories that agents create."""
 
 from __future__ import annotations
 

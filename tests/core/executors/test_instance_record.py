@@ -1,4 +1,4 @@
-"""What a batch counts as."""
+"""The statistics that one batch adds."""
 
 from __future__ import annotations
 
@@ -41,4 +41,4 @@ def test_a_request_whose_caller_has_gone_is_cancelled_and_no_failure_of_the_back
 
 
 def _unheard(answer: object, final: bool) -> None:
-    """Nobody listens."""
+    """An observer that does nothing."""

@@ -1,4 +1,4 @@
-"""What threads send reaches the event loop in order, with one wake-up for many."""
+"""Answers from threads reach the event loop in order, with one wake-up for many."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def ticket(id: str) -> Ticket:
 
 
 def told(call: Callable[[LoopSink], object]) -> tuple[list[str], int]:
-    """What a scheduler is told when a thread does ``call`` before the loop looks, and the wake-ups."""
+    """Return the calls to a scheduler after a thread does ``call`` before the loop's turn, and the number of
+    wake-ups."""
 
     async def scenario() -> tuple[list[str], int]:
         loop, source, wakes = asyncio.get_running_loop(), Told(), 0

@@ -1,4 +1,4 @@
-"""What of a response reaches the caller."""
+"""The parts of a response that reach the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Padded batches: what the instance is given has the sizes of the buckets, and nobody sees the padding."""
+"""Padded batches: the instance gets tensors with the sizes of the buckets, and callers see no padding."""
 
 from __future__ import annotations
 

@@ -314,7 +314,7 @@ def test_after_the_caller_has_gone_responses_are_dropped_and_the_last_answer_say
 
 
 def stopped(runner: Runner, held: list[Call], seen: Seen) -> threading.Thread:
-    """A thread that sends without end, stopped because nobody reads."""
+    """A thread that sends without end, stopped because its caller does not read."""
 
     def flood() -> None:
         while True:

@@ -1,4 +1,4 @@
-"""A producer is stopped at `UNREAD` responses, and goes on when they are read or nobody reads them."""
+"""A producer is stopped at `UNREAD` responses. It goes on when they are read, or when the caller has disconnected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Producer:
-    """Acquires ``count`` times on a thread of its own, and tells whoever waits how far it is."""
+    """Acquires ``count`` times on a thread of its own, and publishes its progress."""
 
     def __init__(self, window: CreditWindow, count: int) -> None:
         self.sent = 0
@@ -34,7 +34,7 @@ class Producer:
             assert self._moved.wait_for(lambda: self.sent >= sent, 10), self.sent
 
     def is_stopped_at(self, sent: int) -> bool:
-        """Whether it gets to ``sent`` and no further, as far as a tenth of a second can tell."""
+        """Return True if it stops at ``sent`` for a tenth of a second."""
         self.wait_for(sent)
         with self._moved:
             return not self._moved.wait_for(lambda: self.sent > sent, 0.1)

@@ -1,4 +1,4 @@
-"""Who may do what: calls by docs/spec/behaviours.md sections 1.2 and 2.2, and docs/spec/security.md C23 and C28;
+"""Access rules: calls by docs/spec/behaviours.md sections 1.2 and 2.2, and docs/spec/security.md C23 and C28;
 files that come with a load by the addresses of RFC 5735 and RFC 4291, and the rest by a table.
 """
 

@@ -1,4 +1,4 @@
-"""What a caller is told of a failure: none of the machine's paths."""
+"""The text of a failure for callers has no path of the machine."""
 
 from __future__ import annotations
 

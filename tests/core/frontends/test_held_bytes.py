@@ -1,4 +1,4 @@
-"""What all connections of a port hold together."""
+"""The bytes that all connections of a port hold together."""
 
 from __future__ import annotations
 

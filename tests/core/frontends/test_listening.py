@@ -1,4 +1,4 @@
-"""A port that is reserved is kept for those who will share it, and for nobody else."""
+"""A reserved port is kept for the processes that will share it, and for no other."""
 
 from __future__ import annotations
 

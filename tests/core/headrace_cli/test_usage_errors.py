@@ -15,7 +15,7 @@ from headrace_cli import main
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What stderr says; nothing is on stdout."""
+    """Return stderr. stdout must be empty."""
     try:
         code = main(words)
     except SystemExit as stop:

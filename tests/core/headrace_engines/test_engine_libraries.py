@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of one that nobody has imported; nothing of its libraries is in memory."""
+    """Return the folder of a package that was not imported: its libraries are not in memory."""
     monkeypatch.syspath_prepend(str(tmp_path))
     folder = tmp_path / "an_engine"
     (folder / "lib").mkdir(parents=True)
@@ -38,7 +38,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def in_memory(path: Path) -> bool:
-    """Whether all of it is. To look by reading would have the kernel read ahead."""
+    """Return True if the whole file is in the page cache. A read would make the kernel read ahead."""
     libc = ctypes.CDLL(None, use_errno=True)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as content:
         first = ctypes.c_char.from_buffer(content)

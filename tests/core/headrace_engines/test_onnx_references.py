@@ -1,4 +1,5 @@
-"""What an ONNX graph names, judged by the graph alone. Backends' tests ask it of every place that a name can be in."""
+"""Files that an ONNX graph names, found from the graph alone. The tests of backends cover every field that can name
+one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ``model.py`` imports is its own, beside other models of the process."""
+"""The imports of a ``model.py`` are its own, beside other models of the process."""
 
 from __future__ import annotations
 

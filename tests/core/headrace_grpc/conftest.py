@@ -38,7 +38,7 @@ F = TypeVar("F", bound=frames.Frame)
 
 @dataclass
 class Answer:
-    """What came back on one stream."""
+    """The answer on one stream."""
 
     headers: dict[str, str] = field(default_factory=dict)
     data: bytes = b""

@@ -33,7 +33,7 @@ def read(message: ModelInferRequest) -> Decoded:
 
 
 def read_client(inputs: list[Any], **settings: Any) -> InferRequest:
-    """What we read of what tritonclient writes."""
+    """Return our reading of a message that tritonclient wrote."""
     defaults = {
         "model_version": "", "request_id": "", "outputs": None, "sequence_id": 0, "sequence_start": False,
         "sequence_end": False, "priority": 0, "timeout": None, "parameters": None,

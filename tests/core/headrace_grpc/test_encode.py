@@ -27,7 +27,7 @@ shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 
 
 def model(batch: int = 0, **labels: list[str]) -> ModelView:
-    """What encoding asks of a model."""
+    """The part of a model that the encoder uses."""
     return cast("ModelView", SimpleNamespace(max_batch_size=batch, labels=labels))
 
 

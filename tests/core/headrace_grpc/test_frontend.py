@@ -569,7 +569,7 @@ def test_tls_is_spoken(repository: str, pem: Path, mutual: bool) -> None:
 
 
 class Doorkeeper(Interceptor):
-    """Lets in whoever proves to be ``localhost``, and notes who came."""
+    """Admits callers with a certificate for ``localhost``, and records all callers."""
 
     name = "doorkeeper"
     seen: ClassVar[list[str]] = []

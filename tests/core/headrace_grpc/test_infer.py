@@ -118,7 +118,7 @@ def raw_request(model: str = "m", id: str = "", **parameters: bool) -> RawReques
 
 
 async def infer(inference: Inference, sent: RawRequest, context: Call) -> bytes:
-    """What `model_infer` answers; cancelling tells it that the caller has gone."""
+    """Return the answer of `model_infer`. A cancellation is that of a caller that disconnects."""
     answered: asyncio.Future[bytes | HeadraceError] = asyncio.get_running_loop().create_future()
 
     def reply(answer: bytes | HeadraceError) -> None:

@@ -62,7 +62,7 @@ def test_what_waits_takes_little_more_than_its_bytes(size: int) -> None:
 
 
 def test_memory_of_the_connection_is_not_kept() -> None:
-    """What `append` is given is read into again as soon as it returns."""
+    """The buffer that `append` gets is overwritten as soon as it returns."""
     assembler, scratch = MessageAssembler(), bytearray(framed(b"abcd") * 200)
     assembler.append(memoryview(scratch))
     scratch[:] = bytes(len(scratch))
@@ -123,8 +123,9 @@ def test_each_encoding_is_itself_only() -> None:
 
 
 def test_unpacking_takes_time_in_proportion() -> None:
-    """What is not packed at all is the worst case: as many bytes of input as there are of output. The best of several
-    tries: memory that the system has to find first takes a thread's time, too."""
+    """A message that does not compress is the worst case: it has as many bytes as its output.
+
+    The best of several tries counts, because new memory from the system takes time, too."""
 
     def seconds(size: int) -> float:
         packed = zlib.compress(bytes(size), 0)

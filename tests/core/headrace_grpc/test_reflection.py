@@ -34,7 +34,7 @@ extension { name: "early" extendee: ".t.M" number: 101 label: LABEL_OPTIONAL typ
 
 @pytest.fixture(params=["ours", "extended"])
 def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DescriptorPool:
-    """What is served, or messages with extensions."""
+    """Return the served descriptors, or messages with extensions."""
     found = reflection.pool()
     if request.param == "extended":
         from google.protobuf import text_format

@@ -98,7 +98,7 @@ def table(**options: Any) -> dict[str, Rpc]:
 
 
 def ask(service: TrialService, request: Any, metadata: Metadata = ()) -> Any:
-    """What the stock client's ``request`` is answered, as the stock client's message."""
+    """Return the answer to the stock client's ``request``, as the stock client's message."""
     name = type(request).__name__.removesuffix("Request")
     (rpc,) = (rpc for rpc in rpcs(cast("Engine", service)) if rpc.name == name)
     assert rpc.unary is not None

@@ -1,4 +1,4 @@
-"""What TLS is made of, with files made by openssl, and its client for what is spoken."""
+"""TLS settings, with files made by openssl, and with its client."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.fixture
 def make() -> Callable[[ServerOptions], object]:
-    """What a host makes of the options. Plugins' tests have their own."""
+    """Return the TLS context that a host makes of the options. The tests of plugins have their own."""
     return tls.context
 
 

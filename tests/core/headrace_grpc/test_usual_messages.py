@@ -60,7 +60,7 @@ def said(request: InferRequest) -> tuple[Any, ...]:
 
 
 def outcome(body: bytes | memoryview, *, alone: bool = False) -> tuple[Any, ...]:
-    """What ``body`` asks for, or why it is refused; by protobuf ``alone``, if so."""
+    """Return the request in ``body``, or the error; read by protobuf only if ``alone``."""
     try:
         decoded = plain.decode(wire.unpack(body)) if alone else usual.decode(usual.unpack(body))
     except (HeadraceError, DecodeError) as error:

@@ -172,7 +172,7 @@ def host() -> type[HttpHost]:
 
 
 class Wire(asyncio.Transport):
-    """What the protocol does to its socket."""
+    """Records the calls of the protocol to its socket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -282,7 +282,7 @@ class Peer:
         self.unread = bytes(view)
 
     def take_turns(self) -> None:
-        """What the event loop does next."""
+        """Run one turn of the event loop."""
         while self.turns and self.takes_turns:
             self.turns.pop(0)()
 

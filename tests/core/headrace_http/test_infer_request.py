@@ -60,7 +60,7 @@ def contents(tensor: Any) -> bytes:
 
 
 def meaning(request: InferRequest) -> Any:
-    """What a model can see of ``request``."""
+    """Return the part of ``request`` that a model can read."""
     inputs = [
         (name, type(tensor), getattr(tensor, "dtype", None), tensor.shape, contents(tensor))
         for name, tensor in request.inputs.items()

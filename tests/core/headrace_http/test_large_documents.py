@@ -64,7 +64,7 @@ def test_pieces_are_what_the_whole_is_and_damage_is_found(
 
 
 def judge(text: bytes) -> None:
-    """What the standard library refuses is refused, and what is read is read alike."""
+    """Compare a document with the standard library's reading: the same value, or both refuse it."""
     try:
         expected = list(leaves(json.loads(text)["inputs"][0]["data"]))
     except (ValueError, LookupError, TypeError):

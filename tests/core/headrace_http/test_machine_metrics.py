@@ -94,7 +94,7 @@ class RecordedNvml(ModuleType):
     """A fake of the module ``pynvml``: two GPUs, in NVML's units, the second of which does not tell its power (MIG)."""
 
     class NVMLError(Exception):
-        """What every function of the real one raises."""
+        """The exception that every function of the real library raises."""
 
     energy_millijoules = 5_000
     powers_milliwatts: ClassVar = [71_500, None]

@@ -94,7 +94,7 @@ class Wire:
         return self
 
     async def until(self, wanted: bytes) -> bytearray:
-        """What was received, once ``wanted`` is in it."""
+        """Return the received bytes when they contain ``wanted``."""
         while self.received.find(wanted, max(0, len(self.received) - (1 << 21))) < 0:
             some = await asyncio.get_running_loop().sock_recv(self.socket, 1 << 20)
             assert some, self.received[-2000:]
@@ -102,7 +102,7 @@ class Wire:
         return self.received
 
     async def to_the_end(self) -> bytearray:
-        """What was received, once the server has closed the connection."""
+        """Return the received bytes when the server has closed the connection."""
         while some := await asyncio.get_running_loop().sock_recv(self.socket, 1 << 20):
             self.received += some
         return self.received
@@ -394,7 +394,7 @@ def test_a_caller_who_leaves_ends_the_maker(run: Run, how: str, state: str) -> N
 
 
 def frontend_tasks(frontend: HttpHost) -> bool:
-    """Whether a request of a plugin's route is being answered."""
+    """Return True if a request of a plugin's route is being answered."""
     return any("RouteHandler" in repr(task.get_coro()) for task in asyncio.all_tasks())
 
 

@@ -1,4 +1,5 @@
-"""What heads mean, in one pass as rule by rule, and which are known again, by their bytes alone."""
+"""The meaning of request heads: the fast reader agrees with the rules one by one, and known heads are found by their
+bytes."""
 
 from __future__ import annotations
 

@@ -39,12 +39,12 @@ def peer(connect: Connect) -> Any:
 
 
 def took(peer: Any) -> list[tuple[str, str, bytes]]:
-    """What was dispatched behind the two requests of the fixture."""
+    """Return the requests that were dispatched after the two of the fixture."""
     return [(request.method, request.path, bytes(request.body)) for request in peer.requests[2:]]
 
 
 def is_parsed(request: HttpRequest, peer: Any) -> bool:
-    """Whether the head of ``request``, and not that of an earlier one."""
+    """Return True if the head of ``request`` was parsed, and no earlier one was reused."""
     return all(request.headers is not earlier.headers for earlier in peer.requests if earlier is not request)
 
 
@@ -731,7 +731,7 @@ _others = st.tuples(
 
 @st.composite
 def courses(draw: st.DrawFn) -> list[Any]:
-    """What befalls two connections: a few messages again and again, some joined to the next, and more."""
+    """Generate the events of two connections: a few messages repeated, some joined to the next, and more."""
     alphabet = draw(st.lists(messages(), min_size=1, max_size=3))
     arrivals = st.tuples(st.sampled_from(alphabet), st.sampled_from((0, 0, 1)), st.sampled_from((True, False, False)))
     steps: list[Any] = []

@@ -51,7 +51,7 @@ class Running:
 
     @property
     def reason(self) -> str:
-        """What the index says of the model."""
+        """Return the reason of the model in the index."""
         (entry,) = self.server.index()
         return entry.reason
 
@@ -68,7 +68,7 @@ class Running:
         return self.server.infer("m", {"x": np.asarray(x, np.float32)}, parameters=parameters, **settings)
 
     def number(self, deed: str) -> int:
-        """What ``deed`` gives."""
+        """Return the number that the model returns for ``deed``."""
         return int(np.asarray(self.infer(deed).outputs["n"])[0, 0])
 
     def submit(self, respond: Callable[[Answer, bool], None], **parameters: Any) -> Ticket:

@@ -1,4 +1,4 @@
-"""Who waits for another model has its answer although the event loop stands still."""
+"""An instance that waits for another model gets the answer even if the event loop is blocked."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Asked:
-    """What became of the config of the model ``m``."""
+    """The completed config of the model ``m``."""
 
     config: ModelConfig
     error: HeadraceError | None
@@ -47,7 +47,7 @@ def ask(deed: str = "", **bounds: Any) -> Asked:
 
 
 def test_what_may_be_completed_comes_from_another_process_and_nothing_else_does() -> None:
-    """That process has opened a file that may have taken it over."""
+    """The other process has opened a file that may have taken control of it."""
     asked = ask()
     assert asked.error is None
     (output,) = asked.config.output

@@ -42,7 +42,7 @@ def n(response: InferResponse) -> int:
 
 
 def exists(pid: int) -> bool:
-    """Whether the process ``pid`` is there, and more than a memory of one."""
+    """Return True if the process ``pid`` runs. A zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

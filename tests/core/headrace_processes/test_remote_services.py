@@ -1,4 +1,4 @@
-"""What a child asks of its server, and what the server takes from a child."""
+"""Calls of a child to its server, and the messages that the server accepts from a child."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_updates_that_make_no_sense_are_refused(operation: int, size: int) -> No
 
 @pytest.fixture
 def hear() -> Callable[[bytes], None]:
-    """Has an endpoint, whose child holds nothing, hear a message."""
+    """Send a message to an endpoint whose child holds nothing."""
     endpoint = ServiceEndpoint(cast("Any", SimpleNamespace(submit=None, cancel=None)), "m")
     endpoint.open(Encoder(None), Decoder(None, lambda offset: None), lambda message: None, {})
 
@@ -158,7 +158,7 @@ class Asked:
         return self._at_once
 
     def answer(self, *, at_once: bool) -> list[tuple[str, int]]:
-        """What is sent when the request is answered."""
+        """Return the message that is sent when the request is answered."""
         (ticket,) = self.submitted
         assert ticket.respond_at_once is not None
         response = InferResponse({"y": np.ones(1, np.float32)})

@@ -34,7 +34,7 @@ INTERNALS = re.compile(r"\b(pid|fd|memfd|/proc|/dev/shm|site-packages)\b|0x[0-9a
 
 
 def exists(pid: int) -> bool:
-    """Whether the process ``pid`` runs."""
+    """Return True if the process ``pid`` runs."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -143,7 +143,7 @@ def test_a_crash_does_not_touch_the_other_instance(run_trial: Run, wait_until: W
 def test_what_one_instance_waited_to_complete_is_the_others_when_it_dies(
     run_trial: Run, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No wake-up is lost: the queue delay ends although whoever watched it is dead."""
+    """No wake-up is lost: the queue delay ends although the instance that waited for it is dead."""
     monkeypatch.setattr(exits.RestartPolicy, "delay_s", 3600.0)  # it does not come back
     config = "dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 2000000 }"
     model = run_trial(instances=2, config=config)
@@ -400,7 +400,7 @@ def test_a_process_that_scribbles_over_shared_memory_harms_only_itself(run_trial
 
 
 def descriptors() -> list[str]:
-    """What this process has open, by kind."""
+    """Return the number of open descriptors of this process, by kind."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # that of the listing itself

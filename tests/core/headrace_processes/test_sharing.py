@@ -1,4 +1,4 @@
-"""What the instances of a version share is released once for each time that it was made, however they end."""
+"""The object that the instances of a version share is released once for each creation, however they end."""
 
 from __future__ import annotations
 

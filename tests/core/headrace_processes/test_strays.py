@@ -1,4 +1,4 @@
-"""What is raised and is no `Exception` is an error of the request, or of the load, and of nothing else."""
+"""A raised `BaseException` that is no `Exception` fails its request or its load, and nothing else."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Stream(_Living, StreamInstance):
 
 
 class Asker(_Living, RequestInstance):
-    """Has the model ``callee`` answer."""
+    """Answers by a call to the model ``callee``."""
 
     def __init__(self, services: Any, parameters: Parameters) -> None:
         super().__init__(parameters)
@@ -355,7 +355,7 @@ def _fork_back(folder: Path, request: Any) -> int:
 
 
 def _descriptors() -> dict[int, str]:
-    """What is behind each descriptor of this process."""
+    """Return the target of each open descriptor of this process."""
     found = {}
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # that of the listing itself
@@ -368,7 +368,7 @@ def _sockets() -> list[int]:
 
 
 def _lie(folder: Path, request: Any) -> None:
-    """Say that this request has run, and one that nobody has sent."""
+    """Report that this request has run, and one that was never sent."""
     replies = [Reply(call, AnswerStatus.NOTHING, True, None) for call in (request.call, 2**40)]
     os.write(_sockets()[0], Encoder(None).answers(replies, (1, 2, 3, 4)))
     time.sleep(1000)
@@ -400,7 +400,7 @@ def _babble(folder: Path, request: Any) -> None:
 
 
 def _shrink(folder: Path, request: Any) -> int:
-    """How many of the arenas could be made smaller."""
+    """Return the number of arenas that could be made smaller."""
     done = 0
     for fd in _memories():
         with contextlib.suppress(OSError):
@@ -437,7 +437,7 @@ def _count_looks(folder: Path, request: Any) -> None:
 
 
 class _Circle:
-    """Only a collection finds it, once nobody else has it."""
+    """An object in a reference cycle: only the collector frees it."""
 
     alive = 0
 
@@ -455,7 +455,7 @@ def _leave_circles(folder: Path, request: Any) -> None:
 
 
 def _collect(folder: Path, request: Any) -> int:
-    """How many circles there are after a collection; -1 where none would begin by itself."""
+    """Return the number of cycles after a collection; -1 if automatic collection is off."""
     gc.collect()
     return _Circle.alive if gc.isenabled() else -1
 

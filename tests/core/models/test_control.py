@@ -39,7 +39,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the files of loads are kept."""
+    """Return the directory with the files of loads."""
     path = tmp_path / "temporary"
     path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(path))

@@ -1,4 +1,4 @@
-"""What the repository becomes, the server serves, in mode poll and with ``--dev``."""
+"""The server follows changes of the repository, in mode poll and with ``--dev``."""
 
 from __future__ import annotations
 

@@ -392,7 +392,7 @@ def test_an_instance_that_owes_answers_is_closed_when_it_has_given_them(
 
 
 class Bound(DynamicScheduler):
-    """Has one instance bound as long as the test says so."""
+    """A scheduler with one bound instance, until the test releases it."""
 
     name = "bound"
     instances_alike = False

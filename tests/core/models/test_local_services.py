@@ -1,4 +1,4 @@
-"""What a server does for the instances of its models, asked from their own threads."""
+"""The services of a server for the instances of its models, called from their own threads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Served(Instance):
 
 
 def nothing(*arguments: object) -> None:
-    """What an instance does with its services unless the test says otherwise."""
+    """The default of a test's instance: it does not use its services."""
 
 
 class ServedBackend(Backend):

@@ -45,7 +45,7 @@ DECOUPLED = CONFIG.replace("asking", "later") + "model_transaction_policy { deco
 
 
 class Asking:
-    """What the code of a model has at hand: itself, and the request that it executes."""
+    """The arguments of a model's code: the instance, and the request that it executes."""
 
     def __init__(self, model: Model, request: InferRequest) -> None:
         assert model.services is not None
@@ -573,7 +573,7 @@ EXPIRED = "Model patient - Error when running inference: Request timeout expired
 
 
 async def ask_by(server: Server, model: str, left_ns: int, **fields: Any) -> Answer:
-    """What ``model`` answers to one who waits for no longer."""
+    """Return the answer of ``model`` to a caller with a deadline."""
     request = InferRequest(model, {"x": np.array([3], np.int32)}, **fields)
     request.expire_at(monotonic_ns() + left_ns)
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -610,7 +610,7 @@ def test_a_call_that_comes_too_late_is_refused_and_never_queued(serve: Serve) ->
 
 
 def until_cancelled(asking: Asking) -> Given:
-    """Answers once nobody wants it."""
+    """Answers after its request is cancelled."""
     pause = threading.Event()
     while not asking.request.cancelled:
         pause.wait(0.001)
@@ -666,7 +666,7 @@ PAIRED = CONFIG.replace("dims: [1]", "dims: [-1]").replace("backend:", "max_batc
 
 
 async def ask_pair(server: Server, *requests: InferRequest) -> list[Answer]:
-    """What both are answered, which are executed in one batch."""
+    """Return the answers to two requests that are executed in one batch."""
     answered: list[asyncio.Future[Answer]] = [asyncio.get_running_loop().create_future() for _ in requests]
 
     def answer_to(future: asyncio.Future[Answer]) -> Callable[[Answer, bool], None]:

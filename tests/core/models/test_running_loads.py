@@ -1,4 +1,4 @@
-"""How many loads run at once, and what one that waits for another does with its place."""
+"""The number of loads that run at once, and the slot of a load that waits for another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log says while models are loaded."""
+"""The log lines while models are loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a request for a model that is not there is refused. The words are those of Triton 2.51, asked by name."""
+"""The errors for a model that is not served. The texts are those of Triton 2.51, asked by name."""
 
 from __future__ import annotations
 

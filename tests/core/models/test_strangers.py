@@ -1,4 +1,5 @@
-"""What a backend or a plugin raises that is no `Exception` keeps its model from being served, and nothing else."""
+"""If a backend or a plugin raises a `BaseException` that is no `Exception`, its model is not served. Nothing else
+fails."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class CachedStage:
             await asyncio.sleep(0)
 
     async def execute(self, answer: HeadraceError | None = None) -> list[str]:
-        """Have the instance run what it gets, ``y`` being twice ``x``; who that was."""
+        """Let the instance run its batch: ``y`` is twice ``x``. Return the ids of the requests."""
         await self.settle()
         if not self.instance.batch:
             self.instance.ask()

@@ -1,4 +1,4 @@
-"""CPU instances divide what is in flight where executions are long, and nobody has said how large batches are."""
+"""CPU instances divide the requests in flight if executions are long and the config sets no batch size."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What the model queue does for a scheduler that it knows nothing of: played by hand, on a clock that the test
-turns."""
+"""The work of the model queue for any scheduler. The test plays the instances, and moves the clock."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ class Stage:
         return ticket
 
     def serve(self, number: int = 0) -> None:
-        """Have an instance ask whenever it is woken; it keeps what it gets until `finish`."""
+        """Let an instance poll whenever it is woken. It keeps its batch until `finish`."""
         source = self.model_queue.sources[number]
 
         def pull() -> None:

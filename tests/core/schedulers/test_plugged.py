@@ -250,9 +250,9 @@ def write_model(tmp_path: Path) -> WriteModel:
 
 
 def ask(server: Server, *asked: tuple[Any, dict[str, Any]], leaves: bool = False) -> list[Answer]:
-    """What the model ``m`` answers to inputs with further fields, which all arrive in one turn of the event loop.
+    """Return the answers of the model ``m`` to inputs with further fields, which all arrive in one turn of the loop.
 
-    Their callers leave at once if they are to.
+    Callers that are to disconnect do so at once.
     """
 
     async def scenario() -> list[Answer]:

@@ -141,7 +141,7 @@ class Scene:
         return [player for player in self.players if player.batch]
 
     def taken(self) -> dict[Resource, int]:
-        """What those who run take, added up by the test."""
+        """Return the units that running instances use, added up by the test."""
         taken: dict[Resource, int] = {}
         for player in self.running:
             for resource, units in player.demand.units.items():
@@ -269,7 +269,7 @@ def test_requests_that_leave_while_their_model_waits_let_others_run() -> None:
 
 
 def test_an_instance_that_leaves_the_line_is_not_owed_for_what_it_missed() -> None:
-    """Those that ran meanwhile overtook it. If it comes back, it waits as if for the first time."""
+    """The instances that ran meanwhile have overtaken it. If it comes back, it waits as if for the first time."""
 
     async def scene() -> None:
         stage = Scene(RateLimitResource("R", 4))

@@ -1,4 +1,4 @@
-"""What a server tells of the resources that its models share."""
+"""The report of a server about the resources that its models share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_explain_and_the_metrics_page_tell_who_has_what_and_who_waits(
     given = (RateLimitResource("memory", 4), RateLimitResource("license", 1))
 
     async def scene(server: Server) -> tuple[dict[str, Any], str]:
-        """What is told while ``one`` runs and ``two`` waits."""
+        """Return the report while ``one`` runs and ``two`` waits."""
         asked = []
         try:
             for name, state in (("one", "used_by"), ("two", "wanted_by")):

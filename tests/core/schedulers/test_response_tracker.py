@@ -1,4 +1,4 @@
-"""What counts as which response of a decoupled model; the rest is counted through the stock clients."""
+"""The kind of each response of a decoupled model in the statistics. Tests with the stock clients count the rest."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_the_last_answer_frees_the_watchers_without_the_collector() -> None:
 
 
 def test_a_refusal_is_shown_to_those_only_who_watched_since() -> None:
-    """Who watched before tells its own: the request may be submitted again."""
+    """An earlier watcher reports by itself: the request may be submitted again."""
     caller, seen = Caller(), list[str]()
     caller.ticket.watch(noting(seen, "before"))
     caller.ticket.watch(noting(seen, "since"))

@@ -1,4 +1,4 @@
-"""What leads out of the model repository is not loaded; links that stay inside work as files do."""
+"""A path that leads out of the model repository is not loaded. A link that stays inside works as a file does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is noted of executions adds up to what a plain sum says, however much of it there is and whoever looks."""
+"""The recorded executions have the totals of a plain sum, for any number of them and of readers."""
 
 from __future__ import annotations
 

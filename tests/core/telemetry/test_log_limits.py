@@ -1,4 +1,4 @@
-"""How often one kind of line is written: by counting, and by arithmetic."""
+"""The number of lines of one kind that are written: counted, and by arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plugins publish: the oracle is prometheus-client's parser."""
+"""Metrics of plugins. The oracle is prometheus-client's parser."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class Changed:
 
 
 class Told:
-    """What a `Control` is asked."""
+    """Records the calls to a `Control`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []

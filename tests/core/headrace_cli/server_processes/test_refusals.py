@@ -1,4 +1,4 @@
-"""What several servers on one port cannot do is said before anything starts, by the flags that ask for it."""
+"""A flag that several servers on one port cannot obey is refused before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hostile peer may try (docs/spec/security.md C14, and the advisories that name HTTP/2).
+"""Attacks of a hostile peer (docs/spec/security.md C14, and the advisories that name HTTP/2).
 
 Each attempt ends the connection that makes it, or costs next to nothing; a neighbour is served
 meanwhile and afterwards, and the server holds no memory for it.

@@ -128,7 +128,7 @@ def test_what_is_sent_on_streams_that_end_early_is_credited_all_the_same(native:
 
 
 def credit(peer: Peer) -> int:
-    """What the server has allowed the connection to send, from the beginning."""
+    """Return the bytes that the server has allowed the connection to send, from the beginning."""
     updates = [f for f in peer.seen if isinstance(f, frames.WindowUpdateFrame) and f.stream_id == 0]
     return 65535 + sum(update.window_increment for update in updates)
 

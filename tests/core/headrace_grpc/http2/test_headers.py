@@ -1,4 +1,4 @@
-"""What blocks mean, held to what ``hpack`` and the reading of all their fields at once make of them."""
+"""The meaning of header blocks. The oracles are ``hpack``, and one reading of all fields at once."""
 
 from __future__ import annotations
 
