@@ -36,7 +36,7 @@ with contextlib.suppress(ImportError):  # the session `bare` has next to nothing
 
 
 def _assign_once(request: InferRequest, name: str, value: object) -> None:
-    """What a request's class does here with an assignment, and nowhere else: there it would cost too much."""
+    """Refuse a second assignment to a field of a request. Only in the tests: in the server it would cost too much."""
     if name not in ("_execution", "_sender") and hasattr(request, name):
         raise AttributeError(f"a request never changes: '{name}' of {request.log_id}has been assigned to")
     object.__setattr__(request, name, value)
@@ -187,7 +187,7 @@ class Headrace:
         assert "Traceback" not in self.log, self.log
 
     def wait_for_prompt(self, prompt: str) -> str:
-        """What the server writes to its terminal until it has written ``prompt``."""
+        """Return the terminal output of the server up to ``prompt``."""
         assert self.process.stdout is not None
         seen = b""
         while not seen.endswith(prompt.encode()):
@@ -259,7 +259,7 @@ class _Complaints(logging.Handler):
 
 @pytest.fixture(scope="session")
 def all_complaints() -> Iterator[_Complaints]:
-    """What asyncio complains of in this session. What only the collector of garbage finds fails the last test."""
+    """Collect the complaints of asyncio. Those that the garbage collector finds late fail the last test."""
     handler, logger = _Complaints(), logging.getLogger("asyncio")
     logger.addHandler(handler)
     yield handler
@@ -277,7 +277,7 @@ def asyncio_complaints(all_complaints: _Complaints) -> Iterator[list[str]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What tests of hostile text have logged travels from pytest's workers as UTF-8, which has no lone surrogates."""
+    """Replace lone surrogates in the logs of tests: pytest's workers send them as UTF-8, which has none."""
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report

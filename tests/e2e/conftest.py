@@ -53,7 +53,7 @@ def post() -> Callable[..., Reply]:
 
 @pytest.fixture(scope="session")
 def infer() -> Callable[..., list[float]]:
-    """What a model answers over HTTP: ``infer(server, model, values)``."""
+    """Return a function that asks a model over HTTP: ``infer(server, model, values)``."""
 
     def infer(server: Headrace, model: str = "echo", values: tuple[float, ...] = (1.0, 2.0)) -> list[float]:
         tensor = {"name": "IN", "datatype": "FP32", "shape": [len(values)], "data": values}
@@ -122,7 +122,7 @@ def install_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 
 
 def run_kit(folder: Path) -> str:
-    """What pytest says of the tests of the plugin in ``folder``, which pass."""
+    """Run the tests of the plugin in ``folder``, which must pass. Return pytest's output."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, folder.glob("test_*.py"))]
     done = subprocess.run(

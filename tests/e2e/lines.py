@@ -86,7 +86,7 @@ def sockets_of(pid: int) -> set[str]:
 
 
 def accepted_sockets(port: int) -> set[str]:
-    """Those of this machine's servers at ``port`` that have a connection."""
+    """Return the accepted sockets at ``port`` on this machine."""
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return {row[9] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "01"}
 

@@ -1,7 +1,7 @@
-"""What a hostile caller sends. The server refuses it, keeps its memory, and goes on serving others.
+"""Requests of a hostile caller. The server refuses them, uses no more memory, and serves other callers.
 
-The classes of fault are those of which inference servers have had advisories: floods of chunks and
-headers, deep JSON, decompression bombs, lies about lengths, absurd counts, and text for the log.
+The classes of fault are those in advisories of inference servers: floods of chunks and headers, deep JSON,
+decompression bombs, false lengths, absurd counts, and text for the log.
 """
 
 from __future__ import annotations

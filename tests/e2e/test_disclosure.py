@@ -1,4 +1,4 @@
-"""What callers are told of the machine: its paths stand in the log, and in answers only where that is verbose."""
+"""Paths of the machine are in the log. They are in answers only if the server is verbose."""
 
 from __future__ import annotations
 

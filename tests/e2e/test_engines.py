@@ -81,7 +81,7 @@ def format_of(model: str) -> Format:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What make_models.py writes, once for all processes that run tests."""
+    """Return the folder that make_models.py writes, once for all test processes."""
     base = tmp_path_factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with (root / "engines.lock").open("w") as lock:
@@ -162,7 +162,7 @@ def client(request: pytest.FixtureRequest, server: Headrace) -> Iterator[Any]:
 
 
 def ask(client: Any, model: str, images: Array, name: str = "") -> Array:
-    """What ``model`` answers to one request, over the protocol of ``client``."""
+    """Return the answer of ``model`` to one request, over the protocol of ``client``."""
     module = sys.modules[type(client).__module__.rpartition(".")[0]]
     takes, gives = format_of(model).names
     tensor = module.InferInput(name or takes, list(images.shape), np_to_triton_dtype(images.dtype))

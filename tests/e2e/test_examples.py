@@ -40,7 +40,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def commands(page: str, program: str) -> list[list[str]]:
-    """What the shell blocks of ``page`` tell the reader to run of ``program``, without the program."""
+    """Return the arguments of each call of ``program`` in the shell blocks of ``page``."""
     blocks: list[str] = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     lines = [shlex.split(line) for block in blocks for line in block.splitlines()]
     return [words[1:] for words in lines if words[0] == program]
@@ -52,7 +52,7 @@ def run(*words: str, stdin: str = "") -> Done:
 
 
 def succeed(*words: str, stdin: str = "") -> str:
-    """What ``python`` with ``words`` prints."""
+    """Return the output of ``python`` with the arguments ``words``."""
     done = run(*words, stdin=stdin)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -62,7 +62,7 @@ class Counting:
         self._head = f'{CONFIG}{more} parameters {{ key: "counts" value {{ string_value: "{self._counts}" }} }}'
 
     def counts(self) -> tuple[int, int]:
-        """How often ``initialize`` and ``finalize`` were called."""
+        """Return the number of calls of ``initialize`` and ``finalize``."""
         files = (self._counts / "initialize", self._counts / "finalize")
         sizes = [file.stat().st_size if file.exists() else 0 for file in files]
         return sizes[0], sizes[1]
@@ -71,7 +71,7 @@ class Counting:
         (self._directory / self.name / "config.pbtxt").write_text(self._head + groups)
 
     def load(self, groups: str) -> tuple[int, int]:
-        """What a load with these groups adds to `counts`, as soon as it has returned."""
+        """Load with these instance groups. Return the calls that it adds to `counts`, as soon as it has returned."""
         before = self.counts()
         self.write(groups)
         self.client.load_model(self.name)

@@ -96,7 +96,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shared() -> set[str]:
-    """What stands under /dev/shm before."""
+    """Return the files under /dev/shm before the test."""
     return {entry.name for entry in Path("/dev/shm").iterdir()}
 
 

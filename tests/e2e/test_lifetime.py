@@ -1,4 +1,4 @@
-"""A server from its start to its end, as whoever operates it sees it: exit codes, signals, what the log says."""
+"""A server from its start to its end, as its operator sees it: exit codes, signals, log lines."""
 
 from __future__ import annotations
 

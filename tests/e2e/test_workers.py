@@ -1,4 +1,4 @@
-"""Whole servers on one port, under a real supervisor: right totals, one shutdown, and nobody dies for another."""
+"""Whole servers on one port, under a real supervisor: right totals, one shutdown, and no worker dies with another."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def serving(server: Headrace) -> Headrace:
 
 
 class Tally:
-    """How many requests ``server`` has answered for the model ``echo``, as the tests of this module have counted."""
+    """The number of requests that ``server`` has answered for the model ``echo``, counted by the tests of this
+    module."""
 
     def __init__(self, server: Headrace) -> None:
         self._server, self._count = server, 0

@@ -245,7 +245,7 @@ class Client:
         )
 
     def echo(self, model: str, array: npt.NDArray[Any], datatype: str, **how: Any) -> Any:
-        """What the identity model ``model`` answers to IN=``array``."""
+        """Return the answer of the identity model ``model`` to IN=``array``."""
         return self.infer(model, [self.input("IN", array, datatype)], **how)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a program written for Triton sees, through each of the four stock clients."""
+"""Programs written for Triton work, with each of the four stock clients."""
 
 from __future__ import annotations
 

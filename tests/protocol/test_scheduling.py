@@ -283,7 +283,7 @@ def test_liveness_is_answered_while_every_instance_is_busy(server: Headrace, stu
 
 
 def test_what_was_asked_before_is_answered_from_the_cache_to_every_client(client: Any) -> None:
-    """Whether the first of them executes or not: the second never does."""
+    """The first of them may execute. The second never does."""
     name = f"asked by {client.name}"
     x = np.array([[1, 2, 3, 4.5]], np.float32)
     words = np.array([name, "übel", ""], np.object_)

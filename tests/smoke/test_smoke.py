@@ -1,4 +1,4 @@
-"""What a new deployment does first, short enough for every version of Python: session `smoke` of the noxfile."""
+"""The first steps of a new deployment, short enough for every version of Python: session `smoke` of the noxfile."""
 
 from __future__ import annotations
 

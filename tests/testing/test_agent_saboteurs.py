@@ -89,7 +89,7 @@ class InPlace(Reverses):
 
 
 class Shares(Reverses):
-    """Has one directory for all loads."""
+    """Uses one directory for all loads."""
 
     shared: ClassVar[list[Path]] = []
 
@@ -131,7 +131,7 @@ class Careless(Reverses):
 
 
 class Raw(Careless):
-    """Raises errors that nobody can read."""
+    """Raises errors without a readable text."""
 
     def turn(self, directory: Path, into: Path) -> Path:
         raise KeyError("1/weights")

@@ -45,7 +45,7 @@ class TestCounts(CommandConformance):
 
 
 def install(kind: type[Command], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """Have ``kind`` found by the kit and by the command line, which is called in this process."""
+    """Install ``kind`` for the kit and for the command line, which runs in this process."""
     monkeypatch.setitem(sys.modules, "headrace_counts", SimpleNamespace(register_commands=hookimpl(lambda: [kind])))
     monkeypatch.setattr("headrace_cli._find", lambda name: kind)
 

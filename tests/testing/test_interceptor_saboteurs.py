@@ -190,7 +190,7 @@ class Scribbles(Doorman):
 
 
 class Trips(Doorman):
-    """Has a watch that cannot take the end of an operation without an error."""
+    """Its watch fails if an operation ends without an error."""
 
     async def wait(self) -> Watch | None:
         return TrippingWatch()

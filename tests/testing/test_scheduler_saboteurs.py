@@ -81,14 +81,14 @@ class Sound(FullScheduler):
 
 
 class Postpones(Sound):
-    """Has whose time is over wait on."""
+    """Lets requests wait after their deadline."""
 
     def expired(self, ticket: Ticket) -> int | None:
         return 1
 
 
 class KeepsOrder(Sound):
-    """Has answers given in the order of requests."""
+    """Delivers answers in the order of requests."""
 
     keeps_order = True
 
@@ -105,7 +105,7 @@ class RunsAgain(Sound):
 
 
 class Asks(FullScheduler):
-    """Has another model answer, and needs no instances."""
+    """Lets another model answer, and needs no instances."""
 
     name, needs_instances = "sound", False
 
@@ -242,7 +242,7 @@ class CancelsTheNeighbours(Sound):
 
 
 class HoldsWhatIsLeft(Sound):
-    """Waits for a second request, whoever comes."""
+    """Waits for a second request, of any kind."""
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         return super().next(instance, now_ns) if len(self.context.waiting) > 1 else ()
@@ -370,7 +370,7 @@ class WakesWithoutEnd(Sound):
 
 
 class WaitsForNothing(Sound):
-    """Has itself asked again every millisecond, whether or not anybody waits."""
+    """Asks to be called again every millisecond, even if no request waits."""
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         return super().next(instance, now_ns) or Wait(MS)
@@ -397,7 +397,7 @@ class RaisesWhenItHears(Sound):
 
 
 class StumblesOverItsOldest(Sound):
-    """Nobody waits, and it reads of the first who does."""
+    """Reads the first waiting request although none waits."""
 
     def measure(self) -> Mapping[str, float]:
         return {**super().measure(), "headrace_sound_waiting": next(iter(self.context.waiting)).rows}

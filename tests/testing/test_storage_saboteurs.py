@@ -112,7 +112,7 @@ class Prefix(Memory):
 
 
 class Counts(Memory):
-    """Has another tag at each look."""
+    """Returns another tag at each call."""
 
     def fingerprint(self, model: str) -> Mapping[str, Hashable]:
         return dict.fromkeys(super().fingerprint(model), object())
@@ -133,7 +133,7 @@ class Names(Memory):
 
 
 class Haunted(Memory):
-    """Has the files of models that are gone."""
+    """Keeps the files of models that are removed."""
 
     seen: ClassVar[dict[str, Mapping[str, Hashable]]] = {}
 
@@ -192,7 +192,7 @@ class Mixes(Memory):
 
 
 class Fills(Memory):
-    """Has an empty file for each that it has not."""
+    """Returns an empty file for each that it lacks."""
 
     def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
         directory = super().fetch(model, [file for file in files if file in self.stored[model]], new_directory)

@@ -23,7 +23,7 @@ _APT_S = 90
 
 
 def _install() -> str:
-    """What went wrong; empty if Redis is there now."""
+    """Install Redis. Return the error; empty if it is installed now."""
     root = [] if os.geteuid() == 0 else ["sudo", "-n"]
     quiet = ["env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1"]  # and do not start it as a service
     apt = [*root, *quiet, "apt-get", "-q", "-o", "DPkg::Lock::Timeout=60"]
@@ -37,7 +37,7 @@ def _install() -> str:
 
 @pytest.fixture(scope="session")
 def redis_program(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where ``redis-server`` is. Skips where it cannot be installed, but fails in CI."""
+    """Return the path of ``redis-server``. If it cannot be installed, skip the test; in CI, fail it."""
     with (tmp_path_factory.getbasetemp().parent / "redis.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # pytest's other workers want it, too
         wrong = "" if shutil.which(_PROGRAM) else _install()
@@ -57,7 +57,7 @@ def unhurried_log() -> None:
 
 
 class TlsFiles(NamedTuple):
-    """Paths of an authority, a server called localhost, and a client; and of an authority that nobody trusts."""
+    """Paths of an authority, a server called localhost, and a client; and of an untrusted authority."""
 
     authority: str
     server: str
@@ -122,7 +122,7 @@ class RedisServer:
                 continue
 
     def stop(self) -> None:
-        """Have it hang: it takes connections and answers nothing, until `go_on`."""
+        """Stop answering until `go_on`. Connections are still accepted."""
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:

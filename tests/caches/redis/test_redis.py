@@ -33,7 +33,7 @@ def write_model(repository: Path, rest: str = "") -> None:
 
 
 class TestRedis(CacheConformance):
-    """What every cache holds, against the same server."""
+    """The conformance tests of caches, with one server."""
 
     plugin, cache = "headrace_redis", "redis"
 

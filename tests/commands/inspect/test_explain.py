@@ -1,4 +1,5 @@
-"""What ``headrace explain`` draws of the answer of a server: ``tests/protocol/test_explain.py`` asks real ones."""
+"""The output of ``headrace explain`` for an answer of a server. ``tests/protocol/test_explain.py`` asks real
+servers."""
 
 from __future__ import annotations
 

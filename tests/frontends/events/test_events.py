@@ -69,7 +69,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def repository(models: Path) -> Path:
-    """Where nothing has been counted yet."""
+    """Return a repository whose models have no statistics yet."""
     for name in ("sent", "cancelled"):
         (models / "count/1" / name).unlink(missing_ok=True)
     return models

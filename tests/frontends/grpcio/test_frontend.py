@@ -1,3 +1,3 @@
-"""What holds for every host of gRPC, with the stock clients."""
+"""The tests of every gRPC host, with the stock clients."""
 
 from tests.core.headrace_grpc.test_frontend import *  # noqa: F403

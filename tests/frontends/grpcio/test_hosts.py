@@ -1,3 +1,3 @@
-"""What holds for every host of gRPC, with RPCs of a test."""
+"""The tests of every gRPC host, with RPCs of the tests."""
 
 from tests.core.headrace_grpc.test_hosts import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""What the tests of core need to run on this host."""
+"""Fixtures that run the tests of core on this host."""
 
 from __future__ import annotations
 

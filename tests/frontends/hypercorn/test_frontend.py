@@ -1,3 +1,3 @@
-"""What holds for every host of HTTP."""
+"""The tests of every HTTP host."""
 
 from tests.core.headrace_http.test_frontend import *  # noqa: F403

@@ -44,7 +44,7 @@ def other(config: str, name: str, ask: Callable[[Ticket], None] | None = None, l
 
 @dataclass(slots=True)
 class Caller:
-    """Who asks the ensemble, and what he has been told."""
+    """A caller of the ensemble, and the answers that it got."""
 
     ticket: Ticket
     answers: list[Answer]
@@ -111,11 +111,11 @@ class Board:
             caller.ticket.read()
 
     def answer(self, call: Ticket, answer: Answer | Mapping[str, Any], final: bool = True) -> None:
-        """Have the model of ``call`` answer it."""
+        """Answer ``call`` as its model."""
         if final:
             self.calls.remove(call)
         call.respond(InferResponse(dict(answer)) if isinstance(answer, Mapping) else answer, final)
 
     def call(self, model: str) -> Ticket:
-        """What ``model`` has to answer first."""
+        """Return the first call that ``model`` has not answered."""
         return next(call for call in self.calls if call.request.model_name == model)

@@ -1,4 +1,4 @@
-"""What the tests of ensembles share: a repository that is written in a few words, and a server over it."""
+"""Fixtures of the tests of ensembles: a repository in a short notation, and its server."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ ON_LOOP = re.compile(r'^nv_model_instances_on_event_loop{model="(\w+)",version="
 
 
 def on_event_loop(server: Server) -> dict[str, float]:
-    """How many instances of each model run on the event loop, as the metrics page says."""
+    """Return the number of instances of each model on the event loop, from the metrics page."""
     (metrics,) = (frontend for frontend in server.frontends if frontend.name == "metrics")
     port = metrics.port  # type: ignore[attr-defined]  # the frontend's own
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=90) as page:

@@ -284,7 +284,7 @@ class TritonPythonModel:
 
 
 def streamed(server: Server, model: str, row: Any) -> list[list[float]]:
-    """What ``model`` sends to a stream, up to the response that says that it is the last."""
+    """Return the responses of ``model`` on a stream, up to the one that is marked as the last."""
     heard: Queue[tuple[Any, Any]] = Queue()
     given = grpcclient.InferInput("x", list(row.shape), "FP32")
     given.set_data_from_numpy(row)

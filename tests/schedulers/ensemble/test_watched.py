@@ -43,7 +43,7 @@ async def until(claim: Callable[[], bool]) -> None:
 
 
 def asks(server: Server, name: str, other: str) -> bool:
-    """Whether what is served of ``name`` asks what is served of ``other``."""
+    """Return True if the served version of ``name`` calls the served version of ``other``."""
     return any(set(server.served(other)) & set(model.others) for model in server.served(name))
 
 

@@ -44,7 +44,7 @@ class Theatre(Stage):
         return asked
 
     async def shown(self) -> list[list[str]]:
-        """What each instance runs now, by slot; ``-`` is nobody's request."""
+        """Return the request that each instance runs now, by slot; ``-`` is an empty slot."""
         await self.settle()
         self.check()
         return [[self.names.get(ticket, "-") for ticket in instance.batch] for instance in self.instances]

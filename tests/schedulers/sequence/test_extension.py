@@ -1,4 +1,4 @@
-"""What a server says of itself where this scheduler is installed."""
+"""The server metadata if this scheduler is installed."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ def test_nothing_runs_until_enough_wait_in_slots_and_in_the_backlog(
 def test_a_client_sees_the_batches_that_held_requests_become(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    """Those of a real Triton 2.51 with ``direct``; with ``oldest`` it waits for ever, since no more than one request of
-    a sequence ever waits where its batcher counts."""
+    """They are those of a real Triton 2.51 with ``direct``. With ``oldest``, Triton waits for ever, because its batcher
+    never counts more than one waiting request of a sequence."""
     (tmp_path / "m/1").mkdir(parents=True)
     slots = f"max_batch_size: 2 sequence_batching {{ {strategy} {{ }} }} instance_group {{ kind: KIND_CPU count: 1 }}"
     (tmp_path / "m/config.pbtxt").write_text(CONFIG.replace("sequence_batching { }", slots))

@@ -1,4 +1,4 @@
-"""Iterative sequences: a request is run until its model is done with it, beside whoever has come meanwhile.
+"""Iterative sequences: a request is run again until its model has finished, beside requests that arrive meanwhile.
 
 What runs together, and what the model is told, is what Triton 2.51 does with such a model of its Python backend; it
 loses callers where one id is used twice, or END is set, who get their answers here.
@@ -37,7 +37,8 @@ class Generator(Theatre):
         return tickets
 
     async def run_once(self, outputs: dict[str, Tensor] | None = None) -> list[list[str]]:
-        """What each instance runs now; then it gives back what is to run again, after a response with ``outputs``."""
+        """Return the batch of each instance. Then it returns the requests that run again, after a response with
+        ``outputs``."""
         shown = await self.shown()
         for number, instance in enumerate(self.instances):
             if instance.batch:

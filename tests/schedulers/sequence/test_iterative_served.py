@@ -135,7 +135,7 @@ def folder(server: Server, model: str) -> Path:
 
 
 def runs(server: Server, model: str) -> list[list[list[Any]]]:
-    """What each run had since the last time."""
+    """Return the requests of each run since the last call."""
     log = folder(server, model) / "log"
     lines = log.read_text().splitlines() if log.exists() else []
     log.unlink(missing_ok=True)
@@ -159,7 +159,7 @@ class Caller:
         self.client.async_stream_infer(model, numbered(tritonclient.grpc, number), **options)
 
     def all(self) -> list[Any]:
-        """What each answer has, to the last."""
+        """Return the content of each answer, up to the last."""
         told = []
         while True:
             answer = self.answers.get(timeout=90)

@@ -1,4 +1,4 @@
-"""What docs/sequences.md shows runs as it says: its client, its states and its model that generates."""
+"""The examples of docs/sequences.md run as it says: its client, its states and its model that generates."""
 
 from __future__ import annotations
 

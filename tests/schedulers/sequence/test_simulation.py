@@ -32,7 +32,7 @@ class Simulated:
 
 
 class Simulation:
-    """What is to happen: which sequences have the ``slots`` of instances, and the ``batches`` of request numbers."""
+    """The expected result: the sequences in the ``slots`` of instances, and the ``batches`` of request numbers."""
 
     def __init__(self, instances: int, slots: int, oldest: bool) -> None:
         self.oldest, self.now, self.turn = oldest, 0, 0
