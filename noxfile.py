@@ -217,7 +217,7 @@ def protocol(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["workshop"], default=False)
 def e2e(session: nox.Session) -> None:
-    """What a user does, from the command line to the answer."""
+    """The tests from the command line to the answer."""
     _run(session, "pytest", *(session.posargs or ["tests/e2e"]))
 
 

@@ -62,7 +62,7 @@ def _batches(count: int, rng: np.random.Generator) -> Iterator[npt.NDArray[np.in
 
 
 def memories(weights: Weights, images: npt.NDArray[np.uint8]) -> list[Array]:
-    """What the net remembers before the first row, and after each: ``f32[digits, 32]``."""
+    """Return the state of the net before the first row, and after each: ``f32[digits, 32]``."""
     seen = [np.zeros((len(images), MEMORY), np.float32)]
     for row in range(ROWS):
         pixels = images[:, row].astype(np.float32) / np.float32(WHITE)
@@ -71,7 +71,7 @@ def memories(weights: Weights, images: npt.NDArray[np.uint8]) -> list[Array]:
 
 
 def probabilities(weights: Weights, images: npt.NDArray[np.uint8]) -> list[Array]:
-    """What the net says after each row: ``f32[digits, 10]``."""
+    """Return the probabilities after each row: ``f32[digits, 10]``."""
     said = [memory @ weights["say"] + weights["bias_said"] for memory in memories(weights, images)[1:]]
     raised = [np.exp(each - each.max(1, keepdims=True)) for each in said]
     return [each / each.sum(1, keepdims=True) for each in raised]

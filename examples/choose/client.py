@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Have a running server shorten a text, and print which model did it.
+"""Let a running server shorten a text, and print which model did it.
 
 Needs: pip install "tritonclient[http]"
 """

@@ -176,7 +176,7 @@ class Format:
     compiler: str = ""
 
     def why_not(self) -> str:
-        """What is missing here, and how to get it; empty if nothing is."""
+        """Return the missing package and the command that installs it; empty if nothing is missing."""
         for module in self.modules:
             if importlib.util.find_spec(module) is None:
                 return f"{module} is not installed; run: pip install {self.packages}"

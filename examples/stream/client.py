@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Have a running server tell a story, and print each word as it comes.
+"""Let a running server tell a story, and print each word as it arrives.
 
 Needs: pip install "tritonclient[grpc]"
 """

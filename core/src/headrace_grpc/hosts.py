@@ -78,7 +78,7 @@ class GrpcHost(Frontend):
 
     @property
     def address(self) -> str:
-        """Where the options say to listen, as messages name it."""
+        """The address and port of the options, as log lines show them."""
         options = self.engine.options
         return shown_address(options.grpc_address, options.grpc_port)
 
@@ -89,7 +89,7 @@ class GrpcHost(Frontend):
 
     @property
     def callers_s(self) -> float:
-        """How many seconds of a stop callers may use up to send or to read."""
+        """The seconds of a stop that callers may use to send or to read."""
         return callers_s(self.engine.options.exit_timeout_secs)
 
     @property

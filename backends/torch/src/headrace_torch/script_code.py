@@ -43,7 +43,7 @@ def finding(reader: Any) -> str:
 
 
 def _loop_at_load(functions: Mapping[str, Sequence[ast.FunctionDef]]) -> str:
-    """That a loop is run when the file is loaded, by ``__setstate__`` or what it calls by name; empty if none is.
+    """Return the error for a loop that runs when the file is loaded, in ``__setstate__`` or what it calls; else empty.
 
     PyTorch holds the interpreter's lock meanwhile, so that a loop without an end would stop the whole server.
     """

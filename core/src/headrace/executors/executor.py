@@ -62,7 +62,7 @@ class Executor(Protocol):
 
     @property
     def runs_on(self) -> RunsOn:
-        """Where it executes now. Any thread."""
+        """The place where it executes now. Any thread."""
 
     @property
     def alive(self) -> bool:

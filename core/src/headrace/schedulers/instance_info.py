@@ -1,4 +1,4 @@
-"""What schedulers get about an instance, made of its placement."""
+"""The `InstanceInfo` of an instance for schedulers, made from its placement."""
 
 from __future__ import annotations
 
