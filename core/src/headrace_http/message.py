@@ -39,6 +39,8 @@ _LONGEST_RETRY_S = 2**31 - 1
 HEADER_LENGTH = b"inference-header-content-length"
 #: The headers of a reply that is only JSON.
 JSON_TYPE = ((b"Content-Type", b"application/json"),)
+#: The headers of a reply with binary tensors: this one, and one with this name.
+BINARY_TYPE, HEADER_LENGTH_NAME = (b"Content-Type", b"application/octet-stream"), b"Inference-Header-Content-Length"
 #: Replies up to this size are joined into one buffer; larger parts stay as they are.
 JOIN_BYTES = 32 * 1024
 #: The start of every reply.
@@ -46,6 +48,9 @@ BEGINNING = b"HTTP/1.1 "
 _STATUS_LINES = {status.value: BEGINNING + b"%d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 
 _JSON_ANSWER = _STATUS_LINES[200] + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+_BINARY_HEAD = b"".join(
+    (_STATUS_LINES[200], b"%b: %b\r\n" % BINARY_TYPE, HEADER_LENGTH_NAME, b": %b\r\nContent-Length: %d\r\n\r\n")
+)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -169,6 +174,10 @@ def serialise(reply: HttpReply, closes: bool, is_head: bool) -> list[Buffer]:
         if len(body) <= JOIN_BYTES:
             return [_JSON_ANSWER % (len(body), body)]
     size = sum([len(part) for part in parts])
+    if len(headers) == 2 and headers[0] is BINARY_TYPE and status == 200 and not (closes or is_head):
+        name, length = headers[1]
+        if name is HEADER_LENGTH_NAME and size <= JOIN_BYTES:
+            return [b"".join((_BINARY_HEAD % (length, size), *parts))]
     head = [_STATUS_LINES[status]]
     for name, value in headers:
         head += (name, b": ", value, b"\r\n")

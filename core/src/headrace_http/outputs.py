@@ -9,7 +9,7 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from math import isfinite
+from math import isfinite, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, TooLargeForLoop, slices
 from headrace_http.documents import as_array, as_boolean, as_object, as_string, as_unsigned, member
-from headrace_http.message import JSON_TYPE, Buffer, HttpReply
+from headrace_http.message import BINARY_TYPE, HEADER_LENGTH_NAME, JSON_TYPE, Buffer, HttpReply
 
 #: A larger count is an attack or a mistake; Triton's limit on elements is far below.
 _MAX_CLASSES = 2**31 - 1
@@ -37,8 +37,7 @@ _MANY = 128
 _ITEM_BYTES = 8
 #: The placeholder of data that is already printed. JSON never contains this byte.
 _MARK = b"\0"
-_TYPE, _LENGTH, _ENCODING = b"Content-Type", b"Inference-Header-Content-Length", b"Content-Encoding"
-_BINARY_TYPE = (_TYPE, b"application/octet-stream")
+_ENCODING = b"Content-Encoding"
 #: The names of data types that are printed as NumPy returns them.
 _PRINTED = {known.numpy: known.name for known in dtypes.ALL if known not in (dtypes.BYTES, dtypes.FP16, dtypes.BF16)}
 
@@ -122,6 +121,10 @@ def encode(
     `InvalidArgument` for an output without a JSON form or classes, and `TooLargeForLoop` if more than
     ``loop_limit_bytes`` must be ranked, printed or compressed.
     """
+    if encoding == b"identity" and (formats or default is BINARY):
+        reply = _encode_binary(response, formats, default)
+        if reply is not None:
+            return reply
     document: dict[str, Any] = {"id": response.id} if response.id else {}
     document["model_name"] = response.model_name
     document["model_version"] = response.model_version
@@ -163,7 +166,7 @@ def encode(
         raise _unsendable(response, error) from None
     headers: Sequence[tuple[bytes, bytes]] = JSON_TYPE
     if len(parts) > 1:
-        headers = (_BINARY_TYPE, (_LENGTH, b"%d" % _length(header, printed)))
+        headers = (BINARY_TYPE, (HEADER_LENGTH_NAME, b"%d" % _length(header, printed)))
     if printed:
         parts[:1] = _joined(header, printed)
     if encoding == b"identity":
@@ -171,6 +174,47 @@ def encode(
     if sum(map(len, parts)) > loop_limit_bytes:
         raise TooLargeForLoop
     return HttpReply(200, (*headers, (_ENCODING, encoding)), (compressed(parts, encoding),))
+
+
+def _encode_binary(
+    response: InferResponse, formats: Mapping[str, OutputFormat], default: OutputFormat
+) -> HttpReply | None:
+    """Return the reply if all outputs are binary arrays: then its JSON, except for the id, repeats. Else None."""
+    if response.parameters:
+        return None
+    described: list[Any] = []
+    parts: list[Buffer] = [b""]
+    for name, tensor in response.outputs.items():
+        if formats.get(name, default) is not BINARY or type(tensor) is not np.ndarray or not tensor.size:
+            return None
+        described += (name, tensor.dtype, tensor.shape)
+        parts.append(wire_bytes(tensor))
+    if not described:
+        return None
+    try:
+        header = _binary_header(response.model_name, response.model_version, *described)
+        if response.id:
+            header = b'{"id":%b,%b' % (orjson.dumps(response.id), header[1:])
+    except TypeError:  # `encode` says what can not be sent
+        return None
+    parts[0] = header
+    return HttpReply(200, (BINARY_TYPE, (HEADER_LENGTH_NAME, b"%d" % len(header))), parts)
+
+
+@lru_cache(maxsize=1024)
+def _binary_header(model_name: str, model_version: str, *described: Any) -> bytes:
+    """Return the JSON of a reply without an id. ``described`` are name, dtype and shape of each output, one after the
+    other. Cached, because they repeat."""
+    outputs = [
+        {
+            "name": name,
+            "datatype": dtypes.BY_NUMPY[dtype].name,
+            "shape": shape,
+            "parameters": {"binary_data_size": prod(shape) * dtype.itemsize},
+        }
+        for name, dtype, shape in zip(described[::3], described[1::3], described[2::3], strict=True)
+    ]
+    return orjson.dumps({"model_name": model_name, "model_version": model_version, "outputs": outputs})
 
 
 def _unsendable(response: InferResponse, error: TypeError) -> HeadraceError:
