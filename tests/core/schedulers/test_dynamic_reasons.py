@@ -124,6 +124,16 @@ def test_a_deadline_is_the_reason_where_those_who_stay_are_a_batch_without_the_o
     play(run)
 
 
+@pytest.mark.parametrize(("rows", "reason"), [(1, "idle_instance"), (4, "preferred_size"), (8, "full")])
+def test_a_request_alone_has_a_reason_too(rows: int, reason: str) -> None:
+    async def run() -> None:
+        stage = staged("preferred_batch_size: [ 4 ]")
+        await send(stage, rows)
+        assert reasons(stage) == [(reason, rows)]
+
+    play(run)
+
+
 def test_the_direct_scheduler_gives_an_idle_instance_each_request() -> None:
     async def run() -> None:
         stage = staged(kind=DirectScheduler)

@@ -23,7 +23,7 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import Clock, InstanceInfo, LoopClock, ScheduledModel
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
-from headrace.schedulers.instance_source import TURN_NS
+from headrace.schedulers.instance_source import TURN_NS, InstanceSource
 from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
 from headrace_testing.played import TurnedClock
@@ -316,24 +316,26 @@ class Noticing(Wakeup):
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_request_that_arrives_while_a_thread_becomes_idle_is_not_missed(arrives: bool) -> None:
-    """The thread has asked the scheduler and got nothing, and is not yet among the idle ones."""
+def test_a_request_that_arrives_while_a_thread_becomes_idle_is_not_missed(
+    arrives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread has found nothing, and is not yet among the idle ones."""
 
     async def scenario() -> None:
         stage = Played("", DirectScheduler, 8)
-        choose, calls = stage.source._choose, []
+        find, calls = InstanceSource._next_batch, []
 
-        def ask(instance: InstanceInfo, now_ns: int) -> object:
+        def ask(source: InstanceSource) -> list[Ticket]:
             calls.append(True)
-            chosen = choose(instance, now_ns)
+            batch = find(source)
             if arrives and len(calls) == 1:  # nobody is idle, so that the arrival wakes nobody
                 asyncio.run_coroutine_threadsafe(submit(), stage.loop).result(10)
-            return chosen
+            return batch
 
         async def submit() -> None:
             stage.send("a")
 
-        stage.source._choose = ask  # type: ignore[assignment]
+        monkeypatch.setattr(InstanceSource, "_next_batch", ask)
         wakeup, taken = Noticing(), list[Any]()
         thread = threading.Thread(target=lambda: taken.append(stage.source.take(wakeup)))
         thread.start()
@@ -354,19 +356,19 @@ def test_a_request_that_arrives_while_a_thread_becomes_idle_is_not_missed(arrive
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_a_thread_that_becomes_idle_when_its_source_closes_ends() -> None:
+def test_a_thread_that_becomes_idle_when_its_source_closes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         stage = Played("", DirectScheduler, 8)
-        choose = stage.source._choose
+        find = InstanceSource._next_batch
 
-        def ask(instance: InstanceInfo, now_ns: int) -> object:
+        def ask(source: InstanceSource) -> list[Ticket]:
             asyncio.run_coroutine_threadsafe(close(), stage.loop).result(10)
-            return choose(instance, now_ns)
+            return find(source)
 
         async def close() -> None:
             stage.scheduler.close()
 
-        stage.source._choose = ask  # type: ignore[assignment]
+        monkeypatch.setattr(InstanceSource, "_next_batch", ask)
         taken: list[object] = []
         thread = threading.Thread(target=lambda: taken.append(stage.source.take(Wakeup())))
         thread.start()

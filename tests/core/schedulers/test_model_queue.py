@@ -580,3 +580,70 @@ def test_a_thread_gets_batches_from_a_scheduler_that_is_asked_on_the_loop_only()
             await asyncio.to_thread(host.join)
 
     scenario()
+
+
+class Counted(DynamicScheduler):
+    """Counts how often it is asked."""
+
+    name = "counted"
+    asked = 0
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+        self.asked += 1
+        return super().next(instance, now_ns)
+
+
+@on_loop
+async def test_a_scheduler_that_threads_ask_is_not_asked_while_nothing_waits() -> None:
+    stage = Stage(Counted)
+    assert isinstance(stage.model_queue.scheduler, Counted)
+    (source,) = stage.model_queue.sources
+    ran: list[str] = []
+
+    def run(batch: list[Ticket]) -> int:
+        ran.extend(ticket.request.id for ticket in batch)
+        return stage.clock.now_ns()
+
+    source.run_on_loop(run)
+    assert source.poll(LoopWakeup(lambda: None)) == []
+    for _ in range(3):
+        stage.send("a")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert ran == ["a"] * 3
+    assert stage.model_queue.scheduler.asked == 3
+
+
+class Asked(DynamicScheduler):
+    """Lets instances go, and says so itself."""
+
+    name = "asked"
+
+    def lets_go(self, instance: InstanceInfo) -> bool:
+        return True
+
+
+@on_loop
+async def test_a_source_that_is_dismissed_while_nothing_waits_is_let_go() -> None:
+    stage = Stage(Asked)
+    stage.serve()
+    await asyncio.wait_for(stage.model_queue.dismiss(stage.model_queue.sources[0]), 5)
+
+
+class Timed(DynamicScheduler):
+    """Gives each request 1 ms."""
+
+    name = "timed"
+
+    def submit(self, ticket: Ticket) -> int | None:
+        ticket.deadline_ns = ticket.queued_ns + MS
+        return 1
+
+
+@on_loop
+async def test_a_lone_request_whose_time_is_over_is_left_to_its_timer() -> None:
+    stage = Stage(Timed)
+    ticket, (instance,) = stage.send("a"), stage.model_queue.instances
+    before, after = ticket.deadline_ns - 1, ticket.deadline_ns
+    assert stage.model_queue.scheduler.next(instance, after) == []
+    assert stage.model_queue.scheduler.next(instance, before) == [ticket]

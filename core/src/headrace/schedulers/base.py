@@ -219,7 +219,7 @@ class Scheduler(ABC):
     #: A dataclass with a field for each parameter ``scheduler.FIELD`` of the model.
     Parameters: ClassVar[type] = NoParameters
     #: True if the threads of instances may call `next` too, at the same time. `next` must then choose from ``waiting``
-    #: only. In return, a busy instance need not wait for the event loop.
+    #: only, and is not called while nothing waits. In return, a busy instance need not wait for the event loop.
     on_threads: ClassVar[bool] = False
     #: True if `next` returns the same for every instance. The model queue then asks for one instance instead of for
     #: all.

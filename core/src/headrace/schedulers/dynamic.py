@@ -111,6 +111,12 @@ class BatchRule:
         preferred = frozenset(batching.preferred_batch_size) or frozenset((rows,))
         return cls(rows, rows, preferred, batching.max_queue_delay_microseconds * 1000)
 
+    def why_alone(self, rows: int) -> str:
+        """Return the reason to send a single request of ``rows`` rows, for which no other is waited."""
+        if rows >= self.max_rows or self.max_requests == 1:
+            return FULL
+        return PREFERRED_SIZE if rows in self.preferred_rows else IDLE_INSTANCE
+
 
 class Decision(NamedTuple):
     """Send the first ``requests`` now, which have ``rows`` rows, for ``reason``.
@@ -128,9 +134,7 @@ class Decision(NamedTuple):
 def decide(waiting: Sequence[Ticket], rule: BatchRule, now_ns: int) -> Decision:
     """Decide about ``waiting``: at least one request, in the order of service."""
     if len(waiting) == 1 and not rule.max_delay_ns:  # one request, and no reason to wait for more
-        rows = waiting[0].rows
-        alone = PREFERRED_SIZE if rows in rule.preferred_rows else IDLE_INSTANCE
-        return Decision(1, 0, 0, rows, FULL if rows >= rule.max_rows or rule.max_requests == 1 else alone)
+        return Decision(1, 0, 0, waiting[0].rows, rule.why_alone(waiting[0].rows))
     rows = preferred = preferred_at = count = 0
     key, complete = waiting[0].batch_key, ""
     most, preferred_rows = rule.max_rows, rule.preferred_rows
@@ -197,6 +201,8 @@ class DynamicScheduler(FullScheduler):
         # True if the config has a delay or preferred sizes. Every completed config prefers the maximum.
         has_rule = rule.max_delay_ns or rule.preferred_rows - {rule.max_rows}
         self._shares_evenly = rule.max_requests > 1 and not has_rule
+        #: True if a single request runs without waiting for others.
+        self._takes_alone = rule.max_requests > 1 and not rule.max_delay_ns
         self._cores = available_cores()
         self._waiting = context.waiting
         self._priorities = Priorities.from_config(context.config)
@@ -236,9 +242,17 @@ class DynamicScheduler(FullScheduler):
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         rule, queue = self._rule, self._waiting
-        # A request past its deadline is skipped: its timer is about to answer it.
-        most = min(rule.max_requests, self._share(instance)) if self._shares_evenly else rule.max_requests
+        most = rule.max_requests
         head = queue.head(most)
+        if len(head) == 1 and self._takes_alone and not head[0].deadline_ns:
+            batch = ReasonedBatch(head)
+            batch.rows = rows = head[0].rows
+            batch.reason = rule.why_alone(rows)
+            return batch
+        if self._shares_evenly:
+            most = min(most, self._share(instance))
+            head = head[:most]
+        # A request past its deadline is skipped: its timer is about to answer it.
         waiting = [ticket for ticket in head if not 0 < ticket.deadline_ns <= now_ns]
         if len(waiting) < len(head):  # their places go to the requests behind them
             waiting = [ticket for ticket in queue if not 0 < ticket.deadline_ns <= now_ns][:most]

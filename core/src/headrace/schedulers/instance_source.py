@@ -51,6 +51,7 @@ class InstanceSource:
         "_record",
         "_remove",
         "_run_batch",
+        "_skips_empty",
         "_timer",
         "_wakeup",
         "calls_at_once",
@@ -85,6 +86,8 @@ class InstanceSource:
         self._record = model_queue.history.add
         self._kept, self._queue = model_queue.kept, model_queue.queue
         self._on_threads = model_queue.scheduler.on_threads
+        #: True if `Scheduler.next` is not called while nothing waits: it chooses from the waiting requests only.
+        self._skips_empty = self._on_threads
         #: True if the executor calls `poll` on the event loop. False if its thread calls `take`.
         self._is_polled = False
         #: The argument of `run_on_loop`: runs a batch on the event loop. None if the instance's thread runs them.
@@ -114,6 +117,9 @@ class InstanceSource:
         Runs on any thread if the scheduler allows that. Every batch passes here. A source that a `Limiter` created
         overrides this: it decides before the scheduler does.
         """
+        if self._skips_empty and not any(self._queue.lanes):
+            self.wait = None
+            return []
         now_ns = self._now_ns()
         chosen = self._choose(self.instance, now_ns)
         if isinstance(chosen, Wait):
@@ -363,7 +369,7 @@ class InstanceSource:
             self._model_queue.call_soon_threadsafe(self.close)
             return ()
 
-        self._choose = ask
+        self._choose, self._skips_empty = ask, False
 
     def _return(self) -> None:
         """Call `on_idle_after_close`: the source is closed and its instance idle."""
