@@ -112,3 +112,32 @@ def test_the_config_that_a_child_reads_has_the_dims_that_a_backend_sees() -> Non
     assert schema.accept(schema.outputs["y"], tensor, 1) is tensor
     with pytest.raises(BackendError, match=r"has shape \[1, 4\], but the config says \[-1, 2, 2\]"):
         schema.accept(schema.outputs["y"], np.zeros((1, 4), np.float32), 1)
+
+
+def test_after_a_valid_result_a_wrong_one_is_still_refused() -> None:
+    def accept(value: object, rows: int = 2) -> object:
+        return SCHEMA.accept_result(SCHEMA.outputs["y"], value, rows)
+
+    usual = np.zeros((2, 3), np.float32)
+    for _ in range(2):
+        assert accept(usual) is usual
+    assert accept(np.zeros((5, 3), np.float32), rows=5) is not None
+    with pytest.raises(BackendError, match="has shape \\[2, 3\\], but the batch has 3 rows"):
+        accept(usual, rows=3)
+    with pytest.raises(BackendError, match=r"has shape \[2\], but the config says"):
+        accept(np.zeros(2, np.float32))
+    with pytest.raises(BackendError, match=r"has shape \[\], but the batch has 2 rows"):
+        accept(np.float32(1))
+    with pytest.raises(BackendError, match="is FP64, but the config says FP32"):
+        accept(usual.astype(np.float64))
+    swapped = accept(usual.astype(">f4"))
+    assert isinstance(swapped, np.ndarray)
+    assert swapped.dtype == np.dtype("<f4")
+
+
+def test_a_result_with_a_reshape_is_reshaped_each_time() -> None:
+    for _ in range(3):
+        accepted = RESHAPED.accept_result(RESHAPED.outputs["y"], np.zeros(4, np.float32), 4)
+        assert accepted.shape == (4, 1)
+    with pytest.raises(BackendError, match=r"has shape \[4, 1\], but the config says"):
+        RESHAPED.accept_result(RESHAPED.outputs["y"], np.zeros((4, 1), np.float32), 4)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from headrace.errors import BackendError, HeadraceError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
@@ -15,6 +17,8 @@ from headrace.messages.spec import Spec
 from headrace.messages.tensor import Tensor, as_tensor, data_type
 
 log = logging.getLogger(__name__)
+
+_UNUSUAL: tuple[Any, tuple[int, ...]] = (None, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,9 @@ class OutputSchema:
     #: Per output: its rank as the backend returns it (with the batch axis), and the axes with a fixed size.
     _shapes: Mapping[str, tuple[int, tuple[tuple[int, int], ...]]] = field(init=False, repr=False, compare=False)
     _warned: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
+    #: Per output, the dtype and the dims without the batch axis of the last valid array; the next one nearly always has
+    #: the same. Not used for outputs with a reshape.
+    _usual: dict[str, tuple[Any, tuple[int, ...]]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         begin = int(self.batched)
@@ -54,6 +61,19 @@ class OutputSchema:
         reshape."""
         outputs = {output["name"]: Spec.from_json(output) for output in config.get("output", ())}
         return cls(config["name"], version, outputs, config.get("max_batch_size", 0) > 0, as_given)
+
+    def accept_result(self, spec: Spec, value: Any, rows: int) -> Tensor:
+        """Return the output ``value`` of a backend as `as_tensor` and `accept` do. Raises `BackendError`."""
+        if type(value) is np.ndarray:
+            dtype, dims = self._usual.get(spec.name, _UNUSUAL)
+            if value.dtype is dtype:
+                shape = value.shape
+                if (shape[1:] == dims and shape[0] == rows) if self.batched and shape else shape == dims:
+                    return value
+        tensor = self.accept(spec, as_tensor(value), rows)
+        if type(tensor) is np.ndarray and spec.reshape is None:
+            self._usual[spec.name] = tensor.dtype, tensor.shape[int(self.batched) :]
+        return tensor
 
     def accept(self, spec: Spec, tensor: Tensor, rows: int) -> Tensor:
         """Return ``tensor`` in the shape that clients get. Raises `BackendError` if it does not fit."""

@@ -18,7 +18,7 @@ from headrace.errors import BackendError, Cancelled, HeadraceError, summary
 from headrace.executors.output_schema import OutputSchema
 from headrace.messages.request import InferRequest, Parameter
 from headrace.messages.response import Answer, InferResponse
-from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
+from headrace.messages.tensor import BytesTensor, Tensor, concatenate
 from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.telemetry.executions import BatchTimes
 from headrace.telemetry.log_limits import rate_limited_logger
@@ -158,7 +158,7 @@ class RowsRunner(Runner):
         outputs: dict[str, Tensor] = {}
         for name, spec in self._in_rows.items():
             if name in results:
-                outputs[name] = self.schema.accept(spec, as_tensor(results[name]), rows)  # type: ignore[arg-type]
+                outputs[name] = self.schema.accept_result(spec, results[name], rows)
             elif wanted is None or name in wanted:
                 raise BackendError(
                     f"model '{self.schema.name}': the backend returned no output '{name}', only {sorted(results)}"

@@ -88,9 +88,11 @@ class Signature:
         """
         request = ticket.request
         alike = request.alike
-        if alike is not None and alike in self._fitting:
-            ticket.rows, ticket.batch_key = self._fitting[alike]
-            return
+        if alike is not None:
+            fitting = self._fitting.get(alike)
+            if fitting is not None:
+                ticket.rows, ticket.batch_key = fitting
+                return
         inputs, checks = request.inputs, self._checks
         rows = -1
         fits = self.required <= len(inputs) <= len(checks) and (not request.outputs or self._knows(request.outputs))
