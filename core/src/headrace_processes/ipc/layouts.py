@@ -40,6 +40,8 @@ _REQUESTS = Struct("<IIQ")
 _DONE = Struct("<IxxxxQQQQQ")
 #: The fields that follow the fixed start of a message with one request, or with the answer of a batch of one.
 _LONE_REQUEST, _LONE_DONE = Struct("<Qxxxx"), Struct("<QQQQQxxxx")
+#: The length of an id, in characters.
+_LENGTH = Struct("<I")
 _NONSENSE: Final = (StructError, ValueError, LookupError, TypeError, OverflowError)
 
 #: The tensors of one request or answer.
@@ -223,11 +225,17 @@ class LayoutWriter:
         the next ones follow. If the peer does not know the layout, its description is in front."""
         if len(requests) == 1 and layout.lone_request and self._described[layout.number] is layout:
             (request,) = requests
+            data = _joined(layout, request.inputs)
             if not request.id:
-                return layout.lone_request + _LONE_REQUEST.pack(first_call) + _joined(layout, request.inputs)
+                return layout.lone_request + _LONE_REQUEST.pack(first_call) + data
+            letters = request.id.encode(errors="replace")
+            start = _REQUESTS.pack(layout.number, len(letters), first_call)
+            return data_frame(
+                Kind.ALIKE_REQUESTS, 1, (start, _LENGTH.pack(len(request.id)), letters), (data,), len(data)
+            )
         ids = [request.id for request in requests]
         text = "".join(ids)
-        letters, lengths = b"", b""
+        letters = lengths = b""
         if text:
             letters, lengths = text.encode(errors="replace"), pack(f"<{len(ids)}I", *map(len, ids))
         meta = [_REQUESTS.pack(layout.number, len(letters), first_call), lengths, letters]

@@ -62,6 +62,25 @@ def bits(tensor: Any) -> tuple[Any, ...]:
 
 
 @QUICK
+@given(IDS, st.integers(1, 2**63), st.sampled_from([1, 2, 3, 4]))
+def test_a_lone_request_of_a_known_layout_arrives_with_its_id(id: str, first: int, columns: int) -> None:
+    def sent(start: int) -> InferRequest:
+        values = np.arange(start, start + columns, dtype=np.float32).reshape(1, columns)
+        return request({"x": values, "y": values + 1}, id=id)
+
+    writer, reader = LayoutWriter(), LayoutReader()
+    layout = known(writer, sent(0))
+    described, _ = frames(writer.requests(layout, first, [sent(0)]))
+    reader.hear(described)
+    (alike,) = frames(writer.requests(layout, first, [sent(7)]))
+    arrived = reader.requests(alike)
+    assert (arrived.first_call, list(arrived.ids)) == (first, [id] if id else [])
+    assert {name: bits(each) for name, each in arrived.inputs[0].items()} == {
+        name: bits(each) for name, each in sent(7).inputs.items()
+    }
+
+
+@QUICK
 @given(
     st.lists(
         st.tuples(st.sampled_from(NUMBERS), st.lists(st.integers(1, 3), min_size=1, max_size=4)), min_size=1, max_size=3
