@@ -200,7 +200,10 @@ class Dataflow:
             return
         if self._error is None:
             if isinstance(answer, InferResponse):
-                self._take(item, step, answer)
+                if answer.parameters:
+                    self._note_sequence(item, step, answer)
+                if ready := self._put(item, step, answer.outputs):
+                    self._run(item, ready)
             else:
                 self._fail(answer)
         self._done(item, step)
@@ -226,20 +229,16 @@ class Dataflow:
                 made = Item(self._plan, step.opens, item.calls[step.index])
                 self._items[made] = None
                 made.open = 1
-                self._take(made, step, answer)
+                if answer.parameters:
+                    self._note_sequence(made, step, answer)
+                if ready := self._put(made, step, answer.outputs):
+                    self._run(made, ready)
                 self._close(made)
             elif not final:
                 item.calls[step.index].read()
         if final:
             self._done(item, step)
         self._settle()
-
-    def _take(self, item: Item, step: Step, response: InferResponse) -> None:
-        """Keep the outputs of a step, and run the steps that waited for them."""
-        if response.parameters:
-            self._note_sequence(item, step, response)
-        if ready := self._put(item, step, response.outputs):
-            self._run(item, ready)
 
     def _put(self, item: Item, step: Step, outputs: Mapping[str, Tensor]) -> list[Step]:
         """Keep ``outputs`` of ``step``. Return the steps that now have all their inputs."""
@@ -266,12 +265,18 @@ class Dataflow:
         spans = getattr(item.calls.pop(step.index), "spans_ns", None)
         if spans is not None:
             given = self.spans_ns
-            self.spans_ns = (given[0] + spans[0], given[1] + spans[1], given[2] + spans[2])
+            if given is _NO_TIME:
+                self.spans_ns = spans
+            else:
+                self.spans_ns = (given[0] + spans[0], given[1] + spans[1], given[2] + spans[2])
         if self._limit:
             self._running[step.index] -= 1
             self._admit(step.index)
         self.under_way -= 1
-        self._close(item)
+        if item.open > 1:
+            item.open -= 1
+        else:
+            self._close(item)
 
     def _admit(self, index: int) -> None:
         """Start the next waiting item of a step, or drop all if the request has failed."""
@@ -296,7 +301,8 @@ class Dataflow:
     def _emit(self, item: Item) -> None:
         """Make the response of ``item``, whose outputs are complete. It is sent when this object is no longer busy."""
         outputs: dict[str, Tensor] = {}
-        values, missing = item.values, list[str]()
+        values = item.values
+        missing: list[str] = []
         for name, tensor, adapt in self._plan.outputs:
             value = values[tensor]
             if value is None:  # the step that writes it has not
@@ -330,10 +336,10 @@ class Dataflow:
 
     def _settle(self) -> None:
         """Send the responses, and the end if nothing is running."""
-        emitted, self._emitted = self._emitted, []
-        is_over = not self.under_way
+        emitted, is_over = self._emitted, not self.under_way
         ticket, answer = self.ticket, self._answer
         if self.is_decoupled:
+            self._emitted = []
             last: Answer = None
             if is_over and emitted and self._error is None:
                 item, last = emitted.pop()
@@ -344,9 +350,8 @@ class Dataflow:
             if is_over:
                 answer(ticket, self._error or last, True)
         elif is_over:
+            self._emitted = []  # the response must not outlive its sending
             answer(ticket, self._error or (emitted[0][1] if emitted else self._deadlock()), True)
-        else:
-            self._emitted = emitted
 
     def read(self, ticket: Ticket) -> None:
         """Note that the caller has read a response."""
