@@ -51,8 +51,11 @@ BINARY: dict[str, tuple[str, Mapping[str, Sequence[int]]]] = {
     "pyident16": ("pyident", _SIXTEEN),
     "three_identities16": ("three_identities", _SIXTEEN),
     "three_pyidents16": ("three_pyidents", _SIXTEEN),
+    "two_identities16": ("two_identities", _SIXTEEN),
+    "two_pyidents16": ("two_pyidents", _SIXTEEN),
     "tiny_add": ("tiny_add", {"INPUT0": (16,), "INPUT1": (16,)}),
     "mlp": ("mlp", {"INPUT0": (256,)}),
+    "pymlp": ("pymlp", {"INPUT0": (256,)}),
     "convnet": ("convnet", {"INPUT0": (3, 224, 224)}),
     "identity1MiB": ("identity", {"INPUT0": (262144,)}),
     "identity16MiB": ("identity", {"INPUT0": (4194304,)}),
@@ -74,11 +77,11 @@ CACHED = {
     "cached-python64KiB": ("pyident_cached", "pyident", ("--shape", "INPUT0:16384")),
 }
 #: Whose shape perf_analyzer cannot know.
-OF_ANY_SIZE = {"identity", "pyident", "three_identities", "three_pyidents"}
+OF_ANY_SIZE = {"identity", "pyident", *ENSEMBLES}
 PAIRS = {name: pair for name, (*pair, _) in CACHED.items()} | SEQUENCES
 MODELS = {model for model, _ in BINARY.values()} | {model for model, _ in PAIRS.values()}
 #: What the real Triton has here, whose only backend is Python's.
-PYTHON = {"pyident", "three_pyidents", "pyident_direct", "pyident_cached"}
+PYTHON = {"pyident", "pymlp", "three_pyidents", "two_pyidents", "pyident_direct", "pyident_cached"}
 #: Of these, more connections at a time take more memory than they tell.
 FEW = {"identity1MiB": (1, 4), "identity16MiB": (1, 4)}
 #: After the name of a server that is asked for the other model of a pair.

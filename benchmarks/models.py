@@ -3,13 +3,15 @@
 - ``identity``: Headrace's own backend, FP32 ``INPUT0`` [-1] to ``OUTPUT0``
 - ``pyident``: the same as a Python model, which the real Triton can serve, too
 - ``identity_cached``, ``pyident_cached``: the same, answered from the response cache of a server that has one
-- ``three_identities``, ``three_pyidents``: ensembles of three of these, copies of each other, in a row
+- ``three_identities``, ``three_pyidents``: ensembles of three of these, copies of each other, in a row;
+  ``two_identities``, ``two_pyidents``: of two
 - ``identity_direct``, ``identity_oldest``, ``pyident_direct``: the same identities, for sequences;
   ``identity_controls`` is told START, READY and the id
 - ``tiny_add``: ONNX, sum and difference of two FP32 [16]
 - ``running_sum``: ONNX, FP32 [16] added to an implicit state; ``doubled``: the same graph for single requests, which is
   given its input twice
 - ``mlp``: ONNX, FP32 [256] through 1024 and 1024 to 10
+- ``pymlp``: the same sizes as a Python model, which computes a batch at a time with NumPy
 - ``convnet``: ONNX, FP32 [3, 224, 224], a ResNet-18 in size and shape: about 1.8 GFLOP
 
 All batch up to 64 requests (``convnet``: 16). Weights are random, and the same every time.
@@ -33,6 +35,8 @@ OPSET = 17
 ENSEMBLES = {
     "three_identities": ("identity", "identity2", "identity3"),
     "three_pyidents": ("pyident", "pyident2", "pyident3"),
+    "two_identities": ("identity", "identity2"),
+    "two_pyidents": ("pyident", "pyident2"),
 }
 #: Of every ONNX model, so that what is compared computes alike.
 THREADS = 1
@@ -61,6 +65,27 @@ class TritonPythonModel:
         inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT0") for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", each.as_numpy())]) for each in inputs]
 """
+_PYTHON_MLP = """\
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        rng = np.random.default_rng(0)
+        self.weights = [
+            rng.standard_normal(shape, np.float32) / np.float32(shape[0] ** 0.5)
+            for shape in ((256, 1024), (1024, 1024), (1024, 10))
+        ]
+
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+        x = np.concatenate(inputs) if len(inputs) > 1 else inputs[0]
+        first, second, third = self.weights
+        x = np.maximum(np.maximum(x @ first, 0) @ second, 0) @ third
+        ends = np.cumsum([len(each) for each in inputs])[:-1]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", rows)]) for rows in np.split(x, ends)]
+"""
 
 
 def write_models(folder: Path) -> Path:
@@ -84,6 +109,8 @@ def write_models(folder: Path) -> Path:
     for name, batching in (("direct", _DIRECT), ("cached", cached)):
         directory = _config(folder, f"pyident_{name}", 'backend: "python"\n', *vector, batching=batching)
         (directory / "model.py").write_text(_PYTHON)
+    directory = _config(folder, "pymlp", 'backend: "python"\n', ["INPUT0"], ["OUTPUT0"], [256], [10])
+    (directory / "model.py").write_text(_PYTHON_MLP)
     for name, models in ENSEMBLES.items():
         _write_ensemble(folder, name, models)
     return folder
