@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 #: Texts of callers are cut to so many characters.
 LONGEST = 256
+#: Nanoseconds of a second.
+_S = 1_000_000_000
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+-]+").fullmatch
 #: ``traceparent`` of https://www.w3.org/TR/trace-context/.
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}").match
@@ -49,18 +51,14 @@ def text_line(access: Access) -> str:
     """Return ``access`` as fields ``name=value`` with blanks between them. A field that is not known is left out."""
     (ended_ns, transport, peer, principal, operation, model, version, request_id, status, request_bytes, response_bytes,
      responses, duration_ns, queue_ns, compute_ns, traceparent) = access  # fmt: skip
-    line = f"{_time(ended_ns)} {transport} {_word(operation)} status={_word(status)} duration_us={duration_ns // 1000}"
-    if peer:
-        line += f" peer={_word(peer)}"
-    if principal:
-        line += f" principal={_word(principal)}"
-    if model:
-        line += f" model={_word(model)}"
+    start, caller = _text_parts(transport, operation, status, peer, principal, model)
+    line = f"{_second(ended_ns // _S)}.{ended_ns % _S // 1000:06}Z {start} duration_us={duration_ns // 1000}{caller}"
     if version:
-        line += f" version={version}"
-        if request_id:
-            line += f" id={_word(request_id)}"
-        line += f" request_bytes={request_bytes} response_bytes={response_bytes} responses={responses}"
+        name = f" id={_word(request_id)}" if request_id else ""
+        line += (
+            f" version={version}{name} request_bytes={request_bytes} response_bytes={response_bytes} "
+            f"responses={responses}"
+        )
     if queue_ns >= 0:
         line += f" queue_us={queue_ns // 1000} compute_us={compute_ns // 1000}"
     if traceparent and (trace := _TRACE(traceparent)):
@@ -68,30 +66,42 @@ def text_line(access: Access) -> str:
     return line
 
 
+@lru_cache(256)
+def _text_parts(transport: str, operation: str, status: str, peer: str, principal: str, model: str) -> tuple[str, str]:
+    """Return the parts before and after the duration, which many lines have in common."""
+    named = {"peer": peer, "principal": principal, "model": model}
+    caller = "".join([f" {name}={_word(value)}" for name, value in named.items() if value])
+    return f"{_word(transport)} {_word(operation)} status={_word(status)}", caller
+
+
 def json_line(access: Access) -> str:
     """Return ``access`` as a JSON object, in ASCII. A field that is not known is left out."""
     (ended_ns, transport, peer, principal, operation, model, version, request_id, status, request_bytes, response_bytes,
      responses, duration_ns, queue_ns, compute_ns, traceparent) = access  # fmt: skip
-    line = (
-        f'{{"time":"{_time(ended_ns)}","transport":{_quoted(transport)},"operation":{_quoted(operation)},'
-        f'"status":{_quoted(status)},"duration_us":{duration_ns // 1000}'
-    )
-    if peer:
-        line += f',"peer":{_quoted(peer)}'
-    if principal:
-        line += f',"principal":{_quoted(principal)}'
-    if model:
-        line += f',"model":{_quoted(model)}'
+    common = _json_parts(transport, operation, status, peer, principal, model)
+    time_ = f"{_second(ended_ns // _S)}.{ended_ns % _S // 1000:06}Z"
+    line = f'{{"time":"{time_}"{common},"duration_us":{duration_ns // 1000}'
     if version:
-        line += f',"version":"{version}"'
-        if request_id:
-            line += f',"request_id":{_quoted(request_id)}'
-        line += f',"request_bytes":{request_bytes},"response_bytes":{response_bytes},"responses":{responses}'
+        name = f',"request_id":{_quoted(request_id)}' if request_id else ""
+        line += (
+            f',"version":"{version}"{name},"request_bytes":{request_bytes},"response_bytes":{response_bytes},'
+            f'"responses":{responses}'
+        )
     if queue_ns >= 0:
         line += f',"queue_us":{queue_ns // 1000},"compute_us":{compute_ns // 1000}'
     if traceparent and (trace := _TRACE(traceparent)):
         line += f',"trace_id":"{trace[1]}"'
     return f"{line}}}"
+
+
+@lru_cache(256)
+def _json_parts(transport: str, operation: str, status: str, peer: str, principal: str, model: str) -> str:
+    """Return the members that many lines have in common."""
+    named = {
+        "transport": transport, "operation": operation, "status": status, "peer": peer, "principal": principal,
+        "model": model,
+    }  # fmt: skip
+    return "".join([f',"{name}":{_quoted(value)}' for name, value in named.items() if value])
 
 
 def text_note(dropped: int) -> str:
@@ -102,12 +112,6 @@ def text_note(dropped: int) -> str:
 def json_note(dropped: int) -> str:
     """Return `text_note` as a JSON object."""
     return f'{{"dropped":{dropped}}}'
-
-
-def _time(ns: int) -> str:
-    """Return a time since 1970 in UTC, to the microsecond."""
-    seconds, rest_ns = divmod(ns, 1_000_000_000)
-    return f"{_second(seconds)}.{rest_ns // 1000:06}Z"
 
 
 @lru_cache(4)

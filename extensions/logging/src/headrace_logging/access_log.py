@@ -53,13 +53,16 @@ class AccessLog(Interceptor):
     def enabled(self) -> bool:
         return bool(self._options.file)
 
+    def samples(self, operation: AnyOperation, model: object, traceparent: str) -> bool:
+        self._left -= 1
+        if self._left:
+            return False
+        self._left = self._every
+        return True
+
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch | None:
         if caller.transport == "model":
             return None
-        self._left -= 1
-        if self._left:
-            return None
-        self._left = self._every
         record = self._running[caller] = RunningOperation(caller, self._lines, self._running)
         return record
 
