@@ -83,6 +83,12 @@ def parse_object(body: memoryview) -> dict[str, Any]:
     return as_object(document, None)
 
 
+def checked(document: Any) -> Any:
+    """Return ``document``, nested at most `MAX_DEPTH` levels. Raises `InvalidArgument`."""
+    check_depth(document)
+    return document
+
+
 def check_depth(document: Any) -> None:
     """Raise if the document is nested deeper than `MAX_DEPTH`. Linear time and memory."""
     level = [document]

@@ -17,7 +17,7 @@ from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, OffLoopWork, TooLargeForLoop
 from headrace_http.caller_limits import json_too_large
-from headrace_http.documents import parse
+from headrace_http.documents import checked, parse
 from headrace_http.infer_request import BodyLayoutCache, decode, decode_raw, header_length
 from headrace_http.inputs import read_inputs
 from headrace_http.large_documents import read_document
@@ -106,13 +106,16 @@ class InferenceHandler:
         return b"".join(reply.parts)
 
     async def read_document(self, http: HttpRequest) -> Any:
-        """Return the JSON in the body of ``http``, which is not compressed. Raises `HeadraceError`."""
+        """Return the JSON in the body of ``http``, which is not compressed, nested at most 100 levels.
+
+        Raises `HeadraceError`.
+        """
         body = http.body
         if body.nbytes > self._max_bytes:
             raise json_too_large(body.nbytes, self._max_bytes)
         if body.nbytes <= LARGE_BYTES:
-            return parse(body)
-        return await self._large.run(partial(read_document, body))
+            return checked(parse(body))
+        return await self._large.run(lambda: checked(read_document(body)))
 
     def read_tensor(self, name: str, datatype: str, shape: Sequence[int], values: list[Any]) -> Tensor:
         """Return ``values`` from a JSON document as the input ``name``. Raises `InvalidArgument`."""

@@ -147,7 +147,8 @@ class HttpCall:
         """Return the JSON document in the body, of at most ``--http-max-input-size`` bytes. NaN and Infinity are
         numbers.
 
-        Raises `InvalidArgument`, also for more than 65,536 values or 4 MiB, which would block the event loop.
+        Raises `InvalidArgument`, also for a nesting of more than 100 levels, and for more than 65,536 values or 4 MiB,
+        which would block the event loop.
         """
         return await self._handlers.inference.read_document(self.request)
 
