@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Tensors,
     )
     from headrace.backends.cores import available_cores
-    from headrace.backends.services import LOG_LEVELS, LogLevel, Services
+    from headrace.backends.services import LOG_LEVELS, LogLevel, LoopServices, Services
     from headrace.backends.sharing import Shared
     from headrace.caches.base import CachedResponse, ResponseCache
     from headrace.caches.packing import pack_response, unpack_response
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from headrace.errors import (
         AlreadyExists,
         BackendError,
+        CallerError,
         Cancelled,
         Code,
         ConfigError,
@@ -81,9 +82,11 @@ if TYPE_CHECKING:
         Unavailable,
         Unsupported,
     )
-    from headrace.executors.executor import Executor
+    from headrace.executors.executor import BatchSource, Executor, RunsOn
     from headrace.executors.kind import ExecutorKind, ExecutorResources, InstancePlan
     from headrace.executors.output_schema import OutputSchema
+    from headrace.executors.threads import LoopWakeup
+    from headrace.executors.warmup import WarmupSample
     from headrace.frontends.base import Frontend
     from headrace.frontends.extension import Addition, Extension
     from headrace.frontends.request_parameters import RequestParameters
@@ -94,10 +97,10 @@ if TYPE_CHECKING:
     from headrace.inspection.inspector import Findings, InspectedModel, Inspector
     from headrace.messages import dtypes
     from headrace.messages.dtypes import DataType
-    from headrace.messages.request import InferRequest
+    from headrace.messages.request import InferRequest, Parameter
     from headrace.messages.response import Answer, InferResponse
     from headrace.messages.spec import Spec
-    from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, data_type
+    from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, data_type, wire_bytes
     from headrace.messages.ticket import Batch, Padding, Respond, Ticket
     from headrace.models.configuring import backend_settings
     from headrace.models.served import ServedModel
@@ -163,7 +166,7 @@ _HOMES = {
         "Tensors",
     ),
     "headrace.backends.cores": ("available_cores",),
-    "headrace.backends.services": ("LOG_LEVELS", "LogLevel", "Services"),
+    "headrace.backends.services": ("LOG_LEVELS", "LogLevel", "LoopServices", "Services"),
     "headrace.backends.sharing": ("Shared",),
     "headrace.caches.base": ("CachedResponse", "ResponseCache"),
     "headrace.caches.packing": ("pack_response", "unpack_response"),
@@ -197,6 +200,7 @@ _HOMES = {
     "headrace.errors": (
         "AlreadyExists",
         "BackendError",
+        "CallerError",
         "Cancelled",
         "Code",
         "ConfigError",
@@ -234,10 +238,10 @@ _HOMES = {
     "headrace.hookspecs": ("hookimpl",),
     "headrace.inspection.inspector": ("Findings", "InspectedModel", "Inspector"),
     "headrace.messages.dtypes": ("DataType",),
-    "headrace.messages.request": ("InferRequest",),
+    "headrace.messages.request": ("InferRequest", "Parameter"),
     "headrace.messages.response": ("Answer", "InferResponse"),
     "headrace.messages.spec": ("Spec",),
-    "headrace.messages.tensor": ("BytesTensor", "Tensor", "as_tensor", "data_type"),
+    "headrace.messages.tensor": ("BytesTensor", "Tensor", "as_tensor", "data_type", "wire_bytes"),
     "headrace.messages.ticket": ("Batch", "Padding", "Respond", "Ticket"),
     "headrace.models.configuring": ("backend_settings",),
     "headrace.models.served": ("ServedModel",),
@@ -265,9 +269,11 @@ _HOMES = {
     "headrace.telemetry.log_limits": ("rate_limited_logger",),
     "headrace.telemetry.published": ("PublishedMetric",),
     "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
-    "headrace.executors.executor": ("Executor",),
+    "headrace.executors.executor": ("BatchSource", "Executor", "RunsOn"),
     "headrace.executors.kind": ("ExecutorKind", "ExecutorResources", "InstancePlan"),
     "headrace.executors.output_schema": ("OutputSchema",),
+    "headrace.executors.threads": ("LoopWakeup",),
+    "headrace.executors.warmup": ("WarmupSample",),
     "headrace_processes.handshake": ("InstanceSpec",),
 }
 #: The modules that are exported whole.
@@ -285,11 +291,13 @@ __all__ = [
     "Backend",
     "BackendError",
     "Batch",
+    "BatchSource",
     "BatchTimes",
     "BytesTensor",
     "CachedResponse",
     "Call",
     "Caller",
+    "CallerError",
     "Cancelled",
     "Clock",
     "Code",
@@ -341,6 +349,8 @@ __all__ = [
     "Log",
     "LogLevel",
     "LogSettings",
+    "LoopServices",
+    "LoopWakeup",
     "MetricKind",
     "MetricOperation",
     "Model",
@@ -360,6 +370,7 @@ __all__ = [
     "OutputSchema",
     "Pace",
     "Padding",
+    "Parameter",
     "PermissionDenied",
     "Problem",
     "PublishedMetric",
@@ -373,6 +384,7 @@ __all__ = [
     "ResponseCache",
     "Rpc",
     "RpcWrapper",
+    "RunsOn",
     "Scheduler",
     "SchedulerContext",
     "SchedulerHarness",
@@ -398,6 +410,7 @@ __all__ = [
     "Unsupported",
     "Wait",
     "Waiting",
+    "WarmupSample",
     "Watch",
     "WebSocket",
     "WebSocketRoute",
@@ -430,6 +443,7 @@ __all__ = [
     "read_regular",
     "unpack_response",
     "why_path_leaves",
+    "wire_bytes",
 ]
 
 
