@@ -173,19 +173,26 @@ class Server:
         if not self.engine.exiting:
             self.engine.tell_ready()
 
+    async def choose_frontends(self) -> list[type[Frontend]]:
+        """Return the frontends that the options choose.
+
+        Raises `ConfigError` for an option that needs an extension or a frontend that is not there, and what
+        `FrontendRegistry.chosen` raises.
+        """
+        chosen = self.plugins.frontends.chosen(self.options)
+        await self._begin()
+        announced = {name for each in self.engine.extensions for name in each.announces}
+        support.refuse_without(announced | {part.name for part in chosen}, self.options)
+        return chosen
+
     async def start_frontends(self) -> None:
         """Listen for every enabled protocol that does not listen yet.
 
         May be called before `start` or after it. Until the models are loaded, health, metadata and metrics are
         answered, and requests for models are refused. A frontend that `Frontend.shares_port` starts only in a call
-        after `start`. Raises `Unavailable` with a port that is in use, and what
-        `FrontendRegistry.chosen` raises.
+        after `start`. Raises `Unavailable` with a port that is in use, and what `choose_frontends` raises.
         """
-        chosen = self.plugins.frontends.chosen(self.options)
-        parts = [part for part in chosen if part not in map(type, self.frontends)]
-        await self._begin()
-        announced = {name for each in self.engine.extensions for name in each.announces}
-        support.refuse_without(announced | {part.name for part in chosen}, self.options)
+        parts = [part for part in await self.choose_frontends() if part not in map(type, self.frontends)]
         for frontend in [part(self.engine) for part in parts]:
             if frontend.enabled and self.options.workers and not frontend.shares_port:
                 raise ConfigError(

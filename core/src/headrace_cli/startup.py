@@ -15,6 +15,7 @@ from headrace.frontends.access import is_loopback
 from headrace.models.configuring import backend_settings, find_backend
 from headrace.server import Server
 from headrace.telemetry import logs
+from headrace_cli.port_checks import EVERY_ADDRESS
 
 log = logging.getLogger("headrace.startup")
 
@@ -95,6 +96,8 @@ def log_openness(options: ServerOptions) -> None:
     doors = (
         (options.allow_http, "HTTP", options.http_address, options.http_restricted_api),
         (options.allow_grpc, "gRPC", options.grpc_address, options.grpc_restricted_protocol),
+        (options.allow_sagemaker, "SageMaker", EVERY_ADDRESS, options.http_restricted_api),
+        (options.allow_vertex_ai, "Vertex AI", EVERY_ADDRESS, options.http_restricted_api),
     )
     open_doors = [
         (protocol, address, restricted)

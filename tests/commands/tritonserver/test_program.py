@@ -229,6 +229,13 @@ def test_a_model_that_fails_ends_it_with_1_and_the_ports_never_open(
     assert "listens at" not in program.text()
 
 
+def test_what_is_missing_is_said_before_the_models_are_loaded(start: Callable[..., Program], repository: Path) -> None:
+    program = start(f"--model-repository={repository}", "--allow-sagemaker=true", "--plugins=headrace")
+    assert program.finish() == 1
+    assert "--allow-sagemaker is refused: it needs an extension" in program.text()
+    assert "loading: echo" not in program.text()
+
+
 def test_a_model_that_fails_may_be_left_out(start: Callable[..., Program], repository: Path) -> None:
     (repository / "broken/1").mkdir(parents=True)
     (repository / "broken/config.pbtxt").write_text('backend: "nowhere"')

@@ -6,15 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.frontends.cloud_routes.conftest import Serve
 from tests.frontends.cloud_routes.recorded import RECORD, ROOT, Answer, ask
 
-#: Loads that Triton refuses with other words: it looks for the directory first, and then at its name.
-REFUSED = ("{}", '{"model_name":"a"}', "/tmp/x", "/proc/self", "already")
 
-
-def test_both_ports_answer_as_triton_does(serve: Serve, shared: Path) -> None:
-    ports = serve()
+@pytest.mark.parametrize("host", ["native", "hypercorn"])
+def test_both_ports_answer_as_triton_does(serve: Serve, shared: Path, host: str) -> None:
+    if host != "native":
+        pytest.importorskip(f"headrace_{host}")
+    ports = serve(f"--http-server={host}")
     for question in json.loads(RECORD.read_text()):
         expected = Answer(*(question[name] for name in Answer._fields))
         asked = {**question, "body": question["body"].replace(ROOT, str(shared))}

@@ -122,16 +122,19 @@ def test_the_target_model_counts_if_it_is_served(serve: Serve, shared: Path) -> 
         assert json.loads(answer.answer)["model_name"] == model, target
 
 
+@pytest.mark.parametrize("host", ["native", "hypercorn"])
 def test_generate_answers_if_the_environment_says_so(
-    serve: Serve, shared: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, shared: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     pytest.importorskip("headrace_generate")
+    if host != "native":
+        pytest.importorskip(f"headrace_{host}")
     (shared.parent / "models/flat/1").mkdir(parents=True)
     config = (shared.parent / "models/echo/config.pbtxt").read_text().replace("max_batch_size: 4", "")
     (shared.parent / "models/flat/config.pbtxt").write_text(config)
     monkeypatch.setenv("SAGEMAKER_TRITON_INFERENCE_TYPE", "generate_stream")
     monkeypatch.setenv("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "flat")
-    port = serve("--load-model=flat", "--vertex-ai-default-model=echo")["sagemaker"]
+    port = serve("--load-model=flat", "--vertex-ai-default-model=echo", f"--http-server={host}")["sagemaker"]
     answer = post(port, "/invocations", '{"INPUT0":[1,2]}')
     assert answer.content_type.startswith("text/event-stream")
     assert answer.answer.startswith("data: {")
