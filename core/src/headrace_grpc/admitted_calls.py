@@ -118,7 +118,7 @@ class _Guard:
         self._rpc, self._admission, self._large = rpc, admission, large
         #: Calls that wait. The event loop itself keeps no reference to tasks.
         self._tasks: set[asyncio.Task[None]] = set()
-        self._skips = partial(_skips, admission) if admission.samples is not None else None
+        self._skips = partial(_skips, admission) if admission.sampler is not None else None
 
     # ------------------------------------------------------------------ calls with one message
 
@@ -132,14 +132,14 @@ class _Guard:
     def direct(self, handler: Direct) -> Direct:
         as_unary = awaited(handler)
 
-        skips = self._skips if self._rpc.operation is Operation.INFER else None
+        skips, unadmitted = self._skips, self._rpc.unadmitted
 
         def call(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
-            if skips is not None and skips(body, context):
+            if skips is not None and unadmitted is not None and skips(body, context):
                 try:
-                    return handler(self._rpc.parse(body), context, reply)
+                    return unadmitted(self._rpc.parse(body), context, reply)
                 except TooLargeForLoop:
-                    return self._start(self._answer_skipped(as_unary, body, context, reply))
+                    return self._start(self._answer_skipped(awaited(unadmitted), body, context, reply))
             caller = caller_of(context)
             admitted = AdmittedContext(context, caller)
             waiting = self._admit(caller, body)
@@ -302,7 +302,7 @@ async def admit_messages(
     """Admit the inferences of a stream one by one, and parse the admitted ones."""
     opened = caller_of(context)
     async for body in bodies:
-        if admission.samples is not None and _skips(admission, body, context):
+        if admission.sampler is not None and _skips(admission, body, context):
             yield AdmittedMessage(await _read(body, unpack, unpack_large, large), None)
             continue
         caller = opened.for_another_operation()
@@ -339,10 +339,14 @@ async def _read(
 
 
 def _skips(admission: InterceptorChain, body: Buffer, context: Context) -> bool:
-    """True if the interceptors leave out an inference. ``admission`` has ``samples``."""
-    assert admission.samples is not None
+    """True if the interceptors leave out an inference. ``admission`` has a ``sampler``."""
+    sampler = admission.sampler
+    assert sampler is not None
     sent = (first(context.metadata, "traceparent") or "") if admission.follows_trace_context else ""
-    return not admission.samples(Operation.INFER, partial(_text_in, body, _MODEL_FIELD), sent)
+    if sampler.spared and not sent:
+        sampler.spared -= 1
+        return True
+    return not sampler.samples(Operation.INFER, partial(_text_in, body, _MODEL_FIELD), sent)
 
 
 def _text_in(body: Buffer, number: int) -> str:

@@ -51,6 +51,7 @@ def _model_infer(method: OwnMethod, services: MethodServices) -> Rpc:
         Operation.INFER,
         unpack,
         direct=partial(model_infer, services.inference),
+        unadmitted=partial(model_infer, services.inference.without_admission()),
         parse_large=unpack_large,
         model_field=model_field(Operation.INFER, ModelInferRequest),
     )

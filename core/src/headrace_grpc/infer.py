@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
@@ -53,6 +54,12 @@ class Inference:
             engine.submitter(refuse_decoupled_model_infer, admitted_caller),
             engine.submitter(None, admitted_caller),
         )
+
+    def without_admission(self) -> Inference:
+        """Return the objects for requests that all interceptors leave out."""
+        plain = copy(self)
+        plain.single = self.single.without_admission()
+        return plain
 
 
 def model_infer(inference: Inference, raw_request: ReadMessage, context: Context, reply: Reply) -> Cancel:

@@ -89,6 +89,8 @@ class Rpc:
     stream: Stream | None = None
     direct: Direct | None = None
     parse_large: Callable[[Any], Any] | None = None
+    #: ``direct`` for calls that all interceptors leave out; None if it does not matter.
+    unadmitted: Direct | None = None
     #: Number and name of the field of its message that names a model; None without one.
     model_field: tuple[int, str] | None = None
 

@@ -6,6 +6,7 @@ The order of the steps, which decides which error is reported, is that of docs/s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,13 @@ class InferenceHandler:
         request.expire_at(deadline.at_ns)
         self._start(view, ticket, reply)
         return deadline.begin(ticket.cancel)
+
+    def without_admission(self) -> InferenceHandler:
+        """Return a handler for requests that all interceptors leave out."""
+        plain = copy(self)
+        plain._submitter = submitter = self._submitter.without_admission()
+        plain._find, plain._start = submitter.find, submitter.start
+        return plain
 
     async def read_request(
         self, http: HttpRequest, name: str, version: str

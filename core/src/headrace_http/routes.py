@@ -18,7 +18,6 @@ from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.absent_routes import absent_routes
 from headrace_http.admitted_requests import AdmittedReply, caller_of
 from headrace_http.caller_limits import HttpLimits, port_limits
-from headrace_http.inference import InferenceHandler
 from headrace_http.message import Cancel, HttpRequest, Reply, error_reply, text_error
 from headrace_http.plugin_routes import METHODS, HttpRoute, read_route
 from headrace_http.request_log import Dispatch, watched
@@ -70,7 +69,7 @@ class Routes:
         those of the port. Without ``has_sockets``, WebSocket routes are refused.
         """
         self._admission = admission = engine.admission
-        self._samples = None if admission is None else admission.samples
+        self._sampler = None if admission is None else admission.sampler
         self._follows_context = admission is not None and admission.follows_trace_context
         self._transport = transport
         self._found = ClearedCache[str, tuple[Route, PathTarget]](_REMEMBERED)
@@ -99,6 +98,8 @@ class Routes:
             engine.log.on_change.append(self._choose_dispatch)
 
     def _choose_dispatch(self) -> None:
+        if self._sampler is not None:
+            self._unadmitted = self._handlers.inference.without_admission()
         dispatch = self._dispatch if self._admission is None else self._dispatch_admitted
         self.dispatch = watched(dispatch, self._target) if is_verbose() else dispatch
         for use in self.on_dispatch:
@@ -131,10 +132,14 @@ class Routes:
         except NotFound as error:
             self._fail(request, reply, error)
             return None
-        if (samples := self._samples) is not None and isinstance(route.handlers.get(request.method), InferenceHandler):
-            sent = request.headers.get(_TRACE_CONTEXT, b"").decode("latin-1") if self._follows_context else ""
-            if not samples(Operation.INFER, lambda: target.name, sent):
-                return self._answer(route, target, request, reply)
+        sampler = self._sampler
+        if sampler is not None and route.handlers.get(request.method) is self._handlers.inference:
+            sent = request.headers.get(_TRACE_CONTEXT) if self._follows_context else None
+            if sampler.spared and sent is None:
+                sampler.spared -= 1
+                return self._infer_unadmitted(request, target, reply)
+            if not sampler.samples(Operation.INFER, lambda: target.name, (sent or b"").decode("latin-1")):
+                return self._infer_unadmitted(request, target, reply)
         admitted = AdmittedReply(reply, caller_of(request, reply, self._transport))
         return admitted.begin(
             self._admission,  # type: ignore[arg-type]  # there is one
@@ -143,6 +148,14 @@ class Routes:
             partial(self._answer, route, target, request, admitted),
             partial(self._fail, request, admitted),
         )
+
+    def _infer_unadmitted(self, request: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
+        """Answer an inference that all interceptors leave out."""
+        try:
+            return self._unadmitted(request, target, reply)
+        except Exception as error:
+            self._fail(request, reply, error)
+            return None
 
     def _answer(self, route: Route, target: PathTarget, request: HttpRequest, reply: Reply) -> Cancel | None:
         try:

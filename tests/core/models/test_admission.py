@@ -729,3 +729,26 @@ def test_an_interceptor_may_take_each_request_with_a_trace_context(serve: Serve)
 
     serve(scenario, Sampling)
     assert Sampling.taken == ["http infer m", "grpc infer m", "grpc infer m"]
+
+
+class Sparing(Sampling):
+    """Spares the next three inferences whenever it is asked."""
+
+    def samples(self, operation: AnyOperation, model: Callable[[], str], traceparent: str) -> bool:
+        self.asked.append(traceparent)
+        self.spared = self.spared or 3
+        return True
+
+
+@pytest.mark.usefixtures("no_samples")
+def test_inferences_that_are_spared_are_left_out_without_a_question(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        for _ in range(3):
+            post(ports.http)
+            call(ports.grpc, "")
+            post(ports.http, 50_000)
+        post(ports.http, traceparent="00-1")
+
+    serve(scenario, Sparing)
+    assert Sampling.asked == ["", "", "", "00-1"]
+    assert Sampling.taken == ["http infer m", "grpc infer m", "http infer m", "http infer m"]

@@ -54,6 +54,9 @@ class Interceptor(ABC):
 
     #: True if `samples` reads ``traceparent``.
     follows_trace_context: bool = False
+    #: The inferences that are left out next, without a call of `samples` unless they have a trace context that is
+    #: followed. Set by `samples`, counted down by core.
+    spared: int = 0
 
     def samples(self, operation: AnyOperation, model: Callable[[], str], traceparent: str) -> bool:
         """Return False to leave an operation out: `admit` is then not called. Not called for operations of models.
@@ -90,9 +93,9 @@ class InterceptorChain:
         self._readers = [each for each in interceptors if type(each).intercept is not Interceptor.intercept]
         self._samplers = [each for each in interceptors if type(each).samples is not Interceptor.samples]
         self.follows_trace_context = any(each.follows_trace_context for each in self._samplers)
-        #: `Interceptor.samples` of the only interceptor; an inference without it has no caller. None if there are
-        #: others, or if it takes every operation.
-        self.samples = self._samplers[0].samples if self._samplers and len(interceptors) == 1 else None
+        #: The only interceptor; an inference that it leaves out has no caller. None if there are others, or if it takes
+        #: every operation.
+        self.sampler = self._samplers[0] if self._samplers and len(interceptors) == 1 else None
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str = "") -> Coroutine[Any, Any, None] | None:
         """Call all interceptors. Return None if the operation is allowed. Else await the result: then it is allowed.
@@ -103,7 +106,7 @@ class InterceptorChain:
         """
         caller.operation, caller.model = operation, model
         asking = iter(self._interceptors)
-        if self._samplers and (self.samples is None or operation is not Operation.INFER):  # else it is decided
+        if self._samplers and (self.sampler is None or operation is not Operation.INFER):  # else it is decided
             left_out = self.left_out(caller, operation, model)
             asking = iter([each for each in self._interceptors if each not in left_out])
         try:

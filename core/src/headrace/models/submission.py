@@ -71,7 +71,7 @@ class RequestSubmitter:
         self._resolve, self._refusal, self._describe = resolve, refusal, describe
         self._admission = admission
         #: True if requests of models are left out if the request that they execute was.
-        self._follows_sender = describe is model_caller and admission is not None and admission.samples is not None
+        self._follows_sender = describe is model_caller and admission is not None and admission.sampler is not None
         #: Requests that wait for an interceptor. The event loop itself keeps no reference to their tasks.
         self._waiting: set[asyncio.Task[None]] = set()
         #: Returns the model for a name and a version. Raises `HeadraceError` if there is none, or if it is decoupled
@@ -81,6 +81,10 @@ class RequestSubmitter:
         #: `HeadraceError` if it is refused; it is then not answered. If an interceptor waits, this returns at once, and
         #: a later refusal is the answer. ``call`` is for ``describe``.
         self.start: Start = check_and_enqueue if admission is None else self._start_described
+
+    def without_admission(self) -> RequestSubmitter:
+        """Return a submitter of the same requests, for those that all interceptors leave out."""
+        return RequestSubmitter(self._resolve, self._refusal)
 
     def submit(self, ticket: Ticket, caller: Caller | None = None) -> ModelView:
         """`find` and `start`, for a request that took long to create: another version may be the latest by now.
@@ -118,7 +122,7 @@ class RequestSubmitter:
         if is_admitted and not caller.is_over:
             self._intercept(view, ticket, caller)
             return
-        if self._admission.samples is not None and self._admission.left_out(caller, Operation.INFER, name):
+        if self._admission.sampler is not None and self._admission.left_out(caller, Operation.INFER, name):
             check_and_enqueue(view, ticket)
             return
         if caller.operation is not None:

@@ -6,12 +6,14 @@ Source: docs/spec/behaviours.md section 12.1, and what Triton 2.51 answers. Even
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace import InvalidArgument
 
+#: More requests than there will be.
+_EVER = 1 << 62
 LEVELS = ("TIMESTAMPS", "TENSORS")
 #: What the C library's ``stoi`` reads at the start of a text.
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
@@ -74,16 +76,25 @@ class Sampler:
         """Return True if this request is traced. ``is_forced``: whatever the rate is."""
         if not self.rate:
             return False
-        self._seen += 1
-        if self._seen < self.rate and not is_forced:
-            return False
-        self._seen = 0
+        if not is_forced:
+            self._seen += 1
+            if self._seen < self.rate:
+                return False
+            self._seen = 0
         self.started += 1
         if self._left > 0:
             self._left -= 1
             if not self._left:
                 self.rate = 0
         return True
+
+    def spare(self) -> int:
+        """Return how many requests that follow are not traced, and count them as seen."""
+        if not self.rate:
+            return _EVER
+        number = self.rate - 1 - self._seen
+        self._seen += number
+        return number
 
     @property
     def is_exhausted(self) -> bool:
@@ -92,9 +103,10 @@ class Sampler:
 
 
 class SettingsTable:
-    """The settings of a server. ``start`` are those of its command line."""
+    """The settings of a server. ``start`` are those of its command line. ``changed`` is called after each change."""
 
-    def __init__(self, start: TraceSettings) -> None:
+    def __init__(self, start: TraceSettings, changed: Callable[[], None] = lambda: None) -> None:
+        self._changed = changed
         self._start, self._changes = start, Changes()
         self.whole = Sampler(start)
         #: Of models with settings of their own.
@@ -111,8 +123,11 @@ class SettingsTable:
         Settings of the server also hold for each model that has none of its own. Raises `InvalidArgument`; nothing has
         changed then.
         """
-        if not given:
-            return
+        if given:
+            self._change(model, given)
+            self._changed()
+
+    def _change(self, model: str, given: Mapping[str, Any]) -> None:
         if model:
             changes = replace(self._of_models.get(model, Changes()), **given)
             if changes == Changes():

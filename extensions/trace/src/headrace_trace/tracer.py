@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from weakref import WeakSet
 
 from headrace import AnyOperation, Caller, InferRequest, Interceptor, ModelView, Operation, ServerOptions
@@ -29,7 +30,7 @@ class Tracer(Interceptor):
     def __init__(self, options: ServerOptions) -> None:
         super().__init__(options)
         self.start = read_options(options)
-        self.table = SettingsTable(self.start.settings)
+        self.table = SettingsTable(self.start.settings, self._count_anew)
         self.exporter: Exporter | None = None
         if not self.enabled:
             return
@@ -50,12 +51,23 @@ class Tracer(Interceptor):
         if self.exporter is not None:
             self.exporter.close()
 
-    def samples(self, operation: AnyOperation, model: object, traceparent: str) -> bool:
+    def samples(self, operation: AnyOperation, model: Callable[[], str], traceparent: str) -> bool:
         if operation is not Operation.INFER and operation is not Operation.GENERATE:
             return False
         table = self.table
-        sampler = table.of(model()) if table.models else table.whole  # type: ignore[operator]
-        return sampler.sample(bool(traceparent) and self._follows(traceparent))
+        is_forced = bool(traceparent) and self._follows(traceparent)
+        if table.models:
+            return table.of(model()).sample(is_forced)
+        if self.spared and not is_forced:  # core asks nevertheless if there are other interceptors, or a wrong context
+            self.spared -= 1
+            return False
+        is_taken = table.whole.sample(is_forced)
+        if not self.spared:
+            self.spared = table.whole.spare()
+        return is_taken
+
+    def _count_anew(self) -> None:
+        self.spared = 0
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> TracedCall | None:
         assert self.exporter is not None

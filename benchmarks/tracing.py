@@ -1,0 +1,142 @@
+"""What tracing takes of a request: ``python benchmarks/tracing.py``.
+
+CPU of the whole process per request to an identity model on the event loop, over HTTP and gRPC, without sockets: a
+connection is handed the bytes of a request, and the next one when its answer is written. Each setting has a process of
+its own; they run in turns, and the least of all rounds of a thousand requests counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from time import process_time_ns
+from typing import Any
+
+import hpack
+from frontends import KINDS, Wire, _feed, _frame, _grpc, _http
+
+from headrace import Server, ServerOptions
+from headrace.config.option_parts import TraceSetting
+from headrace_grpc.frontend import Calls, _keepalive, _limits
+from headrace_grpc.http2.connection import Connection
+from headrace_grpc.http2.connections import Connections
+from headrace_grpc.rpc_table import rpcs
+from headrace_http.caller_limits import port_limits
+from headrace_http.open_connections import NativeConnections
+from headrace_http.protocol import HttpProtocol
+from headrace_http.routes import Routes
+
+ROUND = 1000
+_CONFIG = """backend: "identity" max_batch_size: 64
+input { name: "INPUT0" data_type: TYPE_FP32 dims: -1 } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: -1 }
+parameters { key: "event_loop" value { string_value: "on" } }"""
+_FILE, _SPANS = "triton,file=FOLDER/trace.json", "mode=opentelemetry"
+#: The words of ``--trace-config``. No collector listens.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "off": (),
+    "file, level OFF": (_FILE,),
+    "file, 1 in 1,000": (_FILE, "level=TIMESTAMPS", "rate=1000"),
+    "file, all": (_FILE, "level=TIMESTAMPS", "rate=1"),
+    "OpenTelemetry, 1 in 1,000": (_SPANS, "opentelemetry,url=http://127.0.0.1:1", "level=TIMESTAMPS", "rate=1000"),
+    "OpenTelemetry, all": (_SPANS, "opentelemetry,url=http://127.0.0.1:1", "level=TIMESTAMPS", "rate=1"),
+}
+
+
+def _setting(word: str) -> TraceSetting:
+    mode, comma, rest = word.partition(",")
+    key, _, value = (rest if comma else word).partition("=")
+    return TraceSetting(mode if comma else "", key, value)
+
+
+async def _http_round(connection: Any, wire: Wire, data: bytes) -> None:
+    for _ in range(ROUND):
+        before = wire.written
+        _feed(connection, data)
+        while wire.written == before:
+            await asyncio.sleep(0)
+
+
+async def measure(server: Server, rounds: int) -> dict[str, float]:
+    """Return the least µs of CPU for a request over each protocol."""
+    engine = server.engine
+    limits = port_limits(engine.options)
+    http, http_wire = HttpProtocol(NativeConnections(Routes(engine).dispatch, limits, engine.off_loop_work)), Wire()
+    http.connection_made(http_wire)
+    request = _http(KINDS["constant"], 1, binary=True)
+
+    options = engine.options
+    service = Calls(rpcs(engine), options, engine.off_loop_work)
+    connections = Connections(service, _limits(options), _keepalive(options))
+    grpc, grpc_wire = Connection(connections), Wire()
+    grpc.connection_made(grpc_wire)
+    _feed(grpc, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"\0\4" + (1 << 30).to_bytes(4, "big")))
+    _feed(grpc, _frame(8, 0, 0, ((1 << 31) - 1 - 65535).to_bytes(4, "big")))
+    encoder, number = hpack.Encoder(), 1
+
+    async def grpc_round() -> None:
+        nonlocal number
+        for _ in range(ROUND):
+            grpc.sender.window = grpc.allowance._idle_left = connections.turns.left_ns = 1 << 60
+            block, body = first if number == 1 else pair
+            data = _frame(1, 4, number, block) + _frame(0, 1, number, body)
+            number += 2
+            before = grpc_wire.written
+            _feed(grpc, data)
+            while grpc_wire.written == before:
+                await asyncio.sleep(0)
+
+    first = _grpc(KINDS["constant"], 1, encoder, learns=True)
+    pair = _grpc(KINDS["constant"], 1, encoder, learns=True)
+    least: dict[str, float] = {}
+    gc.collect()
+    gc.freeze()
+    for each in range(rounds + 1):
+        for title, run in (("HTTP", partial(_http_round, http, http_wire, request)), ("gRPC", grpc_round)):
+            began = process_time_ns()
+            await run()
+            took = (process_time_ns() - began) / ROUND / 1000
+            if each:
+                least[title] = min(least.get(title, took), took)
+    return least
+
+
+def run(setting: str, rounds: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "models/numbers/1").mkdir(parents=True)
+        (Path(folder) / "models/numbers/config.pbtxt").write_text(_CONFIG)
+        traced = tuple(_setting(word.replace("FOLDER", folder)) for word in SETTINGS[setting])
+        options = ServerOptions(model_repository=(f"{folder}/models",), trace_config=traced)
+        with Server(options) as server:
+            return server._call(measure, server, rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--setting", choices=SETTINGS, help="this one only, as JSON")
+    options = parser.parse_args()
+    if options.setting:
+        print(json.dumps(run(options.setting, options.rounds)))
+        return
+    least: dict[str, dict[str, float]] = {setting: {} for setting in SETTINGS}
+    for _ in range(options.turns):
+        for setting, found in least.items():
+            words = [sys.executable, __file__, f"--setting={setting}", f"--rounds={options.rounds}"]
+            output = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
+            for title, us in json.loads(output).items():
+                found[title] = min(found.get(title, us), us)
+    for setting, found in least.items():
+        shares = "  ".join(f"{title} {us:6.2f} µs {us / least['off'][title]:6.3f}" for title, us in found.items())
+        print(f"{shares}  {setting}")
+
+
+if __name__ == "__main__":
+    main()
