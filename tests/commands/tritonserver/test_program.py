@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import IO
@@ -51,14 +51,18 @@ def register_backends():
 DEADLINE_S = 60
 
 
-class Program:
-    """A running ``tritonserver`` whose stderr goes to a file."""
+#: Runs a program as process 1 of a namespace, as a container does.
+CONTAINED = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
 
-    def __init__(self, log: Path, *words: str) -> None:
+
+class Program:
+    """A running ``tritonserver`` whose stderr goes to a file. ``under`` are the words of a program that starts it."""
+
+    def __init__(self, log: Path, *words: str, under: Sequence[str] = ()) -> None:
         self.log, self.ports = log, free_ports(3)
         named = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), self.ports, strict=True)]
         self._file: IO[bytes] = log.open("wb")
-        self.popen = subprocess.Popen([PROGRAM, *named, *words], stderr=self._file, stdout=self._file)
+        self.popen = subprocess.Popen([*under, str(PROGRAM), *named, *words], stderr=self._file, stdout=self._file)
 
     def text(self) -> str:
         return self.log.read_text()
@@ -125,8 +129,8 @@ def repository(tmp_path: Path) -> Path:
 def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
     started: list[Program] = []
 
-    def run(*words: str) -> Program:
-        started.append(Program(tmp_path / f"log{len(started)}", *words))
+    def run(*words: str, under: Sequence[str] = ()) -> Program:
+        started.append(Program(tmp_path / f"log{len(started)}", *words, under=under))
         return started[-1]
 
     yield run
@@ -265,6 +269,26 @@ def test_two_signals_end_it_once(start: Callable[..., Program], repository: Path
         program.popen.send_signal(signal.SIGINT)
     assert program.finish() == 0
     assert program.text().count("successfully unloaded 'echo' version 1") == 1
+
+
+def can_contain() -> bool:
+    """True if this machine allows namespaces to this user."""
+    try:
+        return subprocess.run([*CONTAINED, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not can_contain(), reason="no namespaces for this user")
+def test_process_1_of_a_container_ends_by_a_signal(start: Callable[..., Program], repository: Path) -> None:
+    program = start(f"--model-repository={repository}", under=CONTAINED)
+    program.wait_for("Started HTTPService at")
+    assert re.search(r"^I\d{4} [\d:.]+ 1 ", program.text(), re.MULTILINE)  # the log has the number of the process
+    parent = program.popen.pid
+    child = int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0])
+    os.kill(child, signal.SIGTERM)
+    assert program.finish() == 0
+    assert "successfully unloaded 'echo' version 1" in program.text()
 
 
 def test_two_programs_share_a_port(start: Callable[..., Program], repository: Path) -> None:

@@ -44,9 +44,9 @@ def serve(shared: Path) -> Iterator[Serve]:
     """Starts a server with more ``words`` on its command line; returns its ports by name."""
     with ExitStack() as running:
 
-        def start(*words: str) -> dict[str, int]:
-            explicit = ("--model-control-mode=explicit", "--load-model=echo")
-            server = Server(options(shared.parent / "models", *explicit, *words))
+        def start(*words: str, mode: str = "explicit") -> dict[str, int]:
+            control = (f"--model-control-mode={mode}", *(["--load-model=echo"] if mode == "explicit" else []))
+            server = Server(options(shared.parent / "models", *control, *words))
             portal = running.enter_context(start_blocking_portal("asyncio"))
             running.callback(lambda: portal.call(server.stop))
             portal.call(server.start)

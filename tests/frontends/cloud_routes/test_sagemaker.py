@@ -96,6 +96,12 @@ def test_a_load_without_memory_is_answered_so_that_the_platform_unloads_others(
     assert post(ports["sagemaker"], "/models", load("a", f"{shared}/abc/model")).status == 507
 
 
+@pytest.mark.parametrize("mode", ["none", "poll"])
+def test_loads_need_the_control_mode_explicit(serve: Serve, shared: Path, mode: str) -> None:
+    answer = post(serve(mode=mode)["sagemaker"], "/models", load("a", f"{shared}/abc/model"))
+    assert (answer.status, "model control mode is not EXPLICIT" in answer.answer) == (400, True)
+
+
 def test_the_ensemble_of_a_directory_has_the_name_of_the_endpoint(shared: Path) -> None:
     root = shared / "ens/model"
     for name, config in {"first": "", "second": "", "all": 'platform: "ensemble"'}.items():
