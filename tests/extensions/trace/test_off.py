@@ -41,9 +41,7 @@ def test_what_is_spared_counts_as_seen() -> None:
 def test_a_change_of_settings_is_told() -> None:
     told: list[int] = []
     table = SettingsTable(TraceSettings(file="x"), lambda: told.append(1))
-    table.change("", {})
-    assert not told
-    table.change("", {"level": ("TIMESTAMPS",), "rate": 1})
-    table.change("m", {"rate": 7})
+    table.apply("", table.merged("", {"level": ("TIMESTAMPS",), "rate": 1}))
+    table.apply("m", table.merged("m", {"rate": 7}))
     assert len(told) == 2
     assert (table.of("m").rate, table.of("n").rate) == (7, 1)

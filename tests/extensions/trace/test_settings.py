@@ -92,17 +92,22 @@ def test_a_server_without_a_trace_file_says_so(serve: Callable[..., Headrace], m
     assert ask(server.http, "/v2/trace/setting", {"trace_rate": "7"})[0] == 200
 
 
-def test_workers_refuse_a_change_and_a_file(
+def test_a_change_reaches_all_workers_and_a_file_is_refused(
     serve: Callable[..., Headrace], run_headrace: Callable[..., Headrace], models: Path
 ) -> None:
     words = [f"--model-repository={models}", "--workers=2"]
     refused = run_headrace(*words, "--trace-config=triton,file=x.json")
     assert refused.finish() == 1
     assert "--workers=2 is refused together with --trace-config=triton,file=" in refused.log
-    server = serve(*words)
-    status, answer = ask(server.http, "/v2/trace/setting", {"trace_rate": "7"})
-    assert (status, answer["error"].partition(":")[0]) == (501, "trace settings can not be changed with --workers=2")
-    assert ask(server.http, "/v2/trace/setting", None)[1]["trace_rate"] == "1000"
+    server = serve(*words, "--trace-config=mode=opentelemetry")
+    for path, body in (
+        ("/v2/trace/setting", {"trace_rate": "7"}),
+        ("/v2/models/adds/trace/setting", {"trace_rate": "9"}),
+    ):
+        assert ask(server.http, path, body)[0] == 200
+    for _ in range(20):  # each connection reaches one of the workers
+        assert ask(server.http, "/v2/trace/setting", None)[1]["trace_rate"] == "7"
+        assert ask(server.http, "/v2/models/adds/trace/setting", None)[1]["trace_rate"] == "9"
 
 
 def test_settings_can_be_restricted(serve: Callable[..., Headrace], models: Path, trace_file: Path) -> None:

@@ -117,34 +117,42 @@ class SettingsTable:
         """Return the sampler for a model."""
         return self.models.get(model, self.whole)
 
-    def change(self, model: str, given: Mapping[str, Any]) -> None:
-        """Change settings of ``model``; empty: of the server. ``given`` has None for a setting that falls back.
+    def merged(self, model: str, given: Mapping[str, Any]) -> Changes:
+        """Return the settings of ``model``, empty for the server, that are set after ``given`` is changed.
 
-        Settings of the server also hold for each model that has none of its own. Raises `InvalidArgument`; nothing has
-        changed then.
+        ``given`` has None for a setting that falls back. Raises `InvalidArgument` if requests could not be traced then.
         """
-        if given:
-            self._change(model, given)
-            self._changed()
+        changes = replace(self._of_models.get(model, Changes()) if model else self._changes, **given)
+        self._samplers(model, changes)
+        return changes
 
-    def _change(self, model: str, given: Mapping[str, Any]) -> None:
-        if model:
-            changes = replace(self._of_models.get(model, Changes()), **given)
-            if changes == Changes():
-                self._of_models.pop(model, None)
-                self.models.pop(model, None)
-                return
-            sampler = self._made(self._whole(self._changes).with_changes(changes))
-            self._of_models[model], self.models[model] = changes, sampler
-            return
-        changes = replace(self._changes, **given)
-        whole = self._whole(changes)
-        made = self._made(whole)
-        samplers = {name: self._made(whole.with_changes(own)) for name, own in self._of_models.items()}
-        self._changes, self.whole = changes, made
+    def apply(self, model: str, changes: Changes) -> None:
+        """Let exactly ``changes`` be set for ``model``, empty for the server. Raises as `merged`; nothing has changed
+        then.
+
+        Settings of the server also hold for each model that has none of its own.
+        """
+        samplers = self._samplers(model, changes)
+        if not model:
+            self._changes, self.whole = changes, samplers.pop("")
+        elif changes == Changes():
+            self._of_models.pop(model, None)
+            self.models.pop(model, None)
+        else:
+            self._of_models[model] = changes
         for name, sampler in samplers.items():
-            if sampler.settings != self.models[name].settings:
+            known = self.models.get(name)
+            if name in self._of_models and (known is None or name == model or known.settings != sampler.settings):
                 self.models[name] = sampler
+        self._changed()
+
+    def _samplers(self, model: str, changes: Changes) -> dict[str, Sampler]:
+        """Return a new sampler for each model that ``changes`` may concern; for the server under the empty name."""
+        if model:
+            return {model: self._made(self._whole(self._changes).with_changes(changes))}
+        whole = self._whole(changes)
+        made = {name: self._made(whole.with_changes(own)) for name, own in self._of_models.items()}
+        return {**made, "": self._made(whole)}
 
     def _whole(self, changes: Changes) -> TraceSettings:
         return self._start.with_changes(changes)

@@ -19,11 +19,10 @@ from headrace import (
     InvalidArgument,
     Operation,
     PublishedMetric,
-    Unsupported,
     grpc_service_pb2,
 )
 from headrace_trace.setting_changes import read_document, read_message
-from headrace_trace.settings import SettingsTable
+from headrace_trace.settings import Changes, SettingsTable
 from headrace_trace.start_settings import read_options
 from headrace_trace.tracer import tracer_of
 
@@ -51,7 +50,7 @@ class ChangeTraceSettings(ReadTraceSettings):
         model = call.values.get("name", "")
         await self.extension.require(model)
         document = await call.read_json()
-        self.extension.change(model, read_document(document if isinstance(document, dict) else {}))
+        await self.extension.change(model, read_document(document if isinstance(document, dict) else {}))
         return await super().answer(call)
 
 
@@ -70,7 +69,7 @@ class TraceSettingMethod(GrpcMethod):
     async def answer(self, request: grpc_service_pb2.TraceSettingRequest, caller: Caller) -> Any:
         await self.extension.require(request.model_name)
         given = {name: list(setting.value) for name, setting in request.settings.items()}
-        self.extension.change(request.model_name, read_message(given))
+        await self.extension.change(request.model_name, read_message(given))
         response = grpc_service_pb2.TraceSettingResponse()
         for name, value in self.extension.settings(request.model_name).items():
             response.settings[name].value.extend([value] if isinstance(value, str) else value)
@@ -123,14 +122,17 @@ class Trace(Extension):
             shown["resource"] = ",".join(f"{name}={value}" for name, value in self._start.resource.items())
         return shown
 
-    def change(self, model: str, given: Mapping[str, Any]) -> None:
-        """`SettingsTable.change`. Raises `Unsupported` for one of several workers."""
-        if given and self.engine.options.workers > 1:
-            raise Unsupported(
-                f"trace settings can not be changed with --workers={self.engine.options.workers}: the change would "
-                "reach one worker only; set --trace-config at start"
-            )
-        self.table.change(model, given)
+    async def change(self, model: str, given: Mapping[str, Any]) -> None:
+        """Change settings of ``model``, empty for the server, in all workers. Raises `InvalidArgument` before anything
+        changes. ``given`` has None for a setting that falls back."""
+        if given:
+            await self.engine.share(self, model, {"model": model, **vars(self.table.merged(model, given))})
+
+    async def apply(self, change: Mapping[str, Any]) -> None:
+        changes = {name: value for name, value in change.items() if name != "model"}
+        if changes["level"] is not None:
+            changes["level"] = tuple(changes["level"])
+        self.table.apply(change["model"], Changes(**changes))
 
     def measure(self) -> Mapping[str, float]:
         exporter = None if self._tracer is None else self._tracer.exporter
