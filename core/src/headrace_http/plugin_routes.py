@@ -225,10 +225,10 @@ def read_route(part: type[HttpRoute]) -> tuple[str, PathTemplate]:
 
 
 def clash(one: type[HttpRoute], other: type[HttpRoute]) -> bool:
-    """True if one path fits both. Routes with the same path share it if their methods differ."""
-    (method, path), (other_method, other_path) = read_route(one), read_route(other)
+    """True if one path fits both. Routes with the same path share it if their methods differ. Both are checked."""
+    (method, _, path), (other_method, _, other_path) = one.name.partition(" "), other.name.partition(" ")
     shared = path == other_path and method != other_method
-    return not shared and path.overlaps(other_path)
+    return not shared and read_path(path).overlaps(read_path(other_path))
 
 
 def check_routes(routes: Sequence[type[HttpRoute]]) -> None:

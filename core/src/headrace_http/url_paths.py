@@ -69,6 +69,7 @@ class PathTemplate:
 template = lru_cache(256)(PathTemplate)
 
 
+@lru_cache(256)
 def read_path(path: str) -> PathTemplate:
     """Return the template of ``path``. Raises TypeError if it is invalid."""
     for variant in _spread(path) if _BRACKETS.fullmatch(path) else [""]:
