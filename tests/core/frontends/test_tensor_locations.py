@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import queue
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ from headrace import (
     NotFound,
     Spec,
     TensorLocation,
+    TooLargeForLoop,
     hookimpl,
 )
 from headrace.frontends.tensor_locations import TensorLocations
@@ -53,9 +55,16 @@ class Regions(TensorLocation):
     memory_name = "shared memory"
     regions: ClassVar[dict[str, bytearray]] = {}
     specs: ClassVar[list[Spec]] = []
+    #: The sizes of what was finished, and what is raised then.
+    finished: ClassVar[list[tuple[int, int]]] = []
+    failure: ClassVar[Exception | None] = None
 
     def source(self, parameters: Mapping[str, Any], tensor: Spec) -> memoryview:
         self.specs.append(tensor)
+        if parameters["shared_memory_region"] == "slow":
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop()
+                raise TooLargeForLoop
         if parameters["shared_memory_region"] not in self.regions:
             raise NotFound(f"Unable to find shared memory region: '{parameters['shared_memory_region']}'")
         begin = parameters.get("shared_memory_offset", 0)
@@ -63,6 +72,11 @@ class Regions(TensorLocation):
         return memory[begin : begin + parameters["shared_memory_byte_size"]]
 
     target = source
+
+    def finish(self, memory: Any, written: int) -> None:
+        self.finished.append((memoryview(memory).nbytes, written))
+        if self.failure is not None:
+            raise self.failure
 
 
 class Drawer(TensorLocation):
@@ -121,6 +135,7 @@ def serve(
 
     monkeypatch.setattr(Plugins, "discover", more)
     Regions.regions, Regions.specs = {"in": bytearray(X.tobytes()), "out": bytearray(12)}, []
+    Regions.finished, Regions.failure = [], None
 
     def run(scenario: Callable[[dict[str, int]], None], **options: Any) -> None:
         write_model("m", CONFIG)
@@ -233,6 +248,40 @@ def test_large_tensors_lie_in_regions_too(serve: Callable[..., None], protocol: 
         assert Regions.regions["out"][4:] == big.tobytes()
 
     serve(scenario)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_location_may_refuse_after_the_model_has_run(serve: Callable[..., None], protocol: str) -> None:
+    given = region("x", [1, 3], "FP32", "in", 12)
+
+    def scenario(ports: dict[str, int]) -> None:
+        ask(ports, protocol, [given], [wanted("y", "out", 12)])
+        assert Regions.finished == [(12, 0), (12, 12)], "the input was read, and the output written"
+        Regions.finished.clear()
+        ask(ports, protocol, [given], [wanted("y")])
+        assert set(Regions.finished) == {(12, 0)}
+        for failure, text in ((InvalidArgument("it is lost"), "it is lost"), (ZeroDivisionError(), HIDDEN)):
+            Regions.failure = failure
+            for outputs in ([wanted("y")], [wanted("y", "out", 12)]):
+                with pytest.raises(InferenceServerException, match=text):
+                    ask(ports, protocol, [given], outputs)
+            with pytest.raises(InferenceServerException, match=text):
+                ask(ports, protocol, [sent("x", X)], [wanted("y", "out", 12)])
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_location_may_ask_for_a_thread(serve: Callable[..., None], protocol: str) -> None:
+    def scenario(ports: dict[str, int]) -> None:
+        Regions.regions["slow"] = bytearray(16) + X.tobytes()
+        for _ in range(3):
+            ask(ports, protocol, [region("x", [1, 3], "FP32", "slow", 12, 16)], [wanted("y", "out", 12)])
+            assert Regions.regions["out"] == X.tobytes()
+            Regions.regions["out"][:] = bytes(12)
+
+    serve(scenario)
+    assert [spec.name for spec in Regions.specs] == ["x", "x", "y"] * 3
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

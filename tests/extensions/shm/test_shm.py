@@ -739,6 +739,15 @@ def _copying(copies: bool) -> dict[str, Any]:
     return {"allow_client_shm": True, "plugin_options": (ShmOptions(copy_inputs=copies),)}
 
 
+def test_a_body_that_is_nested_too_deep_is_refused_at_once(serve: Callable[..., Headrace], repository: Path) -> None:
+    server = serve(f"--model-repository={repository}", ALLOW)
+    for root in (SYSTEM, SYSTEM.replace("system", "cuda")):
+        for depth in (101, 1_000_000):
+            for body in (b"[" * depth + b"]" * depth, b'{"key":' * depth + b"1" + b"}" * depth):
+                code, answer = post(server.http, f"{root}/region/r/register", body)
+                assert (code, "nesting depth" in answer["error"] or "at most" in answer["error"]) == (400, True), answer
+
+
 def test_only_who_has_the_key_registers(serve: Callable[..., Headrace], repository: Path) -> None:
     words = ["--http-restricted-api=shared-memory:key=value", "--grpc-restricted-protocol=shared-memory:key=value"]
     server = serve(f"--model-repository={repository}", ALLOW, *words)

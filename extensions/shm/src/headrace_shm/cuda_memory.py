@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,14 +31,20 @@ class CudaLibrary:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError:
             raise CudaError("there is no CUDA driver") from None
+        try:
+            self._declare()
+        except AttributeError as error:
+            raise CudaError(f"the CUDA driver is too old: {error}") from None
+        self._call("cuInit", 0)
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+
+    def _declare(self) -> None:
         address, size = ctypes.c_uint64, ctypes.c_size_t
         self._library.cuIpcOpenMemHandle_v2.argtypes = (ctypes.c_void_p, _Handle, ctypes.c_uint)
         self._library.cuIpcCloseMemHandle.argtypes = (address,)
         self._library.cuMemGetAddressRange_v2.argtypes = (ctypes.c_void_p, ctypes.c_void_p, address)
         self._library.cuMemcpyDtoH_v2.argtypes = (ctypes.c_void_p, address, size)
         self._library.cuMemcpyHtoD_v2.argtypes = (address, ctypes.c_void_p, size)
-        self._call("cuInit", 0)
-        self._contexts: dict[int, ctypes.c_void_p] = {}
 
     def use(self, device: int) -> None:
         """Make the primary context of ``device`` that of this thread. Raises `CudaError`."""
@@ -80,6 +87,8 @@ class CudaLibrary:
 
 class CudaMemory:
     """The memory of a CUDA region. Models get copies in the memory of the host."""
+
+    is_copied: ClassVar[bool] = True
 
     def __init__(self, driver: CudaLibrary, handle: bytes, device: int, size: int) -> None:
         """Open ``handle``. Raises `CudaError`, also if its allocation has less than ``size`` bytes. Blocks."""
@@ -142,7 +151,7 @@ def open_region(name: str, handle: bytes, device: int, size: int) -> CudaMemory:
             raise InvalidArgument(
                 f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
             ) from None
-    if len(handle) != HANDLE_BYTES or not size:
+    if len(handle) != HANDLE_BYTES or not size or not 0 <= device < 1 << 31:
         raise InvalidArgument(f"failed to register CUDA shared memory region '{name}': invalid args")
     try:
         return CudaMemory(_driver, handle, device, size)

@@ -24,11 +24,10 @@ class RegionLocation(TensorLocation):
     def source(self, parameters: Mapping[str, Any], tensor: Spec) -> memoryview:
         found, offset, size = self.extension.regions.find(parameters)
         # The lengths between strings are checked once, and must not change afterwards.
-        if tensor.datatype is not dtypes.BYTES and not self.extension.copies_inputs:
-            return found.read(offset, size)
-        if size > _LARGE_BYTES and _on_event_loop():
+        is_read = tensor.datatype is not dtypes.BYTES and not self.extension.copies_inputs
+        if size > _LARGE_BYTES and (found.is_copied or not is_read) and _on_event_loop():
             raise TooLargeForLoop
-        return found.copy(offset, size)
+        return found.read(offset, size) if is_read else found.copy(offset, size)
 
     def target(self, parameters: Mapping[str, Any], tensor: Spec) -> memoryview:
         found, offset, size = self.extension.regions.find(parameters)

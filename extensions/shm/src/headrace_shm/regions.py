@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 from headrace import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 
@@ -29,6 +29,9 @@ class RegionOwner(Protocol):
 
 class Memory(Protocol):
     """The memory of one region. It lasts as long as there is this object, or a view of it. Any thread."""
+
+    #: True if `read` copies, too.
+    is_copied: ClassVar[bool]
 
     def check(self) -> None:
         """Raise `HeadraceError` if the memory is lost."""

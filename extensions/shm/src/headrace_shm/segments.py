@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from headrace import Code, HeadraceError, InvalidArgument, PermissionDenied
@@ -13,6 +15,8 @@ _RESERVED = ("triton_python_backend_shm_region_", "sem.")
 
 class SystemMemory(Mapping):
     """The memory of the system region ``name``. It owns the views: models read and the server writes the segment."""
+
+    is_copied: ClassVar[bool] = False
 
     def __init__(self, name: str, key: str, offset: int, size: int) -> None:
         super().__init__(key, offset, size)
