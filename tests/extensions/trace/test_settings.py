@@ -12,7 +12,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from headrace_testing import ExtensionConformance, ServedExtension
-from tests.extensions.trace.recorded import RECORD, ask, call
+from tests.extensions.trace.recorded import RECORD, ask, call, infer_all
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
@@ -108,6 +108,19 @@ def test_a_change_reaches_all_workers_and_a_file_is_refused(
     for _ in range(20):  # each connection reaches one of the workers
         assert ask(server.http, "/v2/trace/setting", None)[1]["trace_rate"] == "7"
         assert ask(server.http, "/v2/models/adds/trace/setting", None)[1]["trace_rate"] == "9"
+
+
+def test_no_caller_chooses_a_file(server: Headrace, tmp_path: Path) -> None:
+    """C5 of docs/spec/security.md."""
+    path = tmp_path / "chosen.json"
+    for place in ("/v2/trace/setting", "/v2/models/adds/trace/setting"):
+        for name in ("trace_file", "log_file", "file"):
+            status, _ = ask(server.http, place, {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", name: str(path)})
+            assert status == (501 if name == "trace_file" else 200)
+    assert call(server.grpc, "adds", {"trace_file": [str(path)]})[0] == "UNIMPLEMENTED"
+    infer_all(server.http, server.grpc)
+    server.stop()
+    assert not path.exists()
 
 
 def test_settings_can_be_restricted(serve: Callable[..., Headrace], models: Path, trace_file: Path) -> None:

@@ -136,6 +136,28 @@ def test_a_request_that_is_refused_is_traced_as_far_as_it_came(
         assert sorted(stamps(call)) == ["HTTP_RECV_END", "HTTP_RECV_START", "HTTP_SEND_END", "HTTP_SEND_START"]
 
 
+BROKEN: list[dict[str, Any]] = [
+    {"name": "x", "datatype": "BYTES", "shape": [1, 2], "parameters": {"binary_data_size": 6}},
+    {"name": "x", "datatype": "FP32", "shape": [1, 7], "parameters": {"binary_data_size": 6}},
+    {"name": "x", "datatype": "NONE", "shape": [1, 2], "parameters": {"binary_data_size": 6}},
+]
+
+
+def test_tensors_that_can_not_be_decoded_are_refused_as_without_tracing(
+    start: Callable[..., Headrace], trace_file: Path
+) -> None:
+    server = start("level=TENSORS", "rate=2")
+    for entry in BROKEN:
+        head = json.dumps({"id": "same", "inputs": [entry]}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        url = f"http://127.0.0.1:{server.http}/v2/models/adds/infer"
+        untraced, traced = (httpx.post(url, content=head + b"abcdef", headers=headers) for _ in range(2))
+        assert untraced.status_code in (400, 500)
+        assert (traced.status_code, traced.text) == (untraced.status_code, untraced.text)
+    server.stop()
+    assert len(by_id(read(trace_file))) == len(BROKEN)
+
+
 @pytest.mark.parametrize("place", ["nowhere/trace.json", "models"])
 def test_a_file_that_can_not_be_written_fails_no_request(
     serve: Callable[..., Headrace], models: Path, tmp_path: Path, place: str

@@ -65,6 +65,12 @@ class RequestTrace:
         self.calls.append(call)
         self._open += 1
 
+    def free(self) -> None:
+        """Drop the calls, which refer to this object: they are written, or dropped."""
+        for call in self.calls:
+            call.batch = None
+        self.calls = []
+
     def over(self) -> None:
         """Note that one call is over."""
         self._open -= 1
@@ -169,7 +175,7 @@ class TracedCall(Watch):
 
     def _keep(self, activity: str, tensors: Mapping[str, Any]) -> None:
         now_ns = monotonic_ns()
-        self.tensors += [(activity, now_ns, copied(name, tensor)) for name, tensor in tensors.items()]
+        self.tensors += [(activity, now_ns, tensor) for tensor in copied(tensors)]
 
     def _close(self) -> None:
         self._sent()  # a host may not say when

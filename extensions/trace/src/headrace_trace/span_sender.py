@@ -68,6 +68,7 @@ class SpanSender:
         try:
             self._waiting.put_nowait(trace)
         except queue.Full:
+            trace.free()
             self._drop(1, "the queue is full: it takes them more slowly than they are made")
 
     def close(self) -> None:
@@ -116,6 +117,8 @@ class SpanSender:
             except Exception:
                 self.dropped += 1
                 log.exception("a trace is dropped")
+            finally:
+                trace.free()
         try:
             result = self._exporter.export(spans)
         except Exception as error:  # of a collector that answers rubbish

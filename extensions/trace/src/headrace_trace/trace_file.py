@@ -25,6 +25,8 @@ log = rate_limited_logger(__name__)
 #: Requests that wait for the thread; their tensors may have this many bytes. More are dropped.
 MOST_WAITING = 4096
 MOST_WAITING_BYTES = 64 << 20
+#: Files that are open at once for settings with a log frequency.
+_MOST_OPEN = 16
 #: The longest time that the end of the server waits for the thread.
 _CLOSE_S = 5.0
 
@@ -53,13 +55,13 @@ class TraceFiles:
     def export(self, trace: RequestTrace) -> None:
         size = sum(tensor.nbytes for call in trace.calls for _, _, tensor in call.tensors)
         if self._queued_bytes - self._written_bytes + size > MOST_WAITING_BYTES:
-            self._drop("traces are dropped: the disk takes them more slowly than they are made")
+            self._refuse(trace)
             return
         try:
             self._waiting.put_nowait((trace, size, trace.sampler.is_exhausted))
             self._queued_bytes += size
         except queue.Full:
-            self._drop("traces are dropped: the disk takes them more slowly than they are made")
+            self._refuse(trace)
 
     def close(self) -> None:
         try:
@@ -67,6 +69,10 @@ class TraceFiles:
         except queue.Full:
             return
         self._thread.join(_CLOSE_S)
+
+    def _refuse(self, trace: RequestTrace) -> None:
+        trace.free()
+        self._drop("traces are dropped: the disk takes them more slowly than they are made")
 
     def _drop(self, text: str, *values: object) -> None:
         self.dropped += 1
@@ -86,6 +92,7 @@ class TraceFiles:
                 self.dropped += 1
                 log.exception("a trace is dropped")
             finally:
+                trace.free()
                 self._written_bytes += size
                 del item, trace
         for file, _ in self._indexed.values():
@@ -110,6 +117,9 @@ class TraceFiles:
             del self._indexed[sampler]
 
     def _open_next(self) -> _File:
+        if len(self._indexed) >= _MOST_OPEN:  # of settings that have been changed since
+            oldest = next(iter(self._indexed))
+            self._indexed.pop(oldest)[0].close()
         file = _File(f"{self._path}.{self._next_index}")
         self._next_index += 1
         return file
