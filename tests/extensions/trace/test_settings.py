@@ -100,6 +100,7 @@ def test_a_change_reaches_all_workers_and_a_file_is_refused(
     assert refused.finish() == 1
     assert "--workers=2 is refused together with --trace-config=triton,file=" in refused.log
     server = serve(*words, "--trace-config=mode=opentelemetry")
+    server.wait_for_line("2 workers serve")
     for path, body in (
         ("/v2/trace/setting", {"trace_rate": "7"}),
         ("/v2/models/adds/trace/setting", {"trace_rate": "9"}),

@@ -68,6 +68,8 @@ def refused(run_headrace: Callable[..., Headrace], *words: str) -> str:
 
 def test_a_file_tells_of_requests_what_tritons_does(start: Callable[..., Headrace], trace_file: Path) -> None:
     server = start("level=OFF")
+    body = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+    assert ask(server.http, "/v2/models/adds/infer", body)[0] == 200, "it is not traced"
     assert ask(server.http, "/v2/trace/setting", TRACE_ALL)[0] == 200
     infer_all(server.http, server.grpc)
     server.stop()
