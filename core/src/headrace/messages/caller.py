@@ -81,11 +81,13 @@ class Caller:
             self.principal = self.principal or parent.principal
             self.deadline_ns = self.deadline_ns or parent.deadline_ns
             self.trace_context = self.trace_context or parent.trace_context
-        for names in (self.certificate or {}).get("subject", ()) if not self.principal else ():
-            self.principal = dict(names).get("commonName", self.principal)
-        if not self.trace_context:
-            found = ((name, self.header(name)) for name in _TRACE_HEADERS)
-            self.trace_context = {name: value for name, value in found if value}
+        if self.certificate and not self.principal:
+            for names in self.certificate.get("subject", ()):
+                self.principal = dict(names).get("commonName", self.principal)
+        header = self.header
+        # Once per operation of a server with interceptors, so it is spelled out: hardly any has a trace context.
+        if not self.trace_context and header is not _no_header and (header("traceparent") or header("tracestate")):
+            self.trace_context = {name: value for name in _TRACE_HEADERS if (value := header(name))}
 
     def for_another_operation(self) -> Caller:
         """Return the same caller for an operation that is part of this one, such as the inference of a chat."""

@@ -81,6 +81,8 @@ class ExecutionTimes(Observer):
         self._running = running
 
     def batch_finished(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
+        if not self._running:  # nearly always, if few operations are sampled
+            return
         start_ns, compute_ns = times.start_ns, times.end_ns - times.start_ns
         for tickets in (succeeded, failed):
             for ticket in tickets:
