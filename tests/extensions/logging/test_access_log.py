@@ -240,6 +240,7 @@ def test_a_full_disk_fails_no_request_and_is_said_once(
     for count in (1, 2):
         assert httpx.post(url, json=BODY).is_success
         wait_until(lambda count=count: number(server, DROPPED) >= count, f"{count} are dropped")
+    server.stop()
     said = [line for line in server.lines if "can not be written, and records are dropped" in line]
     assert len(said) == 1
     assert "No space left on device" in said[0]

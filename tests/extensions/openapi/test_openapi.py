@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -218,10 +219,11 @@ def test_the_description_follows_the_models(serve: Callable[..., Headrace], mode
 
 def test_it_is_written_once_for_all_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
-    real = document.write_document
+    real, has_all = document.write_document, threading.Event()
 
     def counted(*arguments: Any) -> bytes:
         written.append(1)
+        has_all.wait(20)
         return real(*arguments)
 
     monkeypatch.setattr("headrace_openapi.description_routes.write_document", counted)
@@ -229,6 +231,7 @@ def test_it_is_written_once_for_all_callers(tmp_path: Path, monkeypatch: pytest.
         url = f"http://127.0.0.1:{server.options.http_port}/openapi.json"
 
         async def ask() -> list[httpx.Response]:
+            asyncio.get_running_loop().call_later(0.5, has_all.set)  # by then, all requests have arrived
             async with httpx.AsyncClient(timeout=60) as client:
                 return list(await asyncio.gather(*(client.get(url) for _ in range(20))))
 
