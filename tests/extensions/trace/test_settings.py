@@ -112,7 +112,7 @@ def test_a_change_reaches_all_workers_and_a_file_is_refused(
 
 
 def test_no_caller_chooses_a_file(server: Headrace, tmp_path: Path) -> None:
-    """C5 of docs/spec/security.md."""
+    """docs/spec/security.md C5."""
     path = tmp_path / "chosen.json"
     for place in ("/v2/trace/setting", "/v2/models/adds/trace/setting"):
         for name in ("trace_file", "log_file", "file"):
