@@ -88,7 +88,6 @@ COMPOSITION = {
     "headrace_cli",
     "harnesses",
     "hookspecs",
-    "inspection",
     "plugins",
     "registry",
     "server",

@@ -80,9 +80,9 @@ TOGETHER = {
 #: The import is not seen: modules whose users are plugins with tests of their own, and modules that run in processes
 #: which these tests start.
 ELSEWHERE = {
-    "tests/schedulers/ensemble/test_served.py": "headrace.inspection.model_dependencies",
+    "tests/schedulers/ensemble/test_served.py": "headrace_cli.inspection.model_dependencies",
     "tests/schedulers/sequence/test_iterative.py": "headrace.schedulers.rescheduling_queue",
-    "tests/commands/inspect/test_check.py": "headrace.inspection.inspector",
+    "tests/commands/inspect/test_check.py": "headrace_cli.inspection.inspector",
     "tests/backends/onnx/test_graph_config_completion.py": "headrace_engines.graph_config",
     "tests/frontends/hypercorn/test_frontend.py": "headrace_http.strict_requests",
     "tests/protocol/test_http.py": "headrace_http.request_log",

@@ -18,7 +18,6 @@ from blockbuster import BlockBuster, blockbuster_ctx
 from headrace.backends.base import Backend, Instance, Model, Tensors
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError, LoadError
-from headrace.inspection.inspector import Inspector
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Respond, Ticket
@@ -27,6 +26,7 @@ from headrace.registry import PluginInfo
 from headrace.server import Server
 from headrace.storage.repositories import Repositories
 from headrace.telemetry import log_limits
+from headrace_cli.inspection.inspector import Inspector
 
 
 def inspect(repository: Path, *, has_engines: bool = True, **options: Any) -> list[str]:

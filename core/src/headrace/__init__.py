@@ -94,7 +94,6 @@ if TYPE_CHECKING:
     from headrace.frontends.tls_files import TlsFiles
     from headrace.harnesses import InstanceHarness, SchedulerHarness
     from headrace.hookspecs import hookimpl
-    from headrace.inspection.inspector import Findings, InspectedModel, Inspector
     from headrace.messages import dtypes
     from headrace.messages.dtypes import DataType
     from headrace.messages.request import InferRequest, Parameter
@@ -127,6 +126,7 @@ if TYPE_CHECKING:
     from headrace.telemetry.published import PublishedMetric
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
     from headrace_cli.command_line import WordError, parse_options
+    from headrace_cli.inspection.inspector import Findings, InspectedModel, Inspector
     from headrace_cli.serve import Serve
     from headrace_cli.usage import FlagHelp
     from headrace_grpc import grpc_service_pb2
@@ -236,7 +236,7 @@ _HOMES = {
     "headrace_http.strict_requests": ("StrictRequests",),
     "headrace_http.web_sockets": ("WebSocket", "WebSocketRoute"),
     "headrace.hookspecs": ("hookimpl",),
-    "headrace.inspection.inspector": ("Findings", "InspectedModel", "Inspector"),
+    "headrace_cli.inspection.inspector": ("Findings", "InspectedModel", "Inspector"),
     "headrace.messages.dtypes": ("DataType",),
     "headrace.messages.request": ("InferRequest", "Parameter"),
     "headrace.messages.response": ("Answer", "InferResponse"),

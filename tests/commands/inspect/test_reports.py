@@ -186,7 +186,7 @@ def test_what_a_backend_filled_in_wrongly_has_no_place(
 def test_a_device_that_the_backend_does_not_run_on_is_placed_at_its_group(
     repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.inspection.inspector.available_gpus", lambda: (0,))
+    monkeypatch.setattr("headrace_cli.inspection.inspector.available_gpus", lambda: (0,))
     monkeypatch.setattr("headrace.models.configuring.available_gpus", lambda: (0,))
     write(repository, "bad", CONFIG + "instance_group [ { kind: KIND_CPU },\n { kind: KIND_GPU } ]")
     _, found = check(capsys, str(repository))

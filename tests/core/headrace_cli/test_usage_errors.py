@@ -9,9 +9,9 @@ import pytest
 
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError, HeadraceError
-from headrace.inspection.inspector import Inspector
 from headrace.plugins import Plugins
 from headrace_cli import main
+from headrace_cli.inspection.inspector import Inspector
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -26,7 +26,6 @@ from headrace.config.validation import Problem
 from headrace.errors import ConfigError, HeadraceError
 from headrace.executors.devices import available_gpus, fill_groups
 from headrace.executors.warmup import read_samples
-from headrace.inspection.model_dependencies import ModelDependencies
 from headrace.models.configuring import (
     check_executor,
     examine,
@@ -47,6 +46,7 @@ from headrace.plugins import Plugins
 from headrace.storage.local_directory import LocalDirectory
 from headrace.storage.local_storage import is_model
 from headrace.storage.repositories import Entry, Fingerprint, Repositories
+from headrace_cli.inspection.model_dependencies import ModelDependencies
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""Finds all problems of the models in repositories, without a load. The command `headrace check` prints them."""
