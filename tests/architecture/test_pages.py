@@ -21,7 +21,8 @@ from headrace.config.support import SUPPORT, FlagState, flag
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for path in (ROOT / "core/src").rglob("*.py") if not path.name.endswith("_pb2.py"))
-FOLDERS = (ROOT, ROOT / "core/src", ROOT / "core/src/headrace", ROOT / "core/src/headrace_processes")
+PACKAGED = ("headrace", "headrace_cli", "headrace_processes")
+FOLDERS = (ROOT, ROOT / "core/src", *(ROOT / "core/src" / package for package in PACKAGED))
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
 
 

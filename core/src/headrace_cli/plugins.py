@@ -6,12 +6,16 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from textwrap import wrap
 
 from headrace.command import Command
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.telemetry import logs
 from headrace_cli.backend_table import backend_table
+
+#: Characters in a line of the column of parts, unless one part is longer.
+_PARTS_WIDTH = 80
 
 
 class ListPlugins(Command):
@@ -40,13 +44,17 @@ def _json(plugins: Plugins) -> str:
 
 
 def _picture(plugins: Plugins) -> str:
-    rows = [_row(info, plugins.conflicts_of(info)) for info in plugins.plugins]
+    rows = [row for info in plugins.plugins for row in _rows(info, plugins.conflicts_of(info))]
     unproven = [text for info in plugins.plugins for text in info.unproven]
-    return logs.draw_table(("Plugin", "Distribution", "Version", "Parts", "State"), rows) + "\n".join(
+    return logs.draw_table(("Plugin", "Distribution", "Version", "State", "Parts"), rows) + "\n".join(
         [*unproven, *plugins.complaints]
     )
 
 
-def _row(info: PluginInfo, conflicts: Sequence[str]) -> list[str]:
+def _rows(info: PluginInfo, conflicts: Sequence[str]) -> list[list[str]]:
+    """Return the row of a plugin, and one more for each further line of its parts."""
     state = "broken" if info.error else "conflict" if conflicts else "unmarked hook" if info.unmarked else "ok"
-    return [info.name, info.distribution, info.version, ", ".join(info.parts) or "-", state]
+    parts = ", ".join(part.replace(" ", "\xa0") for part in info.parts)  # wrapped between parts only
+    lines = wrap(parts, _PARTS_WIDTH, break_long_words=False, break_on_hyphens=False) or ["-"]
+    first, *others = [line.replace("\xa0", " ") for line in lines]
+    return [[info.name, info.distribution, info.version, state, first], *(["", "", "", "", line] for line in others)]
