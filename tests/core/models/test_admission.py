@@ -28,18 +28,20 @@ from headrace import (
     HttpRoute,
     InferRequest,
     Interceptor,
+    InternalError,
     InvalidArgument,
     ModelView,
     Operation,
     Outcome,
     PermissionDenied,
     ResourceExhausted,
+    Ticket,
     Unauthenticated,
     Unavailable,
     Watch,
     hookimpl,
 )
-from headrace.engine import Engine
+from headrace.engine import Engine, admitted_caller
 from headrace.models.submission import check_and_enqueue
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
@@ -566,6 +568,22 @@ def test_without_interceptors_a_request_is_started_by_nothing_else(make_server: 
     assert routes.dispatch == routes._dispatch
     with pytest.raises(Unavailable):
         engine.submitter().find("m", "")
+
+
+def test_a_request_that_its_frontend_has_not_admitted_is_refused(
+    write_model: Any, make_server: Callable[..., Server], use: Callable[..., None]
+) -> None:
+    write_model("m", CONFIG)
+    use(Tenant)
+
+    async def main() -> None:
+        async with make_server() as server:
+            submitter = server.engine.submitter(describe=admitted_caller)
+            request = InferRequest("m", {"x": np.zeros((1, 2), np.float32)})
+            with pytest.raises(InternalError, match="the request to model 'm' has passed no interceptor"):
+                submitter.start(submitter.find("m", ""), Ticket(request, lambda *answer: None), object())
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 # ---------------------------------------------------------------------- replacing, streams, and inferences of routes

@@ -114,10 +114,12 @@ class RequestSubmitter:
     def _start_for(self, view: ModelView, ticket: Ticket, caller: Caller | None) -> None:
         """Start the request of ``caller``. If it was not admitted for an inference with this model, admit it here."""
         assert self._admission is not None
+        name = ticket.request.model_name
         if caller is None:
+            if self._admission.sampler is None:
+                raise InternalError(f"the request to model '{name}' has passed no interceptor")
             check_and_enqueue(view, ticket)
             return
-        name = ticket.request.model_name
         is_admitted = caller.operation in (Operation.INFER, Operation.GENERATE) and caller.model == name
         if is_admitted and not caller.is_over:
             self._intercept(view, ticket, caller)
