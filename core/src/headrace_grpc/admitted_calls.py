@@ -130,16 +130,21 @@ class _Guard:
         return call
 
     def direct(self, handler: Direct) -> Direct:
-        as_unary = awaited(handler)
+        as_unary, parse = awaited(handler), self._rpc.parse
 
-        skips, unadmitted = self._skips, self._rpc.unadmitted
+        sampler, follows = self._admission.sampler, self._admission.follows_trace_context
+        skips, unadmitted = self._skips, None if sampler is None else self._rpc.unadmitted
 
         def call(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
-            if skips is not None and unadmitted is not None and skips(body, context):
-                try:
-                    return unadmitted(self._rpc.parse(body), context, reply)
-                except TooLargeForLoop:
-                    return self._start(self._answer_skipped(awaited(unadmitted), body, context, reply))
+            if unadmitted is not None and sampler is not None and skips is not None:
+                is_spared = sampler.spared and not follows
+                if is_spared:
+                    sampler.spared -= 1
+                if is_spared or skips(body, context):
+                    try:
+                        return unadmitted(parse(body), context, reply)
+                    except TooLargeForLoop:
+                        return self._start(self._answer_skipped(awaited(unadmitted), body, context, reply))
             caller = caller_of(context)
             admitted = AdmittedContext(context, caller)
             waiting = self._admit(caller, body)
