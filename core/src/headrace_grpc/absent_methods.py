@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 async def _trace_settings(engine: Engine, request: TraceSettingRequest, context: Context) -> Answer:
     if "trace_file" in request.settings:
         raise Unsupported("trace file location can not be updated through network protocol")
-    raise Unsupported("tracing is not built yet: this server has no trace settings")
+    raise Unsupported("this server has no trace settings")
 
 
 async def _log_settings(engine: Engine, request: LogSettingsRequest, context: Context) -> Answer:

@@ -256,7 +256,8 @@ def test_a_location_may_refuse_after_the_model_has_run(serve: Callable[..., None
 
     def scenario(ports: dict[str, int]) -> None:
         ask(ports, protocol, [given], [wanted("y", "out", 12)])
-        assert Regions.finished == [(12, 0), (12, 12)], "the input was read, and the output written"
+        finished = list(dict.fromkeys(Regions.finished))  # `finish` may be called more than once
+        assert finished == [(12, 0), (12, 12)], "the input was read, and the output written"
         Regions.finished.clear()
         ask(ports, protocol, [given], [wanted("y")])
         assert set(Regions.finished) == {(12, 0)}

@@ -221,7 +221,7 @@ async def test_refusals_have_tritons_status_and_text(repository: str) -> None:
             "--model-control-mode=explicit"
         )
         assert await refusal(connection.load_model("identity")) == ("StatusCode.UNAVAILABLE", mode)
-        shm = "Client shared memory is disabled: it is not built yet"
+        shm = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
         assert await refusal(connection.register_system_shared_memory("r", "/r", 4)) == (
             "StatusCode.UNIMPLEMENTED",
             shm,

@@ -253,7 +253,7 @@ def test_a_change_of_instances_keeps_those_that_stay(tmp_path: Path) -> None:
         assert plan is not None
         prepared = await asyncio.to_thread(loading.loader.change, plan, model)
         (backend,) = DoublesBackend.made
-        assert backend.loaded == ["m_0_0", "m_0_1", "m_0_2"]
+        assert sorted(backend.loaded) == ["m_0_0", "m_0_1", "m_0_2"]  # new instances load side by side
         assert len(model.executors) == 1  # not yet
         model.replace_instances(prepared)
         assert len(model.executors) == 3
