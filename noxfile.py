@@ -183,7 +183,9 @@ def smoke(session: nox.Session, version: str) -> None:
 def tests(session: nox.Session) -> None:
     """All tests that `core` and `build` do not run, on all cores; arguments after `--` go to pytest instead."""
     others = [f"--ignore={path}" for path in (*WITHOUT_PLUGINS, *FROM_WHEELS)]
-    _run(session, "pytest", *PARALLEL, *RERUNS, *(session.posargs or others))
+    # One process more than in the other sessions: for half of its time nothing runs beside this one.
+    processes = ("-n", str(PROCESSORS * 2))
+    _run(session, "pytest", *PARALLEL, *processes, *RERUNS, *(session.posargs or others))
 
 
 @nox.session(venv_backend="none", default=False)
