@@ -455,7 +455,9 @@ def test_there_is_a_most_of_regions(serve: Callable[..., Headrace], repository: 
         assert register(server.http, "n" * 1025, key, 64)[0] == 400
 
 
-def test_regions_can_not_take_all_addresses(serve: Callable[..., Headrace], repository: Path) -> None:
+def test_regions_can_not_take_all_addresses(
+    serve: Callable[..., Headrace], repository: Path, wait_until: Callable[..., None]
+) -> None:
     """A hundred GiB are registered at once, and nobody waits for it; 2^46 bytes, which a segment may have, are not."""
     server = serve(f"--model-repository={repository}", ALLOW)
     with segment(100 << 30) as (key, descriptor):
@@ -466,7 +468,7 @@ def test_regions_can_not_take_all_addresses(serve: Callable[..., Headrace], repo
         assert (code, "all regions together" in answer["error"]) == (429, True)
         assert server.rss_bytes < 2 << 30
         assert post(server.http, f"{SYSTEM}/unregister")[0] == 200
-        assert not mappings(server, key)
+        wait_until(lambda: not mappings(server, key), "it is not mapped")
 
 
 # ---------------------------------------------------------------------- how long regions last
