@@ -59,8 +59,9 @@ class SystemRegister(HttpRoute):
             raise InvalidArgument("'region name' is necessary to register system shared memory region")
         self.extension.require_allowed()
         document = await call.read_json()
-        key, size = _string(_asked(document, "key")), _unsigned(_asked(document, "byte_size"))
-        offset = _unsigned(document["offset"]) if "offset" in document else 0
+        key = call.read_value(_asked(document, "key"), str)
+        size = call.read_value(_asked(document, "byte_size"), int)
+        offset = call.read_value(document["offset"], int) if "offset" in document else 0
         await self.extension.register_system(name, key, offset, size)
         return _DONE
 
@@ -78,10 +79,11 @@ class CudaRegister(HttpRoute):
         document = await call.read_json()
         given = _asked(document, "raw_handle")
         try:
-            handle = b64decode(_string(_member(given, "b64")), validate=True)
+            handle = b64decode(call.read_value(_member(given, "b64"), str), validate=True)
         except ValueError:
             handle = b""
-        size, device = _unsigned(_member(document, "byte_size")), _unsigned(_member(document, "device_id"))
+        size = call.read_value(_member(document, "byte_size"), int)
+        device = call.read_value(_member(document, "device_id"), int)
         if len(handle) != HANDLE_BYTES:
             raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
         await self.extension.register_cuda(name, handle, device, size)
@@ -99,19 +101,3 @@ def _member(document: Any, field: str) -> Any:
     if type(document) is not dict or field not in document:
         raise InvalidArgument(f"attempt to access non-existing object member '{field}'", Code.INTERNAL)
     return document[field]
-
-
-def _string(value: Any) -> str:
-    if type(value) is not str:
-        raise _wrong("string")
-    return value
-
-
-def _unsigned(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**64:
-        raise _wrong("unsigned-integer")
-    return value
-
-
-def _wrong(kind: str) -> InvalidArgument:
-    return InvalidArgument(f"attempt to access JSON non-{kind} as {kind}", Code.INTERNAL)
