@@ -16,34 +16,29 @@ class SystemStatusMethod(GrpcMethod):
     name = f"{_SERVICE}/SystemSharedMemoryStatus"
     operation = Operation.SHARED_MEMORY_STATUS
     extension: RegionExtension
+    memory_kind: ClassVar[Kind] = "system"
+    response: ClassVar[type[Any]] = pb.SystemSharedMemoryStatusResponse
 
     @staticmethod
-    def parse(message: bytes) -> pb.SystemSharedMemoryStatusRequest:
+    def parse(message: bytes) -> Any:
         return pb.SystemSharedMemoryStatusRequest.FromString(message)
 
-    async def answer(self, request: pb.SystemSharedMemoryStatusRequest, caller: Caller) -> Any:
-        response = pb.SystemSharedMemoryStatusResponse()
-        for region in self.extension.regions.listed("system", request.name):
+    async def answer(self, request: Any, caller: Caller) -> Any:
+        response = self.response()
+        for region in self.extension.regions.listed(self.memory_kind, request.name):
             entry = response.RegionStatus(name=region.name, **region.status)
             response.regions[region.name].CopyFrom(entry)
         return response
 
 
-class CudaStatusMethod(GrpcMethod):
+class CudaStatusMethod(SystemStatusMethod):
     name = f"{_SERVICE}/CudaSharedMemoryStatus"
-    operation = Operation.SHARED_MEMORY_STATUS
-    extension: RegionExtension
+    memory_kind = "cuda"
+    response = pb.CudaSharedMemoryStatusResponse
 
     @staticmethod
-    def parse(message: bytes) -> pb.CudaSharedMemoryStatusRequest:
+    def parse(message: bytes) -> Any:
         return pb.CudaSharedMemoryStatusRequest.FromString(message)
-
-    async def answer(self, request: pb.CudaSharedMemoryStatusRequest, caller: Caller) -> Any:
-        response = pb.CudaSharedMemoryStatusResponse()
-        for region in self.extension.regions.listed("cuda", request.name):
-            entry = response.RegionStatus(name=region.name, **region.status)
-            response.regions[region.name].CopyFrom(entry)
-        return response
 
 
 class SystemUnregisterMethod(GrpcMethod):
