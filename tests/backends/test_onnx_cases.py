@@ -40,7 +40,6 @@ from headrace import (
 )
 from headrace.config.derive import derive
 from headrace.config.options import ServerOptions
-from headrace.executors.kind import ExecutorKind
 from headrace.executors.output_schema import OutputSchema
 from headrace.executors.runner import RowsRunner
 from headrace.messages.request import InferRequest
@@ -48,7 +47,6 @@ from headrace.messages.ticket import Ticket
 from headrace.models.configuring import complete
 from headrace.models.signature import Signature
 from headrace.plugins import Plugins
-from headrace.registry import Registry
 from headrace.storage.local_storage import files_below
 
 Values = Mapping[str, Any]
@@ -125,9 +123,9 @@ def _read(path: Path, info: onnx.ValueInfoProto) -> Any:
 
 
 @cache
-def executors() -> Registry[type[ExecutorKind]]:
+def plugins() -> Plugins:
     """Those of core, found once for all cases."""
-    return Plugins.discover(()).executors
+    return Plugins.discover(())
 
 
 def answer(backend: Backend, case: Case, folder: Path, parameters: Any, file: str) -> list[Any]:
@@ -139,7 +137,7 @@ def answer(backend: Backend, case: Case, folder: Path, parameters: Any, file: st
     config.instance_group.add(count=1)
     derive(config, version.parent.name, files_below(version.parent))
     model = Model(case.name, 1, version, config, parameters, device=Device("cpu"), instance_name=case.name)
-    complete(model, backend, ServerOptions(), executors())
+    complete(model, backend, ServerOptions(), plugins())
     instance = backend.load(replace(model, shared=backend.share(model)))
     assert isinstance(instance, Instance)
     signature = Signature(case.name, config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from headrace import (
     InstanceInfo,
     ModelConfig,
     Padding,
+    Problem,
     PublishedMetric,
     Scheduler,
     SchedulerContext,
@@ -46,6 +47,11 @@ class Sound(FullScheduler):
         PublishedMetric("headrace_sound_waiting", "Requests that wait"),
     )
     asked_total = 0
+
+    @classmethod
+    def check_config(cls, config: ModelConfig, *, completed: bool) -> Iterable[Problem]:
+        if config.metric_tags:
+            yield Problem("metric_tags", "it has no tags")
 
     def measure(self) -> Mapping[str, float]:
         return {"headrace_sound_asked_total": self.asked_total, "headrace_sound_waiting": len(self.context.waiting)}
@@ -135,6 +141,7 @@ class Asks(FullScheduler):
 class SoundConformance(SchedulerConformance):
     plugin, scheduler = "headrace_sound", "sound"
     delay_ns, timeout_us, levels = DELAY_NS, 700, 3
+    mistakes: ClassVar = {'metric_tags { key: "a" value: "b" }': "metric_tags"}
     kind: ClassVar[type[Scheduler]] = Sound
 
     @property
@@ -148,6 +155,7 @@ class PostponingConformance(SoundConformance):
 
 class AskingConformance(SoundConformance):
     others, kind = ("other",), Asks
+    mistakes: ClassVar = {}
 
 
 #: What a scheduler is held to that is made of the one in front.
@@ -464,6 +472,37 @@ class AnswersPastTheKernel(Asks):
         ticket.respond(answer, final)
 
 
+class RefusesAll(Sound):
+    @classmethod
+    def check_config(cls, config: ModelConfig, *, completed: bool) -> Iterable[Problem]:
+        return [Problem("name", "no")]
+
+
+class ForgetsItsRules(Sound):
+    @classmethod
+    def check_config(cls, config: ModelConfig, *, completed: bool) -> Iterable[Problem]:
+        return ()
+
+
+class CompletesWhileItChecks(Sound):
+    @classmethod
+    def check_config(cls, config: ModelConfig, *, completed: bool) -> Iterable[Problem]:
+        config.dynamic_batching.SetInParent()
+        return ()
+
+
+class YieldsTexts(Sound):
+    @classmethod
+    def check_config(cls, config: ModelConfig, *, completed: bool) -> Iterable[Problem]:
+        return ["no"]  # type: ignore[list-item]
+
+
+class NamesNoField(Sound):
+    @classmethod
+    def check_config(cls, config: ModelConfig, *, completed: bool) -> Iterable[Problem]:
+        return [Problem("", problem.message) for problem in super().check_config(config, completed=completed)]
+
+
 @dataclass(frozen=True, slots=True)
 class TakesAny:
     rest: Mapping[str, str] = field(default_factory=dict, metadata={"prefix": ""})
@@ -547,6 +586,11 @@ SABOTEURS = [
         "counter 'headrace_sound_asked_total' went from 4 to 0",
     ),
     ("test_its_metrics_can_be_read_at_any_time", MeasuresInWords, "cannot be read: ValueError("),
+    ("test_it_accepts_its_config_and_names_each_mistake", RefusesAll, "the config of the kit is refused"),
+    ("test_it_accepts_its_config_and_names_each_mistake", ForgetsItsRules, "a problem of metric_tags is expected"),
+    ("test_it_accepts_its_config_and_names_each_mistake", CompletesWhileItChecks, "has changed the config"),
+    ("test_it_accepts_its_config_and_names_each_mistake", YieldsTexts, "'no', which is no Problem"),
+    ("test_it_accepts_its_config_and_names_each_mistake", NamesNoField, "'it has no tags' has no field"),
     ("test_an_unknown_parameter_is_named_with_the_known", TakesAnyParameter, "nothing is said of the parameter"),
 ]
 

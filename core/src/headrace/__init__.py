@@ -43,14 +43,21 @@ if TYPE_CHECKING:
     from headrace.config.completed_fields import CompletedField, names_all_tensors
     from headrace.config.config_json import config_to_json
     from headrace.config.derive import padding_inputs
-    from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
+    from headrace.config.model_config_pb2 import (
+        ModelConfig,
+        ModelEnsembling,
+        ModelInput,
+        ModelInstanceGroup,
+        ModelOutput,
+        ModelSequenceBatching,
+    )
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
     from headrace.config.parameters import parse_parameters, read_isolation
     from headrace.config.parse import read_config
     from headrace.config.path_checks import one_line, why_path_leaves
     from headrace.config.regular_files import in_memory, open_regular, read_regular
-    from headrace.config.validation import Problem
+    from headrace.config.validation import Problem, check_shape
     from headrace.engine import (
         AnyOperation,
         Caller,
@@ -178,13 +185,20 @@ _HOMES = {
     "headrace.config.completed_fields": ("CompletedField", "names_all_tensors"),
     "headrace.config.config_json": ("config_to_json",),
     "headrace.config.derive": ("padding_inputs",),
-    "headrace.config.model_config_pb2": ("ModelConfig", "ModelInput", "ModelInstanceGroup", "ModelOutput"),
+    "headrace.config.model_config_pb2": (
+        "ModelConfig",
+        "ModelEnsembling",
+        "ModelInput",
+        "ModelInstanceGroup",
+        "ModelOutput",
+        "ModelSequenceBatching",
+    ),
     "headrace.config.option_groups": ("OptionGroup",),
     "headrace.config.options": ("ServerOptions",),
     "headrace.config.parameters": ("parse_parameters", "read_isolation"),
     "headrace.config.parse": ("read_config",),
     "headrace.config.regular_files": ("in_memory", "open_regular", "read_regular"),
-    "headrace.config.validation": ("Problem",),
+    "headrace.config.validation": ("Problem", "check_shape"),
     "headrace.engine": (
         "AnyOperation",
         "Caller",
@@ -355,9 +369,11 @@ __all__ = [
     "MetricOperation",
     "Model",
     "ModelConfig",
+    "ModelEnsembling",
     "ModelInput",
     "ModelInstanceGroup",
     "ModelOutput",
+    "ModelSequenceBatching",
     "ModelView",
     "NotFound",
     "Observer",
@@ -419,6 +435,7 @@ __all__ = [
     "available_cores",
     "backend_settings",
     "check_metric_update",
+    "check_shape",
     "child_command",
     "config_to_json",
     "create_app",

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from headrace import Cancelled, ConfigError, FullScheduler, InferResponse, ModelConfig, Scheduler, Ticket, dtypes
+from headrace import (
+    Cancelled,
+    ConfigError,
+    FullScheduler,
+    InferResponse,
+    ModelConfig,
+    Problem,
+    Scheduler,
+    Ticket,
+    dtypes,
+)
 from headrace_testing.driving import error_of, part_of
 from headrace_testing.example import NAME, write_model
 from headrace_testing.metrics import measured
@@ -39,6 +50,7 @@ class ScheduledSubject:
       waits behind all others instead of being rejected.
     - ``levels``: the number of priorities, of which 1 is first; 0 for none.
     - ``any_instance``: any idle instance gets the waiting requests.
+    - ``mistakes``: configs that it refuses, as more text for the config; each with the field at fault.
     - ``patience_ns``: the longest time until all requests of the kit are answered.
 
     A scheduler that needs no instances gets none, and its model has no backend. ``others`` are the names of models that
@@ -57,6 +69,7 @@ class ScheduledSubject:
     postpones: ClassVar[bool] = False
     levels: ClassVar[int] = 0
     any_instance: ClassVar[bool] = True
+    mistakes: ClassVar[Mapping[str, str]] = MappingProxyType({})
     patience_ns: ClassVar[int] = MINUTE
     others: ClassVar[tuple[str, ...]] = ()
 
@@ -201,6 +214,30 @@ class ScheduledService(ScheduledSubject):
             assert "no_such_parameter" in error.message, f"the parameter is not named: {error.message}"
 
         play(scene)
+
+    def test_it_accepts_its_config_and_names_each_mistake(self) -> None:
+        for completed in (False, True):
+            found = self._problems(self.model_config(), completed)
+            assert not found, f"the config of the kit is refused: {found[0]}"
+        if not self.mistakes:
+            self.not_claimed("it lists no mistakes, so what it refuses in a config is not checked")
+        for text, field in self.mistakes.items():
+            wrong = self.model_config()
+            text_format.Merge(text, wrong)
+            self._problems(wrong, completed=False)
+            found = self._problems(wrong, completed=True)
+            fields = [problem.field for problem in found]
+            assert field in fields, f"a problem of {field} is expected for {text!r}, and there are {fields}"
+
+    def _problems(self, config: ModelConfig, completed: bool) -> list[Problem]:
+        before = config.SerializeToString(deterministic=True)
+        found = list(self.declared.check_config(config, completed=completed))
+        assert config.SerializeToString(deterministic=True) == before, "check_config has changed the config"
+        for problem in found:
+            assert isinstance(problem, Problem), f"check_config has yielded {problem!r}, which is no Problem"
+            assert problem.field, f"the problem '{problem.message}' has no field"
+            assert problem.message, f"the problem of {problem.field} has no message"
+        return found
 
 
 def _read(stage: Stage, seen: dict[str, float]) -> None:

@@ -141,7 +141,11 @@ def test_a_scheduler_that_is_not_installed_is_said_and_the_rest_is_checked(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(repository, "seq", 'backend: "identity"\nmax_batch_size: -1\nsequence_batching { direct { } }')
-    write(repository, "ens", 'platform: "ensemble"\nensemble_scheduling {\n  step { model_name: "a" }\n}')
+    write(
+        repository,
+        "ens",
+        'platform: "ensemble"\nensemble_scheduling {\n  step { }\n}\ninput { name: "x" data_type: TYPE_FP32 dims: 0 }',
+    )
     _, found = check(capsys, "--plugins=builtins", str(repository))
     assert placed(found["seq"]) == [
         (2, 17, "max_batch_size", "'max_batch_size' must be non-negative value for seq"),
@@ -160,8 +164,12 @@ def test_a_scheduler_that_is_not_installed_is_said_and_the_rest_is_checked(
             "ensemble_scheduling",
             missing_scheduler("ensemble_scheduling", "headrace-ensemble"),
         ),
-        (3, 3, "ensemble_scheduling.step[0].input_map", "must specify 'input_map' in step 0 of ensemble 'ens'"),
-        (3, 3, "ensemble_scheduling.step[0].output_map", "must specify 'output_map' in step 0 of ensemble 'ens'"),
+        (
+            5,
+            46,
+            "input[0].dims",
+            "model input 'x' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for ens",
+        ),
     ]
     assert found["echo"]["problems"] == []
 
@@ -170,7 +178,7 @@ def test_a_backend_that_is_missing_does_not_hide_what_is_written_wrong(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The backend might have filled in the data type, so its absence is no problem here."""
-    write(repository, "bad", 'input { name: "x" dims: 0 }\nbackend: "dali"')
+    write(repository, "bad", 'input { name: "x" data_type: TYPE_FP32 dims: 0 }\nbackend: "dali"')
     _, found = check(capsys, str(repository))
     assert [(line, column, field) for line, column, field, _ in placed(found["bad"])] == [
         (1, 25, "input[0].dims"),

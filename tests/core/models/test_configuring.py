@@ -73,24 +73,6 @@ MISTAKES = {
         'platform: "ensemble" backend: "python"',
         "Ensemble model 'm' must have platform type 'ensemble' and empty backend type",
     ),
-    "step": (
-        ENSEMBLE + 'ensemble_scheduling { step { model_name: "n" model_version: -1 } }',
-        "must specify 'input_map' in step 0 of ensemble 'm'",
-    ),
-    "no ensemble": (
-        'backend: "identity" ensemble_scheduling { step { model_name: "n" } }',
-        "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble",
-    ),
-    "control": (
-        'backend: "identity" sequence_batching { control_input { name: "S" '
-        "control { kind: CONTROL_SEQUENCE_START } } }",
-        "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
-        "CONTROL_SEQUENCE_START for m",
-    ),
-    "utilization": (
-        'backend: "identity" sequence_batching { direct { minimum_slot_utilization: 2 } }',
-        "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m",
-    ),
     "batch input of two": (
         IDENTITY + 'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: ["x", "z"] }',
         "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 2 for m",
@@ -102,11 +84,6 @@ MISTAKES = {
     "batch input of nothing": (
         IDENTITY + 'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: "nope" }',
         "unknown source input name 'nope' for m",
-    ),
-    "state": (
-        'backend: "identity" sequence_batching { state { input_name: "a" output_name: "b" data_type: TYPE_FP32 dims: 1 '
-        'initial_state { name: "i" data_type: TYPE_INT8 dims: 1 zero_data: true } } }',
-        "The data type used for 'initial_state' field of state 'a' does not match the state data type.",
     ),
     "dims": (
         'backend: "identity" input { name: "x" data_type: TYPE_FP32 dims: 0 }',
@@ -282,5 +259,5 @@ def test_a_backend_that_completes_a_config_has_the_typed_parameters(tmp_path: Pa
 def test_wrong_parameters_are_named_after_the_completion_without_them(tmp_path: Path) -> None:
     model = model_of('parameters { key: "scale" value { string_value: "much" } }', tmp_path)
     with pytest.raises(ConfigError, match="parameter 'scale' is 'much', expected a number"):
-        complete(model, Scaled({}), ServerOptions(), Plugins.discover(()).executors)
+        complete(model, Scaled({}), ServerOptions(), Plugins.discover(()))
     assert model.config.max_batch_size == 2

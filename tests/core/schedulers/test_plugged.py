@@ -29,7 +29,7 @@ import os
 import numpy as np
 
 from headrace import Backend, BackendError, Batch, HeadraceError, InferRequest, InferResponse, Instance, Padding
-from headrace import FullScheduler, PublishedMetric, RequestInstance, Scheduler, Spec, Ticket, dtypes, hookimpl
+from headrace import FullScheduler, Problem, PublishedMetric, RequestInstance, Scheduler, Spec, Ticket, dtypes, hookimpl
 
 
 class InTurn(Scheduler):
@@ -148,6 +148,22 @@ class Stateful(FullScheduler):
                 self.state[ticket.request.id] = np.array(answer.outputs["state"])
 
 
+class Ruled(FullScheduler):
+    """Refuses metric tags, and the input of a config that is complete."""
+
+    name = "ruled"
+
+    def next(self, instance, now_ns):
+        return self.context.waiting.head(1)
+
+    @classmethod
+    def check_config(cls, config, *, completed):
+        for tag, value in config.metric_tags.items():
+            yield Problem(f"metric_tags['{tag}']", f"no tags for {1 / int(value):g}")
+        if completed:
+            yield Problem("input[0].name", f"ruled: no input, it has {len(config.input)}")
+
+
 class Sums(Backend):
     name = "sums"
 
@@ -194,7 +210,7 @@ class Asking(RequestInstance):
 
 @hookimpl
 def register_schedulers():
-    return [InTurn, Joined, Forwards, Stateful]
+    return [InTurn, Joined, Forwards, Ruled, Stateful]
 
 
 @hookimpl
@@ -295,6 +311,42 @@ def test_a_scheduler_that_is_not_installed_is_refused_with_what_would_help(
     write_model(config, "m")
     with Server(tmp_path / "models", plugins=(), **LENIENT) as server:
         assert said in server.index()[0].reason
+
+
+RULED = f'{IDENTITY} parameters {{ key: "scheduler" value {{ string_value: "ruled" }} }} '
+
+
+@pytest.mark.parametrize(
+    ("more", "problems"),
+    [
+        ("", ["ruled: no input, it has 1"]),
+        ('metric_tags { key: "a" value: "2" }', ["no tags for 0.5", "ruled: no input, it has 1"]),
+        (
+            "response_cache { enable: true } model_transaction_policy { decoupled: true } "
+            'metric_tags { key: "a" value: "2" } dynamic_batching { preferred_batch_size: 9 }',
+            [
+                "dynamic batching preferred size must be <= max batch size for m",
+                "no tags for 0.5",
+                "Response Cache does not currently support model m with 'decoupled' transaction policy. Please disable "
+                "the response cache.",
+                "ruled: no input, it has 1",
+            ],
+        ),
+        (
+            'metric_tags { key: "a" value: "0" }',
+            ["scheduler 'ruled' failed on the config of 'm': ZeroDivisionError: division by zero"],
+        ),
+    ],
+)
+def test_a_scheduler_checks_its_part_of_a_config_and_the_first_problem_refuses_the_load(
+    more: str, problems: list[str], plugin: None, write_model: WriteModel, tmp_path: Path
+) -> None:
+    write_model(RULED + more, "m")
+    with Server(tmp_path / "models", plugins=("plugged",), **LENIENT) as server:
+        (entry,) = server.index()
+    assert (entry.state, entry.reason.partition(": ")[2]) == ("UNAVAILABLE", problems[0])
+    found = inspect(tmp_path / "models", plugins=("plugged",))
+    assert [problem.partition(": ")[2] for problem in found] == problems
 
 
 def test_a_plugin_that_brings_the_sequence_batcher_gets_its_models(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from headrace_testing import SchedulerConformance
 
 from .conftest import step
@@ -13,3 +15,7 @@ class TestEnsemble(SchedulerConformance):
     plugin, scheduler = "headrace_ensemble", "ensemble_scheduling"
     config = f'platform: "ensemble" ensemble_scheduling {{ {CHAIN} }}'
     others = ("one", "two")
+    mistakes: ClassVar = {
+        "ensemble_scheduling { step { } }": "ensemble_scheduling.step[2].model_name",
+        "instance_group { }": "instance_group",
+    }

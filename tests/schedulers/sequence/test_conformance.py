@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -23,6 +23,13 @@ class Sequences(SchedulerConformance):
 
 class TestDirect(Sequences):
     config = "sequence_batching { direct { } }"
+    mistakes: ClassVar = {
+        "sequence_batching { direct { minimum_slot_utilization: 2 } }": (
+            "sequence_batching.direct.minimum_slot_utilization"
+        ),
+        "sequence_batching { control_input { } }": "sequence_batching.control_input[0].name",
+        'sequence_batching { state { input_name: "a" } }': "sequence_batching.state[0].output_name",
+    }
     in_order = False  # they run in the order of their slots
 
 

@@ -69,10 +69,10 @@ def read(
     return config
 
 
-def complete(model: Model, backend: Backend, options: ConfigOptions, executors: Parts) -> None:
+def complete(model: Model, backend: Backend, options: ConfigOptions, plugins: PluginRegistries) -> None:
     """Complete ``model.config`` in place and validate it. Raises `ConfigError`, `LoadError` or `PluginError`."""
-    fill(model, backend, options, executors)
-    raise_first(judge(model, backend, options, executors))
+    fill(model, backend, options, plugins.executors)
+    raise_first(judge(model, backend, options, plugins))
     for problem in parameters.unknown(backend.Parameters, model.config.parameters):
         log.warning("model '%s': %s; it is ignored", model.name, problem.message)
     for note in without_effect(model.config, backend):
@@ -101,7 +101,10 @@ def examine(
     A config whose scheduler does not exist is not completed, so all its other written problems are yielded here, too.
     """
     yield from validation.early(
-        config, complete=options.disable_auto_complete_config, needs_backend=needs_backend(config, schedulers)
+        config,
+        complete=options.disable_auto_complete_config,
+        needs_backend=needs_backend(config, schedulers),
+        scheduled=scheduler_problems(config, schedulers, completed=False),
     )
     if config.name != name:
         yield Problem(
@@ -111,14 +114,15 @@ def examine(
     try:
         find_scheduler(config, schedulers)
     except ConfigError as error:
-        yield from written(config, model_path)
+        yield from written(config, model_path, schedulers)
         yield Problem(error.field, error.message, error.code)
 
 
-def written(config: ModelConfig, model_path: Path) -> list[Problem]:
+def written(config: ModelConfig, model_path: Path, schedulers: Parts) -> list[Problem]:
     """Return the problems of an incomplete ``config`` that completing it cannot cure, because they are in set
     fields."""
-    found = validation.problems(config, gpus=available_gpus(), files=model_path)
+    scheduled = scheduler_problems(config, schedulers)
+    found = validation.problems(config, gpus=available_gpus(), files=model_path, scheduled=scheduled)
     if not found and config.input and config.output and config.max_batch_size:
         found = _padding_problems(config)
     return [problem for problem in found if is_set(config, problem.field)]
@@ -229,12 +233,31 @@ def _typed(cls: type, given: Mapping[str, ModelParameter]) -> Any:
         return parameters.parse_parameters(cls, {})
 
 
-def judge(model: Model, backend: Backend, options: ConfigOptions, executors: Parts) -> list[Problem]:
+def scheduler_problems(config: ModelConfig, schedulers: Parts, *, completed: bool = True) -> Iterator[Problem]:
+    """Yield the problems that the scheduler of ``config`` finds, which `find_scheduler` reports if it is not installed.
+
+    What it raises is a problem, too. ``completed`` is False if the backend may still complete the config.
+    """
+    try:
+        scheduler = find_scheduler(config, schedulers)
+    except ConfigError:
+        return
+    try:
+        with _of_scheduler(scheduler, config):
+            found = list(full_scheduler_class(scheduler).check_config(config, completed=completed))
+    except HeadraceError as error:
+        found = [Problem(error.field if isinstance(error, ConfigError) else "", error.message, error.code)]
+    yield from found
+
+
+def judge(model: Model, backend: Backend, options: ConfigOptions, plugins: PluginRegistries) -> list[Problem]:
     """Return every problem of the completed ``model.config``, in Triton's order, then those of its parameters."""
     kind, given = backend.Parameters, model.config.parameters
     gpus, files = available_gpus(), model.path.parent
-    wrong = validation.problems(model.config, gpus=gpus, files=files, needs_backend=bool(backend.name))
-    wrong += [*check_executor(model.config, executors), *parameters.check(kind, given)]
+    scheduled = scheduler_problems(model.config, plugins.schedulers)
+    needed = bool(backend.name)
+    wrong = validation.problems(model.config, gpus=gpus, files=files, needs_backend=needed, scheduled=scheduled)
+    wrong += [*check_executor(model.config, plugins.executors), *parameters.check(kind, given)]
     if not wrong:
         wrong += _padding_problems(model.config)
     runtime = model.config.runtime
@@ -407,7 +430,7 @@ def _of_scheduler(scheduler: type[Scheduler], config: ModelConfig) -> Iterator[N
         raise
     except BaseException as error:  # code of a plugin
         raise PluginError(
-            f"scheduler '{scheduler.name}' failed to complete the config of '{config.name}': {summary(error)}"
+            f"scheduler '{scheduler.name}' failed on the config of '{config.name}': {summary(error)}"
         ) from error
 
 

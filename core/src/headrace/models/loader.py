@@ -153,7 +153,7 @@ class Loader:
             try:
                 versions = versions_to_serve(name, files, config.version_policy)
             except NoVersion:  # a mistake in the config is the better error
-                raise_first(written(config, path))
+                raise_first(written(config, path, self._plugins.schedulers))
                 raise
         place, files, is_whole = fingerprint.place, fingerprint.files, opened.is_replaced
         fingerprints = {v: fingerprint_of_version(place, files, v, config, is_whole=is_whole) for v in versions}
@@ -182,7 +182,7 @@ class Loader:
         backend = self._backend(plan.config.backend)
         config = ModelConfig.FromString(plan.config.SerializeToString())
         model = Model(plan.name, version, directory.path / str(version), config, is_sent=plan.opened.entry.is_sent)
-        complete(model, backend, self._options, self._plugins.executors)
+        complete(model, backend, self._options, self._plugins)
         services = self._services(model.name)
         others = {key: _other(each, services.asking(each)) for key, each in needed.items()}
         scheduler = find_scheduler(model.config, self._plugins.schedulers)
@@ -209,7 +209,7 @@ class Loader:
         config.instance_group.extend(plan.config.instance_group)
         backend = self._backend(config.backend)
         changed = replace(served.model, config=config)
-        raise_first(judge(changed, backend, self._options, self._plugins.executors))
+        raise_first(judge(changed, backend, self._options, self._plugins))
         fill_groups(config, backend, available_gpus())
         _tell_completed(config)
         return served.instances.prepare(config)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from headrace.backends.base import Device, NoParameters
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.parse import clip
+from headrace.config.validation.shared import Problem
 from headrace.errors import ConfigError, InternalError, Rescheduled
 from headrace.messages.response import Answer
 from headrace.messages.spec import Spec
@@ -281,6 +282,16 @@ class FullScheduler(Scheduler):
     labels: Mapping[str, Sequence[str]] = MappingProxyType({})
 
     # ------------------------------------------------------------------ the config, once per load
+
+    @classmethod
+    def check_config(cls, config: ModelConfig, *, completed: bool) -> Iterable[Problem]:
+        """Return every problem of the scheduler's own fields of ``config``: the first one refuses the load.
+
+        Called twice per load, and by ``headrace check``: first with ``completed`` False, when the backend may still add
+        to the config, then with what it is served with. Enum values are valid, and nothing else is. ``config`` must not
+        be changed. Runs on a thread that may block.
+        """
+        return ()
 
     @classmethod
     def depends_on(cls, config: ModelConfig) -> Collection[Dependency]:

@@ -36,6 +36,7 @@ from headrace.models.configuring import (
     needs_backend,
     parse,
     scheduler_parameters,
+    scheduler_problems,
     without_effect,
     written,
 )
@@ -217,9 +218,9 @@ class _Inspection:
                 if self.found.is_clean:
                     self._dependencies.complete(config)
             else:
-                self.add(written(config, path))
+                self.add(self._written(config))
         except HeadraceError as error:
-            self.add([_reason(error), *written(config, path)])
+            self.add([_reason(error), *self._written(config)])
 
     def _run_versions(self, versions: Iterable[int], config: ModelConfig) -> None:
         name, backend = self.opened.entry.name, self._backend(config)
@@ -232,7 +233,7 @@ class _Inspection:
         path, backend = self.opened.directory.path, self._backend(config)
         kind = backend.Parameters
         self._add_to(self.found.notes, without_effect(config, backend))
-        self.add([*written(config, path), *check_labels(config, path)])
+        self.add([*self._written(config), *check_labels(config, path)])
         self.add(check_executor(config, self._plugins.executors))
         self.add([*parameters.check(kind, config.parameters), *parameters.unknown(kind, config.parameters)])
         if self.found.is_clean:
@@ -259,19 +260,23 @@ class _Inspection:
         path = model.path.parent
         try:
             fill(model, backend, self._options, self._plugins.executors)
-            wrong = [*judge(model, backend, self._options, self._plugins.executors), *check_labels(model.config, path)]
+            wrong = [*judge(model, backend, self._options, self._plugins), *check_labels(model.config, path)]
             if not wrong:
                 fill_groups(model.config, backend, available_gpus())
         except HeadraceError as error:
             if not isinstance(error, ConfigError):
                 self.found.failed.append((model.version, error))
-                return written(model.config, path)
-            return [_reason(error), *written(model.config, path)]
+                return self._written(model.config)
+            return [_reason(error), *self._written(model.config)]
         return wrong
 
     def _problems(self, config: ModelConfig) -> list[Problem]:
         """Return the problems of a model without instances."""
-        return validation.problems(config, files=self.opened.directory.path, needs_backend=False)
+        files, scheduled = self.opened.directory.path, scheduler_problems(config, self._plugins.schedulers)
+        return validation.problems(config, files=files, needs_backend=False, scheduled=scheduled)
+
+    def _written(self, config: ModelConfig) -> list[Problem]:
+        return written(config, self.opened.directory.path, self._plugins.schedulers)
 
     def add(self, problems: Iterable[Problem]) -> None:
         self._add_to(self.found.problems, problems)

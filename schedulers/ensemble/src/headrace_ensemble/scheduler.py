@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from headrace import (
@@ -13,9 +13,11 @@ from headrace import (
     InstanceInfo,
     ModelConfig,
     OtherModel,
+    Problem,
     SchedulerContext,
     Ticket,
 )
+from headrace_ensemble import ensemble_rules
 from headrace_ensemble.consistency import check
 from headrace_ensemble.dataflow import Dataflow
 from headrace_ensemble.plan import DataflowPlan, EnsembleGraph, dependency_of
@@ -29,6 +31,10 @@ class EnsembleScheduler(FullScheduler):
 
     name: ClassVar[str] = "ensemble_scheduling"
     needs_instances: ClassVar[bool] = False
+
+    @classmethod
+    def check_config(cls, config: ModelConfig, *, completed: bool) -> Iterable[Problem]:
+        return ensemble_rules.check(config)
 
     @classmethod
     def depends_on(cls, config: ModelConfig) -> Collection[Dependency]:

@@ -6,6 +6,7 @@ instance, or waits in the backlog until one is free. Source: docs/spec/behaviour
 
 ====================== ================================================================================
 ``sequence_scheduler`` takes requests in, finds their sequences, and ends those that are idle or whose caller has gone
+``sequence_rules``     the rules of ``sequence_batching`` that a config must keep
 ``admission``          which requests begin a sequence, and what the others are told
 ``slots``              which slots are free, and who waits for one
 ``batcher``            what both strategies have in common: the sequences of one instance

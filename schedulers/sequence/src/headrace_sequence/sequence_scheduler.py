@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from headrace import (
@@ -13,6 +13,7 @@ from headrace import (
     InferResponse,
     InstanceInfo,
     ModelConfig,
+    Problem,
     PublishedMetric,
     SchedulerContext,
     Tensor,
@@ -28,6 +29,7 @@ from headrace_sequence.direct import DirectBatcher
 from headrace_sequence.implicit_states import States
 from headrace_sequence.live import LiveSequence
 from headrace_sequence.oldest import OldestBatcher
+from headrace_sequence.sequence_rules import check, check_states
 from headrace_sequence.slots import SlotTable
 
 log = rate_limited_logger("headrace.sequence_batching")
@@ -72,6 +74,12 @@ class SequenceScheduler(FullScheduler):
         self._is_delayed = bool(context.delayed_start.requests or context.delayed_start.backlog)
         if self._is_delayed:
             self.next = self._next_after_delay  # type: ignore[method-assign]  # a server that is not tested has no such step
+
+    @classmethod
+    def check_config(cls, config: ModelConfig, *, completed: bool) -> Iterable[Problem]:
+        yield from check(config)
+        if completed:
+            yield from check_states(config)
 
     @classmethod
     def reschedules(cls, config: ModelConfig) -> bool:

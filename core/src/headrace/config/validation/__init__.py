@@ -2,33 +2,30 @@
 
 A load raises the first of the `problems`; ``headrace check`` lists all of them. Each module has the rules of one part
 of the config and yields each `Problem` with Triton's text. Only ``paths`` reads the disk, and only if it has ``files``.
+The rules of a scheduler's part of the config are its own (`headrace.FullScheduler.check_config`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.config.validation import (
-    ensembles,
-    instances,
-    io,
-    model,
-    paths,
-    sequences,
-)
+from headrace.config.validation import instances, io, model, paths
 from headrace.config.validation.model import check_caching
-from headrace.config.validation.shared import Problem, check_enums
+from headrace.config.validation.shared import Problem, check_enums, check_shape
 
-__all__ = ["Problem", "check_caching", "problems"]
+__all__ = ["Problem", "check_caching", "check_shape", "problems"]
 
 
-def early(config: ModelConfig, *, complete: bool, needs_backend: bool = True) -> list[Problem]:
+def early(
+    config: ModelConfig, *, complete: bool, needs_backend: bool = True, scheduled: Iterable[Problem] = ()
+) -> list[Problem]:
     """Return the problems that Triton finds before it reads the versions and calls the backend, in its order.
 
     If the config is ``complete``, because no backend will complete it, its inputs and outputs are checked, too.
-    ``needs_backend`` is False if the scheduler works without a backend.
+    ``needs_backend`` is False if the scheduler works without a backend. ``scheduled`` are the problems that the
+    scheduler finds. They are not read if an enum value is invalid.
     """
     unknown = list(check_enums(config))
     if unknown:
@@ -36,8 +33,8 @@ def early(config: ModelConfig, *, complete: bool, needs_backend: bool = True) ->
     found = [
         *model.check(config, needs_backend),
         *model.check_batching(config),
-        *sequences.check(config),
-        *ensembles.check(config),
+        *scheduled,
+        *model.check_ensemble(config),
         *check_caching(config),
         *model.check_metrics(config),
     ]
@@ -49,12 +46,17 @@ def early(config: ModelConfig, *, complete: bool, needs_backend: bool = True) ->
 
 
 def problems(
-    config: ModelConfig, *, gpus: Sequence[int] = (), files: Path | None = None, needs_backend: bool = True
+    config: ModelConfig,
+    *,
+    gpus: Sequence[int] = (),
+    files: Path | None = None,
+    needs_backend: bool = True,
+    scheduled: Iterable[Problem] = (),
 ) -> list[Problem]:
     """Return every problem of ``config``, in Triton's order of checking.
 
     ``gpus`` are the ids of the GPUs that instances may use. If ``files``, the model's directory, is given, a batching
-    library that the config names must be in it. ``needs_backend`` is as for `early`.
+    library that the config names must be in it. ``needs_backend`` and ``scheduled`` are as for `early`.
     """
     unknown = list(check_enums(config))
     if unknown:  # the other checks need valid enum values
@@ -62,9 +64,8 @@ def problems(
     return [
         *model.check(config, needs_backend),
         *model.check_batching(config),
-        *sequences.check(config),
-        *sequences.check_states(config),
-        *ensembles.check(config),
+        *scheduled,
+        *model.check_ensemble(config),
         *check_caching(config),
         *model.check_metrics(config),
         *instances.check(config, gpus),

@@ -92,6 +92,15 @@ def _policies(batching: ModelDynamicBatching) -> Iterator[tuple[str, ModelQueueP
         yield f"dynamic_batching.priority_queue_policy[{level}]", batching.priority_queue_policy[level]
 
 
+def check_ensemble(config: ModelConfig) -> Iterator[Problem]:
+    """Check that an ensemble says which models it consists of."""
+    if config.platform == "ensemble" and not config.HasField("ensemble_scheduling"):
+        yield Problem(
+            "ensemble_scheduling",
+            f"ensemble scheduling must be set for ensemble {config.name} whose platform is ensemble",
+        )
+
+
 def check_caching(config: ModelConfig) -> Iterator[Problem]:
     """Check that a model with a response cache sends one response per request and has no sequences
     (docs/spec/behaviours.md sections 4.7 and 4.11)."""

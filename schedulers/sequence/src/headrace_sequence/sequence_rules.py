@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
-from headrace.config.model_config_pb2 import (
-    TYPE_INT32,
-    TYPE_INT64,
-    TYPE_STRING,
-    TYPE_UINT32,
-    TYPE_UINT64,
-    ModelConfig,
-    ModelInstanceGroup,
-    ModelSequenceBatching,
-)
-from headrace.config.validation.shared import (
-    MAX_MADE_BYTES,
-    Problem,
-    check_preferred_sizes,
-    check_shape,
-    invalid_dimension,
-    size_in_bytes,
-)
+from headrace import ModelConfig, ModelInstanceGroup, ModelSequenceBatching, Problem, check_shape, dtypes
 
 Control = ModelSequenceBatching.Control
+State = ModelSequenceBatching.State
 
 _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
-_ID_TYPES = (TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32, TYPE_STRING)
+_ID_TYPES = {each.config_value for each in (dtypes.UINT64, dtypes.INT64, dtypes.UINT32, dtypes.INT32, dtypes.BYTES)}
+#: The largest initial state, in bytes.
+_MAX_INITIAL_BYTES = 4 * 2**30
+#: The size of the length in front of each element of BYTES.
+_LENGTH_BYTES = 4
 
 
 def check(config: ModelConfig) -> Iterator[Problem]:
@@ -107,12 +96,12 @@ def _check_oldest(oldest: ModelSequenceBatching.StrategyOldest, config: ModelCon
             f"sequence batching has {oldest.max_candidate_sequences} max candidate sequences, expected at least 1, or "
             f"0 for the default for {config.name}",
         )
-    yield from check_preferred_sizes(
-        f"{field}.preferred_batch_size",
-        "sequence batching preferred batch size",
-        oldest.preferred_batch_size,
-        config,
-    )
+    for index, size in enumerate(oldest.preferred_batch_size):
+        part, title = f"{field}.preferred_batch_size[{index}]", "sequence batching preferred batch size"
+        if size <= 0:
+            yield Problem(part, f"{title} must be positive for {config.name}")
+        elif size > config.max_batch_size:
+            yield Problem(part, f"{title} must be <= max batch size for {config.name}")
 
 
 def _check_direct(direct: ModelSequenceBatching.StrategyDirect, suffix: str) -> Iterator[Problem]:
@@ -122,9 +111,6 @@ def _check_direct(direct: ModelSequenceBatching.StrategyDirect, suffix: str) -> 
             f"{field}.minimum_slot_utilization",
             f"sequence batching minimum slot utilization must be in range (0.0, 1.0]{suffix}",
         )
-
-
-State = ModelSequenceBatching.State
 
 
 def check_states(config: ModelConfig) -> Iterator[Problem]:
@@ -192,14 +178,17 @@ def _check_value(initial: ModelSequenceBatching.InitialState, state: State, fiel
         yield Problem(f"{field}.name", f"Field 'name' must be set when using initial_state for state input '{name}'.")
     wrong = list(_check_dims(initial, state, f"{field}.dims"))
     yield from wrong
-    if not wrong and initial.data_type and size_in_bytes(initial.dims, initial.data_type) > MAX_MADE_BYTES:
+    if not wrong and initial.data_type and (size := _size_in_bytes(initial)) > _MAX_INITIAL_BYTES:
         yield Problem(
             f"{field}.dims",
-            f"initial_state for state input '{name}' takes {size_in_bytes(initial.dims, initial.data_type)} bytes, "
-            f"the limit is {MAX_MADE_BYTES}",
+            f"initial_state for state input '{name}' takes {size} bytes, the limit is {_MAX_INITIAL_BYTES}",
         )
     if initial.WhichOneof("state_data") is None:  # Triton's text lacks the space, too
         yield Problem(field, f"initial_state setting expects state'{name}' to have state_data set")
+
+
+def _size_in_bytes(initial: ModelSequenceBatching.InitialState) -> int:
+    return prod(initial.dims) * (dtypes.BY_CONFIG_VALUE[initial.data_type].itemsize or _LENGTH_BYTES)
 
 
 def _check_dims(initial: ModelSequenceBatching.InitialState, state: State, field: str) -> Iterator[Problem]:
@@ -221,4 +210,5 @@ def _check_dims(initial: ModelSequenceBatching.InitialState, state: State, field
                 f"{ours} != {theirs}",
             )
         elif ours < 0:
-            yield Problem(field, invalid_dimension(name, initial.dims))
+            shape = ",".join(map(str, initial.dims))
+            yield Problem(field, f"tensor '{name}' contains an invalid dimension in shape [{shape}]")

@@ -1,14 +1,13 @@
 """Rules of ``ensemble_scheduling`` that need only the ensemble's config (docs/spec/behaviours.md section 4.8).
 
-The configs of the composing models are compared with it when they are loaded.
+`headrace_ensemble.consistency` compares it with the configs of the composing models when they are loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headrace.config.model_config_pb2 import ModelConfig, ModelEnsembling
-from headrace.config.validation.shared import Problem
+from headrace import ModelConfig, ModelEnsembling, Problem
 
 _FIELD = "ensemble_scheduling"
 #: The prefix of parameters that name a tensor on which running a step depends: Headrace's extension for the scheduler.
@@ -17,12 +16,6 @@ _WHEN = "ensemble.when."
 
 def check(config: ModelConfig) -> Iterator[Problem]:
     """Check the fields that an ensemble must not have, its steps, and their graph."""
-    if not config.HasField("ensemble_scheduling"):
-        if config.platform == "ensemble":
-            yield Problem(
-                _FIELD, f"ensemble scheduling must be set for ensemble {config.name} whose platform is ensemble"
-            )
-        return
     if config.platform != "ensemble":
         yield Problem(
             _FIELD, f"ensemble scheduling cannot be set for model '{config.name}' whose platform is not ensemble"
