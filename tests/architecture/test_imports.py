@@ -75,6 +75,10 @@ COMMAND_LINE = "headrace_cli"
 PROCESSES = "headrace_processes"
 #: For authors of backends, in core's own distribution; core proper imports nothing of it.
 FOR_ENGINES = "headrace_engines"
+#: An instance or a scheduler without a server, for the conformance kits. Core proper imports nothing of it.
+HARNESSES = "headrace_harnesses"
+#: The packages beside core proper, in the same distribution.
+AROUND = {*BESIDE, COMMAND_LINE, FOR_ENGINES, HARNESSES, PROCESSES}
 #: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
 SEEN_BY_FRONTENDS = {
     "headrace.config": {"config_json", "model_config_pb2", "option_groups", "option_parts", "options", "support"},
@@ -86,7 +90,7 @@ COMPOSITION = {
     "__main__",
     "builtins",
     "headrace_cli",
-    "harnesses",
+    "headrace_harnesses",
     "hookspecs",
     "plugins",
     "registry",
@@ -114,7 +118,7 @@ class Import:
         words = self.module.split(".")
         if self.top == PROCESSES and len(words) > 1 and words[1] in MAY_IMPORT:
             return words[1]
-        if self.top in {*BESIDE, COMMAND_LINE, FOR_ENGINES, PROCESSES}:
+        if self.top in AROUND:
             return self.top
         return words[1] if len(words) > 1 and words[1] in MAY_IMPORT.keys() | COMPOSITION else "__init__"
 
@@ -148,7 +152,7 @@ def upward(part: str, source: str) -> list[str]:
         return []
     wrong = []
     for found in imports(source):
-        is_ours = found.top in {"headrace", COMMAND_LINE, FOR_ENGINES, PROCESSES, *BESIDE}
+        is_ours = found.top in {"headrace", *AROUND}
         if not is_ours or found.part == part or found.part in MAY_IMPORT[part]:
             continue
         wrong.append(f"line {found.line}: {part} imports {found.module}")
@@ -183,7 +187,7 @@ def part_of(path: Path) -> str:
     package, inner, *_ = path.relative_to(CORE).parts
     if package == PROCESSES:
         return inner if inner in MAY_IMPORT else package
-    return package if package in {*BESIDE, COMMAND_LINE, FOR_ENGINES} else inner.removesuffix(".py")
+    return package if package in AROUND else inner.removesuffix(".py")
 
 
 def name_of(path: Path) -> str:
@@ -199,8 +203,7 @@ def test_core_imports_point_down_the_path(path: Path) -> None:
 
 def beside(source: str) -> list[str]:
     """The imports of a module of core proper that reach the packages beside it."""
-    packages = {COMMAND_LINE, FOR_ENGINES, PROCESSES, *BESIDE}
-    return [f"line {each.line}: core proper imports {each.module}" for each in imports(source) if each.top in packages]
+    return [f"line {each.line}: core proper imports {each.module}" for each in imports(source) if each.top in AROUND]
 
 
 #: `headrace.__init__` names what the distribution exports. It imports a module when a name of it is first used.
@@ -213,7 +216,7 @@ def test_core_proper_imports_no_package_beside_it(path: Path) -> None:
     assert beside(path.read_text()) == []
 
 
-@pytest.mark.parametrize("package", sorted({COMMAND_LINE, FOR_ENGINES, PROCESSES, *BESIDE}))
+@pytest.mark.parametrize("package", sorted(AROUND))
 def test_an_import_of_a_package_beside_core_is_found(package: str) -> None:
     assert len(beside(f"if TYPE_CHECKING:\n    from {package}.server import Server")) == 1
 
@@ -284,7 +287,7 @@ def test_core_requires_what_it_imports_and_its_extras_are_those_that_it_names() 
         for found in imports(path.read_text())
         if not found.typing_only and found.top not in sys.stdlib_module_names
     }
-    ours = {"headrace", COMMAND_LINE, FOR_ENGINES, PROCESSES, *BESIDE}
+    ours = {"headrace", *AROUND}
     assert always - EXTRA_MODULES.keys() - ours - {"pynvml"} == packages
     for extra in EXTRAS.values():
         assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
@@ -311,7 +314,7 @@ def test_a_backend_imports_headrace_itself_and_its_engine_only_inside_functions(
 @pytest.mark.parametrize("path", modules(ROOT / "tests/core"), ids=name_of)
 def test_the_tests_of_core_need_no_backend_distribution(path: Path) -> None:
     others = [found for found in imports(path.read_text()) if found.top.startswith("headrace_")]
-    known = {*BESIDE, COMMAND_LINE, FOR_ENGINES, PROCESSES, "headrace_testing"}
+    known = {*AROUND, "headrace_testing"}
     assert [found.module for found in others if found.top not in known] == []
 
 
@@ -377,7 +380,7 @@ def private(source: str, kits: bool) -> list[str]:
     return [
         f"line {found.line}: a plugin imports {found.module}"
         for found in imports(source)
-        if found.top in ("headrace", COMMAND_LINE, FOR_ENGINES, PROCESSES, "headrace_testing")
+        if found.top in ("headrace", COMMAND_LINE, FOR_ENGINES, HARNESSES, PROCESSES, "headrace_testing")
         and found.module not in public
     ]
 

@@ -17,7 +17,10 @@ import headrace
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "core/src"
-PACKAGES = ("headrace", "headrace_http", "headrace_grpc", "headrace_processes", "headrace_cli", "headrace_engines")
+PACKAGES = (
+    *("headrace", "headrace_http", "headrace_grpc", "headrace_processes", "headrace_cli"),
+    *("headrace_engines", "headrace_harnesses"),
+)
 LOGIC = 10
 
 #: Modules that are tested together, because one is not used without the others, by the test module that does so.
@@ -38,6 +41,7 @@ TOGETHER = {
         headrace_grpc.absent_methods""",
     "models/test_admission.py": """headrace_grpc.admitted_calls headrace_http.admitted_requests
         headrace.models.interceptors headrace.models.submission headrace.messages.caller""",
+    "test_harnesses.py": "headrace_harnesses",
     "frontends/test_extension.py": "headrace_grpc.plugin_methods headrace_http.absent_routes",
     "frontends/test_tensor_locations.py": "headrace_grpc.located_messages headrace_http.located_tensors",
     # Bytes in, bytes out: the parser, the order of answers and the limits of one connection.

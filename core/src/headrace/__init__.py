@@ -99,7 +99,6 @@ if TYPE_CHECKING:
     from headrace.frontends.request_parameters import RequestParameters
     from headrace.frontends.tensor_locations import TensorLocation
     from headrace.frontends.tls_files import TlsFiles
-    from headrace.harnesses import InstanceHarness, SchedulerHarness
     from headrace.hookspecs import hookimpl
     from headrace.messages import dtypes
     from headrace.messages.dtypes import DataType
@@ -140,6 +139,7 @@ if TYPE_CHECKING:
     from headrace_grpc.hosts import GrpcHost
     from headrace_grpc.plugin_methods import GrpcMethod, RpcWrapper
     from headrace_grpc.rpc import Rpc
+    from headrace_harnesses import InstanceHarness, SchedulerHarness
     from headrace_http.asgi import create_app
     from headrace_http.caller_limits import Pace
     from headrace_http.forwarding import Forwarded, ForwardingPort
@@ -235,7 +235,7 @@ _HOMES = {
     "headrace.frontends.request_parameters": ("RequestParameters",),
     "headrace.frontends.tensor_locations": ("TensorLocation",),
     "headrace.frontends.tls_files": ("TlsFiles",),
-    "headrace.harnesses": ("InstanceHarness", "SchedulerHarness"),
+    "headrace_harnesses": ("InstanceHarness", "SchedulerHarness"),
     "headrace.off_loop": ("TooLargeForLoop",),
     "headrace_grpc.hosts": ("GrpcHost",),
     "headrace_grpc.plugin_methods": ("GrpcMethod", "RpcWrapper"),
