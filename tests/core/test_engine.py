@@ -16,6 +16,7 @@ from headrace.config.options import ServerOptions
 from headrace.engine import Engine
 from headrace.errors import BackendError, InvalidArgument
 from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor
 from headrace.messages.ticket import Ticket
 from headrace.server import Server
@@ -48,6 +49,29 @@ def test_a_request_that_fails_is_free_at_once() -> None:
         return held
 
     assert asyncio.run(ask())() is None
+
+
+def test_errors_between_responses_are_yielded_if_asked_for() -> None:
+    broken, last = BackendError("broken"), BackendError("last")
+    response = InferResponse({}, model_name="m")
+
+    def enqueue(ticket: Ticket) -> None:
+        for answer in (response, broken, response):
+            ticket.respond(answer, False)
+        ticket.respond(last, True)
+
+    view = SimpleNamespace(decoupled=True, check=lambda ticket: None, enqueue=enqueue)
+    engine = Engine(ServerOptions(model_repository=("models",)), cast("Any", SimpleNamespace(resolve=lambda *_: view)))
+
+    async def collect(count: int, *with_errors: Any) -> list[Any]:
+        answers = engine.responses(InferRequest("m", {"x": np.zeros(4, np.float32)}), None, *with_errors)
+        seen: list[Any] = [await anext(answers) for _ in range(count)]
+        with pytest.raises(BackendError) as end:
+            await anext(answers)
+        return [*seen, end.value]
+
+    assert asyncio.run(collect(3, True)) == [response, broken, response, last]
+    assert asyncio.run(collect(1)) == [response, broken]
 
 
 @pytest.mark.parametrize("given", [np.array(["a", b"\xff", "é"], np.object_), np.array([b"a", b"b", b"c"])])

@@ -20,7 +20,7 @@ from enum import Enum
 from functools import cached_property
 from time import monotonic_ns
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from headrace.config.options import ServerOptions
 from headrace.errors import Cancelled, HeadraceError, PluginError, Unavailable
@@ -222,7 +222,17 @@ class Engine:
         """
         return self._table.resolve(name, version)
 
-    async def responses(self, request: InferRequest, caller: Caller | None = None) -> AsyncIterator[InferResponse]:
+    @overload
+    def responses(self, request: InferRequest, caller: Caller | None = None) -> AsyncIterator[InferResponse]: ...
+
+    @overload
+    def responses(
+        self, request: InferRequest, caller: Caller | None, with_errors: Literal[True]
+    ) -> AsyncIterator[InferResponse | HeadraceError]: ...
+
+    async def responses(
+        self, request: InferRequest, caller: Caller | None = None, with_errors: bool = False
+    ) -> AsyncIterator[Any]:
         """Yield the responses of a model to ``request``, when they are asked for.
 
         A model that is `UNREAD` responses ahead waits. Inputs of type BYTES may be arrays of ``str`` or ``bytes``, as
@@ -230,7 +240,7 @@ class Engine:
         iterator cancels it.
 
         Raises `HeadraceError` if the model does not exist, refuses or fails, and `Unavailable` at the request's
-        deadline.
+        deadline. If ``with_errors``, an error of a decoupled model is yielded, and the responses after it, too.
         """
         answers: deque[tuple[Answer, bool]] = deque()
         arrived = asyncio.Event()
@@ -255,7 +265,7 @@ class Engine:
             while True:
                 while answers:
                     answer, final = answers.popleft()
-                    if isinstance(answer, HeadraceError):
+                    if isinstance(answer, HeadraceError) and (final or not with_errors):
                         try:
                             raise answer
                         finally:

@@ -64,6 +64,8 @@ class TritonPythonModel:
                         [pb_utils.Tensor("TEXT", text), pb_utils.Tensor("NUMBERS", numbers)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+#: Sends an error between two responses.
+STUMBLES = MANY.replace("abs(count)", "3").replace("count < 0 and index == -count - 1", "index == 1")
 VALUES = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -101,6 +103,7 @@ def write_repository(root: Path) -> None:
     many = _outputs({"TEXT": "STRING"}, "1") + _outputs({"NUMBERS": "FP32"}, "-1")
     needed = _input("N", "INT32", "1").replace("optional: true", "")
     _model(root, "many", "model_transaction_policy { decoupled: true }\n" + needed + many, MANY)
+    _model(root, "stumbles", "model_transaction_policy { decoupled: true }\n" + needed + many, STUMBLES)
     outputs = {f"OUT_{name}": kind for name, kind in KINDS.items() if name != "matrix"}
     values = _outputs(outputs, "-1") + _outputs({"OUT_matrix": "INT32"}, "-1, -1")
     _model(root, "values", _input("KIND", "STRING", "1") + values, VALUES)

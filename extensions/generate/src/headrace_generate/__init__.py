@@ -66,8 +66,13 @@ class GenerateStreamRoute(HttpRoute):
     async def _events(self, call: HttpCall, request: InferRequest) -> AsyncIterator[bytes]:
         has_begun = False
         try:
-            async for response in self.engine.responses(request, call.caller):
-                yield b"data: %b\n\n" % await print_response(call, response, request.id)
+            async for response in self.engine.responses(request, call.caller, with_errors=True):
+                if not isinstance(response, HeadraceError):
+                    yield b"data: %b\n\n" % await print_response(call, response, request.id)
+                elif has_begun:
+                    yield b"data: %b\n\n" % call.print_error(response)
+                else:
+                    raise response
                 has_begun = True
         except HeadraceError as error:
             if not has_begun:
