@@ -129,7 +129,7 @@ if TYPE_CHECKING:
     from headrace.telemetry.executions import BatchTimes, Observer
     from headrace.telemetry.log_limits import rate_limited_logger
     from headrace.telemetry.logs import Log, LogSettings, draw_table
-    from headrace.telemetry.published import PublishedMetric
+    from headrace.telemetry.published import Measured, PublishedMetric
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
     from headrace_cli.command_line import WordError, parse_options
     from headrace_cli.inspection.inspector import Findings, InspectedModel, Inspector
@@ -281,7 +281,7 @@ _HOMES = {
     "headrace.telemetry.executions": ("BatchTimes", "Observer"),
     "headrace.telemetry.logs": ("Log", "LogSettings", "draw_table"),
     "headrace.telemetry.log_limits": ("rate_limited_logger",),
-    "headrace.telemetry.published": ("PublishedMetric",),
+    "headrace.telemetry.published": ("Measured", "PublishedMetric"),
     "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
     "headrace.executors.executor": ("BatchSource", "Executor", "RunsOn"),
     "headrace.executors.kind": ("ExecutorKind", "ExecutorResources", "InstancePlan"),
@@ -365,6 +365,7 @@ __all__ = [
     "LogSettings",
     "LoopServices",
     "LoopWakeup",
+    "Measured",
     "MetricKind",
     "MetricOperation",
     "Model",

@@ -37,11 +37,16 @@ _EXTENSIONS = {
     "logging": "headrace-logging",
     "trace": "headrace-trace",
     "sequence": "headrace-sequence",
+    "traffic": "headrace-router",
     **dict.fromkeys(("sagemaker", "vertex_ai"), "headrace-cloud-routes"),
     **dict.fromkeys(("shm", "system_shared_memory", "cuda_shared_memory"), "headrace-shm"),
 }
-#: Schedulers in distributions of their own, by the field of the config.
-_SCHEDULERS = {"ensemble_scheduling": "headrace-ensemble", "sequence_batching": "headrace-sequence"}
+#: Schedulers in distributions of their own, by the field of the config or the parameter ``scheduler``.
+_SCHEDULERS = {
+    "ensemble_scheduling": "headrace-ensemble",
+    "router": "headrace-router",
+    "sequence_batching": "headrace-sequence",
+}
 
 
 def installs(module: str) -> str:

@@ -23,10 +23,10 @@ class Part:
     def __init__(self, said: Any, *metrics: PublishedMetric) -> None:
         self.said, self.metrics = said, metrics or (DEPTH, STEPS)
 
-    def measure(self) -> Mapping[str, float]:
+    def measure(self) -> Mapping[str, Any]:
         if isinstance(self.said, BaseException):
             raise self.said
-        said: Mapping[str, float] = self.said
+        said: Mapping[str, Any] = self.said
         return said
 
 
@@ -42,6 +42,30 @@ def page(*parts: tuple[dict[str, str], Publisher], of: PublishedMetrics | None =
         for sample in family.samples:
             found.setdefault(sample.name, {})[sample.labels.get("model", "")] = sample.value
     return found
+
+
+SIDES = PublishedMetric("headrace_part_sides", "How deep each side is", label="side")
+
+
+def test_a_metric_with_a_label_has_a_number_for_each_of_its_values() -> None:
+    parts = [(ONE, Part({SIDES.name: {"left": 2, 'right "n"': 1.5}}, SIDES)), (TWO, Part({SIDES.name: {}}, SIDES))]
+    (family,) = text_string_to_metric_families(exposition.text(PublishedMetrics(lambda: parts).collect()))
+    assert [(sample.labels, sample.value) for sample in family.samples] == [
+        ({**ONE, "side": "left"}, 2),
+        ({**ONE, "side": 'right "n"'}, 1.5),
+    ]
+
+
+@pytest.mark.parametrize(("metric", "value"), [(SIDES, 1.0), (DEPTH, {"left": 1.0})])
+def test_a_label_is_declared(metric: PublishedMetric, value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert page((ONE, Part({metric.name: value}, metric))) == {}
+    assert f"metric '{metric.name}' has the label '{metric.label}', and measures " in caplog.text
+
+
+@pytest.mark.parametrize("label", ["model", "version", "headrace_worker", "Side", "a b", "1"])
+def test_a_label_that_breaks_the_rule_is_refused(label: str) -> None:
+    with pytest.raises(ValueError, match=r"a label has only small letters, digits and '_', and the server adds model"):
+        PublishedMetric("headrace_part_sides", "", label=label)
 
 
 def test_the_page_has_each_number_with_its_labels_kind_and_help() -> None:

@@ -182,7 +182,7 @@ def test_an_idle_sequence_ends_to_the_microsecond_and_the_backlog_gets_its_slot(
 
 
 def test_the_metrics_page_is_told_who_has_a_slot_who_waits_for_one_and_who_was_idle() -> None:
-    def measured(theatre: Theatre) -> list[float]:
+    def measured(theatre: Theatre) -> list[object]:
         return [value for _, value in read_metrics(theatre.model_queue.full_scheduler)]
 
     async def scene() -> None:

@@ -23,7 +23,7 @@ from headrace.messages.operation import ExtensionOperation, Operation
 if TYPE_CHECKING:
     from headrace.config.option_groups import OptionGroup
     from headrace.engine import Engine
-    from headrace.telemetry.published import PublishedMetric
+    from headrace.telemetry.published import Measured, PublishedMetric
 
 
 class Extension:
@@ -47,7 +47,7 @@ class Extension:
         """True if the options ask for it. An extension that is not enabled adds nothing."""
         return True
 
-    def measure(self) -> Mapping[str, float]:
+    def measure(self) -> Mapping[str, Measured]:
         """Return the value of each of ``metrics`` by name. Called on the event loop, once per scrape."""
         return {}
 

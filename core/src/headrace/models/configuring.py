@@ -404,6 +404,12 @@ def needs_backend(config: ModelConfig, schedulers: Parts) -> bool:
         return parameters.SCHEDULER not in config.parameters
 
 
+def kind_of(config: ModelConfig) -> str:
+    """Return what texts call a model that depends on others: the scheduler that it names, or ``ensemble``."""
+    named = parameters.SCHEDULER in config.parameters
+    return config.parameters[parameters.SCHEDULER].string_value if named else "ensemble"
+
+
 def dependencies(config: ModelConfig, scheduler: type[Scheduler]) -> frozenset[Dependency]:
     """Return the models that ``scheduler`` needs for a model with ``config``. What it raises becomes a
     `HeadraceError`."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from headrace.errors import ConfigError, HeadraceError, InvalidArgument
+from headrace.models.configuring import kind_of
 from headrace.models.loader import LoadPlan
 from headrace.models.running_loads import NestedLoads
 from headrace.models.served import ServedModel
@@ -129,19 +130,21 @@ class Dependencies:
         if circle := self._circle(plan):
             more = f" ({' -> '.join(circle)})" if len(circle) > 3 else ""
             raise ConfigError(
-                f"circular dependency between ensembles: {plan.name} -> ... -> {circle[-2]} -> {plan.name}{more}"
+                f"circular dependency between {kind_of(plan.config)}s: {plan.name} -> ... -> {circle[-2]} -> "
+                f"{plan.name}{more}"
             )
         unknown = sorted({d.model for d in plan.dependencies if d.model not in self._records})
         if unknown:
             raise InvalidArgument(
-                f"ensemble {plan.name} contains models that are not available or ambiguous: {', '.join(unknown)}"
+                f"{kind_of(plan.config)} {plan.name} contains models that are not available or ambiguous: "
+                f"{', '.join(unknown)}"
             )
-        return {dependency: self._served(plan.name, dependency) for dependency in plan.dependencies}
+        return {dependency: self._served(plan, dependency) for dependency in plan.dependencies}
 
-    def _served(self, asker: str, needed: Dependency) -> ServedModel:
+    def _served(self, plan: LoadPlan, needed: Dependency) -> ServedModel:
         record = self._records[needed.model]
         served = {number: v.served for number, v in record.versions.items() if v.served is not None}
-        says = f"ensemble '{asker}' depends on '{needed.model}'"
+        says = f"{kind_of(plan.config)} '{plan.name}' depends on '{needed.model}'"
         if not served:
             failed = (f"version {n} is at UNAVAILABLE state: {v.reason};" for n, v in record.versions.items())
             why = record.problem or " ".join(failed)

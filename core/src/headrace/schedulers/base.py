@@ -23,7 +23,7 @@ from headrace.messages.response import Answer
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import Tensor
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.published import PublishedMetric
+from headrace.telemetry.published import Measured, PublishedMetric
 
 
 class Timer(Protocol):
@@ -364,7 +364,7 @@ class FullScheduler(Scheduler):
 
     # ------------------------------------------------------------------ metrics, and the end
 
-    def measure(self) -> Mapping[str, float]:
+    def measure(self) -> Mapping[str, Measured]:
         """Return the value of each of ``metrics`` by name.
 
         Called when the metrics page is read, and never for a request. If it raises, the page has no metrics of this

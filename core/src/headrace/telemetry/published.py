@@ -17,8 +17,13 @@ log = rate_limited_logger(__name__)
 
 #: The labels of one publisher. No two publishers of the same metric may have the same labels.
 PublisherLabels: TypeAlias = dict[str, str]
+#: The value of a metric. If the metric has a label, the number for each value of the label.
+Measured: TypeAlias = "float | Mapping[str, float]"
 
 _NAME = re.compile(r"headrace_[a-z0-9_]*[a-z0-9]")
+_LABEL = re.compile(r"([a-z][a-z0-9_]*)?")
+#: The labels that the server adds.
+_TAKEN = ("model", "version", "headrace_worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +31,15 @@ class PublishedMetric:
     """A number of a part on the metrics page: a ``gauge``, or a ``counter`` that starts when the part is made.
 
     ``name`` is ``headrace_``, the name of the part, and the name of the number; no metric of a model may begin so. The
-    name of a counter ends in ``_total``, that of a gauge does not, so that equal names have equal kinds. Raises
-    `ValueError` for another name or kind.
+    name of a counter ends in ``_total``, that of a gauge does not, so that equal names have equal kinds. A metric with
+    a ``label`` has one number for each value of it, of which there must be few. Raises `ValueError` for another name,
+    kind or label.
     """
 
     name: str
     help: str
     kind: Literal["gauge", "counter"] = "gauge"
+    label: str = ""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -45,6 +52,17 @@ class PublishedMetric:
             raise ValueError(
                 f"metric '{self.name}' is a {self.kind}; the name of a counter, and only of a counter, ends in _total"
             )
+        if self.label in _TAKEN or not _LABEL.fullmatch(self.label):
+            raise ValueError(
+                f"metric '{self.name}' has the label {self.label!r}: a label has only small letters, digits and '_', "
+                f"and the server adds {', '.join(_TAKEN)}"
+            )
+
+    def checked(self, value: Measured) -> Measured:
+        """Return ``value`` as floats. Raises `ValueError` if it has labels and the metric has none, or the reverse."""
+        if isinstance(value, Mapping) != bool(self.label):
+            raise ValueError(f"metric '{self.name}' has the label {self.label!r}, and measures {value!r}")
+        return {each: float(number) for each, number in value.items()} if isinstance(value, Mapping) else float(value)
 
 
 class Publisher(Protocol):
@@ -56,13 +74,14 @@ class Publisher(Protocol):
     @property
     def metrics(self) -> Sequence[PublishedMetric]: ...
 
-    def measure(self) -> Mapping[str, float]: ...
+    def measure(self) -> Mapping[str, Measured]: ...
 
 
-def read_metrics(part: Publisher) -> list[tuple[PublishedMetric, float]]:
+def read_metrics(part: Publisher) -> list[tuple[PublishedMetric, Measured]]:
     """Return the metrics of ``part`` with their current values.
 
-    Raises what ``part.measure`` raises, and `ValueError` if it returns other names than ``part.metrics`` declares.
+    Raises what ``part.measure`` raises, and `ValueError` if it returns other names or labels than ``part.metrics``
+    declares.
     """
     metrics = part.metrics
     if not metrics:
@@ -70,7 +89,7 @@ def read_metrics(part: Publisher) -> list[tuple[PublishedMetric, float]]:
     said, declared = part.measure(), [metric.name for metric in metrics]
     if sorted(said) != sorted(declared):
         raise ValueError(f"it measures {sorted(said)}, but has declared {sorted(declared)}")
-    return [(metric, float(said[metric.name])) for metric in metrics]
+    return [(metric, metric.checked(said[metric.name])) for metric in metrics]
 
 
 class PublishedMetrics(Collector):
@@ -103,7 +122,12 @@ class PublishedMetrics(Collector):
         yield from families.values()
 
 
-def _add(families: dict[str, Metric], labels: PublisherLabels, read: Sequence[tuple[PublishedMetric, float]]) -> None:
+def _add(
+    families: dict[str, Metric], labels: PublisherLabels, read: Sequence[tuple[PublishedMetric, Measured]]
+) -> None:
     for metric, value in read:
         family = families.setdefault(metric.name, Metric(metric.name, metric.help, metric.kind))
-        family.samples.append(Sample(metric.name, labels, value))
+        if isinstance(value, Mapping):
+            family.samples += [Sample(metric.name, {**labels, metric.label: key}, value[key]) for key in value]
+        else:
+            family.samples.append(Sample(metric.name, labels, value))

@@ -7,7 +7,15 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.option_parts import ConfigOptions
 from headrace.errors import ConfigError, HeadraceError, InvalidArgument
 from headrace.messages import dtypes
-from headrace.models.configuring import Parts, complete_with, dependencies, find_scheduler, needs_backend, parse
+from headrace.models.configuring import (
+    Parts,
+    complete_with,
+    dependencies,
+    find_scheduler,
+    kind_of,
+    needs_backend,
+    parse,
+)
 from headrace.models.signature import Signature
 from headrace.models.versions import files_of
 from headrace.schedulers.base import Dependency, OtherModel
@@ -33,7 +41,7 @@ class ModelDependencies:
         if missing:
             names = ", ".join(missing)
             raise InvalidArgument(
-                f"ensemble {config.name} contains models that are not available or ambiguous: {names}"
+                f"{kind_of(config)} {config.name} contains models that are not available or ambiguous: {names}"
             )
         found = {each: self._find(each, path) for each in sorted(needed)}
         complete_with(config, scheduler, {each: other for each, other in found.items() if other is not None})

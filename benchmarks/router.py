@@ -1,0 +1,105 @@
+"""What a router costs, and how exactly it splits: ``python benchmarks/router.py``.
+
+One process serves an identity and routers in front of it and of a second one. They are asked by turns, by so many
+callers at a time; what is printed is CPU per request, once with instances on threads and once on the event loop. The
+least of the rounds counts, and the difference to the model that is asked directly. Then 100,000 requests count the
+split. Needs ``headrace-router``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from headrace import Answer, InferRequest, InferResponse, Server, Ticket
+
+CALLERS = (1, 16, 64)
+_SHAPES = """max_batch_size: 64
+input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
+ROW = np.ones((1, 16), np.float32)
+#: Routers by what they have besides their targets: parameters of the scheduler.
+ROUTERS = {
+    "weights": {},
+    "sticky": {"sticky": "parameter:user"},
+    "rules": {"rules": "parameter:user = 7 -> second"},
+}
+_SPLIT = (90, 7.5, 2.5)
+
+
+def write(folder: Path, event_loop: str) -> None:
+    identity = f"""{_SHAPES} backend: "identity" dynamic_batching {{ }} instance_group {{ count: 1 kind: KIND_CPU }}
+    parameters {{ key: "event_loop" value {{ string_value: "{event_loop}" }} }}"""
+    configs = dict.fromkeys(("model", "second", "third"), identity)
+    configs |= {name: _router({"targets": "model = 90, second = 10", **more}) for name, more in ROUTERS.items()}
+    shares = zip(("model", "second", "third"), _SPLIT, strict=True)
+    configs["split"] = _router({"targets": ", ".join(f"{name} = {weight}" for name, weight in shares)})
+    for name, config in configs.items():
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(config)
+
+
+def _router(given: dict[str, str]) -> str:
+    told = {"scheduler": "router", **{f"scheduler.{key}": value for key, value in given.items()}}
+    return "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in told.items()
+    )
+
+
+async def cpu_us(server: Server, model: str, requests: int, callers: int) -> float:
+    """CPU of the process per request, in microseconds."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    left = requests
+
+    def ask() -> None:
+        server.submit(Ticket(InferRequest(model, {"x": ROW}, parameters={"user": left % 1000}), told))
+
+    def told(answer: Answer, final: bool) -> None:
+        nonlocal left
+        if not isinstance(answer, InferResponse):
+            raise SystemExit(f"{model}: {answer}")
+        left -= 1
+        if left >= callers:
+            loop.call_soon(ask)  # as from a socket
+        elif not left:
+            done.set()
+
+    before = time.process_time()
+    for _ in range(callers):
+        ask()
+    await done.wait()
+    return (time.process_time() - before) / requests * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--split", type=int, default=100_000, help="requests that count the split")
+    given = parser.parse_args()
+    asked = ("model", *ROUTERS)
+    for where, event_loop in (("threads", "off"), ("event loop", "on")):
+        with tempfile.TemporaryDirectory() as folder:
+            write(Path(folder), event_loop)
+            with Server(folder) as server:
+                for callers in CALLERS:
+                    least = dict.fromkeys(asked, float("inf"))
+                    for _ in range(given.rounds):
+                        for model in asked:
+                            took = server._call(cpu_us, server, model, given.requests, callers)
+                            least[model] = min(least[model], took)
+                    alone = least["model"]
+                    more = ", ".join(f"{name} {least[name] - alone:+5.1f}" for name in ROUTERS)
+                    print(f"{where:10} {callers:3} callers: the model {alone:6.1f} µs; routers {more} µs")
+                server._call(cpu_us, server, "split", given.split, 64)
+                count = {name: server.served(name)[0].snapshot().success.count for name in ("third",)}
+                print(f"{where:10} {given.split:,} requests, of which 2.5 % are for the third: {count['third']:,}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Routers for Headrace: a virtual model that splits its requests between other models, or versions of one.
+
+::
+
+    parameters { key: "scheduler" value { string_value: "router" } }
+    parameters { key: "scheduler.targets" value { string_value: "digits:1 = 90, digits:2 = 10" } }
+
+A router needs neither a backend nor files, only an empty version directory. Its inputs and outputs are those of its
+first target, the baseline. Weights are changed while it serves, by ``PUT /v2/models/{model}/traffic``.
+
+::
+
+    RouterScheduler   asks the target that a `Decider` chooses, and passes on its answers     (router_scheduler)
+    Decider           rules, sticky keys, sequences, weights                                  (decisions)
+    Split             chooses by weights, in turn or by a key                                 (splitting)
+    RoutingTable      the model's parameters, checked                                         (routing_table)
+    RouterHeaders     an interceptor: lets routers read headers                               (header_reader)
+    Traffic           an extension: the split, read and changed over HTTP                     (traffic, board)
+"""
+
+from __future__ import annotations
+
+from headrace import (
+    ConfigError,
+    Extension,
+    Interceptor,
+    Observer,
+    OptionGroup,
+    Scheduler,
+    ServedModel,
+    ServerOptions,
+    hookimpl,
+)
+from headrace_router.header_reader import RouterHeaders
+from headrace_router.router_options import RouterOptions
+from headrace_router.router_scheduler import RouterScheduler, router_of
+from headrace_router.traffic import Traffic
+
+__all__ = ["RouterScheduler", "Traffic"]
+
+
+@hookimpl
+def register_schedulers() -> list[type[Scheduler]]:
+    return [RouterScheduler]
+
+
+@hookimpl
+def register_extensions() -> list[type[Extension]]:
+    return [Traffic]
+
+
+@hookimpl
+def register_interceptors() -> list[type[Interceptor]]:
+    return [RouterHeaders]
+
+
+@hookimpl
+def add_options() -> list[type[OptionGroup]]:
+    return [RouterOptions]
+
+
+@hookimpl
+def observe_model(model: ServedModel, options: ServerOptions) -> Observer | None:
+    """Let a router that is being loaded again keep the weights that were set while it ran."""
+    router = router_of(model.config)
+    if router is not None:
+        given = options.group(RouterOptions)
+        if router.table.reads_headers and not given.headers:
+            raise ConfigError(f"router '{model.name}' decides by a header: start the server with --router-headers=true")
+        given.board.join(router, model.name, model.version)
+    return None

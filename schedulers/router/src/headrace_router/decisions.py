@@ -1,0 +1,99 @@
+"""The decision which target gets a request.
+
+The first of these that applies decides: the sequence of the request has begun at a target; a rule matches; the request
+has a sticky key; the weights.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from math import fsum
+from typing import Final
+
+from headrace import InferRequest
+from headrace_router.routing_table import RequestValue, RoutingTable
+from headrace_router.splitting import Split
+
+SEQUENCE: Final = "sequence"
+RULE: Final = "rule"
+STICKY: Final = "sticky"
+WEIGHTS: Final = "weights"
+REASONS: Final = (SEQUENCE, RULE, STICKY, WEIGHTS)
+
+
+class Decider:
+    """Decides by ``table``. A sequence without a request for ``idle_ns`` is forgotten; 0 if targets have none."""
+
+    def __init__(self, table: RoutingTable, idle_ns: int) -> None:
+        self._table, self._idle_ns = table, idle_ns
+        self._split = Split(table.labels, table.weights)
+        #: Decisions by their reasons.
+        self.counts = dict.fromkeys(REASONS, 0)
+        #: The target of each running sequence, and when it had its last request. The oldest is first.
+        self._sequences: OrderedDict[int | str, tuple[int, int]] = OrderedDict()
+
+    @property
+    def weights(self) -> Sequence[float]:
+        return self._split.weights
+
+    def change_weights(self, weights: Sequence[float]) -> None:
+        """Decide by ``weights`` from the next request on. Sequences that run stay where they are."""
+        self._split = Split(self._table.labels, weights, self._split.point)
+
+    def shares(self) -> list[float]:
+        """Return the share of each target by its weight, from 0 to 1."""
+        total = fsum(self.weights)
+        return [weight / total for weight in self.weights]
+
+    def decide(self, request: InferRequest, now_ns: int) -> tuple[int, str]:
+        """Return the index of the target of ``request``, and the reason."""
+        if self._idle_ns and request.is_in_sequence:
+            return self._in_sequence(request, now_ns)
+        index, why = self._choose(request)
+        self.counts[why] += 1
+        return index, why
+
+    def is_running(self, request: InferRequest) -> bool:
+        """True if ``request`` belongs to a sequence that has begun at a target."""
+        return request.sequence_id in self._sequences and not request.sequence_start
+
+    def _choose(self, request: InferRequest) -> tuple[int, str]:
+        table = self._table
+        for rule in table.rules:
+            value = read(rule.source, request)
+            if value is not None and (rule.value is None or value == rule.value):
+                return rule.target, RULE
+        if table.sticky is not None and (key := read(table.sticky, request)) is not None:
+            return self._split.of_key(key), STICKY
+        return self._split.next(), WEIGHTS
+
+    def _in_sequence(self, request: InferRequest, now_ns: int) -> tuple[int, str]:
+        sequence_id = request.sequence_id
+        known = self._sequences.pop(sequence_id, None)
+        if request.sequence_start:
+            index, why = self._choose(request)
+            self._forget_idle(now_ns)
+        else:  # a sequence that no target knows is refused by the baseline, in its words
+            index, why = known[0] if known is not None else 0, SEQUENCE
+        if not request.sequence_end and (request.sequence_start or known is not None):
+            self._sequences[sequence_id] = index, now_ns
+        self.counts[why] += 1
+        return index, why
+
+    def _forget_idle(self, now_ns: int) -> None:
+        """Forget the sequences that have ended without a last request."""
+        sequences = self._sequences
+        while sequences and next(iter(sequences.values()))[1] < now_ns - self._idle_ns:
+            sequences.popitem(last=False)
+
+
+def read(source: RequestValue, request: InferRequest) -> str | None:
+    """Return the value of ``source`` in ``request``; None if it has none."""
+    if source.kind == "sequence":
+        return str(request.sequence_id) if request.sequence_id else None
+    if source.kind == "parameter":
+        value = request.parameters.get(source.name)
+        return None if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    sender = request.sender
+    return None if sender is None else sender.header(source.name)

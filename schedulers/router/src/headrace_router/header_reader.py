@@ -1,0 +1,33 @@
+"""The interceptor ``router``: lets routers read the headers of requests. It is enabled by ``--router-headers=true``.
+
+A request has its headers only if an interceptor takes part in it. This one takes part in the requests to routers that
+read headers, and leaves out all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from headrace import AnyOperation, Caller, Interceptor, ServerOptions
+from headrace_router.router_options import RouterOptions
+
+
+class RouterHeaders(Interceptor):
+    """Keeps the callers of the requests to routers that read headers."""
+
+    name: ClassVar[str] = "router"
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+        self._given = options.group(RouterOptions)
+
+    @property
+    def enabled(self) -> bool:
+        return self._given.headers
+
+    def samples(self, operation: AnyOperation, model: Callable[[], str], traceparent: str) -> bool:
+        return model() in self._given.board.header_readers
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        return None

@@ -1,0 +1,31 @@
+"""The flags of routers, and what the routers of one server share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+from headrace import OptionGroup
+from headrace_router.board import TrafficBoard
+
+
+@dataclass(frozen=True)
+class RouterOptions(OptionGroup):
+    """Models that split their requests between other models."""
+
+    name: ClassVar[str] = "router"
+    shadows: int = field(
+        default=64, metadata={"help": "The most copies of requests that the shadows of one router have in flight."}
+    )
+
+    headers: bool = field(default=False, metadata={"help": "True lets routers decide by headers of requests."})
+
+    def __post_init__(self) -> None:
+        if self.shadows < 1:
+            raise ValueError(f"--router-shadows is {self.shadows}; the least is 1")
+
+    @cached_property
+    def board(self) -> TrafficBoard:
+        """What the routers of the one server that has these options share."""
+        return TrafficBoard()
