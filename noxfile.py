@@ -194,7 +194,7 @@ def pythons(session: nox.Session, version: str) -> None:
     """All tests on the oldest and the newest Python, before a release; arguments after `--` go to pytest."""
     python = _environment(session, version)
     editable = [argument for folder in (CORE, *_folders()) for argument in ("-e", folder)]
-    tools = [*GROUPS["benchmarks"], *GROUPS["engines"], *GROUPS["lint"], *GROUPS["test"], "nox"]
+    tools = [*GROUPS["benchmarks"], *GROUPS["clouds"], *GROUPS["engines"], *GROUPS["lint"], *GROUPS["test"], "nox"]
     _install(session, python, *editable, *tools)
     _install(session, python, *WEIGHTS)
     session.run(python, "-m", "pytest", *PARALLEL, *session.posargs, external=True)

@@ -28,8 +28,7 @@ _AGENTS = {"checksum": "headrace-checksum"}
 _COMMANDS = {"check": "headrace-inspect", "explain": "headrace-inspect", "trace": "headrace-trace"}
 _CACHES = {"redis": "headrace-redis"}
 _HOSTS = {"grpcio": "headrace-grpcio", "hypercorn": "headrace-hypercorn"}
-#: The planned distribution for these URLs.
-_STORAGES_PLANNED = dict.fromkeys(("as", "gs", "s3"), "headrace-cloud")
+_STORAGES = dict.fromkeys(("as", "gs", "s3"), "headrace-cloud")
 #: Extensions of the protocol, which add paths and RPCs.
 _EXTENSIONS = {
     "events": "headrace-events",
@@ -72,7 +71,7 @@ def is_known(kind: str, name: str) -> bool:
         "cache": _CACHES,
         "command": _COMMANDS,
         "frontend": _HOSTS,
-        "storage": _STORAGES_PLANNED,
+        "storage": _STORAGES,
         "extension": _EXTENSIONS,
     }
     return name in known.get(kind, ())
@@ -109,11 +108,8 @@ def missing(kind: str, name: str) -> str:
         return f"The agent '{name}' comes with the distribution {_AGENTS[name]}: pip install {_AGENTS[name]};"
     if kind == "extension" and name in _EXTENSIONS:
         return f"It comes with the distribution {_EXTENSIONS[name]}: pip install {_EXTENSIONS[name]}"
-    if kind == "storage" and name in _STORAGES_PLANNED:
-        return (
-            f"Its distribution, {_STORAGES_PLANNED[name]}, is not published yet: copy the repository to this machine, "
-            "or mount it;"
-        )
+    if kind == "storage" and name in _STORAGES:
+        return f"Repositories in '{name}' need the distribution {_STORAGES[name]}: pip install {_STORAGES[name]};"
     return ""
 
 

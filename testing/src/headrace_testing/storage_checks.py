@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import ClassVar
@@ -11,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from headrace import Server, ServerOptions, Storage
+from headrace import OptionGroup, Server, ServerOptions, Storage
 from headrace_testing.driving import part_of
 from headrace_testing.example import NAME
 from headrace_testing.serving import on_loop
@@ -52,12 +53,13 @@ class StorageChecks:
         found.close()
 
     def open(self, models: Mapping[str, Mapping[str, bytes]]) -> Storage:
-        """Return the storage over ``models``."""
+        """Return the storage over ``models``, with the defaults of its plugin's options."""
         kind: type[Storage] = part_of(self.plugin, "storage", self.storage)
         url = self.store(models)
         scheme = url.partition("://")[0] if "://" in url else "file"
         assert scheme.lower() == self.storage, f"'{url}' is no URL of the storage '{self.storage}'"
-        return kind(url, ServerOptions(model_repository=(url,)))
+        groups: list[type[OptionGroup]] = getattr(import_module(self.plugin), "add_options", list)()
+        return kind(url, ServerOptions(model_repository=(url,), plugin_options=[group() for group in groups]))
 
     def test_it_lists_the_models_that_are_stored(self, opened: Storage) -> None:
         assert sorted(opened.models()) == ["m"]

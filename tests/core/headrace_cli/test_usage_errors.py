@@ -86,9 +86,12 @@ def test_plugins_are_named_by_themselves_or_by_their_distribution(installed: str
 def test_a_repository_in_a_cloud_is_named_as_it_was_given(
     address: str,
 ) -> None:
-    with pytest.raises(HeadraceError) as refusal, Inspector(ServerOptions(model_repository=(address,))) as inspector:
+    with (
+        pytest.raises(HeadraceError) as refusal,
+        Inspector(ServerOptions(model_repository=(address,), plugins=())) as inspector,
+    ):
         inspector.models()
     assert refusal.value.message == (
-        f"repository '{address}' cannot be read: Its distribution, headrace-cloud, is not published yet: copy the "
-        f"repository to this machine, or mount it; no plugin provides storage '{address[:2]}'; installed: file"
+        f"repository '{address}' cannot be read: Repositories in '{address[:2]}' need the distribution "
+        f"headrace-cloud: pip install headrace-cloud; no plugin provides storage '{address[:2]}'; installed: file"
     )

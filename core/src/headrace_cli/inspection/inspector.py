@@ -6,8 +6,8 @@ An `Inspector` has the models of repositories. An `InspectedModel` is one of the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from headrace.config import parameters, validation
 from headrace.config.completed_fields import CompletedField, completed_fields
 from headrace.config.derive import derive
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.option_groups import complete_groups
 from headrace.config.options import ServerOptions
 from headrace.config.parse import find_config
 from headrace.config.regular_files import read_regular
@@ -74,8 +75,11 @@ class Inspector:
 
     def __init__(self, options: ServerOptions) -> None:
         """Raises `ConfigError` for ``options.plugins`` that are not installed."""
-        self._options = options
         self._plugins = Plugins.discover(options.plugins)
+        with suppress(ConfigError):  # a required option that is missing is a mistake in no config
+            groups = complete_groups(self._plugins.options, options.plugin_options)
+            options = replace(options, plugin_options=groups)
+        self._options = options
         self._repositories = Repositories(options, self._plugins.storages)
         self._entries: dict[str, Entry] = {}
 

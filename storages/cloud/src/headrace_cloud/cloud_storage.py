@@ -1,0 +1,71 @@
+"""The storages: model repositories at URLs of a cloud."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Hashable, Mapping
+from pathlib import Path
+
+from headrace import NotFound, ServerOptions, Storage
+from headrace_cloud.cloud_options import CloudStorageOptions
+from headrace_cloud.clouds import CloudStore
+from headrace_cloud.file_cache import FileCache
+from headrace_cloud.model_download import ModelDownload
+from headrace_cloud.model_listing import Completeness, ModelListing
+from headrace_cloud.stored_objects import ObjectStore
+
+
+class CloudStorage(Storage):
+    """Models below a prefix: ``<prefix>/<model>/config.pbtxt`` and so on. The base of all storages of this plugin."""
+
+    def __init__(self, url: str, options: ServerOptions) -> None:
+        super().__init__(url, options)
+        own = options.group(CloudStorageOptions)
+        self._closing = threading.Event()
+        store = self.open_store(url, own)
+        polls = options.model_control_mode == "poll"
+        self._listing = ModelListing(store, Completeness(own.ready_file, own.settle_s if polls else 0.0))
+        self._cache = FileCache(own.cache_path(self.name), own.cache_size_mb << 20, self._closing)
+        self._download = ModelDownload(store, self._cache, own.parallel, self._closing)
+
+    def open_store(self, url: str, options: CloudStorageOptions) -> ObjectStore:
+        """Return the objects below ``url``. Raises `ConfigError`."""
+        return CloudStore(url, options)
+
+    def models(self) -> Collection[str]:
+        return self._listing.models()
+
+    def fingerprint(self, model: str) -> Mapping[str, Hashable]:
+        return {path: (each.tag, each.size) for path, each in self._listing.files(model).items()}
+
+    def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
+        known = self._listing.last(model)
+        if not known.keys() >= set(files):
+            known = self._listing.files(model)
+        for path in files:
+            if path not in known:
+                raise NotFound(f"'{self.url.rstrip('/')}/{model}/{path}' does not exist")
+        directory = new_directory()
+        self._download.run(model, {path: known[path] for path in files}, directory)
+        return directory
+
+    def close(self) -> None:
+        self._closing.set()
+
+
+class S3Storage(CloudStorage):
+    """``s3://bucket/prefix``."""
+
+    name = "s3"
+
+
+class GoogleStorage(CloudStorage):
+    """``gs://bucket/prefix``."""
+
+    name = "gs"
+
+
+class AzureStorage(CloudStorage):
+    """``as://account/container/prefix``."""
+
+    name = "as"

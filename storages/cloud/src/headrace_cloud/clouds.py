@@ -1,0 +1,182 @@
+"""Objects in S3, Google Cloud Storage and Azure Storage, by obstore.
+
+obstore is used directly and not through its store for fsspec, which lists folder by folder, tells no times, cannot ask
+for a range of the object that was listed only, and copies what it reads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace import ConfigError, HeadraceError
+from headrace_cloud.azure_credentials import azure_credentials
+from headrace_cloud.cloud_options import CloudStorageOptions
+from headrace_cloud.credentials import Credentials
+from headrace_cloud.google_credentials import EMULATOR, google_credentials
+from headrace_cloud.s3_credentials import s3_credentials
+from headrace_cloud.store_errors import answer_of, failure
+from headrace_cloud.stored_objects import PART_BYTES, InvalidKey, ObjectChanged, ObjectStore, StoredObject
+from headrace_cloud.urls import Location, parse_url
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Client
+
+#: Tries of one request beside the first, while the server has no answer or answers 5xx.
+_RETRIES = 3
+_PAGE = 1000
+
+
+class CloudStore(ObjectStore):
+    """The objects below ``url`` of one of the three clouds. Raises `ConfigError`. Blocks for about a second at most."""
+
+    def __init__(self, url: str, options: CloudStorageOptions) -> None:
+        location = parse_url(url)
+        scheme = location.scheme
+        if scheme == "s3":
+            credentials = s3_credentials(url, location)
+        elif scheme == "gs":
+            credentials = google_credentials(url)
+        else:
+            credentials = azure_credentials(url, location.account)
+        self._location = location
+        self._client, endpoint = _connect(location, credentials, options)
+        self.identity = f"{scheme}://{endpoint}/{location.bucket}/{location.prefix}"
+        region = f", region {credentials.region}" if credentials.region else ""
+        named = "container" if scheme == "as" else "bucket"
+        self._place = (
+            f"It was asked at {endpoint} for {named} '{location.bucket}'{region}, with credentials from "
+            f"{credentials.source}"
+        )
+
+    def objects(self, folder: str = "") -> Iterator[StoredObject]:
+        import obstore
+
+        above = self._location.prefix
+        start = len(above) + 1 if above else 0
+        prefix = self._location.key(folder) if folder else above
+        try:
+            for page in obstore.list(self._client, prefix=prefix or None, chunk_size=_PAGE):
+                for found in page:
+                    tag = found["e_tag"] or f"{found['version']} {found['last_modified']}"
+                    yield StoredObject(found["path"][start:], found["size"], tag, found["last_modified"].timestamp())
+        except Exception as error:
+            raise self._listing_failure(error, prefix) from None
+
+    def folders(self) -> list[str]:
+        import obstore
+
+        prefix = self._location.prefix
+        try:
+            found = obstore.list_with_delimiter(self._client, prefix=prefix or None)
+        except Exception as error:
+            raise self._listing_failure(error, prefix) from None
+        return [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
+
+    def read(self, each: StoredObject, start: int, end: int) -> memoryview:
+        import obstore
+        from obstore.exceptions import PreconditionError
+
+        key = self._location.key(each.path)
+        is_tag = each.tag.startswith(('"', "W/"))
+        try:
+            found = obstore.get(
+                self._client, key, options={"range": (start, end), **({"if_match": each.tag} if is_tag else {})}
+            )
+            read = memoryview(found.bytes())
+        except (PreconditionError, FileNotFoundError):
+            raise ObjectChanged(f"'{each.path}' has changed since it was listed") from None
+        except Exception as error:
+            raise failure(f"reading '{key}'", error, self._place) from None
+        if len(read) != end - start or found.meta["size"] != each.size:
+            raise ObjectChanged(f"'{each.path}' has {found.meta['size']} bytes, and {each.size} in the listing")
+        return read
+
+    def _listing_failure(self, error: Exception, prefix: str) -> HeadraceError:
+        from obstore.exceptions import InvalidPathError
+
+        if isinstance(error, InvalidPathError):
+            _, told = answer_of(error)
+            return InvalidKey(f"a key below '{prefix}' cannot be the path of a file: {told}")
+        return failure(f"listing '{prefix}'", error, self._place)
+
+
+def _connect(location: Location, credentials: Credentials, options: CloudStorageOptions) -> tuple[Client, str]:
+    """Return obstore's client, and its endpoint."""
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    config: dict[str, Any] = dict(credentials.config)
+    common: dict[str, Any] = {
+        "retry_config": {
+            "max_retries": _RETRIES,
+            "retry_timeout": timedelta(seconds=options.timeout_s * 2),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=100),
+                "max_backoff": timedelta(seconds=2),
+                "base": 2,
+            },
+        },
+    }
+    if credentials.provider is not None:
+        common["credential_provider"] = credentials.provider
+    if location.scheme == "s3":
+        endpoint = _s3_endpoint(location, credentials, options)
+        config |= {"region": credentials.region, "endpoint": endpoint}
+        config["virtual_hosted_style_request"] = is_virtual = _is_virtual(endpoint, location.bucket, options)
+        if is_virtual:
+            way, _, host = endpoint.partition("://")
+            config["endpoint"] = f"{way}://{location.bucket}.{host}"
+        kind: Any = S3Store
+    elif location.scheme == "gs":
+        endpoint = os.environ.get(EMULATOR, "").rstrip("/") or "https://storage.googleapis.com"
+        if "://" not in endpoint:
+            endpoint = f"http://{endpoint}"
+        config["base_url"] = endpoint
+        kind = GCSStore
+    else:
+        endpoint = location.endpoint or os.environ.get("AZURE_STORAGE_ENDPOINT", "")
+        endpoint = endpoint or f"https://{config['account_name']}.blob.core.windows.net"
+        config["endpoint"] = endpoint
+        kind = AzureStore
+    try:
+        store = kind(location.bucket, config=config, client_options=_client_options(endpoint, options), **common)
+    except Exception as error:
+        _, told = answer_of(error)
+        raise ConfigError(
+            f"'{location.scheme}' cannot be used with credentials from {credentials.source}: {told}"
+        ) from None
+    return store, endpoint
+
+
+def _client_options(endpoint: str, options: CloudStorageOptions) -> Mapping[str, Any]:
+    found: dict[str, Any] = {
+        "allow_http": endpoint.startswith("http://"),
+        "connect_timeout": timedelta(seconds=min(options.timeout_s, 10)),
+        "read_timeout": timedelta(seconds=options.timeout_s),
+        # An answer is at most PART_BYTES, or a page of a listing, so a server that is slower than 64 KiB/s fails.
+        "timeout": timedelta(seconds=options.timeout_s + PART_BYTES / 65536),
+    }
+    if options.ca_file:
+        try:
+            found["root_certificate"] = Path(options.ca_file).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"--cloud-ca-file: '{options.ca_file}' cannot be read: {error.strerror}") from error
+    return found
+
+
+def _s3_endpoint(location: Location, credentials: Credentials, options: CloudStorageOptions) -> str:
+    given = location.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if given:
+        return given.rstrip("/")
+    region = credentials.region
+    return f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+
+
+def _is_virtual(endpoint: str, bucket: str, options: CloudStorageOptions) -> bool:
+    """True if the bucket is a part of the host."""
+    if options.s3_addressing != "auto":
+        return options.s3_addressing == "virtual"
+    return ".amazonaws.com" in endpoint and "." not in bucket  # their certificate is for one more name

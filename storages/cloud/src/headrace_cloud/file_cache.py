@@ -1,0 +1,262 @@
+"""Downloaded files of all servers of one user on a machine, in one directory of bounded size.
+
+An entry is named by the digest of the bucket, key, size and tag of an object, and it never changes: another content has
+another name. Its modification time is computed from its name. So an entry that somebody has written to is found, and
+downloaded again, without reading it.
+
+Large files get a second name in the directory of the model (a hard link) and are read-only. Small ones are copied, so
+that a model that writes to its own files changes nobody else's.
+
+====================  ==============================================================================================
+``files/<digest>``    An entry. Its access time is that of its last use: the entry used longest ago is removed first.
+``partial/<digest>``  A file while it arrives. The server that writes it holds a lock on it, and others wait. After a
+                      server was killed it is not locked, and it is removed at the next start.
+====================  ==============================================================================================
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from headrace import ConfigError, LoadError, Unavailable
+
+log = logging.getLogger(__name__)
+
+#: Larger files are linked, not copied.
+LINKED_BYTES = 16 << 20
+_WAIT_S = 0.1
+#: Computed modification times lie in the years 2001 to 2033.
+_FIRST_NS, _RANGE_NS = 10**18, 10**18
+
+#: Writes a file of known size to a file descriptor.
+Download = Callable[[int], None]
+
+
+def entry_name(*identity: object) -> str:
+    """Return the name of the entry for an object."""
+    return hashlib.sha256("\0".join(map(str, identity)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class FileCache:
+    """The cache below ``directory``, with at most ``max_bytes``. Any thread; methods block."""
+
+    def __init__(self, directory: Path, max_bytes: int, closing: threading.Event) -> None:
+        self._max_bytes, self._closing = max_bytes, closing
+        self._warned_of_copies = False
+        self.path = directory / f"headrace-cloud-{os.geteuid()}"
+        if max_bytes:
+            self._files, self._partial = self._make(directory)
+            self._sweep()
+
+    def _make(self, directory: Path) -> tuple[Path, Path]:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                self.path.mkdir(mode=0o700)
+            found = self.path.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                raise ConfigError(
+                    f"the cache '{self.path}' is not a directory that only the server's user can write to"
+                )
+            folders = self.path / "files", self.path / "partial"
+            for folder in folders:
+                folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"the cache directory '{self.path}' cannot be made: {error.strerror}") from error
+        return folders
+
+    def has(self, name: str, size: int) -> bool:
+        """True if there is an entry that nobody has changed."""
+        return size <= self._max_bytes and self._is_whole(name, size)
+
+    def place(self, name: str, size: int, target: Path, download: Download) -> bool:
+        """Put the file ``name`` at ``target``, which must not exist. Download it if the cache does not have it.
+
+        Returns True if the cache had it. Raises what ``download`` raises, `LoadError` if the disk is full, and
+        `Unavailable` if the server stops while another one downloads it. Nothing is left then.
+        """
+        if size > self._max_bytes:
+            with _worded(target, size):
+                _write_new(target, size, download)
+            return False
+        had = True
+        while not self._take(name, size, target):
+            with self._filling(name) as descriptor:
+                if descriptor is None or self._is_whole(name, size):
+                    continue  # another server has filled it meanwhile
+                had = False
+                path = self._partial / name
+                with _worded(path, size):
+                    _fill(descriptor, size, download)
+                    os.fchmod(descriptor, 0o400 if size > LINKED_BYTES else 0o600)
+                    os.utime(descriptor, ns=(time.time_ns(), _time_of(name)))
+                path.rename(self._files / name)
+        return had
+
+    def make_room(self, size: int) -> None:
+        """Remove the entries used longest ago until ``size`` bytes more fit. Raises `LoadError` if the disk is full."""
+        if not self._max_bytes:
+            return
+        entries = sorted(self._entries())  # the one used longest ago is the first
+        total = sum(found for _, found, _ in entries)
+        files = os.statvfs(self.path)
+        free = files.f_bavail * files.f_frsize
+        for _, found, path in entries:
+            if total + size <= self._max_bytes and free >= size:
+                break
+            path.unlink(missing_ok=True)
+            total -= found
+            free += found if self._max_bytes >= size else 0
+        else:
+            now = os.statvfs(self.path)
+            if size > now.f_bavail * now.f_frsize:
+                raise _full(self.path, size)
+
+    def _entries(self) -> Iterator[tuple[int, int, Path]]:
+        """Yield the time of the last use, the size and the path of each entry."""
+        with os.scandir(self._files) as entries:
+            for entry in entries:
+                with suppress(OSError):  # another server has removed it
+                    found = entry.stat()
+                    yield found.st_atime_ns, found.st_size, Path(entry.path)
+
+    def _is_whole(self, name: str, size: int) -> bool:
+        """True if the entry is there and nobody has written to it. Removes it if somebody has."""
+        path = self._files / name
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            return False
+        if stat.S_ISREG(found.st_mode) and found.st_size == size and found.st_mtime_ns == _time_of(name):
+            return True
+        log.warning("the cache entry '%s' is not as it was written: it is removed and downloaded again", path)
+        path.unlink(missing_ok=True)
+        return False
+
+    def _take(self, name: str, size: int, target: Path) -> bool:
+        """Put the entry at ``target``. False if there is none."""
+        if not self._is_whole(name, size):
+            return False
+        path = self._files / name
+        try:
+            os.utime(path, ns=(time.time_ns(), _time_of(name)))
+            if size > LINKED_BYTES and self._link(path, target):
+                return True
+            with _worded(target, size):
+                shutil.copyfile(path, target)
+        except FileNotFoundError:  # another server has removed it
+            target.unlink(missing_ok=True)
+            return False
+        return True
+
+    def _link(self, path: Path, target: Path) -> bool:
+        try:
+            os.link(path, target)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if not self._warned_of_copies:
+                self._warned_of_copies = True
+                log.warning(
+                    "large files are copied from the cache '%s', because they cannot be linked to '%s' (%s): set "
+                    "--cloud-cache-directory or TMPDIR to a directory on the same file system",
+                    *(self.path, target.parent, error.strerror),
+                )
+            return False
+        return True
+
+    @contextmanager
+    def _filling(self, name: str) -> Iterator[int | None]:
+        """Yield a descriptor of the empty partial file, locked; None if another server has finished it meanwhile."""
+        path = self._partial / name
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            while not _lock(descriptor):
+                if self._closing.wait(_WAIT_S):
+                    raise Unavailable("the server is stopping")
+            if not _is_at(descriptor, path):
+                yield None
+                return
+            try:
+                os.ftruncate(descriptor, 0)
+                yield descriptor
+            finally:
+                if _is_at(descriptor, path):  # it was not renamed
+                    path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+
+    def _sweep(self) -> None:
+        """Remove the partial files of servers that were killed."""
+        for path in self._partial.iterdir():
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    if _lock(descriptor) and _is_at(descriptor, path):
+                        path.unlink(missing_ok=True)
+                finally:
+                    os.close(descriptor)
+
+
+def _time_of(name: str) -> int:
+    """Return the modification time of an entry in ns."""
+    return _FIRST_NS + int(name[:16], 16) % _RANGE_NS
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """True if ``path`` is the open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _fill(descriptor: int, size: int, download: Download) -> None:
+    if size:
+        os.posix_fallocate(descriptor, 0, size)  # a full disk is found before the download, not in its middle
+        download(descriptor)
+
+
+def _write_new(target: Path, size: int, download: Download) -> None:
+    descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        _fill(descriptor, size, download)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _worded(path: Path, size: int) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _full(path.parent, size) from error
+        raise LoadError(f"'{path}' cannot be written: {error.strerror}") from error
+
+
+def _full(path: Path, size: int) -> LoadError:
+    return LoadError(
+        f"the disk of '{path}' is full: {size} bytes do not fit. --cloud-cache-directory names another place"
+    )

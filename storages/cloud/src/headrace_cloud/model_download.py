@@ -1,0 +1,128 @@
+"""Brings the files of one model to this machine: many at once, and large ones in parts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from headrace import LoadError, Unavailable, one_line
+from headrace_cloud.file_cache import FileCache, entry_name
+from headrace_cloud.stored_objects import PART_BYTES, ObjectStore, StoredObject
+
+log = logging.getLogger(__name__)
+
+_LINE_S = 5.0
+_MIB = 1 << 20
+
+
+class ModelDownload:
+    """One fetch of ``files`` of ``model`` into ``directory``, with at most ``parallel`` requests at once."""
+
+    def __init__(self, store: ObjectStore, cache: FileCache, parallel: int, closing: threading.Event) -> None:
+        self._store, self._cache, self._closing = store, cache, closing
+        self._parallel = parallel
+
+    def run(self, model: str, files: dict[str, StoredObject], directory: Path) -> None:
+        """Write all ``files``, by their paths below ``directory``, which is empty. Raises `HeadraceError`."""
+        names = {path: self._entry(each) for path, each in files.items()}
+        missing = [path for path, each in files.items() if not self._cache.has(names[path], each.size)]
+        total = sum(files[path].size for path in missing)
+        self._cache.make_room(total)
+        progress = _Progress(model, len(missing), total)
+        try:
+            for folder in {(directory / path).parent for path in files}:
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LoadError(f"a folder of model '{model}' cannot be made: {error.strerror}") from error
+        large = [path for path in files if files[path].size > PART_BYTES]
+        with ThreadPoolExecutor(self._parallel, thread_name_prefix="cloud") as pool:
+            try:
+                tasks = [
+                    pool.submit(self._place, names[path], each, directory / path, progress)
+                    for path, each in files.items()
+                    if each.size <= PART_BYTES
+                ]
+                for path in large:
+                    self._place(names[path], files[path], directory / path, progress, pool)
+                _results(tasks)
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        if missing:
+            self._cache.make_room(0)
+            progress.end(len(files) - len(missing))
+
+    def _entry(self, each: StoredObject) -> str:
+        return entry_name(self._store.identity, each.path, each.size, each.tag)
+
+    def _place(
+        self, name: str, each: StoredObject, target: Path, progress: _Progress, pool: ThreadPoolExecutor | None = None
+    ) -> None:
+        def download(descriptor: int) -> None:
+            starts = range(0, each.size, PART_BYTES)
+            if pool is None:
+                for start in starts:
+                    self._copy_part(each, start, descriptor, progress)
+            else:
+                _results([pool.submit(self._copy_part, each, start, descriptor, progress) for start in starts])
+
+        self._cache.place(name, each.size, target, download)
+
+    def _copy_part(self, each: StoredObject, start: int, descriptor: int, progress: _Progress) -> None:
+        if self._closing.is_set():
+            raise Unavailable("the server is stopping")
+        part = self._store.read(each, start, min(start + PART_BYTES, each.size))
+        written = 0
+        while written < len(part):
+            written += os.pwrite(descriptor, part[written:], start + written)
+        progress.add(len(part))
+
+
+def _results(tasks: Collection[Future[None]]) -> None:
+    """Wait for ``tasks``. If one fails, cancel those that have not begun, wait for the others, and raise its error."""
+    _, waiting = wait(tasks, return_when=FIRST_EXCEPTION)
+    for task in waiting:
+        task.cancel()
+    wait(waiting)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+
+
+class _Progress:
+    """Logs how far a download is, every 5 s, and its end."""
+
+    def __init__(self, model: str, files: int, total: int) -> None:
+        self._model, self._files, self._total = one_line(model), files, total
+        self._lock = threading.Lock()
+        self._done = 0
+        self._began = self._logged = time.monotonic()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            now = time.monotonic()
+            is_due = now - self._logged >= _LINE_S
+            if is_due:
+                self._logged = now
+            done = self._done
+        if is_due:
+            rate = done / (now - self._began)
+            left_s = (self._total - done) / rate if rate else 0
+            log.info(
+                "model '%s': %d of %d MiB downloaded, %.0f MiB/s, about %.0f s left",
+                *(self._model, done // _MIB, self._total // _MIB, rate / _MIB, max(left_s, 0)),
+            )
+
+    def end(self, cached: int) -> None:
+        """Log the end. ``cached`` is the number of files that the cache had."""
+        duration = max(time.monotonic() - self._began, 1e-9)
+        log.info(
+            "model '%s': downloaded %d files of %.1f MiB in %.1f s, %.0f MiB/s; %d files were in the cache",
+            *(self._model, self._files, self._total / _MIB, duration, self._total / _MIB / duration, cached),
+        )

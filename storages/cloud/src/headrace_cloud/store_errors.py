@@ -1,0 +1,84 @@
+"""What went wrong with a request to a cloud, in one line: the server's answer, and the endpoint, bucket, region and
+credentials with which it was asked.
+
+obstore's errors have the URL, which may hold a signature, and a dump of its structures. Only the status and the
+server's own words are taken from them.
+"""
+
+from __future__ import annotations
+
+import json
+
+from headrace import HeadraceError, LoadError, Unavailable, one_line
+
+_STATUS = "status code: "
+_DUMP = "\n\nDebug source:"
+_LONGEST = 300
+#: In obstore's dump of a failed connection, and what it means.
+_CAUSES = (
+    ("ConnectionRefused", "it refuses connections"),
+    ("dns error", "its name has no address"),
+    ("failed to lookup address", "its name has no address"),
+    ("certificate", "its certificate is not trusted; --cloud-ca-file names more authorities"),
+    ("kind: Timeout", "it has not answered within --cloud-timeout-s"),
+    ("TimedOut", "it has not answered within --cloud-timeout-s"),
+    ("ConnectionReset", "it closed the connection"),
+    ("IncompleteMessage", "it closed the connection in the middle of its answer"),
+    ("end of file before message length reached", "it sent less than it had announced"),
+    ("NetworkUnreachable", "there is no route to it"),
+    ("too many redirects", "it redirects in a circle"),
+)
+_HINTS = (
+    ("NoSuchBucket", "there is no such bucket"),
+    ("PermanentRedirect", "the bucket is in another region: set AWS_DEFAULT_REGION"),
+    ("AuthorizationHeaderMalformed", "the region is probably another one: set AWS_DEFAULT_REGION"),
+    ("without LOCATION", "the bucket is probably in another region: set AWS_DEFAULT_REGION"),
+)
+
+
+def answer_of(error: BaseException) -> tuple[int, str]:
+    """Return the status with which the server answered, 0 if it did not, and what it said or what happened instead."""
+    text = str(error)
+    told, _, dump = text.partition(_DUMP)
+    told = told.rpartition("HTTP error: ")[2] if _STATUS not in told else told
+    _, found, answer = told.partition(_STATUS)
+    if found:
+        number, _, rest = answer.partition(" ")
+        reason, _, body = rest.partition(":")
+        words = _words_of(body)
+        return int(number) if number.isdecimal() else 0, _short(f"{number} {words or reason}")
+    for mark, meaning in _CAUSES:
+        if mark in dump or mark in told:
+            return 0, meaning
+    return 0, _short(told)
+
+
+def failure(what: str, error: BaseException, place: str) -> HeadraceError:
+    """Return the error for messages: ``what`` failed at ``place``."""
+    status, answer = answer_of(error)
+    hint = next((f" ({text})" for mark, text in _HINTS if mark in str(error)), "")
+    verb = "answered" if status else "failed"
+    kind = LoadError if 300 <= status < 500 and status != 429 else Unavailable
+    return kind(f"{what} failed. The storage {verb}: {answer}{hint}. {place}")
+
+
+def _words_of(body: str) -> str:
+    """Return code and message of an error document in XML or JSON; empty if it is neither."""
+    body = body.strip()
+    if body.startswith("{"):
+        try:
+            found = json.loads(body)["error"]
+            return str(found.get("message") or found.get("code"))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return ""
+    parts = [_element(body, name) for name in ("Code", "Message", "Region", "Endpoint")]
+    return ": ".join(part for part in parts if part)
+
+
+def _element(body: str, name: str) -> str:
+    return body.partition(f"<{name}>")[2].partition(f"</{name}>")[0].partition("\n")[0]
+
+
+def _short(text: str) -> str:
+    text = one_line(text.strip().replace("\n", " "))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -1,0 +1,71 @@
+"""URLs of model repositories, as Triton writes them (docs/spec/behaviours.md section 5.8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace import ConfigError
+from headrace_cloud.urls import Location, parse_url
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("s3://bucket", Location("s3", "bucket", "")),
+        ("s3://bucket/models/all", Location("s3", "bucket", "models/all")),
+        ("S3://bucket/models/", Location("s3", "bucket", "models")),
+        ("s3:///bucket//models/", Location("s3", "bucket", "models")),
+        ("s3://minio:9000/bucket/models", Location("s3", "bucket", "models", "http://minio:9000")),
+        ("s3://10.1.2.3:9000/bucket", Location("s3", "bucket", "", "http://10.1.2.3:9000")),
+        ("s3://http://minio:9000/bucket", Location("s3", "bucket", "", "http://minio:9000")),
+        ("s3://https://s3.example.com/bucket/a/b", Location("s3", "bucket", "a/b", "https://s3.example.com")),
+        ("s3://https://s3.example.com:443//bucket/a", Location("s3", "bucket", "a", "https://s3.example.com:443")),
+        ("gs://bucket/models", Location("gs", "bucket", "models")),
+        ("as://account/container/models", Location("as", "container", "models", account="account")),
+        ("as://account.blob.core.windows.net/container", Location("as", "container", "", account="account")),
+        (
+            "as://http://127.0.0.1:10000/devstoreaccount1/container/models",
+            Location("as", "container", "models", "http://127.0.0.1:10000/devstoreaccount1", "devstoreaccount1"),
+        ),
+    ],
+)
+def test_a_url_names_a_prefix_of_a_bucket(url: str, location: Location) -> None:
+    assert parse_url(url) == location
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("s3://", "names no bucket"),
+        ("s3://minio:9000", "names no bucket"),
+        ("s3://https://minio:9000/", "names no bucket"),
+        ("gs://", "names no bucket"),
+        ("gs://http://localhost:9023/bucket", "STORAGE_EMULATOR_HOST"),
+        ("as://account", "names no container"),
+        ("s3://bucket/a/../b", "'..' in its path"),
+        ("s3://bucket/./b", "'.' in its path"),
+        ("s3://bucket/a\\b", "in its path"),
+        ("s3://bucket/a\nb", "in its path"),
+        ("s3://bucket/a?versionId=3", "has a query"),
+        ("as://account/container/a#b", "has a fragment"),
+    ],
+)
+def test_another_url_is_refused_with_the_rule(url: str, told: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_url(url)
+    assert told in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://key:secret@host:9000/bucket", "s3://https://key:secret@host/b", "as://a:secret@b/c"]
+)
+def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_url(url)
+    assert "credentials do not belong in a URL" in refusal.value.message
+    assert "secret" not in refusal.value.message
+
+
+def test_a_key_lies_below_the_prefix() -> None:
+    assert Location("s3", "bucket", "models").key("m/1") == "models/m/1"
+    assert Location("s3", "bucket", "").key("m/1") == "m/1"
