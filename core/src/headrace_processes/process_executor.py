@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from time import monotonic_ns
 
 from headrace.backends.base import Isolation
@@ -64,7 +65,7 @@ class ProcessExecutor:
         self._wakeup = LoopWakeup(self._pull)
         self._child: Child | None = None
         self._newest: Child | None = None
-        self._restart_policy = RestartPolicy()
+        self._restart_policy = RestartPolicy(isolation.restart_pause_s)
         self._restart: asyncio.Task[None] | None = None
         #: The beginning of the reason while restarts pause after too many deaths. Else empty.
         self._paused = ""
@@ -246,9 +247,10 @@ class ProcessExecutor:
         them."""
         pause_s = self._restart_policy.next_pause_s()
         why = self.reason.removeprefix(self._paused)
+        ends = datetime.now(timezone.utc) + timedelta(seconds=pause_s)
         self._paused = (
-            f"died {exits.MOST} times within {exits.WINDOW_S:g} s; it starts again after a pause of {pause_s:g} s, or "
-            "when the model is loaded. "
+            f"died {exits.MOST} times within {exits.WINDOW_S:g} s; it starts again at {ends:%Y-%m-%d %H:%M:%S} UTC, "
+            f"after a pause of {pause_s:g} s, or when the model is loaded. "
         )
         self.reason = f"{self._paused}{why}"
         log.error("instance '%s' %s", self.name, self.reason)

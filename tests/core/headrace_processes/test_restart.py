@@ -8,10 +8,12 @@ import os
 import re
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -232,14 +234,50 @@ def test_a_load_ends_the_pause_of_an_instance_in_every_mode_although_no_file_cha
 
 
 @pytest.mark.usefixtures("hurried")
-def test_an_instance_starts_again_by_itself_after_a_pause_and_a_longer_one(
-    run_trial: Run, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+def test_callers_that_ask_for_a_load_at_once_share_it_and_its_error(
+    run_trial: Run, wait_until: WaitUntil, repository: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(exits, "_FIRST_PAUSE_S", 1.5)
+    caplog.set_level("INFO")
     model = run_trial()
-    for pause in ("1.5", "3"):
+    die_until_it_pauses(model, wait_until)
+
+    async def load_often() -> list[str]:
+        loads = (model.server.load("m") for _ in range(8))
+        return [str(outcome) for outcome in await asyncio.gather(*loads, return_exceptions=True)]
+
+    def load() -> Counter[str]:
+        return Counter(asyncio.run_coroutine_threadsafe(load_often(), model.server.loop).result(30))
+
+    config = repository / "m" / "config.pbtxt"
+    written = config.read_text()
+    config.write_text(written + "max_batch_size: -1")
+    caplog.clear()
+    ((error, count),) = load().items()
+    assert "max_batch_size" in error
+    assert count == 8
+    assert caplog.text.count("failed to load 'm'") == 1
+    assert model.executor.reason.startswith("died 5 times")  # it pauses as before
+    config.write_text(written)
+    caplog.clear()
+    assert load() == {"None": 8}
+    assert caplog.text.count("loading: m:1") == 1
+    assert isinstance(model.infer(), InferResponse)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_an_instance_starts_again_by_itself_after_a_pause_and_a_longer_one(
+    run_trial: Run, wait_until: WaitUntil
+) -> None:
+    model = run_trial(config='parameters { key: "restart_pause_seconds" value { string_value: "1" } }')
+    for pause_s in (1, 2):
         die_until_it_pauses(model, wait_until)
-        assert f"it starts again after a pause of {pause} s, or when the model is loaded" in model.executor.reason
+        told = re.search(
+            r"it starts again at (.*), after a pause of (\d+) s, or when the model is loaded", model.executor.reason
+        )
+        assert told is not None, model.executor.reason
+        left_s = datetime.strptime(told[1] + "+0000", "%Y-%m-%d %H:%M:%S UTC%z").timestamp() - time()
+        assert int(told[2]) == pause_s
+        assert pause_s - SOON_S < left_s <= pause_s
         assert "exited with status 3" in model.executor.reason
         assert refusal(model, "").code is Code.UNAVAILABLE  # at once: nobody waits for the pause to end
         wait_until(lambda: model.executor.alive, "it is back", 60)
@@ -251,8 +289,8 @@ def test_an_instance_starts_again_by_itself_after_a_pause_and_a_longer_one(
 def test_an_instance_that_cannot_be_started_pauses_and_comes_back_when_it_can(
     run_trial: Run, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exits, "_FIRST_PAUSE_S", 0.2)
     model = run_trial()
+    model.executor._restart_policy = exits.RestartPolicy(0.2)  # type: ignore[attr-defined]
     begin, can_start = model.executor._begin, threading.Event()  # type: ignore[attr-defined]
 
     async def fail() -> None:

@@ -81,6 +81,11 @@ def test_a_limit_without_a_process_is_refused(given: dict[str, str]) -> None:
 
 def test_how_long_a_process_stays_awake_does_not_matter_where_there_is_none() -> None:
     assert chosen(Threaded, busy_poll_microseconds=300) is None
+    assert chosen(Threaded, restart_pause_seconds=60) is None
+    with pytest.raises(
+        ConfigError, match="'restart_pause_seconds' is '0', expected a number of seconds from 1 to 86400"
+    ):
+        chosen(Threaded, restart_pause_seconds=0)
     with pytest.raises(ConfigError, match="'busy_poll_microseconds' is 'long'"):
         chosen(Threaded, busy_poll_microseconds="long")
 
@@ -89,6 +94,8 @@ def test_how_long_a_process_stays_awake_does_not_matter_where_there_is_none() ->
 def test_how_long_to_stay_awake_is_the_backends_unless_the_model_says(value: int) -> None:
     found = [chosen(Apart), chosen(Apart, busy_poll_microseconds=value)]
     assert [isolation and isolation.busy_poll_us for isolation in found] == [OWN.busy_poll_us, value]
+    paused = [chosen(Apart), chosen(Apart, restart_pause_seconds=60)]
+    assert [isolation and isolation.restart_pause_s for isolation in paused] == [15, 60]
 
 
 @pytest.mark.parametrize("value", ["", "-1", "1000001", "0.5", "300us", "off", "0" * 20, "0" * 5000])

@@ -73,6 +73,7 @@ class Isolation:
     - ``memory_bytes``: limit of the memory that a process may allocate; 0 for none.
     - ``busy_poll_us``: how long the process, and the server for it, poll for the next message before they sleep. This
       costs CPU time, and helps where a sleeping core is slow to wake.
+    - ``restart_pause_s``: the first pause of an instance whose process dies too often. Later pauses are longer.
     """
 
     python: str = sys.executable
@@ -83,6 +84,7 @@ class Isolation:
     load_timeout_s: float = 600.0
     memory_bytes: int = 0
     busy_poll_us: int = 0
+    restart_pause_s: int = 15
 
 
 @dataclass(frozen=True, slots=True)

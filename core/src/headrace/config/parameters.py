@@ -35,6 +35,9 @@ BUSY_POLL = "busy_poll_microseconds"
 #: The key that limits the time to load a version of a model.
 LOAD_TIMEOUT = "load_timeout_seconds"
 
+#: The key for the first pause of an instance whose process dies too often.
+RESTART_PAUSE = "restart_pause_seconds"
+
 #: The key for running the instances of a model on the server's event loop.
 EVENT_LOOP = "event_loop"
 
@@ -43,10 +46,9 @@ EVENT_LOOP = "event_loop"
 SCHEDULER = "scheduler"
 SCHEDULER_PREFIX = "scheduler."
 
+_OF_PROCESSES = (ISOLATION, MEMORY_LIMIT, BUSY_POLL, RESTART_PAUSE)
 #: Keys that core understands for every backend.
-CORE_KEYS = frozenset(
-    ("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL, LOAD_TIMEOUT, EVENT_LOOP, SCHEDULER, PADDING)
-)
+CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", *_OF_PROCESSES, LOAD_TIMEOUT, EVENT_LOOP, SCHEDULER, PADDING))
 #: At most 1 s: a process that polls for longer keeps its core from all others.
 _BUSY_POLL_US = range(1_000_001)
 _BUSY_POLL_EXPECTED = f"a number of microseconds from 0 to {_BUSY_POLL_US[-1]}"
@@ -87,6 +89,11 @@ def read_load_timeout(given: Mapping[str, ModelParameter]) -> int:
     return _whole(given, LOAD_TIMEOUT, range(1, 1 << 31), 0, "a number of seconds above 0")
 
 
+def read_restart_pause(given: Mapping[str, ModelParameter], default: int) -> int:
+    """Return the parameter ``restart_pause_seconds``, or ``default``. Raises `ConfigError`."""
+    return _whole(given, RESTART_PAUSE, range(1, 86_401), default, "a number of seconds from 1 to 86400")
+
+
 def read_event_loop(given: Mapping[str, ModelParameter]) -> OnLoop:
     """Return the parameter ``event_loop``, ``auto`` if it is absent. Raises `ConfigError`."""
     return cast("OnLoop", _choice(given, EVENT_LOOP, get_args(OnLoop), "'on', 'off' or 'auto'") or "auto")
@@ -114,8 +121,8 @@ def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, defaul
 def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
     """Return every problem for which the functions above raise `ConfigError`. Raises `PluginError` as they do."""
     wrong: list[Problem] = []
-    busy_poll = partial(read_busy_poll, default=0)
-    for read in (read_memory_limit, busy_poll, read_load_timeout, read_event_loop):
+    busy_poll, pause = partial(read_busy_poll, default=0), partial(read_restart_pause, default=1)
+    for read in (read_memory_limit, busy_poll, pause, read_load_timeout, read_event_loop):
         try:
             read(given)
         except ConfigError as error:

@@ -37,7 +37,8 @@ Fingerprints: TypeAlias = "dict[str, tuple[Entry, tuple[Fingerprint, ...] | str]
 class Relay(Protocol):
     """Loads and unloads in several servers. Each method raises their error, also if only some of them failed."""
 
-    async def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None: ...
+    async def load(self, name: str, parameters: Mapping[str, str | bytes]) -> bool:
+        """Return `Control.load_here` of any server."""
 
     async def unload(self, name: str, unload_dependents: bool) -> None: ...
 
@@ -50,6 +51,8 @@ class Control:
         self._lifecycle = lifecycle
         self._repositories = repositories
         self._watcher = self._make_watcher()
+        #: The running loads of models with dead instances, in a mode without loads by name.
+        self._revivals: dict[str, asyncio.Future[None]] = {}
         #: Does in all servers that share the ports what one is asked to do. None for a single server.
         self.relay: Relay | None = None
 
@@ -88,20 +91,33 @@ class Control:
 
         A model with a dead instance may be loaded again in every mode, as it is in the repository.
         """
-        if parameters or not self._lifecycle.has_died(name):
+        if parameters:
             self._require_explicit()
-        name = judged_name(name)
-        if self.relay is not None:
-            await self.relay.load(name, parameters)
-        else:
-            await self.load_here(name, parameters)
+        if self.is_explicit:
+            name = judged_name(name)
+        load = self.load_here if self.relay is None else self.relay.load
+        if not await load(name, parameters):
+            self._require_explicit()
 
-    async def load_here(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
-        """`load` in this server only. In a mode without loads by name, do nothing unless an instance has died here."""
-        if not (self.is_explicit or self._lifecycle.has_died(name)):
-            return
-        entry = await asyncio.to_thread(self._find, name, parameters)
-        await self._lifecycle.load(entry)
+    async def load_here(self, name: str, parameters: Mapping[str, str | bytes]) -> bool:
+        """`load` in this server only. In a mode without loads by name, return False unless an instance has died here.
+
+        In such a mode, callers that ask while a load runs share its outcome.
+        """
+        if self.is_explicit:
+            await self._load(name, parameters)
+            return True
+        running = self._revivals.get(name)
+        if running is None:
+            if not self._lifecycle.has_died(name):
+                return False
+            running = self._revivals[name] = self._lifecycle.background.start(self._load(name, {}))
+            running.add_done_callback(lambda _: self._revivals.pop(name))
+        await asyncio.shield(running)
+        return True
+
+    async def _load(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
+        await self._lifecycle.load(await asyncio.to_thread(self._find, name, parameters))
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Take ``name`` out of service. Returns at once.

@@ -16,6 +16,7 @@ from headrace.config.parameters import (
     read_isolation,
     read_load_timeout,
     read_memory_limit,
+    read_restart_pause,
 )
 from headrace.errors import ConfigError
 from headrace.executors.kind import ExecutorKind
@@ -44,7 +45,8 @@ def choose_executor(backend: Backend, model: Model, executors: Parts) -> Executo
     kind = find_executor(asked or (THREAD if isolation is None else PROCESS), model.config, executors)
     memory_bytes = read_memory_limit(parameters)
     if kind.runs_in_server:
-        read_busy_poll(parameters, 0)  # it has no effect here, and does no harm
+        read_busy_poll(parameters, 0)  # they have no effect here, and do no harm
+        read_restart_pause(parameters, 1)
         if memory_bytes:
             raise ConfigError(
                 f"parameter '{MEMORY_LIMIT}' needs instances in processes of their own: set parameter '{ISOLATION}' to "
@@ -59,6 +61,7 @@ def choose_executor(backend: Backend, model: Model, executors: Parts) -> Executo
             field=f"parameters['{EVENT_LOOP}']",
         )
     timeout_s = read_load_timeout(parameters) or isolation.load_timeout_s
+    isolation = replace(isolation, memory_bytes=memory_bytes, busy_poll_us=busy_poll_us, load_timeout_s=timeout_s)
     return ExecutorChoice(
-        kind, replace(isolation, memory_bytes=memory_bytes, busy_poll_us=busy_poll_us, load_timeout_s=timeout_s)
+        kind, replace(isolation, restart_pause_s=read_restart_pause(parameters, isolation.restart_pause_s))
     )

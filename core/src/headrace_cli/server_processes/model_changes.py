@@ -40,17 +40,18 @@ def write_extension(name: str, key: str, change: Any, is_kept: bool) -> Change:
     return ["extension", name, [key, change, is_kept]]
 
 
-async def apply(change: Change, engine: Engine) -> None:
-    """Apply ``change`` to this server. Raises `HeadraceError`."""
+async def apply(change: Change, engine: Engine) -> bool:
+    """Apply ``change`` to this server. Return False if there was nothing to do. Raises `HeadraceError`."""
     kind, name, how = change
     if kind == "load":
         parameters = {key: each if isinstance(each, str) else b64decode(each[0]) for key, each in how.items()}
-        await engine.control.load_here(name, parameters)
-    elif kind == "unload":
+        return await engine.control.load_here(name, parameters)
+    if kind == "unload":
         await engine.control.unload_here(name, how)
     else:
         (extension,) = (each for each in engine.extensions if each.name == name)
         await extension.apply(how[1])
+    return True
 
 
 def _replaces(change: Change) -> tuple[str, ...]:
@@ -86,8 +87,10 @@ class ModelChanges:
             self._joined = [each for each in self._joined if not each.is_dead] + [server]
             return list(self._last.values())
 
-    async def make(self, change: Change) -> None:
+    async def make(self, change: Change) -> bool:
         """Apply ``change`` to all servers. One that dies meanwhile is replaced, and its successor applies the change.
+
+        Return False if there was nothing to do in any of them.
 
         If all servers refuse it, raises the error of the first; nothing has changed. If only some refuse it, raises
         `InternalError` with their numbers: the servers differ until the change is repeated or undone.
@@ -95,7 +98,7 @@ class ModelChanges:
         async with self._turn:
             asked = [each for each in self._joined if not each.is_dead]
             outcomes = await asyncio.gather(*(each.ask("change", change) for each in asked), return_exceptions=True)
-            made, failed = 0, []
+            made, failed, has_changed = 0, [], False
             for server, outcome in zip(asked, outcomes, strict=True):
                 if isinstance(outcome, HeadraceError):
                     if not server.is_dead:
@@ -103,12 +106,12 @@ class ModelChanges:
                 elif isinstance(outcome, BaseException):
                     raise outcome
                 else:
-                    made += 1
+                    made, has_changed = made + 1, has_changed or bool(outcome)
             if made and not failed:
                 self._last.pop(_replaces(change), None)
                 if change[0] != "extension" or change[2][2]:
                     self._last[_replaces(change)] = change
-                return
+                return has_changed
         if not failed:
             raise Unavailable("every worker has died; the model is as it was")
         server, error = failed[0]
@@ -143,13 +146,14 @@ class SharedControl:
                     log.warning("a change of extension '%s' can not be repeated: %s", change[1], error.message)
             self._engine.control.relay, self._engine.relay = self, self._extend
 
-    async def make(self, change: Change) -> None:
+    async def make(self, change: Change) -> bool:
         async with self._turn:
-            await apply(change, self._engine)
+            return await apply(change, self._engine)
 
-    async def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
-        """Load the model ``name`` on all servers. Raises `HeadraceError`."""
-        await self._ask("make", write_load(name, parameters))
+    async def load(self, name: str, parameters: Mapping[str, str | bytes]) -> bool:
+        """Load the model ``name`` on all servers. Return False if they had nothing to do. Raises `HeadraceError`."""
+        is_loaded: bool = await self._ask("make", write_load(name, parameters))
+        return is_loaded
 
     async def unload(self, name: str, unload_dependents: bool) -> None:
         """Unload the model ``name`` on all servers. Raises `HeadraceError`."""

@@ -21,8 +21,8 @@ _EXIT_GRACE_S = 0.25
 #: After this many exits within the window, there is a pause before the next restart.
 MOST: Final = 5
 WINDOW_S: Final = 60.0
-#: The first pause, the longest pause, and the time after a pause from which the next one is the first again.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _QUIET_S = 15.0, 240.0, 600.0
+#: In first pauses: the longest pause, and the time after a pause from which the next one is the first again.
+_LONGEST_PAUSE, _QUIET = 16, 40
 #: The delay before the second restart within the window, and the longest delay.
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 15.0
 
@@ -151,10 +151,11 @@ class RestartPolicy:
     """Decides how long to wait before a process that has exited is restarted.
 
     The first exit within `WINDOW_S` (60 s) is followed at once. Further exits within it are followed after a delay, and
-    `MOST` (5) of them by a pause.
+    `MOST` (5) of them by a pause. ``first_pause_s`` is the first one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_pause_s: float = 15.0) -> None:
+        self._first_pause_s = first_pause_s
         self._times: deque[float] = deque(maxlen=MOST)
         self._pauses = 0
         self._pause_ends = 0.0
@@ -177,11 +178,14 @@ class RestartPolicy:
 
     def next_pause_s(self) -> float:
         """Return how long to wait after too many exits, and forget them: 15 s, then twice as long each time, at most
-        240 s. If 10 minutes have passed since a pause, the next one is 15 s again."""
+        240 s. If 10 minutes have passed since a pause, the next one is 15 s again.
+
+        With another first pause, the two limits are also 16 and 40 times as long.
+        """
         now = monotonic()
-        if now - self._pause_ends > _QUIET_S:
+        if now - self._pause_ends > self._first_pause_s * _QUIET:
             self._pauses = 0
-        pause_s: float = min(_FIRST_PAUSE_S * 2**self._pauses, _LONGEST_PAUSE_S)
+        pause_s: float = self._first_pause_s * min(2**self._pauses, _LONGEST_PAUSE)
         self._pauses += 1
         self._pause_ends = now + pause_s
         self._times.clear()

@@ -26,16 +26,18 @@ class Recorded:
 
     def __init__(self, number: int, error: HeadraceError | None = None) -> None:
         self.name, self.is_dead, self.error = f"worker {number}", False, error
+        self.has_work = True
         self.made: list[Change] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def ask(self, method: str, *arguments: Any) -> None:
+    async def ask(self, method: str, *arguments: Any) -> bool:
         assert method == "change"
         await self.gate.wait()
         if self.error is not None:
             raise self.error
         self.made += arguments
+        return self.has_work
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -85,7 +87,7 @@ def test_what_only_some_make_is_an_error_that_says_who_and_why() -> None:
 class Dying(Recorded):
     """Dies of the change."""
 
-    async def ask(self, method: str, *arguments: Any) -> None:
+    async def ask(self, method: str, *arguments: Any) -> bool:
         self.is_dead = True
         raise Unavailable("it was killed")
 
@@ -170,11 +172,27 @@ class Told:
         self.calls: list[tuple[Any, ...]] = []
         self.relay: Any = None
 
-    async def load_here(self, name: str, parameters: Any) -> None:
+    async def load_here(self, name: str, parameters: Any) -> bool:
         self.calls.append(("load", name, parameters))
+        return False
 
     async def unload_here(self, name: str, unload_dependents: bool) -> None:
         self.calls.append(("unload", name, unload_dependents))
+
+
+def test_a_change_was_made_if_one_server_had_something_to_do() -> None:
+    """In a mode without loads by name, a load concerns only the servers in which an instance has died."""
+
+    async def scenario() -> None:
+        changes, servers = ModelChanges(), [Recorded(0), Recorded(1)]
+        for server in servers:
+            await changes.join(server)
+            server.has_work = False
+        assert await changes.make(A) is False
+        servers[1].has_work = True
+        assert await changes.make(A) is True
+
+    run(scenario())
 
 
 def test_files_and_settings_arrive_as_they_were_sent() -> None:
@@ -183,7 +201,7 @@ def test_files_and_settings_arrive_as_they_were_sent() -> None:
         parameters: dict[str, str | bytes] = {"config": '{"a": "ü"}', "file:1/model.onnx": bytes(range(256))}
         engine: Any = SimpleNamespace(control=control, extensions=[Changed(), other := Changed()])
         other.name = "other"
-        await apply(write_load("m", parameters), engine)
+        assert await apply(write_load("m", parameters), engine) is False
         await apply(write_unload("m", True), engine)
         await apply(write_extension("x", "key", {"a": 1}, True), engine)
         assert [each.changes for each in engine.extensions] == [[{"a": 1}], []]

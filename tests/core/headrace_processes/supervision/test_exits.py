@@ -170,3 +170,15 @@ def test_pauses_double_to_four_minutes_and_are_short_again_after_ten_quiet_ones(
     assert policy.next_pause_s() == 240
     clock.now += 240 + 601
     assert policy.next_pause_s() == 15
+
+
+def test_longer_first_pauses_take_longer_to_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, policy, pauses = Clock(monkeypatch), RestartPolicy(60), []
+    for _ in range(6):
+        pauses.append(policy.next_pause_s())
+        clock.now += pauses[-1]
+    assert pauses == [60, 120, 240, 480, 960, 960]
+    clock.now += 2399
+    assert policy.next_pause_s() == 960
+    clock.now += 960 + 2401
+    assert policy.next_pause_s() == 60
