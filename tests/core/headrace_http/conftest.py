@@ -103,7 +103,9 @@ class Serving(ServingTable):
     """Serves stand-ins for models."""
 
     def serve(self, *models: Any) -> None:
-        self.update({model.name: ModelRecord(model.name, {1: VersionRecord(served=model)}) for model in models})
+        records = {model.name: ModelRecord(model.name, {1: VersionRecord(served=model)}) for model in models}
+        for name in records:
+            self.update(records, name)
         self.open()
 
 

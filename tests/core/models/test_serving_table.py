@@ -60,22 +60,42 @@ def records(*names: str) -> Any:
 
 def test_a_table_that_is_open_has_what_is_loaded_and_lacks_what_is_unloaded() -> None:
     table: Any = ServingTable()
-    table.update(records("old"))
+    table.update(records("old"), "old")
     with pytest.raises(Unavailable):
         table.resolve("old")
     table.open()
     assert table.resolve("old") == "old"
-    table.update(records("new"))
+    both = records("old", "new")
+    table.update(both, "new")
+    assert (table.resolve("new", "1"), table.resolve("old")) == ("new", "old")
+    del both["old"]
+    table.update(both, "old")
     assert table.resolve("new", "1") == "new"
     with pytest.raises(NotFound):
         table.resolve("old")
+
+
+def test_an_update_changes_the_versions_of_one_model_only() -> None:
+    """A server of many models loads each of them in the same time."""
+    table: Any = ServingTable()
+    known = records("m", "other")
+    known["m"].versions[2] = SimpleNamespace(served=SimpleNamespace(view="second"))
+    table.update(known, "m")
+    with pytest.raises(NotFound, match="'other' has no available versions"):
+        table.resolve_loaded("other")
+    assert (table.resolve_loaded("m"), table.resolve_loaded("m", "1")) == ("second", "m")
+    known["m"].versions[2].served = None
+    table.update(known, "m")
+    assert table.resolve_loaded("m") == "m"
+    with pytest.raises(Unavailable, match="version 2 is not at ready state"):
+        table.resolve_loaded("m", "2")
 
 
 @pytest.mark.parametrize("version", ["", "1", 1, "01"])
 @pytest.mark.parametrize("find", ["served", "served_loaded", "resolve", "resolve_loaded"])
 def test_every_way_to_a_model_finds_it_however_its_version_is_written(find: str, version: str | int) -> None:
     table: Any = ServingTable()
-    table.update(records("m"))
+    table.update(records("m"), "m")
     table.open()
     found = getattr(table, find)("m", version)
     assert (found if find.startswith("resolve") else found.view) == "m"
@@ -86,7 +106,7 @@ def test_every_way_to_a_model_finds_it_however_its_version_is_written(find: str,
 @pytest.mark.parametrize(("find", "is_refused"), [("served", True), ("served_loaded", False), ("resolve", True)])
 def test_before_the_table_is_open_only_those_inside_find_a_model(find: str, is_refused: bool) -> None:
     table: Any = ServingTable()
-    table.update(records("m"))
+    table.update(records("m"), "m")
     if is_refused:
         with pytest.raises(Unavailable, match="its models are still being loaded"):
             getattr(table, find)("m")

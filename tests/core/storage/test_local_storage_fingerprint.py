@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from headrace.config.options import ServerOptions
+from headrace.models.control import look
+from headrace.plugins import Plugins
 from headrace.storage.local_storage import files_below
+from headrace.storage.repositories import Repositories
 
 
 @pytest.fixture
@@ -71,3 +76,31 @@ def test_what_a_link_leads_to_counts(model: Path, tmp_path: Path) -> None:
 
 def test_a_model_that_is_gone_has_no_files(tmp_path: Path) -> None:
     assert files_below(tmp_path / "nowhere") == {}
+
+
+def test_each_directory_is_listed_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[str] = []
+    scandir = os.scandir
+
+    def scan(folder: str) -> object:
+        listed.append(folder)
+        return scandir(folder)
+
+    monkeypatch.setattr("headrace.storage.local_storage.os.scandir", scan)
+    files_below(model)
+    assert sorted(listed) == [str(model), str(model / "1"), str(model / "1" / "deep")]
+
+
+def test_an_unchanged_repository_is_polled_in_a_moment(tmp_path: Path) -> None:
+    """`benchmarks/many_models.py` measures 2,000 models, for which 500 ms of CPU are wanted."""
+    for number in range(500):
+        (tmp_path / f"m{number}" / "1").mkdir(parents=True)
+        (tmp_path / f"m{number}" / "config.pbtxt").touch()
+        (tmp_path / f"m{number}" / "1" / "model.onnx").touch()
+    options = ServerOptions(model_repository=(str(tmp_path),))
+    repositories = Repositories(options, Plugins.discover(()).storages)
+    before = look(repositories)
+    began = time.process_time()
+    assert look(repositories) == before
+    assert time.process_time() - began < 0.125
+    assert len(before) == 500

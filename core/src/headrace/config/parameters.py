@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
-from functools import partial
+from functools import lru_cache, partial
 from types import UnionType
 from typing import Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -143,13 +143,9 @@ def unknown(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
 def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any], list[Problem], list[Problem]]:
     """Return the values of the fields of ``cls``, a problem for each wrong value, and one for each unknown key. All are
     in the order of the keys."""
-    declared = fields(cls)
-    if not declared:
+    if not fields(cls):
         return {}, [], []
-    keys = {field.metadata.get("key", field.name): field for field in declared if "prefix" not in field.metadata}
-    families = {field.metadata["prefix"]: field for field in declared if "prefix" in field.metadata}
-    hints = get_type_hints(cls)
-    convert = {key: _converter(cls, field.name, hints[field.name]) for key, field in keys.items()}
+    keys, families = _layout(cls)
     values: dict[str, Any] = {}
     wrong: list[Problem] = []
     unread: list[Problem] = []
@@ -158,14 +154,29 @@ def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any
         prefix = next((prefix for prefix in families if key.startswith(prefix)), None)
         if key in keys:
             try:
-                values[keys[key].name] = convert[key](text)
+                name, convert = keys[key]
+                values[name] = convert(text)
             except ValueError as error:
                 wrong.append(Problem(_path(key), f"parameter '{key}' is '{clip(text)}', {error}"))
         elif prefix is not None:
-            values.setdefault(families[prefix].name, {})[key] = text
+            values.setdefault(families[prefix], {})[key] = text
         elif key not in CORE_KEYS and not key.startswith(SCHEDULER_PREFIX):
             unread.append(Problem(_path(key), _unknown(key, [*keys, *(f"{prefix}*" for prefix in families)])))
     return values, wrong, unread
+
+
+@lru_cache(maxsize=64)  # a class is read several times per load
+def _layout(cls: type) -> tuple[dict[str, tuple[str, Callable[[str], Any]]], dict[str, str]]:
+    """Return the name and the converter of each field by its key, and the names of fields by their prefix."""
+    hints = get_type_hints(cls)
+    declared = fields(cls)
+    families = {field.metadata["prefix"]: field.name for field in declared if "prefix" in field.metadata}
+    keys = {
+        field.metadata.get("key", field.name): (field.name, _converter(cls, field.name, hints[field.name]))
+        for field in declared
+        if "prefix" not in field.metadata
+    }
+    return keys, families
 
 
 def _path(key: str) -> str:

@@ -7,6 +7,8 @@ from functools import partial
 
 from headrace.backends.base import AnyInstance
 from headrace.config.config_json import config_to_json
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.padding import PADDING
 from headrace.config.parameters import EVENT_LOOP, THREAD, read_event_loop
 from headrace.errors import ConfigError
 from headrace.executors.instance import close_instance, failures_worded, load_instance, runner_for, shaping_of
@@ -49,10 +51,21 @@ def _load(plan: InstancePlan, needs_any_thread: bool) -> tuple[AnyInstance, Runn
                     f"'{version.backend.name}' runs on a thread of its own only",
                     field=f"parameters['{EVENT_LOOP}']",
                 )
-            runner = runner_for(instance, version.schema, shaping_of(config_to_json(model.config)))
+            shaping = shaping_of(config_to_json(model.config)) if _may_shape(model.config) else None
+            runner = runner_for(instance, version.schema, shaping)
             for sample in version.samples:
                 sample.run(runner, model.instance_name)
         except BaseException:
             close_instance(instance, model.instance_name)
             raise
     return instance, runner
+
+
+def _may_shape(config: ModelConfig) -> bool:
+    """False if `shaping_of` returns None for ``config``, which costs more to find out."""
+    if PADDING in config.parameters or config.batch_input or config.batch_output:
+        return True
+    inputs, outputs = config.input, config.output
+    return any(each.allow_ragged_batch or each.is_shape_tensor for each in inputs) or any(
+        each.is_shape_tensor for each in outputs
+    )

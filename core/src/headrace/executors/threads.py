@@ -96,6 +96,9 @@ def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
 
     Threads that never end do not keep the interpreter from exiting.
     """
+    if len(works) == 1:  # this thread would only wait
+        works[0]()
+        return
     ends: list[Future[None]] = [Future() for _ in works]
 
     def run(work: Callable[[], None], end: Future[None]) -> None:

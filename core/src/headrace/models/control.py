@@ -239,7 +239,7 @@ class Watcher:
 
     async def prepare(self) -> None:
         """Record the state of the repository before it is loaded, to find later changes."""
-        self._handled = await asyncio.to_thread(self._look)
+        self._handled = await asyncio.to_thread(look, self._repositories)
 
     def start(self, loaded: Callable[[], None] = lambda: None) -> None:
         """Start to watch. Call ``loaded`` once, when all that the repository has was loaded."""
@@ -255,7 +255,7 @@ class Watcher:
         while True:
             await asyncio.sleep(self._interval_s)
             try:
-                found = await asyncio.to_thread(self._look)
+                found = await asyncio.to_thread(look, self._repositories)
                 await self._follow(
                     {name for name in {*found, *self._handled} if self._is_due(name, before, found)}, found
                 )
@@ -269,9 +269,6 @@ class Watcher:
                     log.error("cannot poll the repository: %s", error.message)
             except Exception:
                 log.exception("cannot poll the repository")
-
-    def _look(self) -> Fingerprints:
-        return {name: (entry, _fingerprints(entry)) for name, entry in self._repositories.scan().items()}
 
     def _is_due(self, name: str, before: Mapping[str, object], found: Mapping[str, object]) -> bool:
         """True if ``name`` has changed, and (with ``--dev``) has not changed since the poll before."""
@@ -302,6 +299,11 @@ class Watcher:
             self._handled[name] = found[name]
         else:
             self._failed[name] = found[name], said
+
+
+def look(repositories: Repositories) -> Fingerprints:
+    """Return the present state of ``repositories``. Blocks. Raises `HeadraceError` if one cannot be read."""
+    return {name: (entry, _fingerprints(entry)) for name, entry in repositories.scan().items()}
 
 
 def _fingerprints(entry: Entry) -> tuple[Fingerprint, ...] | str:

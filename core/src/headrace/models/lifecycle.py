@@ -439,7 +439,7 @@ class Lifecycle:
             del record.versions[number]
         record.versions |= {number: draining.record for number, draining in outgoing}
         record.versions |= {n: VersionRecord(State.READY, "", model, plan.versions[n]) for n, model in loaded.items()}
-        self._table.update(self.records)
+        self._table.update(self.records, record.name)
         self._begin_draining([draining for _, draining in outgoing])
         self._follow(record.name)
 
@@ -465,7 +465,7 @@ class Lifecycle:
         draining = [Draining(v, v.served) for v in record.versions.values() if v.served is not None]
         for version, _ in draining:
             version.state, version.reason, version.served = State.UNLOADING, "", None
-        self._table.update(self.records)
+        self._table.update(self.records, name)
         self._begin_draining(draining)
         record.fingerprint = None
         self._follow(name)

@@ -28,6 +28,8 @@ class ServingTable:
         self._views: dict[tuple[str, str | int], ModelView] = {}
         self._loaded: dict[tuple[str, str | int], ServedModel] = {}
         self._records: dict[str, ModelRecord] = {}
+        #: The keys of each model in the tables.
+        self._keys: dict[str, tuple[tuple[str, str | int], ...]] = {}
 
     def open(self) -> None:
         """Let requests from outside find the loaded models from now on."""
@@ -38,17 +40,22 @@ class ServingTable:
         if not self._is_open:
             raise Unavailable(self.refusal)
 
-    def update(self, records: dict[str, ModelRecord]) -> None:
-        """Serve the ready versions of ``records``. The tables are replaced, so a reader sees either the old or the new
-        ones."""
+    def update(self, records: dict[str, ModelRecord], name: str) -> None:
+        """Serve the ready versions of ``name``, whose record in ``records`` has changed. The tables are replaced, so a
+        reader sees either the old or the new ones."""
         served: dict[tuple[str, str | int], ServedModel] = {}
-        for name, record in records.items():
-            for version in sorted(record.versions):
-                model = record.versions[version].served
-                if model is not None:
-                    served[name, str(version)] = served[name, ""] = model
-        self._records, self._loaded = records, served
-        self._views = {key: model.view for key, model in served.items()}
+        versions = records[name].versions if name in records else {}
+        for version in sorted(versions):
+            model = versions[version].served
+            if model is not None:
+                served[name, str(version)] = served[name, ""] = model
+        loaded, views = self._loaded.copy(), self._views.copy()
+        for key in self._keys.pop(name, ()):
+            del loaded[key], views[key]
+        if served:
+            self._keys[name] = tuple(served)
+        self._records, self._loaded = records, loaded | served
+        self._views = views | {key: model.view for key, model in served.items()}
         if self._is_open:
             self.open()
 

@@ -150,9 +150,9 @@ def check_files(model_path: Path, roots: Iterable[str | Path], *, allow_external
     would wait for forever. ``roots`` are the other repositories; the model's own is its parent directory. Directories
     behind links are searched, too, once each. Blocks.
     """
-    inside = tuple(os.path.realpath(root) for root in (model_path.parent, *roots))
+    places = (model_path.parent, *roots)
     for path, target, mode in _files(str(model_path)):
-        if target and not (allow_external_links or any(Path(target).is_relative_to(root) for root in inside)):
+        if target and not (allow_external_links or _is_inside(target, places)):
             log.error("model '%s': '%s' is a link to '%s'", model_path.name, path, target)
             raise LoadError(
                 f"'{os.path.relpath(path, model_path.parent)}' is a link that leads out of the model repository; "
@@ -166,6 +166,10 @@ def check_files(model_path: Path, roots: Iterable[str | Path], *, allow_external
             )
 
 
+def _is_inside(target: str, places: Iterable[str | Path]) -> bool:
+    return any(Path(target).is_relative_to(os.path.realpath(place)) for place in places)
+
+
 def _files(top: str) -> Iterator[tuple[str, str, int]]:
     """Yield the path of every file at or below ``top``, its target if it is a link, and its mode (0 if it does not
     exist).
@@ -174,7 +178,7 @@ def _files(top: str) -> Iterator[tuple[str, str, int]]:
     """
     if Path(top).is_symlink():
         yield top, os.path.realpath(top), 0
-    visited = {os.path.realpath(top)}
+    visited: set[tuple[int, int]] = set()
     waiting = [top]
     while waiting:
         entries = _list(waiting.pop())
@@ -182,18 +186,15 @@ def _files(top: str) -> Iterator[tuple[str, str, int]]:
             continue
         for entry in entries:
             real = os.path.realpath(entry.path) if entry.is_symlink() else ""
-            mode = _mode(entry)
-            yield entry.path, real, mode
-            if stat.S_ISDIR(mode) and (place := real or os.path.realpath(entry.path)) not in visited:
+            try:
+                found = entry.stat()
+            except OSError:  # a link to nothing
+                yield entry.path, real, 0
+                continue
+            yield entry.path, real, found.st_mode
+            if stat.S_ISDIR(found.st_mode) and (place := (found.st_dev, found.st_ino)) not in visited:
                 visited.add(place)
                 waiting.append(entry.path)
-
-
-def _mode(entry: os.DirEntry[str]) -> int:
-    try:
-        return entry.stat().st_mode
-    except OSError:  # a link to nothing
-        return 0
 
 
 def _list(folder: str) -> list[os.DirEntry[str]]:
