@@ -150,6 +150,7 @@ if TYPE_CHECKING:
     from headrace_http.strict_requests import StrictRequests
     from headrace_http.web_sockets import WebSocket, WebSocketRoute
     from headrace_processes.handshake import InstanceSpec
+    from headrace_processes.ipc.shared_mapping import FileTooSmall, SharedMapping
     from headrace_processes.supervision.child_process import child_command
     from headrace_processes.supervision.exits import ending
     from headrace_processes.supervision.orphan_reaper import ORPHAN_REAPER
@@ -275,6 +276,7 @@ _HOMES = {
     ),
     "headrace.server": ("Server",),
     "headrace.storage.base": ("Storage",),
+    "headrace_processes.ipc.shared_mapping": ("FileTooSmall", "SharedMapping"),
     "headrace_processes.supervision.child_process": ("child_command",),
     "headrace_processes.supervision.exits": ("ending",),
     "headrace_processes.supervision.orphan_reaper": ("ORPHAN_REAPER",),
@@ -330,6 +332,7 @@ __all__ = [
     "ExecutorResources",
     "Extension",
     "ExtensionOperation",
+    "FileTooSmall",
     "Findings",
     "FlagHelp",
     "Forwarded",
@@ -411,6 +414,7 @@ __all__ = [
     "ServerOptions",
     "Services",
     "Shared",
+    "SharedMapping",
     "Spec",
     "Storage",
     "StreamInstance",

@@ -28,7 +28,7 @@ from headrace.messages.caller import Caller, Outcome, Watch
 from headrace.messages.operation import AnyOperation, ExtensionOperation, Operation
 from headrace.messages.request import InferRequest, with_strings_encoded
 from headrace.messages.response import Answer, InferResponse
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import ticket_of
 from headrace.models.interceptors import Interceptor, InterceptorChain
 from headrace.models.open_streams import OpenStreams
 from headrace.models.serving_table import ServingTable
@@ -252,7 +252,7 @@ class Engine:
         def end(reason: Unavailable) -> None:
             respond(reason, True)
 
-        ticket = Ticket(with_strings_encoded(request), respond)
+        ticket = ticket_of(with_strings_encoded(request), respond)
         view = self._any_number.submit(ticket, caller)
         if view.decoupled:
             self.streams.add(end)

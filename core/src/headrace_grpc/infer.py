@@ -16,7 +16,7 @@ from headrace.frontends.failures import log_fault
 from headrace.frontends.tensor_locations import TensorLocations
 from headrace.messages.request import InferRequest, log_id
 from headrace.messages.response import InferResponse
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import Respond, Ticket, ticket_of
 from headrace.off_loop import TooLargeForLoop
 from headrace_grpc import usual_messages
 from headrace_grpc.decode import Change, Decoded, decode
@@ -46,9 +46,10 @@ class Inference:
         #: Decode a message on the event loop, and one that raised `TooLargeForLoop` on a thread.
         self.decode: Callable[[ReadMessage], Decoded] = usual_messages.decode
         self.decode_large: Callable[[RawRequest], Decoded] = decode
+        self.ticket: Callable[[InferRequest, Respond], Ticket] = Ticket
         if locations is not None:
             located = LocatedMessages(locations, engine.resolve)
-            self.decode, self.decode_large = located.decode, located.decode_large
+            self.decode, self.decode_large, self.ticket = located.decode, located.decode_large, ticket_of
         #: For one response, and for any number.
         self.single, self.any_number = (
             engine.submitter(refuse_decoupled_model_infer, admitted_caller),
@@ -80,7 +81,7 @@ def model_infer(inference: Inference, raw_request: ReadMessage, context: Context
         answer.classes = decoded.classes
         if deadline_ns := context.deadline_ns:
             decoded.request.expire_at(deadline_ns)
-        ticket = Ticket(decoded.request, answer)
+        ticket = inference.ticket(decoded.request, answer)
         inference.single.start(view, ticket, context)
     except HeadraceError as error:
         log_fault(error, "Infer", message.model_name, message.model_version)

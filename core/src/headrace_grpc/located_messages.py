@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.tensor_locations import LocatedInputs, Parameters, Source, TensorLocation, TensorLocations
+from headrace.frontends.tensor_locations import LocatedTensors, Parameters, Target, TensorLocation, TensorLocations
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED
 from headrace_grpc import infer_parameters, usual_messages
-from headrace_grpc.decode import Change, Decoded, decode
+from headrace_grpc.decode import Decoded, decode
 from headrace_grpc.grpc_service_pb2 import InferParameter, ModelInferRequest
 from headrace_grpc.usual_messages import ReadMessage, UsualMessage
 from headrace_grpc.wire import RawRequest
@@ -50,9 +50,10 @@ class LocatedMessages:
             if output.name in outputs:
                 self._refuse_classes(output, outputs[output.name][0])
         read = decode(raw, None, loop_limit_bytes)
-        sources = self._read(read.request, inputs)
-        changes: Mapping[str, Change] = {**read.classes, **self._targets(message, outputs)}
-        return read._replace(classes=LocatedInputs(changes, sources) if sources else changes)
+        tensors = LocatedTensors()
+        self._read(read.request, inputs, tensors)
+        tensors.targets = self._targets(message, outputs)
+        return read._replace(request=tensors.request(read.request), classes={**read.classes, **tensors.targets})
 
     def _without_located(
         self, raw_request: RawRequest, located: Mapping[int, tuple[TensorLocation, Parameters]]
@@ -76,16 +77,19 @@ class LocatedMessages:
                 tensor.contents.SetInParent()
         return raw_request._replace(raw=raw)
 
-    def _read(self, request: InferRequest, located: Mapping[int, tuple[TensorLocation, Parameters]]) -> list[Source]:
+    def _read(
+        self,
+        request: InferRequest,
+        located: Mapping[int, tuple[TensorLocation, Parameters]],
+        tensors: LocatedTensors,
+    ) -> None:
         inputs: Any = request.inputs  # just created, and not shared
-        sources: list[Source] = []
         for number, name in enumerate(list(inputs)):
             if number in located:
-                inputs[name] = self._locations.read(*located[number], name, inputs[name], sources)
-        return sources
+                inputs[name] = self._locations.read(*located[number], name, inputs[name], tensors)
 
-    def _targets(self, message: Any, located: Mapping[str, tuple[TensorLocation, Parameters]]) -> dict[str, Change]:
-        targets: dict[str, Change] = {}
+    def _targets(self, message: Any, located: Mapping[str, tuple[TensorLocation, Parameters]]) -> dict[str, Target]:
+        targets: dict[str, Target] = {}
         if located:
             known = self._resolve(message.model_name, message.model_version).outputs
             for name, (location, parameters) in located.items():

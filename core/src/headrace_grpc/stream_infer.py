@@ -119,7 +119,7 @@ class _Turn:
         self.classes, self.empty_final = decoded.classes, decoded.empty_final
         if deadline_ns := self._stream.deadline_ns:
             decoded.request.expire_at(deadline_ns)
-        self.ticket = ticket = Ticket(decoded.request, self.respond)
+        self.ticket = ticket = self._stream.ticket(decoded.request, self.respond)
         return ticket
 
     def respond(self, answer: Answer, final: bool) -> None:
@@ -176,6 +176,7 @@ class _Stream:
         self._ready: deque[tuple[_Turn, Answer, bool]] = deque()
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
+        self.ticket = inference.ticket
         self._limit_bytes = inference.options.grpc_max_stream_size
         self._limit_together = inference.options.grpc_max_unread_size
         #: Of requests in flight, and of unsent answers.

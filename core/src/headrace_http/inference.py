@@ -5,7 +5,7 @@ The order of the steps, which decides which error is reported, is that of docs/s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError, InvalidArgument, Unsupported
 from headrace.frontends.answering import ResponseWriter, check_strings
 from headrace.messages.request import InferRequest, Undecoded
 from headrace.messages.response import InferResponse
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import Respond, Ticket
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, OffLoopWork, TooLargeForLoop
 from headrace_http.caller_limits import json_too_large
 from headrace_http.documents import checked, parse
@@ -44,6 +44,7 @@ class InferenceHandler:
         self._submitter = engine.submitter(refuse_decoupled_http, admitted_caller)
         # Bound once, because every request needs them: `RequestSubmitter.find` and `RequestSubmitter.start`.
         self._find, self._start = self._submitter.find, self._submitter.start
+        self._ticket: Callable[[InferRequest, Respond], Ticket] = Ticket
         self.resolve = engine.resolve
         self._max_bytes = engine.options.http_max_input_size
         self._large = engine.off_loop_work
@@ -69,7 +70,7 @@ class InferenceHandler:
         except TooLargeForLoop:
             cancel = self._begin(http, target, answer, getattr(reply, "caller", None), deadline)
             return cancel if deadline is None else deadline.begin(cancel)
-        ticket = Ticket(request, answer)
+        ticket = self._ticket(request, answer)
         if deadline is None:
             self._start(view, ticket, reply)
             return ticket.cancel

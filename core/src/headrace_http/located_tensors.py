@@ -7,9 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.tensor_locations import LocatedInputs, Parameters, Source, TensorLocation, TensorLocations
+from headrace.frontends.tensor_locations import LocatedTensors, Parameters, TensorLocation, TensorLocations
 from headrace.messages.request import InferRequest, Parameter, Undecoded
 from headrace.messages.tensor import Tensor
+from headrace.messages.ticket import ticket_of
 from headrace_http.documents import as_array, as_boolean, as_string, as_unsigned
 from headrace_http.infer_request import custom_parameter, decode, header_length
 from headrace_http.inference import Answer, InferenceHandler
@@ -34,6 +35,7 @@ class LocatedInferenceHandler(InferenceHandler):
 
     def __init__(self, engine: Engine, locations: TensorLocations) -> None:
         super().__init__(engine)
+        self._ticket = ticket_of
         self._locations = locations
         self._names = [name.encode() for name in locations.names]
 
@@ -46,7 +48,7 @@ class LocatedInferenceHandler(InferenceHandler):
         if 0 < json_bytes <= min(loop_limit_bytes, self._max_bytes):
             front = body[:json_bytes].tobytes()
             if any(word in front for word in self._names):
-                sources: list[Source] = []
+                located = LocatedTensors()
                 decoded = decode(
                     name,
                     version,
@@ -54,13 +56,11 @@ class LocatedInferenceHandler(InferenceHandler):
                     json_bytes,
                     self._max_bytes,
                     loop_limit_bytes,
-                    partial(_read_inputs, self._locations, sources),
-                    partial(_read_outputs, self._locations, answer.view),
+                    partial(_read_inputs, self._locations, located),
+                    partial(_read_outputs, self._locations, located, answer.view),
                 )
                 request, answer.formats, answer.default = decoded
-                if sources:
-                    answer.formats = LocatedInputs(answer.formats, sources)
-                return request
+                return located.request(request)
         return super()._read(http, name, version, answer, loop_limit_bytes)
 
 
@@ -72,7 +72,7 @@ def inference_handler(engine: Engine) -> InferenceHandler:
 
 def _read_inputs(
     locations: TensorLocations,
-    sources: list[Source],
+    tensors: LocatedTensors,
     entries: Any,
     model: str,
     request_id: str,
@@ -81,7 +81,7 @@ def _read_inputs(
     max_bytes: int,
     loop_limit_bytes: int,
 ) -> dict[str, Tensor | Undecoded]:
-    """`read_inputs`, if some of the tensors may lie in ``locations``. Adds these to ``sources``."""
+    """`read_inputs`, if some of the tensors may lie in ``locations``. Adds these to ``tensors``."""
     entries, located = list(as_array(entries, "inputs")), {}
     for number, entry in enumerate(entries):
         found = _location_of(locations, entry, "data")
@@ -92,14 +92,17 @@ def _read_inputs(
     inputs = read_inputs(entries, model, request_id, body, position, max_bytes, loop_limit_bytes)
     for number, name in enumerate(list(inputs)):
         if number in located:
-            inputs[name] = locations.read(*located[number], name, inputs[name], sources)
+            inputs[name] = locations.read(*located[number], name, inputs[name], tensors)
     return inputs
 
 
 def _read_outputs(
-    locations: TensorLocations, view: ModelView, entries: Any
+    locations: TensorLocations, tensors: LocatedTensors, view: ModelView, entries: Any
 ) -> tuple[list[str], Mapping[str, OutputFormat]]:
-    """`read_outputs`, if the model that ``view`` describes may write some of them to ``locations``."""
+    """`read_outputs`, if the model that ``view`` describes may write some of them to ``locations``.
+
+    Adds these to ``tensors``.
+    """
     names: list[str] = []
     formats: dict[str, OutputFormat] = {}
     for entry in as_array(entries, "outputs"):
@@ -117,7 +120,7 @@ def _read_outputs(
                 raise InvalidArgument(f"Output can't set both '{location.name}' and '{other}'")
         names.append(spec.name)
         formats[spec.name] = located_output = LocatedOutput(False, -1)
-        located_output.target = locations.target(location, parameters, spec)
+        located_output.target = tensors.targets[spec.name] = locations.target(location, parameters, spec)
     return names, formats
 
 

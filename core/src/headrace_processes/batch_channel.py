@@ -64,7 +64,7 @@ class BatchChannel(LoopOutgoingRequests):
 
     def done(self, message: Frame) -> None:
         """Handle DONE, ALIKE_DONE and LAYOUT. Raises `ProtocolError`, or another error for a malformed message."""
-        done = self._reader.hear(message)
+        done = self._reader.hear(message, self.in_flight)
         if done is None:
             return
         calls, answers, times = done

@@ -18,7 +18,8 @@ from headrace_processes.handshake import ChildKind, Handshake, InstanceSpec
 from headrace_processes.ipc.arena import Reader, Writer
 from headrace_processes.ipc.channel import FrameProtocol, ReleasedPlaces, Releases, connect
 from headrace_processes.ipc.codec import Decoder, Encoder
-from headrace_processes.ipc.framing import Frame, Kind, frame
+from headrace_processes.ipc.framing import Frame, Kind, frame, read_integers
+from headrace_processes.ipc.mappings import SentMappings
 from headrace_processes.ipc.peer_requests import FastPathReplies
 from headrace_processes.launch import Launched, launch
 from headrace_processes.remote_services import ServiceEndpoint
@@ -56,6 +57,7 @@ class Child:
         self._side: asyncio.WriteTransport
         self._direct: FastPathReplies
         self._released: ReleasedPlaces
+        self._mappings: SentMappings
         self._handshake = Handshake(self._name, self._send_aside)
         self._trouble = ""
         self._is_open = self._is_stopping = False
@@ -84,8 +86,10 @@ class Child:
         self._watcher = watcher = ExitWatcher(launched, self._end, self._cut_off)
         writer = Writer(launched.inbound)
         self._released = ReleasedPlaces(writer)
-        encoder = Encoder(writer)
-        decoder = Decoder(Reader(launched.outbound), Releases(LoopMailbox(self._loop).send, self._send_aside).add)
+        soon = LoopMailbox(self._loop).send
+        self._mappings = SentMappings(launched.descriptors, Releases(soon, self._send_work, Kind.UNMAP).add)
+        encoder = Encoder(writer, self._mappings)
+        decoder = Decoder(Reader(launched.outbound), Releases(soon, self._send_aside).add)
         self._work = await connect(launched.work, FrameProtocol(self._hear, self._hung_up, self._broken))
         busy_poll_us = self._isolation.busy_poll_us
         self.batches = BatchChannel(
@@ -193,6 +197,10 @@ class Child:
         if not self.is_dead:
             self._side.write(message)
 
+    def _send_work(self, message: bytes) -> None:
+        if not self.is_dead:
+            self._work.write(message)
+
     def _send_direct(self, message: bytes) -> None:
         if not self.is_dead:
             self._direct.send(message)
@@ -208,5 +216,7 @@ class Child:
             self.batches.hear(message)
         elif kind == Kind.RELEASE:
             self._released.hear(message)
+        elif kind == Kind.LOST:
+            self._mappings.lose(read_integers(message))
         elif not self._handshake.hear(message):
             self._endpoint.hear(message, self._send_aside)

@@ -23,7 +23,7 @@ from headrace.backends.services import Services
 from headrace.errors import Code, HeadraceError, summary
 from headrace.executors.instance import close_instance, run_batch, runner_for
 from headrace.executors.runner import LATER, Later, Runner
-from headrace.messages.response import Answer
+from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.telemetry import log_output
 from headrace.telemetry.log_output import speak_for_all
@@ -32,8 +32,9 @@ from headrace_processes.ipc.arena import Arena, Reader
 from headrace_processes.ipc.batches import BatchReader
 from headrace_processes.ipc.channel import FramedSocket, FrameSender
 from headrace_processes.ipc.codec import Decoder, ReceivedRequest
-from headrace_processes.ipc.framing import VERSION, Frame, Kind, read_integers
+from headrace_processes.ipc.framing import VERSION, Frame, Kind, integers_frame, read_integers
 from headrace_processes.ipc.json_parts import json_frame, read_json
+from headrace_processes.ipc.mappings import ReceivedMappings, with_placed_outputs
 from headrace_processes.ipc.peer_requests import Change, FastPathCalls, OutgoingRequests, change_of
 from headrace_processes.ipc.replies import AnswerStatus, Reply, reply_of
 from headrace_processes.remote_services import RemoteServices, forward_log
@@ -46,6 +47,7 @@ def serve(
     work: int,
     side: int,
     direct: int,
+    descriptors: int,
     inbound: int,
     outbound: int,
     crash_file: int,
@@ -67,13 +69,14 @@ def serve(
     work_channel, side_channel = FramedSocket(work, leave, busy_poll_us), FramedSocket(side, leave)
     arena = Arena.attach(inbound, arena_bytes)
     sender = FrameSender(work_channel, side_channel, Arena.attach(outbound, arena_bytes))
-    decoder = Decoder(Reader(arena), sender.free.append)
+    mappings = ReceivedMappings(descriptors)
+    decoder = Decoder(Reader(arena), sender.free.append, mappings)
     requests = OutgoingRequests(decoder, side_channel.send)
     direct_calls = FastPathCalls(FramedSocket(direct, leave, busy_poll_us), decoder)
     services = RemoteServices(requests, sender, direct_calls, side_channel.send, work_channel.send)
-    batch_loop = BatchLoop(work_channel, decoder, sender, services)
+    batch_loop = BatchLoop(work_channel, decoder, sender, services, mappings)
     listener = Listener(side_channel, requests, sender, services, batch_loop)
-    for fd in (work, side, direct, inbound, outbound, crash_file):
+    for fd in (work, side, direct, descriptors, inbound, outbound, crash_file):
         os.set_inheritable(fd, False)  # processes that the model starts must not hold the server's end open
     os.register_at_fork(after_in_child=partial(_cut_off, work))
     threading.Thread(target=_until_error, args=(listener.listen, crash_file), name="headrace-side", daemon=True).start()
@@ -87,10 +90,18 @@ class BatchLoop:
     ``open`` has, by call number, the tickets of the requests without their last answer.
     """
 
-    def __init__(self, work: FramedSocket, decoder: Decoder, sender: FrameSender, services: Services) -> None:
+    def __init__(
+        self,
+        work: FramedSocket,
+        decoder: Decoder,
+        sender: FrameSender,
+        services: Services,
+        mappings: ReceivedMappings,
+    ) -> None:
         self.instance: AnyInstance
         self.open: dict[int, Ticket] = {}
         self._work, self._sender, self._services = work, sender, services
+        self._mappings = mappings
         self._batches = BatchReader(decoder)
         self._spec: InstanceSpec | None = None
         #: The number of the last request that came.
@@ -171,6 +182,9 @@ class BatchLoop:
     def _run(self, runner: Runner, message: Frame) -> None:
         if message.kind == ChildKind.CLOSE:
             self._close(runner)
+        if message.kind == Kind.UNMAP:
+            self._mappings.forget(read_integers(message))
+            return
         requests = self._batches.hear(message)
         if not requests:
             return
@@ -180,7 +194,9 @@ class BatchLoop:
             self._catch_up()
         self._work.is_hurried = len(requests) == 1  # the callers of a large batch take a while to send again
         answers, times = run_batch(runner, tickets)
-        replies = [self._reply(request.call, answer) for request, answer in zip(requests, answers, strict=True)]
+        replies = [self._reply(request, answer) for request, answer in zip(requests, answers, strict=True)]
+        if lost := self._mappings.take_lost():
+            self._work.send(integers_frame(Kind.LOST, lost))
         self._sender.answer(replies, times)
         del requests, tickets, answers, replies, message  # release what only these held
         self._sender.release()
@@ -190,10 +206,13 @@ class BatchLoop:
         ticket.rows, ticket.pinned = request.rows, request.pinned
         return ticket
 
-    def _reply(self, call: int, answer: Answer | Later) -> Reply:
+    def _reply(self, request: ReceivedRequest, answer: Answer | Later) -> Reply:
+        call = request.call
         if answer is LATER:
             return Reply(call, AnswerStatus.LATER, False, None)
-        self.open.pop(call, None)
+        ticket = self.open.pop(call, None)
+        if request.targets and isinstance(answer, InferResponse) and ticket is not None and not ticket.cancelled:
+            answer = with_placed_outputs(answer, request.targets)
         return reply_of(call, answer, True)
 
     def _close(self, runner: Runner) -> NoReturn:

@@ -32,6 +32,7 @@ class Launched(ChildProcess):
     | ``side`` | socket for everything that must be read while a batch runs |
     | ``direct`` | socket for one request at a time to another model; the asking thread reads the answer itself |
     | ``at_once`` | ``direct``, for threads that answer |
+    | ``descriptors`` | socket for the descriptors of client memory |
     | ``inbound`` | arena in which the parent allocates |
     | ``outbound`` | arena that the parent reads |
     """
@@ -40,11 +41,13 @@ class Launched(ChildProcess):
     side: socket.socket
     direct: socket.socket
     at_once: socket.socket
+    descriptors: socket.socket
     inbound: Arena
     outbound: Arena
 
     def close(self) -> None:
-        """Close the arenas; views keep their memory. The reader of the crash file closes that."""
+        """Close the arenas and ``descriptors``; views keep their memory. The reader of the crash file closes that."""
+        self.descriptors.close()
         self.inbound.close()
         self.outbound.close()
 
@@ -65,6 +68,7 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
             return made
 
         (work, their_work), (side, their_side), (direct, their_direct) = channel(), channel(), channel()
+        descriptors, their_descriptors = channel()
         at_once = ours.enter_context(direct.dup())  # created here, where a failure leaves no process behind
         at_once.setblocking(False)
         inbound, outbound = arena(), arena()
@@ -73,6 +77,7 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
             "work": their_work,
             "side": their_side,
             "direct": their_direct,
+            "descriptors": their_descriptors,
             "inbound": inbound.fd,
             "outbound": outbound.fd,
             "crash_file": crash_file.fileno(),
@@ -81,7 +86,7 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
         ours.pop_all()
     ORPHAN_REAPER.watch(process.pid)
     folders = folders_of(isolation.packages)
-    return Launched(process, crash_file, folders, work, side, direct, at_once, inbound, outbound)
+    return Launched(process, crash_file, folders, work, side, direct, at_once, descriptors, inbound, outbound)
 
 
 def _start(instance_name: str, isolation: Isolation, fds: Mapping[str, int]) -> subprocess.Popen[bytes]:

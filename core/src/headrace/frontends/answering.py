@@ -13,7 +13,7 @@ from headrace.messages.request import InferRequest, log_id
 from headrace.messages.response import InferResponse
 from headrace.messages.single import SingleAnswer
 from headrace.messages.tensor import BytesTensor
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import Ticket, ticket_of
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, OffLoopWork, TooLargeForLoop, worded
 from headrace.telemetry.log_limits import rate_limited_logger
 
@@ -74,7 +74,7 @@ class ResponseWriter(SingleAnswer, Generic[R]):
             try:
                 if isinstance(outcome, Exception):
                     raise outcome
-                ticket = Ticket(outcome, self)
+                ticket = ticket_of(outcome, self)
                 self.view = submitter.submit(ticket, caller)
                 submitted.append(ticket)
             except Exception as error:

@@ -13,18 +13,20 @@ Decided at start: a server without a location reads messages as if there were no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
 from headrace.errors import HeadraceError, InternalError, InvalidArgument, NotFound, plugin_failure
 from headrace.frontends.extension import Addition
 from headrace.messages import dtypes
-from headrace.messages.request import Parameter, Undecoded
+from headrace.messages.request import InferRequest, LocatedRequest, Parameter, Undecoded
+from headrace.messages.response import Answer
 from headrace.messages.spec import Spec
-from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
+from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes, wire_view
+from headrace.messages.ticket import Ticket
 from headrace.off_loop import UNBOUNDED, TooLargeForLoop
 from headrace.telemetry.log_limits import rate_limited_logger
 
@@ -46,8 +48,6 @@ _COPIED_AT_ONCE = 1 << 18
 #: Up to this many bytes are copied on the event loop, in 0.4 ms.
 _COPIED_ON_LOOP = 1 << 21
 
-#: How an output is sent.
-W = TypeVar("W")
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 Parameters: TypeAlias = Mapping[str, Parameter]
 
@@ -80,8 +80,10 @@ class TensorLocation(Addition):
         raise InvalidArgument(f"output '{tensor.name}' can not lie in '{self.name}'")
 
     def finish(self, memory: Buffer, written: int) -> None:
-        """Called when the model has read what `source` returned, or when ``written`` bytes were copied to what `target`
-        returned. Any thread, perhaps more than once. Raise `HeadraceError` if ``memory`` was lost meanwhile."""
+        """Called once for what `source` returned, with the last answer; outputs that a model returns
+        without a copy may still be views of it until they are sent. Called once for what `target` returned, when
+        ``written`` bytes are there. Any thread. Not called for a request that is refused. Raise `HeadraceError` if
+        ``memory`` was lost meanwhile: it is then the answer."""
 
     @classmethod
     def check(cls) -> None:
@@ -95,10 +97,6 @@ class TensorLocation(Addition):
             raise TypeError(f"tensor location '{cls.name}' has neither 'source' nor 'target'")
 
 
-#: Where an input lies: the location, what it returned, and the name of the input.
-Source: TypeAlias = "tuple[TensorLocation, Buffer, str]"
-
-
 class Target:
     """Where one output of one request is written."""
 
@@ -108,41 +106,50 @@ class Target:
         self.location, self.memory = location, memory
 
     def write(self, name: str, tensor: Tensor, loop_limit_bytes: int = UNBOUNDED) -> None:
-        """Copy the bytes of ``tensor``. Raises `InternalError` if there is not enough memory, and `TooLargeForLoop` if
-        ``loop_limit_bytes`` is set and the copy would delay the event loop."""
-        if loop_limit_bytes < UNBOUNDED and tensor.nbytes > _COPIED_ON_LOOP:
-            raise TooLargeForLoop
-        content = memoryview(wire_bytes(tensor)).cast("B")
-        size = content.nbytes
+        """Copy the bytes of ``tensor``, unless they are there (`LocatedRequest`). Raises `InternalError` if there is
+        not enough memory, and `TooLargeForLoop` if ``loop_limit_bytes`` is set and the copy would delay the loop."""
+        size = tensor.nbytes
         if size > self.memory.nbytes:
             raise InternalError(
                 f"{self.location.memory_name} size specified with the request for output '{name}' "
                 f"({self.memory.nbytes} bytes) should be at least {size} bytes to hold the results"
             )
-        if size > _COPIED_AT_ONCE:  # NumPy lets other threads run meanwhile
-            np.copyto(np.frombuffer(self.memory, np.uint8, size), np.frombuffer(content, np.uint8))
-        else:
-            self.memory[:size] = content
+        if size <= _COPIED_AT_ONCE:
+            self.memory[:size] = memoryview(wire_bytes(tensor)).cast("B")
+        else:  # NumPy lets other threads run meanwhile
+            there, content = (np.frombuffer(each, np.uint8, size) for each in (self.memory, wire_view(tensor)))
+            if there.__array_interface__["data"] != content.__array_interface__["data"]:
+                if loop_limit_bytes < UNBOUNDED and size > _COPIED_ON_LOOP:
+                    raise TooLargeForLoop
+                np.copyto(there, content)
         _finish(self.location, self.memory, size, f"output '{name}'")
 
 
-class LocatedInputs(dict[str, W]):
-    """How the outputs of one request are sent, by their names, if its inputs lie in locations.
+class LocatedTensors:
+    """The tensors of one request that lie in locations: inputs as they are read, and the targets of outputs."""
 
-    A look-up, which follows the model's run, first checks that these inputs were there until then.
-    """
+    def __init__(self) -> None:
+        #: The location of each input, what it returned, and the input's name.
+        self.sources: list[tuple[TensorLocation, Buffer, str]] = []
+        self.targets: dict[str, Target] = {}
 
-    def __init__(self, ways: Mapping[str, W], sources: Sequence[Source]) -> None:
-        super().__init__(ways)
-        self._sources = sources
+    def request(self, request: InferRequest) -> InferRequest:
+        """Return ``request``, which was just decoded, with these tensors."""
+        if not self.sources and not self.targets:
+            return request
+        memory = {name: target.memory for name, target in self.targets.items()}
+        return LocatedRequest.of(request, memory, self._release if self.sources else None)
 
-    def __bool__(self) -> bool:
-        return True
-
-    def get(self, name: str, default: Any = None) -> Any:
-        for location, memory, tensor in self._sources:
-            _finish(location, memory, 0, f"input '{tensor}'")
-        return super().get(name, default)
+    def _release(self, ticket: Ticket, answer: Answer, final: bool) -> Answer:
+        """Finish the inputs with the last answer, and return it, or the error of a location. A `Watcher`."""
+        if final:
+            sources, self.sources = self.sources, []
+            for location, memory, tensor in sources:
+                try:
+                    _finish(location, memory, 0, f"input '{tensor}'")
+                except HeadraceError as error:
+                    answer = error.with_traceback(None)  # without its frames, which hold the memory
+        return answer
 
 
 class TensorLocations:
@@ -185,11 +192,11 @@ class TensorLocations:
         parameters: Parameters,
         name: str,
         empty: Tensor | Undecoded,
-        sources: list[Source],
+        located: LocatedTensors,
     ) -> Tensor | Undecoded:
         """Return the input ``name`` from ``location``, with the data type and shape of ``empty``.
 
-        The tensor shares the memory, which is added to ``sources`` for `LocatedInputs`. An unknown data type, and a
+        The tensor shares the memory, which is added to ``located``. An unknown data type, and a
         size that contradicts the shape, are left to the model to refuse.
         """
         datatype = empty.datatype if isinstance(empty, Undecoded) else data_type(empty).name
@@ -203,7 +210,7 @@ class TensorLocations:
             raise
         except BaseException as error:
             raise _fault(location, f"input '{name}'", error) from None
-        sources.append((location, source, name))
+        located.sources.append((location, source, name))
         if known is dtypes.BYTES:
             return BytesTensor(content, shape)
         if prod(shape) * known.itemsize != content.nbytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -15,7 +15,7 @@ from headrace.messages.tensor import BytesTensor, Tensor, as_tensor
 
 if TYPE_CHECKING:
     from headrace.messages.caller import Caller
-    from headrace.messages.ticket import Ticket
+    from headrace.messages.ticket import Ticket, Watcher
 
 Parameter: TypeAlias = "str | int | bool | float"
 
@@ -192,6 +192,35 @@ class InferRequest:
     def log_id(self) -> str:
         """The prefix that Triton puts before messages about a request."""
         return log_id(self.id)
+
+
+@dataclass(slots=True, eq=False)
+class LocatedRequest(InferRequest):
+    """A request with tensors outside of its message (`headrace.frontends.tensor_locations`).
+
+    ``targets`` is writable memory for outputs, by their names. An executor may write an output there itself, and then
+    answer with a view of that memory; all other outputs are copied when the response is encoded. ``release`` is a
+    watcher that releases the inputs with the last answer (`ticket_of`).
+    """
+
+    targets: Final[Mapping[str, memoryview]] = field(default_factory=dict)
+    release: Final[Watcher | None] = None
+
+    def _further(self) -> tuple[Any, ...]:
+        return self.targets, self.release
+
+    @classmethod
+    def of(cls, request: InferRequest, targets: Mapping[str, memoryview], release: Watcher | None) -> LocatedRequest:
+        """Return ``request`` with these."""
+        located = cls(*[*[getattr(request, name) for name in _DECODED], targets, release])
+        for name in ("_deadline_ns", "_sender"):
+            if hasattr(request, name):
+                setattr(located, name, getattr(request, name))
+        return located
+
+
+#: The fields of a request that its constructor takes.
+_DECODED = [each.name for each in fields(InferRequest) if each.init]
 
 
 def log_id(request_id: str) -> str:

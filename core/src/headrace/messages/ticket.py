@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from headrace.messages.request import InferRequest
+from headrace.messages.request import InferRequest, LocatedRequest
 from headrace.messages.response import Answer
 from headrace.messages.tensor import Tensor
 
@@ -119,6 +119,14 @@ class Ticket:
     def end(self) -> None:
         """Note that the execution has ended: the instance sends no further answer."""
         self.request._execution = self.cancelled
+
+
+def ticket_of(request: InferRequest, respond: Respond) -> Ticket:
+    """Return a ticket of a request that may be a `LocatedRequest`: its inputs are released with the last answer."""
+    ticket = Ticket(request, respond)
+    if isinstance(request, LocatedRequest) and request.release is not None:
+        ticket.watch(request.release)
+    return ticket
 
 
 class Padding(Ticket):

@@ -21,6 +21,7 @@ from headrace.caches.kept_responses import content_bytes
 from headrace.caches.keys import bypasses
 from headrace.caches.model_cache import LARGE_BYTES, ModelCache
 from headrace.errors import Cancelled, HeadraceError, InternalError, Unavailable, summary
+from headrace.messages.request import LocatedRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import Clock, ScheduledModel, Scheduler
@@ -150,6 +151,8 @@ class CachingModelQueue(ModelQueue):
     def _lead(self, flight: SingleFlight, ticket: Ticket, asked_ns: int, execute: Callable[[Ticket], None]) -> None:
         """Execute ``ticket`` for all requests that wait for ``flight``."""
         flight.leader, flight.lookup_ns = ticket, self._now_ns() - asked_ns
+        if isinstance(ticket.request, LocatedRequest):  # its client may change an output that others are to get
+            ticket.request = LocatedRequest.of(ticket.request, {}, None)
         watcher = partial(self._watch_leader, flight)
         ticket.watch(watcher)
         try:

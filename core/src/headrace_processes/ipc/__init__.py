@@ -10,6 +10,7 @@ it.
 `batches`               batches for an instance, and their answers: by layout where possible, else by `codec`
 `replies`               the forms of an answer, and the errors sent for an answer that cannot be encoded
 `arena`                 shared memory for tensors that are too large for a frame
+`mappings`              shared memory of clients, which a model process maps, too: `shared_mapping`, `bus_errors`
 `channel`               sockets that send and receive whole frames, for threads and for an event loop
 `peer_requests`         requests in flight, on the side that sends them and on the side that serves them
 `busy_poll`             how long to poll for a message before sleeping

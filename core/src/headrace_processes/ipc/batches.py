@@ -6,7 +6,7 @@ others are sent by `headrace_processes.ipc.codec`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.messages.response import Answer, InferResponse
@@ -71,8 +71,9 @@ class DoneReader:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder, self._layouts = decoder, LayoutReader()
 
-    def hear(self, message: Frame) -> Done | None:
-        """Decode a DONE or ALIKE_DONE. A LAYOUT is stored and returns None. Raises `ProtocolError`."""
+    def hear(self, message: Frame, in_flight: Mapping[int, Ticket]) -> Done | None:
+        """Decode a DONE or ALIKE_DONE for requests ``in_flight``. A LAYOUT is stored and returns None. Raises
+        `ProtocolError`."""
         if message.kind == Kind.ALIKE_DONE:
             _, first_call, times, outputs = self._layouts.done(message)
             calls = range(first_call, first_call + len(outputs))
@@ -80,7 +81,9 @@ class DoneReader:
         if message.kind == Kind.LAYOUT:
             self._layouts.hear(message)
             return None
-        replies = [reply for reply in self._decoder.answers(message) if reply.status is not AnswerStatus.LATER]
+        replies = [
+            reply for reply in self._decoder.answers(message, in_flight) if reply.status is not AnswerStatus.LATER
+        ]
         return Done([reply.call for reply in replies], [reply.answer for reply in replies], read_times(message))
 
 

@@ -233,11 +233,17 @@ async def connect(end: socket.socket, protocol: FrameProtocol) -> asyncio.WriteT
 class Releases:
     """Collects the offsets in the peer's arena that this side no longer uses, and sends many in one message.
 
-    ``soon`` schedules a call on the event loop, from any thread. ``send`` writes a frame.
+    ``soon`` schedules a call on the event loop, from any thread. ``send`` writes a frame. With another ``kind``, other
+    numbers are collected.
     """
 
-    def __init__(self, soon: Callable[[Callable[[], None]], object], send: Callable[[bytes], None]) -> None:
-        self._soon, self._send = soon, send
+    def __init__(
+        self,
+        soon: Callable[[Callable[[], None]], object],
+        send: Callable[[bytes], None],
+        kind: Kind = Kind.RELEASE,
+    ) -> None:
+        self._soon, self._send, self._kind = soon, send, kind
         self._free: deque[int] = deque()
         self._is_scheduled = False
 
@@ -252,7 +258,7 @@ class Releases:
         self._is_scheduled = False  # first, so that an offset added from here on is sent, too
         while self._free:
             offsets = [self._free.popleft() for _ in range(min(len(self._free), MOST_INTEGERS))]
-            self._send(integers_frame(Kind.RELEASE, offsets))
+            self._send(integers_frame(self._kind, offsets))
 
 
 class ReleasedPlaces:

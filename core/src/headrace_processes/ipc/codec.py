@@ -24,14 +24,25 @@ from typing import Any, Final
 
 from headrace.errors import HeadraceError, Rescheduled
 from headrace.messages.caller import Caller
-from headrace.messages.request import InferRequest, Parameter
+from headrace.messages.request import InferRequest, LocatedRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import Tensor, as_tensor
 from headrace.messages.ticket import Ticket
 from headrace_processes.ipc import json_parts
 from headrace_processes.ipc.framing import HEADER_BYTES, Buffer, Frame, Kind, ProtocolError, data_frame
 from headrace_processes.ipc.replies import CODE_NUMBERS, ERRORS, AnswerStatus, Reply, Times
-from headrace_processes.ipc.tensors import Allocator, TensorReader, TensorWriter, Views, remember
+from headrace_processes.ipc.tensors import (
+    INLINE,
+    Allocator,
+    Bytes,
+    ClientMemory,
+    Mapped,
+    Placed,
+    TensorReader,
+    TensorWriter,
+    Views,
+    remember,
+)
 
 _REQUEST = Struct("<QQQQIHHIIII")
 _ANSWER = Struct("<QBBBxHII")
@@ -44,14 +55,17 @@ _NONSENSE: Final = (StructError, ValueError, LookupError, TypeError, AttributeEr
 
 @dataclass(slots=True, eq=False)
 class ReceivedRequest(InferRequest):
-    """A request that was received: ``call`` is its number; ``rows`` and ``pinned`` are those of the sender's ticket."""
+    """A request that was received: ``call`` is its number; ``rows`` and ``pinned`` are those of the sender's ticket.
+    It has `Placed` outputs for ``targets``, or others."""
 
     call: Final[int] = 0
     rows: Final[int] = 1
     pinned: Final[bool] = False
+    #: Memory of the client for outputs, by their names; None if there is none.
+    targets: Final[Mapping[str, Bytes] | None] = None
 
     def _further(self) -> tuple[Any, ...]:
-        return self.call, self.rows, self.pinned
+        return self.call, self.rows, self.pinned, self.targets
 
 
 #: Requests are not made by the execution of others.
@@ -59,10 +73,12 @@ _NO_CALLERS: Final[Mapping[int, Ticket]] = MappingProxyType({})
 
 
 class Encoder:
-    """Encodes requests and answers. ``allocator`` is the arena of this side, or None. One thread at a time."""
+    """Encodes requests and answers. ``allocator`` is the arena of this side, or None. ``clients`` is the memory of
+    clients that the peer can map, for the inputs and targets of batches. One thread at a time."""
 
-    def __init__(self, allocator: Allocator | None) -> None:
-        self._tensors = TensorWriter(allocator)
+    def __init__(self, allocator: Allocator | None, clients: ClientMemory | None = None) -> None:
+        self._tensors = TensorWriter(allocator, clients)
+        self._clients = clients
         self._names: dict[tuple[str, ...], bytes] = {}
 
     def requests(self, batch: Sequence[tuple[int, Ticket]]) -> bytes:
@@ -129,8 +145,9 @@ class Encoder:
         """Append ``request`` of ``sender`` to a message with ``size`` bytes of data. Return the new size."""
         id_text = request.id.encode(errors="replace") if request.id else b""
         outputs = self._list(tuple(request.outputs)) if request.outputs else b""
-        has_settings = request.parameters or request.sequence_id or sender
-        rare = json_parts.pack_settings(request, sender) if has_settings else b""
+        targets = self._targets(request) if type(request) is LocatedRequest else None
+        has_settings = request.parameters or request.sequence_id or sender or targets
+        rare = json_parts.pack_settings(request, sender, targets) if has_settings else b""
         flags = request.sequence_start | request.sequence_end << 1 | request.decoupled << 2 | pinned << 3
         inputs = request.inputs
         meta.append(
@@ -150,8 +167,16 @@ class Encoder:
         )
         meta += (id_text, outputs, route, rare)
         for name, tensor in inputs.items():
-            size = self._tensors.write(name, tensor, meta, data, size)  # type: ignore[arg-type]  # no Undecoded here
+            size = self._tensors.write_input(name, tensor, meta, data, size)  # type: ignore[arg-type]  # no Undecoded
         return size
+
+    def _targets(self, request: LocatedRequest) -> dict[str, tuple[int, int, int]]:
+        """Return the targets of ``request`` that the peer can map."""
+        found: dict[str, tuple[int, int, int]] = {}
+        for name, memory in request.targets.items() if self._clients is not None else ():
+            if memory.nbytes >= INLINE and (place := self._clients.place(memory)) is not None:  # type: ignore[union-attr]
+                found[name] = (*place, memory.nbytes)
+        return found
 
     def _answer(self, reply: Reply, meta: list[bytes], data: list[Buffer], size: int) -> int:
         """Append ``reply`` to a message with ``size`` bytes of data. Return the new size."""
@@ -160,8 +185,12 @@ class Encoder:
             rare = json_parts.pack_parameters(answer.parameters) if answer.parameters else b""
             meta.append(_ANSWER.pack(reply.call, reply.status, reply.final, 0, len(answer.outputs), 0, len(rare)))
             meta.append(rare)
-            for name, value in answer.outputs.items():
-                size = self._tensors.write(name, as_tensor(value), meta, data, size)
+            outputs: Mapping[str, Any] = answer.outputs
+            for name, value in outputs.items():
+                if type(value) is Placed:
+                    self._tensors.write_placed(name, value, meta)
+                else:
+                    size = self._tensors.write(name, as_tensor(value), meta, data, size)
             return size
         text = b"" if answer is None else answer.message.encode(errors="replace")
         code = 0 if answer is None else CODE_NUMBERS[answer.code]
@@ -185,10 +214,12 @@ class Encoder:
 
 class Decoder:
     """Decodes requests and answers. ``views`` is the peer's arena, or None. ``free`` is called with an offset in it
-    once the last view of the tensor there is freed, on any thread."""
+    once the last view of the tensor there is freed, on any thread. ``clients`` is the memory of clients that the peer
+    has sent."""
 
-    def __init__(self, views: Views | None, free: Callable[[int], None]) -> None:
-        self._tensors = TensorReader(views, free)
+    def __init__(self, views: Views | None, free: Callable[[int], None], clients: Mapped | None = None) -> None:
+        self._tensors = TensorReader(views, free, clients)
+        self._clients = clients
         self._names: dict[bytes, tuple[str, ...]] = {}
 
     def requests(
@@ -209,13 +240,16 @@ class Decoder:
             raise ProtocolError(f"requests: {type(error).__name__}: {error}") from error
         return requests
 
-    def answers(self, message: Frame) -> list[Reply]:
-        """Return the answers of an ANSWERS or DONE frame. Raises `ProtocolError`."""
+    def answers(self, message: Frame, in_flight: Mapping[int, Ticket] = _NO_CALLERS) -> list[Reply]:
+        """Return the answers of an ANSWERS or DONE frame to requests ``in_flight``, by number. Raises `ProtocolError`.
+
+        Only outputs that the sender was given a target for need ``in_flight``.
+        """
         try:
             replies = []
             position = HEADER_BYTES + (_TIMES.size if message.kind == Kind.DONE else 0)
             for _ in range(message.number):
-                reply, position = self._answer(message, position)
+                reply, position = self._answer(message, position, in_flight)
                 replies.append(reply)
         except _NONSENSE as error:
             raise ProtocolError(f"answers: {type(error).__name__}: {error}") from error
@@ -232,7 +266,7 @@ class Decoder:
         id_text = ""
         outputs: Sequence[str] = ()
         names: Sequence[str] = ()
-        settings: tuple[dict[str, Parameter], int | str, Caller | None] | None = None
+        settings = json_parts.NO_SETTINGS
         if any(sizes):
             id_size, outputs_size, route_size, rare_size = sizes
             texts = position + id_size + outputs_size + route_size + rare_size
@@ -252,7 +286,7 @@ class Decoder:
         for _ in range(count):
             name, tensor, position = self._tensors.read(message, position)
             inputs[name] = tensor
-        parameters, sequence_id, sender = settings or ({}, 0, None)
+        parameters, sequence_id, sender, places = settings
         caller = callers.get(asking) if asking else None
         request = ReceivedRequest(
             model_name,
@@ -273,12 +307,13 @@ class Decoder:
             call,
             rows,
             bool(flags & 8),
+            {name: self._clients.view(*place) for name, place in places.items()} if places and self._clients else None,
         )
         if sender is not None and callers is _NO_CALLERS:  # the server knows who sends a model's requests
             request.send_as(sender)
         return request, position
 
-    def _answer(self, message: Frame, position: int) -> tuple[Reply, int]:
+    def _answer(self, message: Frame, position: int, in_flight: Mapping[int, Ticket]) -> tuple[Reply, int]:
         """Return the answer at ``position``, and its end. Raises `ProtocolError` or one of `_NONSENSE` if it is
         malformed."""
         body = message.body
@@ -291,8 +326,10 @@ class Decoder:
             parameters = json_parts.unpack_parameters(bytes(body[texts - rare_size : texts])) if rare_size else {}
             position = texts
             outputs: dict[str, Tensor] = {}
+            ticket = in_flight.get(call)
+            targets = None if ticket is None else getattr(ticket.request, "targets", None)
             for _ in range(count):
-                name, outputs[name], position = self._tensors.read(message, position)
+                name, outputs[name], position = self._tensors.read(message, position, targets)
             response = InferResponse(outputs, parameters, "", "")
             return Reply(call, AnswerStatus.RESPONSE, bool(final), response), position
         error: HeadraceError | None = None

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
 #: The version of the schema: of all messages of this package.
-VERSION: Final = 7
+VERSION: Final = 8
 #: The largest frame. A larger tensor needs room in the arena.
 MOST_BYTES: Final = (1 << 32) - 8
 #: The most integers in one frame.
@@ -54,6 +54,8 @@ class Kind(IntEnum):
     LAYOUT = 11  # JSON: what later requests or answers have in common (`headrace_processes.ipc.layouts`)
     ALIKE_REQUESTS = 12  # requests of one layout
     ALIKE_DONE = 13  # times, final answers of one layout: a batch has run that was sent as ALIKE_REQUESTS or REQUESTS
+    UNMAP = 14  # integers: mappings of client memory that the receiver releases (`headrace_processes.ipc.mappings`)
+    LOST = 15  # integers: mappings that the sender has lost; precedes the answers
 
 
 class Frame(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from headrace.messages.caller import Caller
 from headrace.messages.request import InferRequest, Parameter
@@ -28,28 +29,45 @@ def read_json(message: Frame) -> dict[str, Any]:
     return found
 
 
-def pack_settings(request: InferRequest, sender: Caller | None = None) -> bytes:
-    """Return the parameters and the sequence id of ``request`` as JSON, and what its ``sender`` is."""
-    settings: list[object] = [dict(request.parameters), request.sequence_id]
+class RareSettings(NamedTuple):
+    """The rare parts of a request. ``targets`` are the places of outputs by their names: the number of a mapping, the
+    offset in it, and the bytes there are."""
+
+    parameters: dict[str, Parameter]
+    sequence_id: int | str
+    sender: Caller | None = None
+    targets: Mapping[str, tuple[int, int, int]] = MappingProxyType({})
+
+
+#: Of a request without any.
+NO_SETTINGS = RareSettings({}, 0)
+
+
+def pack_settings(
+    request: InferRequest, sender: Caller | None = None, targets: Mapping[str, tuple[int, int, int]] | None = None
+) -> bytes:
+    """Return the parameters and the sequence id of ``request`` as JSON, what its ``sender`` is, and its ``targets``."""
+    settings: list[object] = [dict(request.parameters), request.sequence_id, targets or {}]
     if sender is not None:
         settings.append([sender.transport, sender.principal, sender.deadline_ns, dict(sender.trace_context)])
     return json.dumps(settings).encode()
 
 
-def unpack_settings(text: bytes) -> tuple[dict[str, Parameter], int | str, Caller | None]:
-    """Return what `pack_settings` wrote: parameters, sequence id, sender. Raises `ProtocolError` for anything else."""
+def unpack_settings(text: bytes) -> RareSettings:
+    """Return what `pack_settings` wrote. Raises `ProtocolError` for anything else."""
     match json.loads(text):
-        case [dict() as parameters, int() | str() as sequence_id]:
-            return _scalars(parameters), sequence_id, None
+        case [dict() as parameters, int() | str() as sequence_id, dict() as targets]:
+            return RareSettings(_scalars(parameters), sequence_id, None, _places(targets))
         case [
             dict() as parameters,
             int() | str() as sequence_id,
+            dict() as targets,
             [str(transport), str(who), int(deadline_ns), dict(trace)],
         ]:
             sender = Caller(transport, principal=who, deadline_ns=deadline_ns, trace_context=trace)
-            return _scalars(parameters), sequence_id, sender
+            return RareSettings(_scalars(parameters), sequence_id, sender, _places(targets))
         case _:
-            raise ProtocolError("settings that are not parameters, a sequence id and a sender")
+            raise ProtocolError("settings that are not parameters, a sequence id, targets and a sender")
 
 
 def pack_parameters(parameters: Mapping[str, Parameter]) -> bytes:
@@ -63,6 +81,13 @@ def unpack_parameters(text: bytes) -> dict[str, Parameter]:
     if not isinstance(found, dict):
         raise ProtocolError(f"parameters of type {type(found).__name__}")
     return _scalars(found)
+
+
+def _places(targets: dict[str, Any]) -> dict[str, tuple[int, int, int]]:
+    for name, place in targets.items():
+        if not isinstance(place, list) or [type(each) for each in place] != [int, int, int]:
+            raise ProtocolError(f"a target of '{name}' that is no place")
+    return {name: (number, offset, nbytes) for name, (number, offset, nbytes) in targets.items()}
 
 
 def _scalars(parameters: dict[str, Any]) -> dict[str, Parameter]:

@@ -3,23 +3,32 @@
     header length u16 | place u8 | bytes u64 | offset u64
     header   data type u8 (as in a config) | rank u8 | shape i64[rank] | name, UTF-8
 
-``place`` is 0 if the bytes are in the frame, and ``offset`` counts from the start of its data. It is 1 if they are in
-the sender's arena, at ``offset``. Tensors of `INLINE` bytes or more are put in the arena while there is room.
+``place`` says where the bytes are:
+
+====  ==============================================================================================================
+0     in the frame; ``offset`` counts from the start of its data
+1     in the sender's arena, at ``offset``. Tensors of `INLINE` bytes or more are put there while there is room
+2     of an input: in the memory of a client, at ``offset`` of the mapping whose number, u64, follows the header
+3     of an output: the sender has written them to the target of its request (`Placed`)
+====  ==============================================================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from struct import Struct
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes, wire_view
 from headrace_processes.ipc.framing import PADDING, Buffer, Frame, ProtocolError
+
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 #: A tensor of this many bytes or more is put in the arena.
 INLINE: Final = 32 * 1024
@@ -28,6 +37,7 @@ INLINE: Final = 32 * 1024
 _MOST_REMEMBERED: Final = 1024
 
 _TENSOR = Struct("<HBQQ")
+_NUMBER = Struct("<Q")
 #: A decoded header: name, data type, shape, and bytes, which are -1 for strings.
 _Header: TypeAlias = tuple[str, DataType, tuple[int, ...], int]
 
@@ -57,11 +67,33 @@ class Views(Protocol):
     def view(self, offset: int, nbytes: int, on_free: Callable[[int], None]) -> Any: ...
 
 
-class TensorWriter:
-    """Encodes tensors. ``allocator`` is the arena of this side, or None."""
+class ClientMemory(Protocol):
+    """Finds tensors in the memory of clients: the `headrace_processes.ipc.mappings.SentMappings` of this side."""
 
-    def __init__(self, allocator: Allocator | None) -> None:
-        self._allocator = allocator
+    def place(self, tensor: Any) -> tuple[int, int] | None: ...
+
+
+class Mapped(Protocol):
+    """Gives views of the memory of clients: the `headrace_processes.ipc.mappings.ReceivedMappings` of this side."""
+
+    def view(self, number: int, offset: int, nbytes: int) -> Any: ...
+
+
+class Placed:
+    """An output whose bytes were written to the target of its request; ``tensor`` shares them, or had them before."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+class TensorWriter:
+    """Encodes tensors. ``allocator`` is the arena of this side, or None. ``clients`` is only set where inputs are
+    sent: these are then not copied."""
+
+    def __init__(self, allocator: Allocator | None, clients: ClientMemory | None = None) -> None:
+        self._allocator, self._clients = allocator, clients
         #: The offsets in the arena of the tensors of the current message. The encoder clears it before each message.
         self.placed: list[int] = []
         self._headers: dict[Any, bytes] = {}
@@ -80,6 +112,21 @@ class TensorWriter:
         if rest := -nbytes % 8:
             data.append(PADDING[rest])
         return size + nbytes + rest
+
+    def write_input(self, name: str, tensor: Tensor, meta: list[bytes], data: list[Buffer], size: int) -> int:
+        """`write`, but do not copy an input in the memory of a client. Return the new size."""
+        if tensor.nbytes >= INLINE and self._clients is not None and type(tensor) is np.ndarray:
+            found = self._clients.place(tensor)
+            if found is not None:
+                header, (number, offset) = self._header(name, tensor), found
+                meta += (_TENSOR.pack(len(header), 2, tensor.nbytes, offset), header, _NUMBER.pack(number))
+                return size
+        return self.write(name, tensor, meta, data, size)
+
+    def write_placed(self, name: str, output: Placed, meta: list[bytes]) -> None:
+        """Append the description of an output whose bytes are where they belong."""
+        header = self._header(name, output.tensor)
+        meta += (_TENSOR.pack(len(header), 3, output.tensor.nbytes, 0), header)
 
     def take_back(self) -> None:
         """Free the blocks in ``placed``: the message will not be sent."""
@@ -100,15 +147,20 @@ class TensorWriter:
 
 class TensorReader:
     """Decodes tensors. ``views`` is the peer's arena, or None. ``free`` is called with an offset in it once the last
-    view of the tensor there is freed, on any thread."""
+    view of the tensor there is freed, on any thread. ``clients`` is the memory of clients that the peer has sent."""
 
-    def __init__(self, views: Views | None, free: Callable[[int], None]) -> None:
-        self._views, self._free = views, free
+    def __init__(self, views: Views | None, free: Callable[[int], None], clients: Mapped | None = None) -> None:
+        self._views, self._free, self._clients = views, free, clients
         self._headers: dict[bytes, _Header] = {}
 
-    def read(self, message: Frame, position: int) -> tuple[str, Tensor, int]:
-        """Return the name of the tensor at ``position``, a view of it, and the end of its description. Raises
-        `ProtocolError`."""
+    def read(
+        self, message: Frame, position: int, targets: Mapping[str, memoryview] | None = None
+    ) -> tuple[str, Tensor, int]:
+        """Return the name of the tensor at ``position``, a view of it, and the end of its description.
+
+        ``targets`` is the memory of its request's outputs, by name. Raises `ProtocolError`, and `LookupError` or
+        `TypeError` for an output that has no target.
+        """
         body = message.body
         header_size, place, nbytes, offset = _TENSOR.unpack_from(body, position)
         position += _TENSOR.size
@@ -120,9 +172,8 @@ class TensorReader:
             raise ProtocolError(f"kind {message.kind}: {nbytes} bytes for {datatype}{list(shape)}")
         content: Any
         if place:
-            if self._views is None:
-                raise ProtocolError(f"kind {message.kind}: there is no arena")
-            content, begin = self._views.view(offset, nbytes, self._free), 0
+            content, begin = self._elsewhere(message, end, place, nbytes, offset, name, targets), 0
+            end += _NUMBER.size * (place == 2)
         else:
             content, begin = body, message.data + offset
             if begin + nbytes > len(body):
@@ -130,6 +181,28 @@ class TensorReader:
         if expected == -1:
             return name, BytesTensor(memoryview(content)[begin : begin + nbytes], shape), end
         return name, np.ndarray(shape, datatype.numpy, content, begin), end
+
+    def _elsewhere(
+        self,
+        message: Frame,
+        end: int,
+        place: int,
+        nbytes: int,
+        offset: int,
+        name: str,
+        targets: Mapping[str, memoryview] | None,
+    ) -> Any:
+        """Return the bytes of a tensor that are not in the frame. ``end`` is the end of its header."""
+        if place == 1 and self._views is not None:
+            return self._views.view(offset, nbytes, self._free)
+        if place == 2 and self._clients is not None:
+            return self._clients.view(_NUMBER.unpack_from(message.body, end)[0], offset, nbytes)
+        if place != 3:
+            raise ProtocolError(f"kind {message.kind}: there is no memory {place}")
+        target = targets[name]  # type: ignore[index]  # a TypeError, as documented
+        if nbytes > target.nbytes:
+            raise ProtocolError(f"kind {message.kind}: {nbytes} bytes of '{name}' in {target.nbytes}")
+        return target[:nbytes]
 
     def _header(self, key: bytes) -> _Header:
         value, rank = key[0], key[1]

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from headrace import Code, HeadraceError, InvalidArgument, PermissionDenied
-from headrace_shm.segment_mapping import Mapping, SegmentTooSmall
+from headrace import Code, FileTooSmall, HeadraceError, InvalidArgument, PermissionDenied
+from headrace_shm.segment_mapping import SegmentMapping
 
 #: Segments of Triton's Python models, and POSIX semaphores, which lie in the same directory.
 _RESERVED = ("triton_python_backend_shm_region_", "sem.")
 
 
-class SystemMemory(Mapping):
+class SystemMemory(SegmentMapping):
     """The memory of the system region ``name``. It owns the views: models read and the server writes the segment."""
 
     is_copied: ClassVar[bool] = False
@@ -65,7 +65,7 @@ def register_segment(name: str, key: str, offset: int, size: int, prefix: str) -
         )
     try:
         return SystemMemory(name, plain, offset, size)
-    except SegmentTooSmall:
+    except FileTooSmall:
         raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args") from None
     except (OSError, ValueError):
         raise _unopened(key) from None

@@ -173,7 +173,7 @@ class Back:
         self.kinds, done = [], None
         for message in frames(self.writer.answers(replies, TIMES)):
             self.kinds.append(message.kind)
-            done = self.reader.hear(message)
+            done = self.reader.hear(message, {})
         assert done is not None
         (message,) = frames(Encoder(None).answers(replies, TIMES))
         wanted = decoder().answers(message)
@@ -224,5 +224,6 @@ def test_answers_that_are_like_those_before_travel_undescribed() -> None:
 def test_nonsense_is_refused() -> None:
     for kind in (Kind.ALIKE_REQUESTS, Kind.ALIKE_DONE, Kind.LAYOUT):
         message = Frame(kind, 1, bytes(64), 64)
+        done, batches = DoneReader(decoder()), BatchReader(decoder())
         with pytest.raises(ProtocolError):
-            (DoneReader(decoder()) if kind == Kind.ALIKE_DONE else BatchReader(decoder())).hear(message)
+            done.hear(message, {}) if kind == Kind.ALIKE_DONE else batches.hear(message)
