@@ -16,11 +16,11 @@ from tests.commands.tritonserver.recorded import CASES, HELP
 ACCEPTED = "error: creating server: Invalid argument - --model-repository must be specified"
 USAGE = "Usage: tritonserver [options]\n"
 
-#: What Triton accepts, and Headrace refuses: numbers with rests, which Triton drops; negative sizes, counts and ports;
-#: a resource without a name; and a second cache, which Triton refuses when it creates the server.
-REFUSED = re.compile(
-    r"=(5x|1\.5|:1|0:-1)$|-(port|age|age-grace|byte-size|buffer-manager-thread-count)=-1$|^--cache-config=redis"
-)
+#: What Triton accepts, and Headrace refuses: negative ports, of which Triton opens others or none; a cache and memory
+#: of a negative size; a resource without a name; and a second cache, which Triton refuses when it creates the server.
+REFUSED = re.compile(r"=(:1|0:-1)$|-port=-1$|^--response-cache-byte-size=-1$|^--cache-config=redis")
+#: What is accepted with a warning of Headrace.
+CHANGED = re.compile(r"=(5x|1\.5)$|-(age|age-grace|pool-byte-size|buffer-manager-thread-count)=-1$")
 #: What Headrace has more than Triton.
 MORE = "--log-format=json"
 #: Errors that do not show the value of a restriction, which is a secret.
@@ -64,6 +64,8 @@ def test_a_command_line_is_judged_as_triton_judges_it(case: dict[str, Any], caps
         assert "\nBad option: " in after
     elif last == MORE:
         assert (accepted, err) == (False, ACCEPTED + "\n")
+    elif CHANGED.search(last) and accepted:
+        assert re.fullmatch(rf"Warning: '{re.escape(last)}' is read as \d.*\n{re.escape(ACCEPTED)}\n", err, re.DOTALL)
     elif accepted:
         assert err == ACCEPTED + "\n"
     else:
@@ -93,3 +95,25 @@ def test_the_usage_has_all_flags_in_tritons_groups_and_order(capsys: pytest.Capt
     assert {flag.name for flag in TritonServer.flags()} <= {name for names in named.values() for name in names}
     assert "listen-while-loading" in named[OTHERS]
     assert not {name for name in named[OTHERS] for group in GROUPS.values() if name in group.split()}
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        ("--exit-timeout-secs=30s", "30"),
+        ("--exit-timeout-secs 30s", "30"),
+        ("--repository-poll-secs=1.5", "1"),
+        ("--grpc-max-connection-age=-1", "0"),
+        ("--http-thread-count=-3.7", "-3"),
+    ],
+)
+def test_a_number_is_read_as_triton_reads_it(words: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = TritonServer().parse(words.split()).words
+    assert changed[-1].rpartition("=")[2] == number
+    assert capsys.readouterr().err.endswith(f" is read as {number}.\n")
+
+
+@pytest.mark.parametrize("words", ["--http-port=x", "--http-port=", "--http-port", "--id=5x", "--id --http-port", "5x"])
+def test_nothing_else_is_changed(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert TritonServer().parse(words.split()).words[-len(words.split()) :] == words.split()
+    assert not capsys.readouterr().err

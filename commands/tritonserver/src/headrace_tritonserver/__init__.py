@@ -6,11 +6,13 @@ the errors of a command line are Triton's (docs/spec/behaviours.md section 8).
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from headrace import ConfigError, OptionGroup, Serve, WordError
+from headrace_tritonserver.lenient_numbers import read_leniently
 
 #: The exit code for everything that is not a server's orderly end, the help included.
 FAILED = 1
@@ -24,6 +26,13 @@ class TritonServer(Serve):
     help = "serve the models of a repository as Triton does"
     example = "tritonserver --model-repository=/srv/models"
     default_words = ("--listen-while-loading=false",)
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Return the command line, with numbers as Triton reads them. Print a warning for each that was changed."""
+        words, warnings = read_leniently(words)
+        for warning in warnings:
+            print(warning, file=sys.stderr)
+        return super().parse(words)
 
     def show_help(self, groups: Sequence[type[OptionGroup]]) -> int:
         """Print the usage where Triton prints it, on stderr."""
