@@ -24,8 +24,12 @@ _WRITTEN = {
 }
 #: The planned names of distributions for parts of Triton that Headrace does not have yet.
 _PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm", "vllm")}
-_AGENTS = {"checksum": "headrace-checksum"}
-_COMMANDS = {"check": "headrace-inspect", "explain": "headrace-inspect", "trace": "headrace-trace"}
+_AGENTS = {name: f"headrace-{name}" for name in ("archive", "checksum", "decrypt")}
+_COMMANDS = {
+    **dict.fromkeys(("check", "explain"), "headrace-inspect"),
+    "encrypt": "headrace-decrypt",
+    "trace": "headrace-trace",
+}
 _CACHES = {"redis": "headrace-redis"}
 _HOSTS = {"grpcio": "headrace-grpcio", "hypercorn": "headrace-hypercorn"}
 _STORAGES = dict.fromkeys(("as", "gs", "s3"), "headrace-cloud")
