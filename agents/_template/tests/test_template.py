@@ -1,5 +1,5 @@
 import io
-import tarfile
+import zipfile
 from collections.abc import Mapping
 
 from headrace_testing import AgentConformance
@@ -10,12 +10,10 @@ class TestTemplate(AgentConformance):
 
     def prepare(self, files: Mapping[str, bytes]) -> tuple[Mapping[str, bytes], Mapping[str, str]]:
         packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w") as archive:
+        with zipfile.ZipFile(packed, "w") as archive:
             for file, content in files.items():
-                info = tarfile.TarInfo(file)
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
-        return {"model.tar": packed.getvalue()}, {}
+                archive.writestr(file, content)
+        return {"model.zip": packed.getvalue()}, {}
 
     def wrong_parameters(self) -> Mapping[str, str]:
-        return {"archive": "../other/model.tar"}
+        return {"archive": "../other/model.zip"}
