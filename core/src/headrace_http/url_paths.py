@@ -74,10 +74,12 @@ def read_path(path: str) -> PathTemplate:
     """Return the template of ``path``. Raises TypeError if it is invalid."""
     for variant in _spread(path) if _BRACKETS.fullmatch(path) else [""]:
         root, *segments = variant.split("/")
+        if len(segments) > 1 and not segments[-1]:
+            segments.pop()  # a slash at the end
         if root or not segments or not all(map(_SEGMENT.fullmatch, segments)):
             raise TypeError(
-                f"the path {path!r} is not '/', words and placeholders like {{name}}, with '/' between them; what may "
-                "be missing stands in brackets"
+                f"the path {path!r} is not '/', words and placeholders like {{name}}, with '/' between them or at the end; "
+                "what may be missing stands in brackets"
             )
     names = _PLACEHOLDER.findall(path)
     if len(names) > len(set(names)):
@@ -101,5 +103,7 @@ def _meet(one: list[str], two: list[str]) -> bool:
 def _may_be_one(one: str, two: str) -> bool:
     if one[:1] == "{" or two[:1] == "{":
         literal = two if one[:1] == "{" else one
+        if not literal:
+            return False
         return literal[:1] == "{" or "{version}" not in (one, two) or (literal.isascii() and literal.isdigit())
     return one == two

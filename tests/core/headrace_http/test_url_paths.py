@@ -63,6 +63,15 @@ def test_a_part_that_may_be_missing_overlaps_in_both_forms() -> None:
     assert optional.overlaps(read_path("/{name}/{other}/c"))
 
 
+def test_a_slash_at_the_end_may_be_optional() -> None:
+    found = read_path("/models[/]")
+    assert [matches(found, path) for path in ("/models", "/models/", "/models//", "/models/a")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert not found.overlaps(read_path("/models/{name}"))
+    assert found.overlaps(read_path("/models/"))
+
+
 @pytest.mark.parametrize(
     "path", ["", "a", "a/b", "//", "/a//b", "/{", "/{a b}", "/a b", "/a?b", "/a[/b", "/a]/b[", "/a[[/b]]", "/é"]
 )

@@ -209,3 +209,12 @@ def test_a_caller_that_leaves_does_not_stop_a_load(serve: Serve, shared: Path) -
             await asyncio.sleep(0.02)
 
     asyncio.run(asyncio.wait_for(leave(), 20))
+
+
+def test_the_list_has_a_slash_at_its_end_or_none(serve: Serve, shared: Path) -> None:
+    """As Triton 2.51 answers; behind a name there is no slash."""
+    port = serve()["sagemaker"]
+    assert post(port, "/models/", load("a", f"{shared}/abc/model")).status == 200
+    for path in ("/models", "/models/"):
+        assert [each["modelName"] for each in json.loads(get(port, path).answer)["models"]] == ["a"]
+    assert [get(port, path).status for path in ("/models//", "/models/a/", "/ping/")] == [400] * 3

@@ -134,7 +134,7 @@ class _Route(HttpRoute):
 
 
 class ListModels(_Route):
-    name = "GET /models"
+    name = "GET /models[/]"
 
     async def answer(self, call: HttpCall) -> HttpReply:
         return _document({"models": [_model(name, url) for name, url in self.models.urls.items()]})
@@ -150,7 +150,7 @@ class DescribeModel(_Route):
 
 
 class LoadModel(_Route):
-    name = "POST /models"
+    name = "POST /models[/]"
     operation = Operation.LOAD
 
     async def answer(self, call: HttpCall) -> HttpReply:

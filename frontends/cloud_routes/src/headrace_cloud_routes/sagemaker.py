@@ -53,7 +53,7 @@ class SageMaker(ForwardingPort):
             return self._inference(request, self._model)
         if found := _INVOKE.fullmatch(path):
             return self._invoke(request, found[1])
-        if path == "/models":
+        if path in ("/models", "/models/"):
             return None if request.method in ("GET", "POST") else HttpReply(400)
         if _MODEL.fullmatch(path):
             return None if request.method in ("GET", "DELETE") else HttpReply(400)
