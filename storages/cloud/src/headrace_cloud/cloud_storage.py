@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 
-from headrace import NotFound, ServerOptions, Storage
+from headrace import ConfigError, NotFound, ServerOptions, Storage
 from headrace_cloud.cloud_options import CloudStorageOptions
 from headrace_cloud.clouds import CloudStore
 from headrace_cloud.file_cache import FileCache
+from headrace_cloud.fsspec_store import SCHEMES, FsspecStore
 from headrace_cloud.model_download import ModelDownload
 from headrace_cloud.model_listing import Completeness, ModelListing
 from headrace_cloud.stored_objects import ObjectStore
@@ -69,3 +71,21 @@ class AzureStorage(CloudStorage):
     """``as://account/container/prefix``."""
 
     name = "as"
+
+
+class OtherStorage(CloudStorage):
+    """What else fsspec reads, if ``--cloud-schemes`` has its scheme."""
+
+    name = "-"
+
+    def open_store(self, url: str, options: CloudStorageOptions) -> ObjectStore:
+        if self.name not in options.allowed_schemes:
+            raise ConfigError(f"'{self.name}://' is not read unless --cloud-schemes={self.name} allows it")
+        return FsspecStore(url, options)
+
+
+def other_storages() -> list[type[Storage]]:
+    """Return a storage for each scheme of fsspec, and of other drivers that are installed for it."""
+    own = {"s3", "gs", "as", "file", "local"}
+    found = {*SCHEMES, *(each.name.lower() for each in entry_points(group="fsspec.specs"))}
+    return [type(f"{name.capitalize()}Storage", (OtherStorage,), {"name": name}) for name in sorted(found - own)]

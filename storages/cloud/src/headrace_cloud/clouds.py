@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,15 +20,18 @@ from headrace_cloud.credentials import Credentials
 from headrace_cloud.google_credentials import EMULATOR, google_credentials
 from headrace_cloud.s3_credentials import s3_credentials
 from headrace_cloud.store_errors import answer_of, failure
-from headrace_cloud.stored_objects import PART_BYTES, InvalidKey, ObjectChanged, ObjectStore, StoredObject
+from headrace_cloud.stored_objects import PART_BYTES, InvalidKey, NoRanges, ObjectChanged, ObjectStore, StoredObject
 from headrace_cloud.urls import Location, parse_url
 
 if TYPE_CHECKING:
+    from obstore import GetOptions, GetResult
     from obstore.store import ObjectStore as Client
 
 #: Tries of one request beside the first, while the server has no answer or answers 5xx.
 _RETRIES = 3
 _PAGE = 1000
+#: In obstore's error for an answer with the status 200, and not 206, to a request for a part.
+_NOT_PARTIAL = "Received non-partial response"
 
 
 class CloudStore(ObjectStore):
@@ -76,24 +80,64 @@ class CloudStore(ObjectStore):
             raise self._listing_failure(error, prefix) from None
         return [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
 
-    def read(self, each: StoredObject, start: int, end: int) -> memoryview:
+    def exists(self, each: StoredObject) -> bool:
         import obstore
-        from obstore.exceptions import PreconditionError
 
         key = self._location.key(each.path)
-        is_tag = each.tag.startswith(('"', "W/"))
         try:
-            found = obstore.get(
-                self._client, key, options={"range": (start, end), **({"if_match": each.tag} if is_tag else {})}
-            )
+            obstore.head(self._client, key)
+        except FileNotFoundError:
+            return False
+        except Exception as error:
+            raise failure(f"asking for '{key}'", error, self._place) from None
+        return True
+
+    def read(self, each: StoredObject, start: int, end: int) -> memoryview:
+        with self._reading(each):
+            found = self._get(each, None if end - start == each.size else (start, end))
             read = memoryview(found.bytes())
+        if len(read) != end - start:
+            raise ObjectChanged(f"'{each.path}' has not the size of the listing, {each.size}")
+        return read
+
+    def stream(self, each: StoredObject) -> Iterator[memoryview]:
+        count = 0
+        with self._reading(each):
+            for part in self._get(each, None).stream(min_chunk_size=PART_BYTES):
+                count += len(part)
+                yield memoryview(part)
+        if count != each.size:
+            raise ObjectChanged(f"'{each.path}' has {count} bytes, and {each.size} in the listing")
+
+    def _get(self, each: StoredObject, part: tuple[int, int] | None) -> GetResult:
+        """Ask for an object or a part of it, if it is still the one of the listing."""
+        import obstore
+
+        options: GetOptions = {}
+        if part is not None:
+            options["range"] = part
+        if each.tag.startswith(('"', "W/")):
+            options["if_match"] = each.tag
+        found = obstore.get(self._client, self._location.key(each.path), options=options)
+        tag = found.meta["e_tag"]
+        if found.meta["size"] != each.size or (tag and _bare(each.tag) not in (_bare(tag), "")):
+            raise ObjectChanged(f"'{each.path}' has changed since it was listed")
+        return found
+
+    @contextmanager
+    def _reading(self, each: StoredObject) -> Iterator[None]:
+        from obstore.exceptions import PreconditionError
+
+        try:
+            yield
+        except HeadraceError:
+            raise
         except (PreconditionError, FileNotFoundError):
             raise ObjectChanged(f"'{each.path}' has changed since it was listed") from None
         except Exception as error:
-            raise failure(f"reading '{key}'", error, self._place) from None
-        if len(read) != end - start or found.meta["size"] != each.size:
-            raise ObjectChanged(f"'{each.path}' has {found.meta['size']} bytes, and {each.size} in the listing")
-        return read
+            if _NOT_PARTIAL in str(error):
+                raise NoRanges(f"the server does not send parts of '{each.path}'") from None
+            raise failure(f"reading '{self._location.key(each.path)}'", error, self._place) from None
 
     def _listing_failure(self, error: Exception, prefix: str) -> HeadraceError:
         from obstore.exceptions import InvalidPathError
@@ -180,3 +224,8 @@ def _is_virtual(endpoint: str, bucket: str, options: CloudStorageOptions) -> boo
     if options.s3_addressing != "auto":
         return options.s3_addressing == "virtual"
     return ".amazonaws.com" in endpoint and "." not in bucket  # their certificate is for one more name
+
+
+def _bare(tag: str) -> str:
+    """Return an ETag without its quotes: rclone's S3 has them in answers, and not in listings."""
+    return tag.removeprefix("W/").strip('"')

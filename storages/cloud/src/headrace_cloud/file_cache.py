@@ -76,9 +76,13 @@ class FileCache:
             raise ConfigError(f"the cache directory '{self.path}' cannot be made: {error.strerror}") from error
         return folders
 
+    def keeps(self, size: int) -> bool:
+        """True if the cache keeps a file of ``size`` bytes. A larger one goes to the directory of its model alone."""
+        return size <= self._max_bytes
+
     def has(self, name: str, size: int) -> bool:
         """True if there is an entry that nobody has changed."""
-        return size <= self._max_bytes and self._is_whole(name, size)
+        return self.keeps(size) and self._is_whole(name, size)
 
     def place(self, name: str, size: int, target: Path, download: Download) -> bool:
         """Put the file ``name`` at ``target``, which must not exist. Download it if the cache does not have it.
@@ -86,7 +90,7 @@ class FileCache:
         Returns True if the cache had it. Raises what ``download`` raises, `LoadError` if the disk is full, and
         `Unavailable` if the server stops while another one downloads it. Nothing is left then.
         """
-        if size > self._max_bytes:
+        if not self.keeps(size):
             with _worded(target, size):
                 _write_new(target, size, download)
             return False
@@ -110,18 +114,17 @@ class FileCache:
             return
         entries = sorted(self._entries())  # the one used longest ago is the first
         total = sum(found for _, found, _ in entries)
-        files = os.statvfs(self.path)
-        free = files.f_bavail * files.f_frsize
         for _, found, path in entries:
-            if total + size <= self._max_bytes and free >= size:
-                break
+            if total + size <= self._max_bytes and self._free() >= size:
+                return
             path.unlink(missing_ok=True)
             total -= found
-            free += found if self._max_bytes >= size else 0
-        else:
-            now = os.statvfs(self.path)
-            if size > now.f_bavail * now.f_frsize:
-                raise _full(self.path, size)
+        if size > self._free():
+            raise _full(self.path, size)
+
+    def _free(self) -> int:
+        found = os.statvfs(self.path)
+        return found.f_bavail * found.f_frsize
 
     def _entries(self) -> Iterator[tuple[int, int, Path]]:
         """Yield the time of the last use, the size and the path of each entry."""

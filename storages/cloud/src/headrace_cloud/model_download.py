@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headrace import LoadError, Unavailable, one_line
 from headrace_cloud.file_cache import FileCache, entry_name
-from headrace_cloud.stored_objects import PART_BYTES, ObjectStore, StoredObject
+from headrace_cloud.stored_objects import PART_BYTES, NoRanges, ObjectStore, StoredObject
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +26,15 @@ class ModelDownload:
     def __init__(self, store: ObjectStore, cache: FileCache, parallel: int, closing: threading.Event) -> None:
         self._store, self._cache, self._closing = store, cache, closing
         self._parallel = parallel
+        #: False if the server answers a request for a part with the whole object.
+        self._has_ranges = True
 
     def run(self, model: str, files: dict[str, StoredObject], directory: Path) -> None:
         """Write all ``files``, by their paths below ``directory``, which is empty. Raises `HeadraceError`."""
         names = {path: self._entry(each) for path, each in files.items()}
         missing = [path for path, each in files.items() if not self._cache.has(names[path], each.size)]
         total = sum(files[path].size for path in missing)
-        self._cache.make_room(total)
+        self._cache.make_room(sum(files[path].size for path in missing if self._cache.keeps(files[path].size)))
         progress = _Progress(model, len(missing), total)
         try:
             for folder in {(directory / path).parent for path in files}:
@@ -65,22 +67,42 @@ class ModelDownload:
     ) -> None:
         def download(descriptor: int) -> None:
             starts = range(0, each.size, PART_BYTES)
-            if pool is None:
-                for start in starts:
-                    self._copy_part(each, start, descriptor, progress)
-            else:
+            if pool is None or not self._has_ranges:
+                self._copy_whole(each, descriptor, progress)
+                return
+            try:
                 _results([pool.submit(self._copy_part, each, start, descriptor, progress) for start in starts])
+            except NoRanges as error:
+                log.warning("%s: large files are downloaded by one request each", error.message)
+                self._has_ranges = False
+                self._copy_whole(each, descriptor, progress)
 
         self._cache.place(name, each.size, target, download)
 
     def _copy_part(self, each: StoredObject, start: int, descriptor: int, progress: _Progress) -> None:
         if self._closing.is_set():
             raise Unavailable("the server is stopping")
-        part = self._store.read(each, start, min(start + PART_BYTES, each.size))
-        written = 0
-        while written < len(part):
-            written += os.pwrite(descriptor, part[written:], start + written)
-        progress.add(len(part))
+        _write(descriptor, self._store.read(each, start, min(start + PART_BYTES, each.size)), start)
+        progress.add(min(PART_BYTES, each.size - start))
+
+    def _copy_whole(self, each: StoredObject, descriptor: int, progress: _Progress) -> None:
+        if each.size <= PART_BYTES:
+            self._copy_part(each, 0, descriptor, progress)
+            return
+        start = 0
+        for part in self._store.stream(each):
+            if self._closing.is_set():
+                raise Unavailable("the server is stopping")
+            if start + len(part) <= each.size:
+                _write(descriptor, part, start)
+            start += len(part)
+            progress.add(len(part))
+
+
+def _write(descriptor: int, part: memoryview, start: int) -> None:
+    written = 0
+    while written < len(part):
+        written += os.pwrite(descriptor, part[written:], start + written)
 
 
 def _results(tasks: Collection[Future[None]]) -> None:

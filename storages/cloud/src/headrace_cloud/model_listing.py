@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from headrace import LoadError, one_line
+from headrace import LoadError, Unavailable, one_line
 from headrace_cloud.stored_objects import InvalidKey, ObjectStore, StoredObject
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,19 @@ class ModelListing:
         except InvalidKey as error:
             log.warning("%s; listing each model by itself", error.message)
             return {name: self._list_one(name) for name in self._store.folders() if not name.startswith(".")}
+        if not objects:
+            self._check_empty()
         return {name: self._checked(name, found) for name, found in objects.items()}
+
+    def _check_empty(self) -> None:
+        """Raise `Unavailable` if an object is still there: some other server, such as a proxy, has answered.
+
+        Without this, its answer would unload all models.
+        """
+        with self._lock:
+            known = next((each for files in self._counting.values() for each in files.values()), None)
+        if known is not None and self._store.exists(known):
+            raise Unavailable(f"the storage answers with an empty listing, and '{known.path}' is still there")
 
     def _list_one(self, name: str) -> Files | LoadError:
         try:

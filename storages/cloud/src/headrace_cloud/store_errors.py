@@ -27,12 +27,8 @@ _CAUSES = (
     ("end of file before message length reached", "it sent less than it had announced"),
     ("NetworkUnreachable", "there is no route to it"),
     ("too many redirects", "it redirects in a circle"),
-)
-_HINTS = (
-    ("NoSuchBucket", "there is no such bucket"),
-    ("PermanentRedirect", "the bucket is in another region: set AWS_DEFAULT_REGION"),
-    ("AuthorizationHeaderMalformed", "the region is probably another one: set AWS_DEFAULT_REGION"),
-    ("without LOCATION", "the bucket is probably in another region: set AWS_DEFAULT_REGION"),
+    ("without LOCATION", "it says that the bucket is elsewhere, and not where: set AWS_DEFAULT_REGION to its region"),
+    ("Content-Range header not present", "it sent less than it had announced"),
 )
 
 
@@ -56,10 +52,9 @@ def answer_of(error: BaseException) -> tuple[int, str]:
 def failure(what: str, error: BaseException, place: str) -> HeadraceError:
     """Return the error for messages: ``what`` failed at ``place``."""
     status, answer = answer_of(error)
-    hint = next((f" ({text})" for mark, text in _HINTS if mark in str(error)), "")
     verb = "answered" if status else "failed"
     kind = LoadError if 300 <= status < 500 and status != 429 else Unavailable
-    return kind(f"{what} failed. The storage {verb}: {answer}{hint}. {place}")
+    return kind(f"{what} failed. The storage {verb}: {answer.rstrip('.')}. {place}")
 
 
 def _words_of(body: str) -> str:

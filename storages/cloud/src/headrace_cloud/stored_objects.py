@@ -34,6 +34,10 @@ class ObjectChanged(LoadError):
     """An object is not the one of the listing any more."""
 
 
+class NoRanges(LoadError):
+    """The server has answered a request for a part of an object with the whole one."""
+
+
 class ObjectStore(ABC):
     """The objects below one URL. Any thread. Methods block, for a bounded time, and raise `HeadraceError`."""
 
@@ -49,5 +53,16 @@ class ObjectStore(ABC):
         """Return the names of the folders at the top."""
 
     @abstractmethod
+    def exists(self, each: StoredObject) -> bool:
+        """True if there is an object of this path now."""
+
+    @abstractmethod
     def read(self, each: StoredObject, start: int, end: int) -> memoryview:
-        """Return the bytes from ``start`` to before ``end``. Raises `ObjectChanged` if the object has changed."""
+        """Return the bytes from ``start`` to before ``end``.
+
+        Raises `ObjectChanged` if the object has changed. Raises `NoRanges`, if not all bytes are asked for.
+        """
+
+    @abstractmethod
+    def stream(self, each: StoredObject) -> Iterator[memoryview]:
+        """Yield all bytes in order, by one request. Raises `ObjectChanged` if the object has changed."""

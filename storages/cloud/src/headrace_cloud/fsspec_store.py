@@ -1,0 +1,157 @@
+"""Objects in what else fsspec reads, such as ``hf://`` and ``https://``, by the driver that is installed for it.
+
+A redirect of an HTTP server is not followed, because it could lead to a server that only this machine can reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from headrace import ConfigError, HeadraceError, LoadError, Unavailable, one_line
+from headrace_cloud.cloud_options import CloudStorageOptions
+from headrace_cloud.stored_objects import PART_BYTES, NoRanges, ObjectChanged, ObjectStore, StoredObject
+
+#: Schemes of fsspec whose files are elsewhere and are named by a URL alone.
+SCHEMES = (
+    *("abfs", "az", "box", "dbfs", "dropbox", "dvc", "ftp", "gcs", "gdrive", "github", "hdfs", "hf", "http", "https"),
+    *("lakefs", "memory", "oci", "oss", "sftp", "smb", "tos", "wandb", "webdav", "webhdfs"),
+)
+#: What drivers call a tag that changes with the content, and a time. The first one counts.
+_TAGS = ("ETag", "etag", "e_tag", "blob_id", "sha", "sha256", "md5Hash", "md5", "content_md5", "checksum")
+_TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify", "updated", "created")
+_LONGEST = 300
+_WEB = ("http", "https")
+#: Each is listed by a request. A web server that has the same links on every page would have no end.
+MOST_FOLDERS = 10_000
+
+
+class FsspecStore(ObjectStore):
+    """The objects below ``url``. Raises `ConfigError` if its driver is not installed."""
+
+    def __init__(self, url: str, options: CloudStorageOptions) -> None:
+        scheme, _, rest = url.partition("://")
+        scheme = scheme.lower()
+        if "::" in url:
+            raise ConfigError(f"'{url}' has '::', by which fsspec opens one URL through another; this is not allowed")
+        if ":" in rest.partition("@")[0] and "@" in rest.partition("/")[0]:
+            raise ConfigError(
+                f"the URL of a model repository in '{scheme}' has a password, which does not belong there"
+            )
+        import fsspec
+
+        try:
+            self._files, root = fsspec.core.url_to_fs(
+                f"{scheme}://{rest}", use_listings_cache=False, skip_instance_cache=True, **_settings(scheme, options)
+            )
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"'{scheme}://' cannot be read: {_short(error)}") from error
+        except Exception as error:
+            raise Unavailable(f"'{url}' cannot be reached: {_short(error)}") from error
+        self._url, self._root = url, str(root).rstrip("/")
+        #: A web server lists a folder at a path with a slash at its end, and redirects to it from the one without.
+        self._end = "/" if scheme in _WEB else ""
+        self.identity = f"{scheme}://{self._root}"
+
+    def objects(self, folder: str = "") -> Iterator[StoredObject]:
+        with self._worded(f"listing '{folder}'"):
+            self._files.invalidate_cache()
+            try:
+                first = self._list(f"{self._root}/{folder}" if folder else self._root)
+            except FileNotFoundError:
+                if folder:
+                    return
+                raise
+            # Not by ``find`` of fsspec, which leaves out the folders that it fails to list.
+            waiting, count = [first], 0
+            while waiting:
+                for info in waiting.pop():
+                    name = info["name"].rstrip("/")
+                    if info["type"] == "directory":
+                        waiting.append(self._list(name))
+                        count += 1
+                        if count > MOST_FOLDERS:
+                            raise LoadError(f"'{self._url}' has more than {MOST_FOLDERS} folders")
+                    else:
+                        yield self._object(name, info)
+
+    def _list(self, folder: str) -> list[Mapping[str, Any]]:
+        """Return what lies directly below ``folder``."""
+        found = self._files.ls(f"{folder}{self._end}", detail=True)
+        return [info for info in found if info["name"].startswith(f"{folder}/") and info["name"] != f"{folder}/"]
+
+    def _object(self, name: str, info: Mapping[str, Any]) -> StoredObject:
+        if info.get("size") is None:
+            info = self._files.info(name)
+        if info.get("size") is None:
+            raise LoadError(f"'{name}' has no size: the server does not send a Content-Length")
+        time = next((info[key] for key in _TIMES if info.get(key)), None)
+        tag = next((info[key] for key in _TAGS if info.get(key)), time)
+        if tag is None:  # there is nothing else to tell a change by
+            tag = sorted((key, repr(value)) for key, value in info.items())
+        return StoredObject(name[len(self._root) + 1 :], int(info["size"]), str(tag), _seconds(time))
+
+    def folders(self) -> list[str]:
+        with self._worded("listing ''"):
+            self._files.invalidate_cache()
+            found = self._list(self._root)
+        return [each["name"].rstrip("/").rpartition("/")[2] for each in found if each["type"] == "directory"]
+
+    def exists(self, each: StoredObject) -> bool:
+        with self._worded(f"asking for '{each.path}'"):
+            return bool(self._files.exists(f"{self._root}/{each.path}"))
+
+    def read(self, each: StoredObject, start: int, end: int) -> memoryview:
+        is_whole = end - start == each.size
+        with self._worded(f"reading '{each.path}'"):
+            part = {} if is_whole else {"start": start, "end": end}
+            read = memoryview(self._files.cat_file(f"{self._root}/{each.path}", **part))
+        if len(read) == each.size and not is_whole:
+            raise NoRanges(f"the server does not send parts of '{each.path}'")
+        if len(read) != end - start:
+            raise ObjectChanged(f"'{each.path}' has not the size of the listing, {each.size}")
+        return read
+
+    def stream(self, each: StoredObject) -> Iterator[memoryview]:
+        count = 0
+        with self._worded(f"reading '{each.path}'"), self._files.open(f"{self._root}/{each.path}", "rb") as file:
+            while part := file.read(PART_BYTES):
+                count += len(part)
+                yield memoryview(part)
+        if count != each.size:
+            raise ObjectChanged(f"'{each.path}' has {count} bytes, and {each.size} in the listing")
+
+    @contextmanager
+    def _worded(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except FileNotFoundError as error:
+            raise LoadError(f"{what} of '{self._url}' failed: it does not exist") from error
+        except Exception as error:
+            raise Unavailable(f"{what} of '{self._url}' failed: {_short(error)}") from error
+
+
+def _settings(scheme: str, options: CloudStorageOptions) -> dict[str, Any]:
+    """Return the settings of a driver: for HTTP, a limit of time, and no redirects."""
+    if scheme not in _WEB:
+        return {}
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(sock_connect=options.timeout_s, sock_read=options.timeout_s)
+    return {"client_kwargs": {"timeout": timeout}, "allow_redirects": False}
+
+
+def _seconds(time: Any) -> float:
+    """Return a time of a driver in seconds since 1970; 0 if it is not known."""
+    if isinstance(time, datetime):
+        return time.timestamp()
+    return float(time) if isinstance(time, int | float) else 0.0
+
+
+def _short(error: BaseException) -> str:
+    text = one_line(str(error).replace("\n", " ")) or type(error).__name__
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -1,0 +1,155 @@
+"""A storage that refuses, fails, is slow, lies, or sends half a file: the error says which, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace import HeadraceError, LoadError, Storage, Unavailable
+from tests.storages.cloud.faulty_s3 import FaultyS3, Handler, error, etag, faulty_s3
+from tests.storages.cloud.opened_storage import new_directories, open_storage
+
+pytestmark = pytest.mark.usefixtures("s3_keys")
+MODEL = {"m/config.pbtxt": b"config", "m/1/weights": b"0123456789"}
+
+
+@pytest.fixture
+def s3() -> Iterator[FaultyS3]:
+    with faulty_s3() as found:
+        found.put(MODEL)
+        yield found
+
+
+@pytest.fixture
+def storage(s3: FaultyS3) -> Iterator[Storage]:
+    found = open_storage(s3.url, timeout_s=0.5)
+    yield found
+    found.close()
+
+
+def _told(s3: FaultyS3, call: Callable[[], object], kind: type[HeadraceError]) -> str:
+    """Return the message of the error, without the end that all have."""
+    with pytest.raises(HeadraceError) as caught:
+        call()
+    assert type(caught.value) is kind
+    message, found, rest = caught.value.message.partition(" It was asked at ")
+    assert found
+    assert rest == (
+        f"http://127.0.0.1:{s3.port} for bucket 'bucket', region us-east-1, with credentials from AWS_ACCESS_KEY_ID"
+    )
+    return message
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "requests"),
+    [
+        (403, "AccessDenied", LoadError, 1),
+        (404, "NoSuchBucket", LoadError, 1),
+        (400, "AuthorizationHeaderMalformed", LoadError, 1),
+        (500, "InternalError", Unavailable, 4),
+        (503, "SlowDown", Unavailable, 4),
+    ],
+)
+def test_a_refusal_is_told_in_the_words_of_the_server(
+    status: int, code: str, kind: type[HeadraceError], requests: int, s3: FaultyS3, storage: Storage
+) -> None:
+    s3.fault = lambda request: request.answer(status, error(code, "Its words."))
+    message = _told(s3, storage.models, kind)
+    assert message == f"listing 'models' failed. The storage answered: {status} {code}: Its words."
+    assert len(s3.requests) == requests  # what cannot get better is not asked again
+
+
+def test_a_redirect_to_another_region_is_named(s3: FaultyS3, storage: Storage) -> None:
+    s3.fault = lambda request: request.answer(301, error("PermanentRedirect", "Use the endpoint."))
+    assert "set AWS_DEFAULT_REGION to its region" in _told(s3, storage.models, Unavailable)
+
+
+def test_no_credentials_follow_a_redirect_to_another_host(s3: FaultyS3, storage: Storage) -> None:
+    seen = []
+    with faulty_s3() as other:
+        s3.fault = lambda request: request.answer(
+            307, "", Location=f"http://127.0.0.1:{other.port}/elsewhere?list-type=2"
+        )
+
+        def note(request: Handler) -> bool:
+            seen.append(request.headers.get("Authorization"))
+            return request.answer(403, error("AccessDenied", "No."))
+
+        other.fault = note
+        _told(s3, storage.models, LoadError)
+    assert seen == [None]
+
+
+def test_a_server_that_is_not_there_is_named(s3: FaultyS3) -> None:
+    storage = open_storage("s3://127.0.0.1:1/bucket/models", timeout_s=0.5)
+    with pytest.raises(Unavailable, match=r"it refuses connections\. It was asked at http://127\.0\.0\.1:1 for bucket"):
+        storage.models()
+    storage = open_storage("s3://nowhere.invalid:1/bucket/models", timeout_s=0.5)
+    with pytest.raises(Unavailable, match=r"its name has no address\. It was asked at http://nowhere\.invalid:1"):
+        storage.models()
+
+
+def test_a_slow_server_fails_within_twice_the_limit(s3: FaultyS3, storage: Storage) -> None:
+    s3.fault = lambda request: s3.ending.wait(30)
+    message = _told(s3, storage.models, Unavailable)
+    assert message == "listing 'models' failed. The storage failed: it has not answered within --cloud-timeout-s."
+    assert len(s3.requests) <= 3
+
+
+def test_a_connection_that_is_closed_is_told(s3: FaultyS3, storage: Storage) -> None:
+    def close(request: Handler) -> bool:
+        request.close_connection = True
+        return True
+
+    s3.fault = close
+    assert "it closed the connection" in _told(s3, storage.models, Unavailable)
+
+
+def test_half_a_file_is_completed_by_another_request(s3: FaultyS3, storage: Storage, tmp_path: Path) -> None:
+    halves: list[Handler] = []
+
+    def send_half_once(request: Handler) -> bool:
+        if request.path.endswith("weights") and not halves:
+            halves.append(request)
+            request.send_object(MODEL["m/1/weights"], 5)
+            return True
+        return False
+
+    s3.fault = send_half_once
+    found = storage.fetch("m", ["1/weights"], new_directories(tmp_path))
+    assert (found / "1/weights").read_bytes() == b"0123456789"
+    assert halves
+
+
+def test_a_file_that_stays_half_is_an_error_and_leaves_nothing(s3: FaultyS3, storage: Storage, tmp_path: Path) -> None:
+    def send_half(request: Handler) -> bool:
+        if not request.is_listing:
+            request.answer(200, "01234", **{"Content-Length": "10", "ETag": etag(MODEL["m/1/weights"])})
+            request.close_connection = True
+        return not request.is_listing
+
+    s3.fault = send_half
+    _told(s3, lambda: storage.fetch("m", ["1/weights"], new_directories(tmp_path)), Unavailable)
+    for folder in (tmp_path, Path(os.environ["TRITON_AWS_MOUNT_DIRECTORY"])):
+        assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+def test_a_file_that_has_changed_since_the_listing_is_not_loaded(
+    s3: FaultyS3, storage: Storage, tmp_path: Path
+) -> None:
+    assert storage.fingerprint("m")
+    s3.put({"m/1/weights": b"abcdefghij"})
+    with pytest.raises(LoadError, match="'m/1/weights' has changed since it was listed"):
+        storage.fetch("m", ["1/weights"], new_directories(tmp_path))
+
+
+def test_an_empty_answer_of_a_proxy_unloads_nothing(s3: FaultyS3, storage: Storage) -> None:
+    assert list(storage.models()) == ["m"]
+    s3.fault = lambda request: request.answer(200, "<html>log in</html>") if request.is_listing else False
+    with pytest.raises(Unavailable, match="empty listing, and 'm/1/weights' is still there"):
+        storage.models()
+    s3.objects.clear()
+    assert list(storage.models()) == []

@@ -1,0 +1,283 @@
+"""The cache: bounded, shared by servers, mended where somebody has changed it, and clean after a crash."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from headrace import ConfigError, LoadError, Storage, Unavailable
+from headrace_cloud.file_cache import LINKED_BYTES, FileCache, entry_name
+from tests.storages.cloud.faulty_s3 import FaultyS3, Handler, faulty_s3
+from tests.storages.cloud.opened_storage import new_directories, open_storage
+
+KIB = 1 << 10
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., FileCache]:
+    def cache(max_bytes: int = 100 * KIB, closing: threading.Event | None = None) -> FileCache:
+        return FileCache(tmp_path / "cache", max_bytes, closing or threading.Event())
+
+    return cache
+
+
+class Source:
+    """A file to download; ``count`` downloads have begun."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.count = content, 0
+        self.name, self.size = entry_name(content), len(content)
+
+    def __call__(self, descriptor: int) -> None:
+        self.count += 1
+        os.pwrite(descriptor, self.content, 0)
+
+
+def _entries(cache: FileCache) -> set[str]:
+    return {path.name for path in (cache.path / "files").iterdir()}
+
+
+def _partial(cache: FileCache) -> list[Path]:
+    return list((cache.path / "partial").iterdir())
+
+
+def test_a_file_is_downloaded_once(make: Callable[..., FileCache], tmp_path: Path) -> None:
+    cache, source = make(), Source(b"content")
+    assert not cache.place(source.name, source.size, tmp_path / "a", source)
+    assert cache.place(source.name, source.size, tmp_path / "b", source)
+    assert make().place(source.name, source.size, tmp_path / "c", source), "another server has it, too"
+    assert source.count == 1
+    assert {(tmp_path / each).read_bytes() for each in "abc"} == {b"content"}
+    assert _partial(cache) == []
+
+
+def test_an_empty_file_is_kept_as_well(make: Callable[..., FileCache], tmp_path: Path) -> None:
+    cache, source = make(), Source(b"")
+    cache.place(source.name, 0, tmp_path / "a", source)
+    assert cache.place(source.name, 0, tmp_path / "b", source)
+    assert (tmp_path / "b").read_bytes() == b""
+
+
+def test_a_small_file_is_copied_and_a_large_one_is_linked(make: Callable[..., FileCache], tmp_path: Path) -> None:
+    cache = make(100 << 20)
+    small, large = Source(b"s"), Source(bytes(LINKED_BYTES + 1))
+    for each in (small, large):
+        cache.place(each.name, each.size, tmp_path / each.name, each)
+    (tmp_path / small.name).write_bytes(b"written by the model")
+    assert cache.place(small.name, small.size, tmp_path / "b", small)
+    assert (tmp_path / "b").read_bytes() == b"s"
+    linked = (tmp_path / large.name).stat()
+    assert (linked.st_nlink, linked.st_mode & 0o777) == (2, 0o400)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda path: path.write_bytes(b"CONTENT"), id="written"),
+        pytest.param(lambda path: path.write_bytes(b"longer content"), id="longer"),
+        pytest.param(lambda path: path.unlink(), id="removed"),
+        pytest.param(lambda path: (path.unlink(), path.symlink_to("/etc/hostname")), id="a link"),
+    ],
+)
+def test_an_entry_that_somebody_has_changed_is_downloaded_again(
+    change: Callable[[Path], object], make: Callable[..., FileCache], tmp_path: Path
+) -> None:
+    cache, source = make(), Source(b"content")
+    cache.place(source.name, source.size, tmp_path / "a", source)
+    change(cache.path / "files" / source.name)
+    assert not cache.has(source.name, source.size)
+    cache.place(source.name, source.size, tmp_path / "b", source)
+    assert (tmp_path / "b").read_bytes() == b"content"
+    assert source.count == 2
+
+
+def test_what_was_used_longest_ago_is_removed_first(make: Callable[..., FileCache], tmp_path: Path) -> None:
+    cache = make(30 * KIB)
+    first, second, third = (Source(bytes([number]) * 10 * KIB) for number in range(3))
+    for each in (first, second, third):
+        cache.place(each.name, each.size, tmp_path / each.name, each)
+    cache.place(first.name, first.size, tmp_path / "again", first)  # it is used
+    cache.make_room(10 * KIB)
+    assert _entries(cache) == {first.name, third.name}
+    cache.make_room(0)
+    assert _entries(cache) == {first.name, third.name}
+
+
+def test_a_file_that_the_cache_can_not_hold_goes_to_the_model_alone(
+    make: Callable[..., FileCache], tmp_path: Path
+) -> None:
+    cache, source = make(KIB), Source(bytes(2 * KIB))
+    cache.place(source.name, source.size, tmp_path / "a", source)
+    assert (tmp_path / "a").read_bytes() == source.content
+    assert _entries(cache) == set()
+    nothing = make(0)
+    nothing.place(source.name, source.size, tmp_path / "b", source)
+    nothing.make_room(source.size)
+    assert source.count == 2
+
+
+def test_a_download_that_fails_leaves_nothing(make: Callable[..., FileCache], tmp_path: Path) -> None:
+    cache = make()
+
+    def fail(descriptor: int) -> None:
+        os.pwrite(descriptor, b"half", 0)
+        raise LoadError("the storage fails")
+
+    with pytest.raises(LoadError, match="the storage fails"):
+        cache.place(entry_name("x"), 10, tmp_path / "a", fail)
+    assert (_entries(cache), _partial(cache), list(tmp_path.glob("a"))) == (set(), [], [])
+
+
+def test_a_full_disk_is_told_before_the_download(
+    make: Callable[..., FileCache], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, source = make(), Source(b"content")
+
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(LoadError, match=r"is full: 7 bytes do not fit\. --cloud-cache-directory names another place"):
+        cache.place(source.name, source.size, tmp_path / "a", source)
+    assert source.count == 0
+    assert (_entries(cache), _partial(cache)) == (set(), [])
+    with pytest.raises(LoadError, match="is full: 9223372036854775807 bytes do not fit"):
+        make(2**63).make_room(2**63 - 1)
+
+
+def test_threads_and_servers_wait_for_the_one_that_downloads(make: Callable[..., FileCache], tmp_path: Path) -> None:
+    caches, source = [make() for _ in range(4)], Source(b"content")
+    with ThreadPoolExecutor(8) as pool:
+        placed = [
+            pool.submit(caches[number % 4].place, source.name, source.size, tmp_path / str(number), source)
+            for number in range(8)
+        ]
+        assert sorted(each.result() for each in placed) == [False] + [True] * 7
+    assert source.count == 1
+    assert {(tmp_path / str(number)).read_bytes() for number in range(8)} == {b"content"}
+
+
+def test_a_server_that_stops_does_not_wait_for_another(make: Callable[..., FileCache], tmp_path: Path) -> None:
+    closing, source = threading.Event(), Source(b"content")
+    stopping, begun, gate = make(closing=closing), threading.Event(), threading.Event()
+
+    def download(descriptor: int) -> None:
+        begun.set()
+        gate.wait()
+        source(descriptor)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(make().place, source.name, source.size, tmp_path / "a", download)
+        begun.wait()
+        second = pool.submit(stopping.place, source.name, source.size, tmp_path / "b", source)
+        closing.set()
+        with pytest.raises(Unavailable, match="the server is stopping"):
+            second.result()
+        gate.set()
+        first.result()
+
+
+def test_a_directory_of_another_user_is_refused(make: Callable[..., FileCache], tmp_path: Path) -> None:
+    path = make().path
+    path.chmod(0o777)
+    with pytest.raises(ConfigError, match="is not a directory that only the server's user can write to"):
+        make()
+    path.chmod(0o700)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="is not a directory that only the server's user can write to"):
+        make()
+
+
+# ---------------------------------------------------------------------------
+# Whole storages
+# ---------------------------------------------------------------------------
+
+_FETCH = """
+import sys
+from pathlib import Path
+from tests.storages.cloud.opened_storage import new_directories, open_storage
+storage = open_storage(sys.argv[1])
+print("fetching", flush=True)
+print(storage.fetch("m", ["1/w"], new_directories(Path(sys.argv[2]))), flush=True)
+"""
+
+
+def _fetching(s3: FaultyS3, folder: Path) -> subprocess.Popen[str]:
+    """Start a process that fetches the model."""
+    words = [sys.executable, "-c", _FETCH, s3.url, str(folder)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+
+
+@pytest.fixture
+def s3(s3_keys: None) -> Iterator[FaultyS3]:
+    with faulty_s3() as found:
+        found.put({"m/1/w": os.urandom(KIB)})
+        yield found
+
+
+@pytest.fixture
+def storage(s3: FaultyS3) -> Storage:
+    return open_storage(s3.url)
+
+
+def _reads(s3: FaultyS3) -> int:
+    return sum(path.endswith("/w") for path in s3.requests)
+
+
+def test_two_processes_download_a_file_once_and_a_killed_one_is_replaced(
+    s3: FaultyS3, storage: Storage, tmp_path: Path
+) -> None:
+    asked, gate = threading.Semaphore(0), threading.Event()
+
+    def hold(request: Handler) -> bool:
+        if not request.is_listing:
+            asked.release()
+            gate.wait()
+        return False
+
+    s3.fault = hold
+    with _fetching(s3, tmp_path / "a") as killed:
+        asked.acquire()
+        with _fetching(s3, tmp_path / "b") as waiting:
+            assert waiting.stdout is not None
+            assert waiting.stdout.readline() == "fetching\n"
+            killed.kill()  # in the middle of its download, with the lock
+            asked.acquire()
+            gate.set()
+            found = Path(waiting.stdout.read().strip())
+        assert (found / "1/w").read_bytes() == s3.objects["models/m/1/w"]
+    assert _reads(s3) == 2
+    fetched = storage.fetch("m", ["1/w"], new_directories(tmp_path / "c"))
+    assert (fetched / "1/w").read_bytes() == s3.objects["models/m/1/w"]
+    assert _reads(s3) == 2
+
+
+def test_what_a_killed_server_has_left_is_removed_at_the_next_start(s3: FaultyS3, tmp_path: Path) -> None:
+    asked, gate = threading.Event(), threading.Event()
+
+    def hold(request: Handler) -> bool:
+        if not request.is_listing:
+            asked.set()
+            gate.wait()
+        return False
+
+    s3.fault = hold
+    folder = Path(os.environ["TRITON_AWS_MOUNT_DIRECTORY"]) / f"headrace-cloud-{os.geteuid()}" / "partial"
+    with _fetching(s3, tmp_path / "a") as process:
+        asked.wait()
+        assert len(list(folder.iterdir())) == 1
+        open_storage(s3.url)  # a server that starts meanwhile removes nothing
+        assert len(list(folder.iterdir())) == 1
+        process.kill()
+    gate.set()
+    open_storage(s3.url)
+    assert list(folder.iterdir()) == []
