@@ -29,6 +29,7 @@ _COMMANDS = {
     **dict.fromkeys(("check", "explain"), "headrace-inspect"),
     "encrypt": "headrace-decrypt",
     "trace": "headrace-trace",
+    "traffic": "headrace-router",
 }
 _CACHES = {"redis": "headrace-redis"}
 _HOSTS = {"grpcio": "headrace-grpcio", "hypercorn": "headrace-hypercorn"}

@@ -13,14 +13,18 @@ first target, the baseline. Weights are changed while it serves, by ``PUT /v2/mo
     RouterScheduler   asks the target that a `Decider` chooses, and passes on its answers     (router_scheduler)
     Decider           rules, sticky keys, sequences, weights                                  (decisions)
     Split             chooses by weights, in turn or by a key                                 (splitting)
-    RoutingTable      the model's parameters, checked                                         (routing_table)
+    RoutingTable      the model's parameters, checked                                         (table_parameters)
+    Shadow            gets copies of requests, whose outputs are compared                     (shadow, differences)
+    RollbackRule      takes the requests from a target that does worse than the baseline      (rollback, windows)
     RouterHeaders     an interceptor: lets routers read headers                               (header_reader)
     Traffic           an extension: the split, read and changed over HTTP                     (traffic, board)
+    headrace traffic  the same from the command line                                          (traffic_command)
 """
 
 from __future__ import annotations
 
 from headrace import (
+    Command,
     ConfigError,
     Extension,
     Interceptor,
@@ -35,6 +39,7 @@ from headrace_router.header_reader import RouterHeaders
 from headrace_router.router_options import RouterOptions
 from headrace_router.router_scheduler import RouterScheduler, router_of
 from headrace_router.traffic import Traffic
+from headrace_router.traffic_command import TrafficCommand
 
 __all__ = ["RouterScheduler", "Traffic"]
 
@@ -55,6 +60,11 @@ def register_interceptors() -> list[type[Interceptor]]:
 
 
 @hookimpl
+def register_commands() -> list[type[Command]]:
+    return [TrafficCommand]
+
+
+@hookimpl
 def add_options() -> list[type[OptionGroup]]:
     return [RouterOptions]
 
@@ -67,5 +77,7 @@ def observe_model(model: ServedModel, options: ServerOptions) -> Observer | None
         given = options.group(RouterOptions)
         if router.table.reads_headers and not given.headers:
             raise ConfigError(f"router '{model.name}' decides by a header: start the server with --router-headers=true")
+        if router.shadow is not None:
+            router.shadow.limit = given.shadows
         given.board.join(router, model.name, model.version)
     return None

@@ -1,15 +1,21 @@
-"""The changes of traffic that were made while the server runs. They hold when a router is loaded again."""
+"""The states of traffic that were set while the server runs. They hold when a router is loaded again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypedDict
 
-from headrace_router.router_scheduler import RouterScheduler
+from headrace_router.router_scheduler import RouterScheduler, RouterState
 
-#: A change as JSON: ``model``, ``version``, the ``table`` that it was made for, and what changes.
-Change: TypeAlias = "Mapping[str, Any]"
+
+class Change(TypedDict):
+    """A change as JSON. ``table`` has the targets of the config for which it was made."""
+
+    model: str
+    version: str
+    table: str
+    state: RouterState
 
 
 @dataclass(slots=True)
@@ -20,6 +26,8 @@ class TrafficBoard:
     changes: dict[tuple[str, str], Change] = field(default_factory=dict)
     #: The names of the routers that read headers.
     header_readers: set[str] = field(default_factory=set)
+    #: Tells a change to all workers. None in a server without frontends, which has none.
+    publish: Callable[[Change], None] | None = None
 
     def note(self, change: Change) -> None:
         """Keep ``change`` for the router when it is loaded again."""
@@ -31,4 +39,12 @@ class TrafficBoard:
             self.header_readers.add(model)
         change = self.changes.get((model, str(version)))
         if change is not None and change["table"] == router.written:
-            router.apply(change)
+            router.apply(change["state"])
+
+        def rolled_back(of: RouterScheduler) -> None:
+            made: Change = {"model": model, "version": str(version), "table": of.written, "state": of.state()}
+            self.note(made)
+            if self.publish is not None:
+                self.publish(made)
+
+        router.on_rollback = rolled_back

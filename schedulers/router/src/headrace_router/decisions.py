@@ -1,15 +1,16 @@
 """The decision which target gets a request.
 
 The first of these that applies decides: the sequence of the request has begun at a target; a rule matches; the request
-has a sticky key; the weights.
+has a sticky key; the weights. Whatever was decided, a target that is rolled back gets nothing but the rest of its
+sequences: the baseline gets its requests.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import fsum
-from typing import Final
+from typing import Final, TypedDict
 
 from headrace import InferRequest
 from headrace_router.routing_table import RequestValue, RoutingTable
@@ -19,38 +20,60 @@ SEQUENCE: Final = "sequence"
 RULE: Final = "rule"
 STICKY: Final = "sticky"
 WEIGHTS: Final = "weights"
-REASONS: Final = (SEQUENCE, RULE, STICKY, WEIGHTS)
+ROLLBACK: Final = "rollback"
+REASONS: Final = (SEQUENCE, RULE, STICKY, WEIGHTS, ROLLBACK)
+
+
+class RolledBack(TypedDict):
+    """Why a target was rolled back, and when, in seconds since 1970."""
+
+    reason: str
+    at: float
 
 
 class Decider:
     """Decides by ``table``. A sequence without a request for ``idle_ns`` is forgotten; 0 if targets have none."""
 
     def __init__(self, table: RoutingTable, idle_ns: int) -> None:
-        self._table, self._idle_ns = table, idle_ns
+        self.table, self._idle_ns = table, idle_ns
         self._split = Split(table.labels, table.weights)
+        self._is_plain = not (table.rules or table.sticky or idle_ns)
+        #: Why a target is rolled back, and when, by its label. Changed by `change`.
+        self.rolled_back: Mapping[str, RolledBack] = {}
+        self._rolled_back: frozenset[int] = frozenset()
         #: Decisions by their reasons.
         self.counts = dict.fromkeys(REASONS, 0)
         #: The target of each running sequence, and when it had its last request. The oldest is first.
         self._sequences: OrderedDict[int | str, tuple[int, int]] = OrderedDict()
 
     @property
-    def weights(self) -> Sequence[float]:
+    def given_weights(self) -> Sequence[float]:
+        """The weights as they were set, by the config or by a change."""
         return self._split.weights
 
-    def change_weights(self, weights: Sequence[float]) -> None:
-        """Decide by ``weights`` from the next request on. Sequences that run stay where they are."""
-        self._split = Split(self._table.labels, weights, self._split.point)
+    @property
+    def weights(self) -> list[float]:
+        """The weights in effect: the baseline has those of the targets that are rolled back."""
+        found = [0.0 if index in self._rolled_back else weight for index, weight in enumerate(self.given_weights)]
+        found[0] = fsum(self.given_weights[index] for index in (0, *self._rolled_back))
+        return found
 
-    def shares(self) -> list[float]:
-        """Return the share of each target by its weight, from 0 to 1."""
-        total = fsum(self.weights)
-        return [weight / total for weight in self.weights]
+    def change(self, weights: Sequence[float], rolled_back: Mapping[str, RolledBack]) -> None:
+        """Decide by ``weights`` from the next request on. Sequences that run stay where they are."""
+        self._split = Split(self.table.labels, weights, self._split.point)
+        self.rolled_back = dict(rolled_back)
+        self._rolled_back = frozenset(index for index, label in enumerate(self.table.labels) if label in rolled_back)
 
     def decide(self, request: InferRequest, now_ns: int) -> tuple[int, str]:
         """Return the index of the target of ``request``, and the reason."""
-        if self._idle_ns and request.is_in_sequence:
+        if self._is_plain:
+            index, why = self._split.next(), WEIGHTS
+        elif self._idle_ns and request.is_in_sequence:
             return self._in_sequence(request, now_ns)
-        index, why = self._choose(request)
+        else:
+            index, why = self._choose(request)
+        if index in self._rolled_back:
+            index, why = 0, ROLLBACK
         self.counts[why] += 1
         return index, why
 
@@ -59,7 +82,7 @@ class Decider:
         return request.sequence_id in self._sequences and not request.sequence_start
 
     def _choose(self, request: InferRequest) -> tuple[int, str]:
-        table = self._table
+        table = self.table
         for rule in table.rules:
             value = read(rule.source, request)
             if value is not None and (rule.value is None or value == rule.value):
@@ -73,6 +96,8 @@ class Decider:
         known = self._sequences.pop(sequence_id, None)
         if request.sequence_start:
             index, why = self._choose(request)
+            if index in self._rolled_back:
+                index, why = 0, ROLLBACK
             self._forget_idle(now_ns)
         else:  # a sequence that no target knows is refused by the baseline, in its words
             index, why = known[0] if known is not None else 0, SEQUENCE

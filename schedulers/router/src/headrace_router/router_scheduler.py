@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from time import time
+from typing import Any, ClassVar, TypedDict
 from weakref import WeakValueDictionary
 
 from headrace import (
@@ -16,6 +18,7 @@ from headrace import (
     InferRequest,
     InferResponse,
     InstanceInfo,
+    Measured,
     ModelConfig,
     OtherModel,
     Problem,
@@ -23,19 +26,30 @@ from headrace import (
     SchedulerContext,
     Ticket,
 )
-from headrace_router.decisions import Decider
-from headrace_router.routing_table import RouterParameters, RouteTarget, read_table, table_problems
+from headrace_router.decisions import Decider, RolledBack
+from headrace_router.destination import Destination
+from headrace_router.router_metrics import METRICS, measure, status
+from headrace_router.shadow import Copy, Shadow
 from headrace_router.signatures import complete
-from headrace_router.windows import SlidingWindow
+from headrace_router.table_parameters import RouterParameters, read_table, table_problems
+
+log = logging.getLogger("headrace.router")
 
 #: The parameters of each response: the target that gave it, and why it was chosen.
 TARGET, ROUTED_BY = "headrace_target", "headrace_routed_by"
-_WINDOW_NS = 60_000_000_000
 
-REQUESTS = "headrace_router_requests_total"
-ERRORS = "headrace_router_errors_total"
-DECISIONS = "headrace_router_decisions_total"
-WEIGHT = "headrace_router_weight"
+#: Targets are judged at most ten times a second.
+_JUDGE_NS = 100_000_000
+_NEVER_NS = 1 << 63
+
+
+class RouterState(TypedDict):
+    """What a change sets, as JSON: weights in the order of the targets, the fraction of the shadow, and rollbacks."""
+
+    weights: list[float]
+    shadow: float | None
+    rolled_back: dict[str, RolledBack]
+
 
 #: The routers of all servers of this process, by the ``id`` of their configs, which they keep.
 _ROUTERS: WeakValueDictionary[int, RouterScheduler] = WeakValueDictionary()
@@ -46,46 +60,13 @@ def router_of(config: ModelConfig) -> RouterScheduler | None:
     return _ROUTERS.get(id(config))
 
 
-class Destination:
-    """A target while it is served: how it is asked, and what became of its requests."""
-
-    __slots__ = ("alike", "ask", "errors", "label", "name", "outputs", "requests", "target", "version", "window")
-
-    def __init__(self, target: RouteTarget, other: OtherModel, outputs: Collection[str], window_ns: int) -> None:
-        self.target, self.label = target, target.label
-        self.name, self.version, self.ask = target.dependency.model, target.version, other.ask
-        #: The outputs that the router has, if the target has more.
-        self.outputs = () if set(other.outputs) == set(outputs) else tuple(outputs)
-        #: See `headrace.InferRequest.alike`: requests to different targets are not alike.
-        self.alike = object()
-        self.requests = self.errors = 0
-        self.window = SlidingWindow(window_ns)
-
-    def status(self, now_ns: int) -> dict[str, Any]:
-        total = self.window.total(now_ns)
-        return {
-            "requests": self.requests,
-            "errors": self.errors,
-            "window": {
-                "requests": total.requests,
-                "error_rate": round(total.error_rate, 6),
-                "p99_us": total.percentile_ns(0.99) // 1000,
-            },
-        }
-
-
 class RouterScheduler(FullScheduler):
     """Lets the target answer that the routing table chooses."""
 
     name: ClassVar[str] = "router"
     Parameters = RouterParameters
     needs_instances: ClassVar[bool] = False
-    metrics: ClassVar[Sequence[PublishedMetric]] = (
-        PublishedMetric(REQUESTS, "Requests that a target has answered.", "counter", label="target"),
-        PublishedMetric(ERRORS, "Requests that a target has answered by an error.", "counter", label="target"),
-        PublishedMetric(DECISIONS, "Requests by what has decided about the target.", "counter", label="by"),
-        PublishedMetric(WEIGHT, "The weight of a target; its share is this over the sum of all.", label="target"),
-    )
+    metrics: ClassVar[Sequence[PublishedMetric]] = METRICS
 
     @classmethod
     def check_config(cls, config: ModelConfig, *, completed: bool) -> Iterable[Problem]:
@@ -93,32 +74,37 @@ class RouterScheduler(FullScheduler):
 
     @classmethod
     def depends_on(cls, config: ModelConfig) -> Collection[Dependency]:
-        return {target.dependency for target in read_table(config).targets}
+        return read_table(config).dependencies
 
     @classmethod
     def complete_config(cls, config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> None:
-        complete(config, read_table(config).targets, others)
+        complete(config, read_table(config), others)
 
     def __init__(self, context: SchedulerContext) -> None:
         super().__init__(context)
-        config = context.config
-        self.table = read_table(config)
+        config, others = context.config, context.others
+        self.table = table = read_table(config)
         #: The targets as the config has them: a change of weights belongs to them.
         self.written = config.parameters["scheduler.targets"].string_value
-        self.decider = Decider(self.table, _idle_ns(context.others.values()))
+        self.decider = Decider(table, _idle_ns(others.values()))
         self.destinations = [
-            Destination(target, context.others[target.dependency], context.outputs, _WINDOW_NS)
-            for target in self.table.targets
+            Destination(target, others[target.dependency], context.outputs, table.rollback.window_ns)
+            for target in table.targets
         ]
-        self._name, self._callers, self._answer, self._now_ns = (
-            config.name,
-            (config.name,),
-            context.answer,
-            context.clock.now_ns,
-        )
+        self.shadow: Shadow | None = None
+        if table.shadow is not None:
+            target, fraction = table.shadow
+            self.shadow = Shadow(config.name, target, others[target.dependency], fraction, table.tolerance)
+        #: Called when this router has rolled back a target.
+        self.on_rollback: Callable[[RouterScheduler], None] | None = None
+        self._name, self._callers = config.name, (config.name,)
+        self._answer, self._now_ns = context.answer, context.clock.now_ns
         self._is_decoupled = config.model_transaction_policy.decoupled
         self._under_way: dict[Ticket, tuple[Ticket, Destination]] = {}
-        baseline = context.others[self.table.targets[0].dependency]
+        #: The requests of which the shadow gets a copy.
+        self._copies: dict[Ticket, Copy] = {}
+        self._judge_ns = 0 if table.rollback.is_on else _NEVER_NS
+        baseline = others[table.targets[0].dependency]
         self.labels = {name: lines for name, lines in baseline.labels.items() if name in context.outputs}
         _ROUTERS[id(config)] = self
 
@@ -148,6 +134,11 @@ class RouterScheduler(FullScheduler):
         ticket.started_ns = ticket.queued_ns  # a request waits only in its target, which counts the time
         if self._is_decoupled:
             ticket.on_read = partial(_pass_on_read, call)
+        shadow = self.shadow
+        if shadow is not None and shadow.label != destination.label and not request.is_in_sequence:
+            copy = shadow.take(request)
+            if copy is not None:
+                self._copies[ticket] = copy
         try:
             destination.ask(call)
         except HeadraceError as error:
@@ -164,57 +155,93 @@ class RouterScheduler(FullScheduler):
         if isinstance(answer, InferResponse):
             said = {**answer.parameters, TARGET: destination.label, ROUTED_BY: why}
             answer = InferResponse(answer.outputs, said, id=answer.id)
-        if final:
-            call, _ = self._under_way.pop(ticket)
-            spans_ns = getattr(call, "spans_ns", None)
-            if spans_ns is not None:
-                ticket.spans_ns = spans_ns
-            is_error = isinstance(answer, HeadraceError) and answer.code is not Code.CANCELLED
-            self._count(ticket, destination, is_error)
-        self._answer(ticket, answer, final)
-
-    def _count(self, ticket: Ticket, destination: Destination, is_error: bool) -> None:
+        if not final:
+            self._answer(ticket, answer, False)
+            return
+        call, _ = self._under_way.pop(ticket)
+        spans_ns = getattr(call, "spans_ns", None)
+        if spans_ns is not None:
+            ticket.spans_ns = spans_ns
         now_ns = self._now_ns()
+        is_error = isinstance(answer, HeadraceError) and answer.code is not Code.CANCELLED
         destination.requests += 1
         destination.errors += is_error
         destination.window.add(now_ns, now_ns - ticket.queued_ns, is_error)
+        self._answer(ticket, answer, True)
+        if self._copies and (copy := self._copies.pop(ticket, None)) is not None and self.shadow is not None:
+            if isinstance(answer, InferResponse):
+                self.shadow.send(copy, answer.outputs)
+            else:
+                self.shadow.release(copy)
+        if now_ns >= self._judge_ns:
+            self._judge(now_ns)
 
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
-        """Cancel what was asked for cancelled requests. The time that they waited counts, and no error."""
+        """Cancel what was asked for cancelled requests. The time that they waited counts, but as no error."""
+        now_ns = self._now_ns()
         for ticket in tickets:
-            call, destination = self._under_way.pop(ticket, (None, None))
-            if call is not None and destination is not None:
-                self._count(ticket, destination, is_error=False)
+            found = self._under_way.pop(ticket, None)
+            if found is not None:
+                call, destination = found
+                destination.requests += 1
+                destination.window.add(now_ns, now_ns - ticket.queued_ns, False)
                 call.cancel()
+            copy = self._copies.pop(ticket, None)
+            if copy is not None and self.shadow is not None:
+                self.shadow.release(copy)
 
     def continues(self, ticket: Ticket) -> bool:
         return self.decider.is_running(ticket.request)
 
-    # ------------------------------------------------------------------ changed and shown
+    def close(self) -> None:
+        if self.shadow is not None:
+            self.shadow.close()
 
-    def apply(self, change: Mapping[str, Any]) -> None:
-        """Apply a change that was checked: ``weights``, in the order of the targets."""
-        self.decider.change_weights(change["weights"])
+    # ------------------------------------------------------------------ changed while it serves
+
+    def _judge(self, now_ns: int) -> None:
+        """Roll back the targets that do worse than the baseline."""
+        rule = self.table.rollback
+        self._judge_ns = now_ns + max(rule.window_ns // 100, _JUDGE_NS)
+        baseline = self.destinations[0].window.total(now_ns)
+        for destination in self.destinations[1:]:
+            if destination.label in self.decider.rolled_back:
+                continue
+            why = rule.why(destination.window.total(now_ns), baseline)
+            if why:
+                destination.rollbacks += 1
+                log.warning("router '%s' rolls back target '%s': %s", self._name, destination.label, why)
+                found: RolledBack = {"reason": why, "at": round(time(), 3)}
+                rolled_back = {**self.decider.rolled_back, destination.label: found}
+                self.decider.change(self.decider.given_weights, rolled_back)
+                if self.on_rollback is not None:
+                    self.on_rollback(self)
+
+    def state(self) -> RouterState:
+        """Return what `apply` takes."""
+        return {
+            "weights": list(self.decider.given_weights),
+            "shadow": None if self.shadow is None else self.shadow.fraction,
+            "rolled_back": dict(self.decider.rolled_back),
+        }
+
+    def apply(self, state: RouterState) -> None:
+        """Split by ``state``, which was checked. The windows of targets that are no longer rolled back begin anew."""
+        for destination in self.destinations:
+            if destination.label in self.decider.rolled_back and destination.label not in state["rolled_back"]:
+                destination.window.clear()
+        self.decider.change(state["weights"], state["rolled_back"])
+        if self.shadow is not None and state["shadow"] is not None:
+            self.shadow.fraction = state["shadow"]
+
+    # ------------------------------------------------------------------ shown
+
+    def measure(self) -> Mapping[str, Measured]:
+        return measure(self.destinations, self.decider, self.shadow)
 
     def status(self) -> dict[str, Any]:
-        """Return the targets with their weights and counts, as JSON."""
-        now_ns, decider = self._now_ns(), self.decider
-        rows = zip(self.destinations, decider.weights, decider.shares(), strict=True)
-        return {
-            "targets": [
-                {"name": each.label, "weight": weight, "share": round(share, 6), **each.status(now_ns)}
-                for each, weight, share in rows
-            ],
-            "decided_by": dict(decider.counts),
-        }
-
-    def measure(self) -> Mapping[str, Any]:
-        return {
-            REQUESTS: {each.label: each.requests for each in self.destinations},
-            ERRORS: {each.label: each.errors for each in self.destinations},
-            DECISIONS: dict(self.decider.counts),
-            WEIGHT: dict(zip(self.table.labels, self.decider.weights, strict=True)),
-        }
+        """Return the present split, as JSON."""
+        return status(self.destinations, self.decider, self.shadow, self._now_ns())
 
 
 def _pass_on_read(call: Ticket, ticket: Ticket) -> None:

@@ -6,23 +6,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace import ConfigError, Dependency, ModelConfig, ModelInput, ModelOutput, OtherModel, Spec
-from headrace_router.routing_table import RouteTarget
+from headrace_router.routing_table import RoutingTable
 
 _FIELD = "parameters['scheduler.targets']"
 
 
-def complete(config: ModelConfig, targets: Sequence[RouteTarget], others: Mapping[Dependency, OtherModel]) -> None:
-    """Give ``config`` the inputs, outputs, batch size and transaction policy of its ``targets``.
+def complete(config: ModelConfig, table: RoutingTable, others: Mapping[Dependency, OtherModel]) -> None:
+    """Give ``config`` the inputs, outputs, batch size and transaction policy of the targets of ``table``.
 
     Raises `ConfigError` if a target cannot stand for the first one, or if the config has others itself. Targets that
     are not in ``others`` are not checked.
     """
+    targets = table.targets
     found = [(target, others[target.dependency]) for target in targets if target.dependency in others]
     if not found or found[0][0] is not targets[0]:
         return  # without the baseline there is nothing to compare with
     baseline, model = found[0]
     for target, other in found[1:]:
         check_stands_for(config.name, baseline.label, model, target.label, other)
+    if table.shadow and (shadow := others.get(table.shadow[0].dependency)) is not None:
+        check_stands_for(config.name, baseline.label, model, table.shadow[0].label, shadow)
+        if model.config.model_transaction_policy.decoupled:
+            raise ConfigError(
+                f"router '{config.name}': '{baseline.label}' is decoupled, and responses of decoupled models are not "
+                "compared: leave out the shadow",
+                field="parameters['scheduler.shadow']",
+            )
     _complete_tensors(config, "input", baseline.label, model)
     _complete_tensors(config, "output", baseline.label, model)
     most = min(other.config.max_batch_size for _, other in found)

@@ -3,19 +3,23 @@
 ::
 
     GET /v2/models/digits/traffic
-    PUT /v2/models/digits/traffic    {"weights": {"digits:1": 80, "digits:2": 20}}
+    PUT /v2/models/digits/traffic    {"weights": {"digits:1": 80, "digits:2": 20}, "shadow": 0.5}
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from headrace import (
     Addition,
+    Engine,
     Extension,
     ExtensionOperation,
+    HeadraceError,
     HttpCall,
     HttpReply,
     HttpRoute,
@@ -24,14 +28,16 @@ from headrace import (
     NotFound,
     one_line,
 )
+from headrace_router.board import Change
 from headrace_router.router_options import RouterOptions
 from headrace_router.router_scheduler import RouterScheduler, router_of
-from headrace_router.routing_table import check_weights, shown
+from headrace_router.table_parameters import check_fraction, check_weights, shown
 
+log = logging.getLogger("headrace.router")
 _JSON = ((b"Content-Type", b"application/json"),)
 #: A change names at most 64 targets.
 _MOST_BYTES = 1 << 16
-_KNOWN = ("weights",)
+_KNOWN = ("weights", "shadow")
 
 READ = ExtensionOperation("traffic", "statistics")
 CHANGE = ExtensionOperation("traffic_change", "model-repository")
@@ -44,7 +50,8 @@ class ReadTraffic(HttpRoute):
 
     async def answer(self, call: HttpCall) -> HttpReply:
         view, router = self.extension.find(call.values["name"], call.values["version"])
-        body = json.dumps(document(view, router), separators=(",", ":"), ensure_ascii=False).encode()
+        document = {"model": view.name, "version": str(view.version), **router.status()}
+        body = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
         return HttpReply(200, _JSON, [body])
 
 
@@ -63,6 +70,12 @@ class Traffic(Extension):
     announces = ("traffic",)
     adds: ClassVar[tuple[type[Addition], ...]] = (ReadTraffic, ChangeTraffic)
 
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._board = engine.options.group(RouterOptions).board
+        self._board.publish = self._publish
+        self._tasks: set[asyncio.Task[None]] = set()
+
     def find(self, name: str, version: str) -> tuple[ModelView, RouterScheduler]:
         """Return a router. Raises as `headrace.Engine.resolve`, and `NotFound` for a model that is none."""
         view = self.engine.resolve(name, version)
@@ -72,29 +85,59 @@ class Traffic(Extension):
         return view, router
 
     async def change(self, view: ModelView, router: RouterScheduler, given: Mapping[str, Any]) -> None:
-        """Change the traffic of ``router`` in all workers. Raises `InvalidArgument` before anything changes."""
-        if unknown := sorted(given.keys() - set(_KNOWN)):
+        """Change the traffic of ``router`` in all workers. Raises `InvalidArgument` before anything changes.
+
+        New weights also take back rollbacks.
+        """
+        state = router.state()
+        if unknown := sorted(given.keys() - _KNOWN):
             raise InvalidArgument(f"unknown key '{shown(unknown[0])}'; known: {', '.join(_KNOWN)}")
         if not given:
             raise InvalidArgument(f"the body changes nothing; known: {', '.join(_KNOWN)}")
-        change: dict[str, Any] = {"model": view.name, "version": str(view.version), "table": router.written}
-        weights = given["weights"]
-        if not isinstance(weights, dict):
-            raise InvalidArgument("'weights' is no object that maps each target to its weight")
-        try:
-            change["weights"] = check_weights(weights, router.table.labels)
-        except ValueError as error:
-            raise InvalidArgument(f"'weights': {error}") from None
-        await self.engine.share(self, f"{view.name}/{view.version}", change)
+        if "weights" in given:
+            weights = given["weights"]
+            if not isinstance(weights, dict):
+                raise InvalidArgument("'weights' is no object that maps each target to its weight")
+            try:
+                state["weights"], state["rolled_back"] = check_weights(weights, router.table.labels), {}
+            except ValueError as error:
+                raise InvalidArgument(f"'weights': {error}") from None
+        if "shadow" in given:
+            if router.shadow is None:
+                raise InvalidArgument("'shadow': the router has none; name one by the parameter 'scheduler.shadow'")
+            try:
+                state["shadow"] = check_fraction(given["shadow"])
+            except ValueError as error:
+                raise InvalidArgument(f"'shadow': {error}") from None
+        await self._share({"model": view.name, "version": str(view.version), "table": router.written, "state": state})
 
-    async def apply(self, change: Mapping[str, Any]) -> None:
-        self.engine.options.group(RouterOptions).board.note(change)
+    async def _share(self, change: Change) -> None:
+        await self.engine.share(self, f"{change['model']}/{change['version']}", change)
+
+    def _publish(self, change: Change) -> None:
+        task = asyncio.get_running_loop().create_task(self._publishing(change))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _publishing(self, change: Change) -> None:
+        try:
+            await self._share(change)
+        except HeadraceError as error:
+            log.error("the rollback of router '%s' reached no other worker: %s", change["model"], error.message)
+
+    async def apply(self, change: Change) -> None:
+        self._board.note(change)
         try:
             _, router = self.find(change["model"], change["version"])
-        except NotFound:  # a worker that starts: the change is applied when the router is loaded
+        except HeadraceError:  # a worker that starts: the change is applied when the router is loaded
             return
         if change["table"] == router.written:
-            router.apply(change)
+            router.apply(change["state"])
+
+    def close(self) -> None:
+        self._board.publish = None
+        for task in tuple(self._tasks):
+            task.cancel()
 
 
 def parse(body: memoryview) -> Mapping[str, Any]:
@@ -122,8 +165,3 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise _Twice(next(key for key in keys if keys.count(key) > 1))
     return found
-
-
-def document(view: ModelView, router: RouterScheduler) -> dict[str, Any]:
-    """Return how the requests to ``router`` are split, as JSON."""
-    return {"model": view.name, "version": str(view.version), **router.status()}

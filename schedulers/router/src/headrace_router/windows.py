@@ -1,11 +1,13 @@
 """The requests of one target in the last seconds: how many, how many failed, and how long they took.
 
 A window is a ring of slices. A slice counts its requests, its errors, and its durations in buckets of which each is at
-most 1/16 wider than the one before, so that a percentile is right to about 6 %.
+most 1/16 wider than the one before, so that a percentile is right to about 6 %. A request only notes its duration;
+hundreds are counted at once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 _SLICES = 12
@@ -13,43 +15,61 @@ _SLICES = 12
 _PER_OCTAVE = 16
 #: Durations from 2^44 ns on, about five hours, count in the last bucket.
 _BUCKETS = (44 - 4) * _PER_OCTAVE
+#: The durations that are noted before they are counted.
+_MOST_NOTED = 512
 
 
 class _Slice:
-    __slots__ = ("buckets", "errors", "number", "requests")
+    __slots__ = ("_buckets", "errors", "noted", "number", "requests")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.requests = self.errors = 0
-        self.buckets: dict[int, int] = {}
+        self.noted: list[int] = []
+        self._buckets: Counter[int] = Counter()
+
+    @property
+    def buckets(self) -> Counter[int]:
+        """The requests by the bucket of their duration."""
+        self._buckets.update(map(bucket_of, self.noted))
+        self.noted.clear()
+        return self._buckets
 
 
 class SlidingWindow:
     """The requests of the last ``window_ns``, to within a twelfth of it. Times are those of one monotonic clock."""
 
-    __slots__ = ("_current", "_ring", "_slice_ns")
+    __slots__ = ("_current", "_end_ns", "_ring", "_slice_ns")
 
     def __init__(self, window_ns: int) -> None:
         self._slice_ns = max(1, window_ns // _SLICES)
-        self._current = _Slice(-1)
+        self._current, self._end_ns = _Slice(-1), 0
         self._ring: list[_Slice] = []
 
     def add(self, now_ns: int, duration_ns: int, is_error: bool) -> None:
-        """Count a request that ended ``now_ns`` after ``duration_ns``."""
-        number = now_ns // self._slice_ns
+        """Count a request that has ended at ``now_ns`` after ``duration_ns``."""
+        if now_ns >= self._end_ns:
+            self._begin(now_ns)
         current = self._current
-        if current.number != number:
-            current = self._current = _Slice(number)
-            self._ring = [each for each in self._ring if each.number > number - _SLICES]
-            self._ring.append(current)
         current.requests += 1
         if is_error:
             current.errors += 1
-        bucket = bucket_of(duration_ns)
-        current.buckets[bucket] = current.buckets.get(bucket, 0) + 1
+        noted = current.noted
+        noted.append(duration_ns)
+        if len(noted) >= _MOST_NOTED:
+            _ = current.buckets
+
+    def _begin(self, now_ns: int) -> None:
+        number = now_ns // self._slice_ns
+        self._current = _Slice(number)
+        self._end_ns = (number + 1) * self._slice_ns
+        self._ring = [each for each in self._ring if each.number > number - _SLICES]
+        self._ring.append(self._current)
 
     def clear(self) -> None:
-        self._current, self._ring = _Slice(-1), []
+        """Forget all requests."""
+        self._end_ns = 0
+        self._ring.clear()
 
     def total(self, now_ns: int) -> WindowTotal:
         """Return the sums of the slices that are not too old."""
@@ -72,10 +92,9 @@ class WindowTotal:
 
     def percentile_ns(self, share: float) -> int:
         """Return the duration that ``share`` of the requests do not exceed, to about 6 %; 0 without requests."""
-        counts: dict[int, int] = {}
+        counts: Counter[int] = Counter()
         for each in self._slices:
-            for bucket, count in each.buckets.items():
-                counts[bucket] = counts.get(bucket, 0) + count
+            counts.update(each.buckets)
         left = share * self.requests
         for bucket in sorted(counts):
             left -= counts[bucket]

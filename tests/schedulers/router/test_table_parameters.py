@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace import ConfigError, Dependency
-from headrace_router.routing_table import RequestValue, read_table, table_problems
+from headrace_router.routing_table import RequestValue
+from headrace_router.table_parameters import read_table, table_problems
 
 from .conftest import config, router
 
