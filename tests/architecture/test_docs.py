@@ -44,6 +44,7 @@ PARTS = {
     "Waiting": "headrace/schedulers/base.py",
     "Clock": "headrace/schedulers/base.py",
     "ExecutorKind": "headrace/executors/kind.py",
+    "ControlMode": "headrace/models/control_mode.py",
     "Frontend": "headrace/frontends/base.py",
     "ResponseCache": "headrace/caches/base.py",
     "Storage": "headrace/storage/base.py",

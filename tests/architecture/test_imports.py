@@ -65,6 +65,7 @@ MAY_IMPORT = {
     "frontends": LEAVES | {"engine", "off_loop", "memory_release"},
     "headrace_http": LEAVES | {"__init__", "engine", "frontends", "off_loop"},
     "headrace_engines": {"__init__"},
+    "headrace_loading": LEAVES | {"models", "storage"},
     "headrace_grpc": LEAVES | {"__init__", "engine", "frontends", "off_loop", "memory_release"},
 }
 #: The frontends of core's own distribution, packages beside `headrace` which import neither it whole nor one another.
@@ -77,8 +78,10 @@ PROCESSES = "headrace_processes"
 FOR_ENGINES = "headrace_engines"
 #: An instance or a scheduler without a server, for the conformance kits. Core proper imports nothing of it.
 HARNESSES = "headrace_harnesses"
+#: Loads and unloads, for the control modes of plugins. Core proper imports nothing of it.
+LOADING = "headrace_loading"
 #: The packages beside core proper, in the same distribution.
-AROUND = {*BESIDE, COMMAND_LINE, FOR_ENGINES, HARNESSES, PROCESSES}
+AROUND = {*BESIDE, COMMAND_LINE, FOR_ENGINES, HARNESSES, LOADING, PROCESSES}
 #: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
 SEEN_BY_FRONTENDS = {
     "headrace.config": {"config_json", "model_config_pb2", "option_groups", "option_parts", "options", "support"},
@@ -380,7 +383,7 @@ def private(source: str, kits: bool) -> list[str]:
     return [
         f"line {found.line}: a plugin imports {found.module}"
         for found in imports(source)
-        if found.top in ("headrace", COMMAND_LINE, FOR_ENGINES, HARNESSES, PROCESSES, "headrace_testing")
+        if found.top in ("headrace", COMMAND_LINE, FOR_ENGINES, HARNESSES, LOADING, PROCESSES, "headrace_testing")
         and found.module not in public
     ]
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "core/src"
 PACKAGES = (
     *("headrace", "headrace_http", "headrace_grpc", "headrace_processes", "headrace_cli"),
-    *("headrace_engines", "headrace_harnesses"),
+    *("headrace_engines", "headrace_harnesses", "headrace_loading"),
 )
 LOGIC = 10
 
@@ -42,6 +42,7 @@ TOGETHER = {
     "models/test_admission.py": """headrace_grpc.admitted_calls headrace_http.admitted_requests
         headrace.models.interceptors headrace.models.submission headrace.messages.caller""",
     "test_harnesses.py": "headrace_harnesses",
+    "models/test_control_mode.py": "headrace_loading.load_control",
     "frontends/test_extension.py": "headrace_grpc.plugin_methods headrace_http.absent_routes",
     "frontends/test_tensor_locations.py": "headrace_grpc.located_messages headrace_http.located_tensors",
     # Bytes in, bytes out: the parser, the order of answers and the limits of one connection.

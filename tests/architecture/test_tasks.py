@@ -27,6 +27,7 @@ BY_HAND = {
     "headrace_processes/ipc/json_calls.py": "calls of a process end by themselves: half a change of models is none",
     "headrace/models/control.py": "Control.stop cancels the watcher, which Control.start has begun",
     "headrace/models/submission.py": "the path of a request, whose cancellation ends the wait for interceptors",
+    "headrace/models/local_services.py": "the path of a request, whose cancellation ends the wait for a load",
     "headrace/models/instance_set.py": "InstanceSet.join awaits the executors that leave",
     "headrace/models/running_loads.py": "Background.settle awaits loads, which go on if their caller is cancelled",
     "headrace/server.py": "Server.stop cancels the drain; a plugin that ignores that costs half a second, not the exit",

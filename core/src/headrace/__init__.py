@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from headrace.frontends.tensor_locations import TensorLocation
     from headrace.frontends.tls_files import TlsFiles
     from headrace.hookspecs import hookimpl
+    from headrace.memory_release import release_memory
     from headrace.messages import dtypes
     from headrace.messages.dtypes import DataType
     from headrace.messages.request import InferRequest, Parameter
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, data_type, wire_bytes
     from headrace.messages.ticket import Batch, Padding, Respond, Ticket
     from headrace.models.configuring import backend_settings
+    from headrace.models.control_mode import ControlMode, LoadingParts
     from headrace.models.served import ServedModel
     from headrace.off_loop import TooLargeForLoop
     from headrace.schedulers.base import (
@@ -129,7 +131,7 @@ if TYPE_CHECKING:
     from headrace.telemetry.executions import BatchTimes, Observer
     from headrace.telemetry.log_limits import rate_limited_logger
     from headrace.telemetry.logs import Log, LogSettings, draw_table
-    from headrace.telemetry.published import Measured, PublishedMetric
+    from headrace.telemetry.published import Measured, PublishedMetric, Publisher
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
     from headrace_cli.command_line import WordError, parse_options
     from headrace_cli.inspection.inspector import Findings, InspectedModel, Inspector
@@ -149,6 +151,7 @@ if TYPE_CHECKING:
     from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
     from headrace_http.strict_requests import StrictRequests
     from headrace_http.web_sockets import WebSocket, WebSocketRoute
+    from headrace_loading import LoadableModel, LoadControl
     from headrace_processes.handshake import InstanceSpec
     from headrace_processes.ipc.shared_mapping import FileTooSmall, SharedMapping
     from headrace_processes.supervision.child_process import child_command
@@ -252,6 +255,7 @@ _HOMES = {
     "headrace_http.web_sockets": ("WebSocket", "WebSocketRoute"),
     "headrace.hookspecs": ("hookimpl",),
     "headrace_cli.inspection.inspector": ("Findings", "InspectedModel", "Inspector"),
+    "headrace.memory_release": ("release_memory",),
     "headrace.messages.dtypes": ("DataType",),
     "headrace.messages.request": ("InferRequest", "Parameter"),
     "headrace.messages.response": ("Answer", "InferResponse"),
@@ -259,6 +263,8 @@ _HOMES = {
     "headrace.messages.tensor": ("BytesTensor", "Tensor", "as_tensor", "data_type", "wire_bytes"),
     "headrace.messages.ticket": ("Batch", "Padding", "Respond", "Ticket"),
     "headrace.models.configuring": ("backend_settings",),
+    "headrace.models.control_mode": ("ControlMode", "LoadingParts"),
+    "headrace_loading": ("LoadControl", "LoadableModel"),
     "headrace.models.served": ("ServedModel",),
     "headrace.schedulers.base": (
         "Clock",
@@ -283,7 +289,7 @@ _HOMES = {
     "headrace.telemetry.executions": ("BatchTimes", "Observer"),
     "headrace.telemetry.logs": ("Log", "LogSettings", "draw_table"),
     "headrace.telemetry.log_limits": ("rate_limited_logger",),
-    "headrace.telemetry.published": ("Measured", "PublishedMetric"),
+    "headrace.telemetry.published": ("Measured", "PublishedMetric", "Publisher"),
     "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
     "headrace.executors.executor": ("BatchSource", "Executor", "RunsOn"),
     "headrace.executors.kind": ("ExecutorKind", "ExecutorResources", "InstancePlan"),
@@ -320,6 +326,7 @@ __all__ = [
     "Command",
     "CompletedField",
     "ConfigError",
+    "ControlMode",
     "DataType",
     "DeferredInstance",
     "DelayedStart",
@@ -362,7 +369,10 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "Isolation",
+    "LoadControl",
     "LoadError",
+    "LoadableModel",
+    "LoadingParts",
     "Log",
     "LogLevel",
     "LogSettings",
@@ -394,6 +404,7 @@ __all__ = [
     "PermissionDenied",
     "Problem",
     "PublishedMetric",
+    "Publisher",
     "RepositoryAgent",
     "RequestInstance",
     "RequestParameters",
@@ -463,6 +474,7 @@ __all__ = [
     "read_config",
     "read_isolation",
     "read_regular",
+    "release_memory",
     "unpack_response",
     "why_path_leaves",
     "wire_bytes",

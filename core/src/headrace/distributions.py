@@ -31,6 +31,7 @@ _COMMANDS = {
     "trace": "headrace-trace",
     "traffic": "headrace-router",
 }
+_CONTROL_MODES = {"on-demand": "headrace-on-demand"}
 _CACHES = {"redis": "headrace-redis"}
 _HOSTS = {"grpcio": "headrace-grpcio", "hypercorn": "headrace-hypercorn"}
 _STORAGES = dict.fromkeys(("as", "gs", "s3"), "headrace-cloud")
@@ -111,6 +112,8 @@ def missing(kind: str, name: str) -> str:
         return f"The host '{name}' comes with the distribution {_HOSTS[name]}: pip install {_HOSTS[name]};"
     if kind == "agent" and name in _AGENTS:
         return f"The agent '{name}' comes with the distribution {_AGENTS[name]}: pip install {_AGENTS[name]};"
+    if kind == "control mode" and name in _CONTROL_MODES:
+        return f"It comes with the distribution {_CONTROL_MODES[name]}: pip install {_CONTROL_MODES[name]}"
     if kind == "extension" and name in _EXTENSIONS:
         return f"It comes with the distribution {_EXTENSIONS[name]}: pip install {_EXTENSIONS[name]}"
     if kind == "storage" and name in _STORAGES:

@@ -29,6 +29,7 @@ from headrace.messages.operation import AnyOperation, ExtensionOperation, Operat
 from headrace.messages.request import InferRequest, with_strings_encoded
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import ticket_of
+from headrace.models.control_mode import ControlMode, held
 from headrace.models.interceptors import Interceptor, InterceptorChain
 from headrace.models.open_streams import OpenStreams
 from headrace.models.serving_table import ServingTable
@@ -143,6 +144,8 @@ class Engine:
         self.extension_parts: Iterable[type[Any]] = ()
         #: Returns the host of a protocol, a class, as ``--http-server`` and ``--grpc-server`` choose it.
         self.host: Callable[[str], type[Any]]
+        #: The control mode of a plugin, if the options choose one.
+        self.mode: ControlMode | None = None
         self._any_number = self.submitter()
         #: The open streams of decoupled models, for all protocols.
         self.streams = OpenStreams()
@@ -253,7 +256,8 @@ class Engine:
             respond(reason, True)
 
         ticket = ticket_of(with_strings_encoded(request), respond)
-        view = self._any_number.submit(ticket, caller)
+        async with held(self.mode, request.model_name):
+            view = self._any_number.submit(ticket, caller)
         if view.decoupled:
             self.streams.add(end)
         deadline_ns, timer = request.deadline_ns, None
@@ -334,19 +338,26 @@ class Engine:
 
         Raises as `resolve`.
         """
+        if self._is_loadable(name):
+            return True
         model = self._table.served(name, version)
         return None if model.has_checks else model.ready
 
     async def check_model(self, name: str, version: str | int = "") -> bool:
         """`is_model_alive`, and the ``is_ready`` of each instance. Raises as `resolve`."""
-        return await self._table.served(name, version).check_ready()
+        return self._is_loadable(name) or await self._table.served(name, version).check_ready()
 
     async def is_model_ready(self, name: str, version: str | int = "") -> bool:
         """True if that version (empty: the latest) would take requests; False if there is none.
 
         Raises `InvalidArgument` for a version that is not a number.
         """
-        return await self._table.is_ready(self._table.served, name, version)
+        return self._is_loadable(name) or await self._table.is_ready(self._table.served, name, version)
+
+    def _is_loadable(self, name: str) -> bool:
+        """True if ``name`` does not serve, and the control mode of a plugin would load it for a request."""
+        is_served = self.mode is None or self.phase is not Phase.READY or self.lifecycle.is_served(name)
+        return not is_served and self.mode is not None and self.mode.is_ready(name)
 
     def when_ready(self, call: Callable[[], None]) -> None:
         """Call ``call`` when requests are taken: now, or when the models are loaded."""

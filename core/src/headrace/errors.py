@@ -187,9 +187,16 @@ class LoadError(OperatorError):
 
 
 class Unavailable(OperatorError):
-    """The server or the model cannot answer now; the same request may succeed later."""
+    """The server or the model cannot answer now; the same request may succeed later.
+
+    ``retry_after_s`` is as in `ResourceExhausted`.
+    """
 
     code = Code.UNAVAILABLE
+
+    def __init__(self, message: str = "", code: Code | None = None, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message, code)
+        self.retry_after_s = retry_after_s
 
 
 class PluginError(HeadraceError):

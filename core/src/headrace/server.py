@@ -38,6 +38,7 @@ from headrace.messages.single import AwaitedAnswer
 from headrace.messages.tensor import BytesTensor
 from headrace.messages.ticket import Ticket
 from headrace.models.control import Control
+from headrace.models.control_mode import LoadingParts, control_mode, held
 from headrace.models.interceptors import make_interceptors
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.loader import Loader
@@ -94,6 +95,7 @@ class Server:
         #: The only object that frontends get.
         admission = make_interceptors(self.plugins.interceptors, self.options)
         self.engine = engine = Engine(self.options, self._table, self._measure(), admission)
+        self._mode = engine.mode = control_mode(self.options, admission.interceptors if admission else ())
         engine.extension_parts = self.plugins.extensions
         engine.host = partial(self.plugins.frontends.host, self.options)
         self._single = RequestSubmitter(self._table.resolve_loaded, refuse_decoupled_infer, admission=admission)
@@ -134,6 +136,8 @@ class Server:
             yield {}, self._cache.cache
         for extension in self.engine.extensions:
             yield {}, extension
+        if self._mode is not None:
+            yield from self._mode.publishers()
         for use in self._limiter.uses() if self._limiter is not None else ():
             yield use.labels, use
 
@@ -225,7 +229,11 @@ class Server:
         repositories = Repositories(options, plugins.storages)
         lifecycle = Lifecycle(loader, table, slots, nested, repositories.find, options.model_load_retry_count)
         self._lifecycle = self.engine.lifecycle = lifecycle
-        self._control = self.engine.control = Control(options, self._lifecycle, repositories)
+        self._control = self.engine.control = Control(options, self._lifecycle, repositories, self._mode)
+        if self._mode is not None:
+            self._mode.parts = LoadingParts(lifecycle, loader, repositories, slots)
+            table.changed, lifecycle.is_on_demand = self._mode.changed, True
+            calls.hold, calls.is_loadable = self._mode.hold, self._mode.is_ready
         self.engine.version = await asyncio.to_thread(distribution_version, "headrace")  # reads files
 
     def _serve(self) -> None:
@@ -383,5 +391,6 @@ class Server:
     async def _answer(self, request: InferRequest) -> InferResponse:
         answer = AwaitedAnswer()
         ticket = Ticket(request, answer)
-        self._single.submit(ticket)
+        async with held(self._mode, request.model_name):
+            self._single.submit(ticket)
         return await answer.to(ticket)

@@ -98,8 +98,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("listen-while-loading", "<bool>", "Open the ports before the models are loaded; false opens them after.",
              "false", boolean),
         Flag("strict-readiness", "<bool>", "The server is ready only if every model is.", "false", boolean),
-        Flag("model-control-mode", "<mode>", "Who loads models: none (all, at start), poll or explicit.", "none",
-             choice("model-control-mode", "none", "poll", "explicit", ignore_case=True)),
+        Flag("model-control-mode", "<mode>", "Who loads models: none (all, at start), poll, explicit, or the mode of "
+             "a plugin, such as on-demand.", "none", str.lower),
         Flag("repository-poll-secs", "<s>", "Interval of the checks of the repository in mode poll; 0 for none.", "30",
              int32),
         Flag("load-model", "<name>", "Model to load at start in mode explicit; '*' alone is all of them.", "digits",

@@ -129,8 +129,10 @@ class RepositoryHandlers:
         return json_type_reply()
 
 
-def _entry(entry: IndexEntry) -> dict[str, str]:
+def _entry(entry: IndexEntry) -> dict[str, str | int]:
+    fields: dict[str, str | int]
     fields = {"version": entry.version, "state": entry.state, "reason": without_paths(entry.reason)}
+    fields["memory_bytes"] = entry.memory_bytes
     return {"name": entry.name, **{key: value for key, value in fields.items() if value}}
 
 

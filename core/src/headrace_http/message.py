@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import orjson
 
-from headrace.errors import Code, HeadraceError, ResourceExhausted, Unauthenticated
+from headrace.errors import Code, HeadraceError, ResourceExhausted, Unauthenticated, Unavailable
 from headrace.frontends.failures import Failure, without_paths
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -151,7 +151,7 @@ def _advice(error: HeadraceError) -> Iterator[tuple[bytes, bytes]]:
     """Yield the headers that tell a refused caller what to do."""
     if isinstance(error, Unauthenticated) and error.challenge:
         yield b"WWW-Authenticate", " ".join(error.challenge.split()).encode("latin-1", "replace")
-    if isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
+    if isinstance(error, ResourceExhausted | Unavailable) and error.retry_after_s is not None:
         yield b"Retry-After", b"%d" % min(max(0, ceil(error.retry_after_s)), _LONGEST_RETRY_S)
 
 

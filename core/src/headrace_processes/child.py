@@ -23,6 +23,7 @@ from headrace_processes.ipc.mappings import SentMappings
 from headrace_processes.ipc.peer_requests import FastPathReplies
 from headrace_processes.launch import Launched, launch
 from headrace_processes.remote_services import ServiceEndpoint
+from headrace_processes.supervision.child_memory import memory_of
 from headrace_processes.supervision.exits import LAST_READ_S, ExitWatcher, ending, read_crash_report
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,11 @@ class Child:
     def hand_over(self, owner: Owner) -> None:
         """Make ``owner`` the owner of the child."""
         self._owner = self.batches.sink = owner
+
+    def memory_bytes(self) -> int:
+        """Return the memory of the process and of its arenas, in bytes; 0 if it has ended. Any thread."""
+        process = self._launched.process
+        return memory_of(process.pid) if process.returncode is None else 0
 
     # ------------------------------------------------------------------ end
 

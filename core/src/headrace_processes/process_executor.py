@@ -90,6 +90,11 @@ class ProcessExecutor:
         """Return the result of the instance's ``is_ready``. Raises `Unavailable` with its reason if it gives one."""
         return asyncio.run_coroutine_threadsafe(self._check(), self._loop).result()
 
+    def memory_bytes(self) -> int:
+        """Return the memory of the child and of its arenas, in bytes; 0 if there is no child."""
+        child = self._child
+        return 0 if child is None else child.memory_bytes()
+
     # ------------------------------------------------------------------ event loop
 
     @property

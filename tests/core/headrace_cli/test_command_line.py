@@ -123,7 +123,6 @@ def test_refusals_are_tritons_to_the_letter(word: str, text: str) -> None:
     ("word", "start"),
     [
         ("--log-format=xml", 'Bad option: "--log-format".\ninvalid argument for --log-format'),
-        ("--model-control-mode=x", 'Bad option: "--model-control-mode".\ninvalid argument for --model-control-mode'),
         ("--rate-limit=x", 'Bad option: "--rate-limit".\ninvalid argument for --rate-limit'),
         ("--http-header-forward-pattern=(", 'Bad option: "--http-header-forward-pattern".\ninvalid regular expression'),
         ("--cuda-memory-pool-byte-size=5", 'Bad option: "--cuda-memory-pool-byte-size".\nCannot parse pair option'),

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 LogFormat: TypeAlias = Literal["default", "ISO8601", "json"]
-ControlMode: TypeAlias = Literal["none", "poll", "explicit"]
+#: The control modes of core; a plugin may add others.
+CONTROL_MODES = ("none", "poll", "explicit")
 CompressionLevel: TypeAlias = Literal["none", "low", "medium", "high"]
 #: The clients that may send files with a load request, over HTTP and gRPC.
 ModelFilesFrom: TypeAlias = Literal["loopback", "any", "none"]
@@ -89,7 +90,8 @@ class RepositoryOptions:
 class ControlOptions:
     """Who loads which models, and when. Read by `headrace.models.control`, and by the loads of a server."""
 
-    model_control_mode: ControlMode = "none"
+    #: One of `CONTROL_MODES`, or the name of a plugin's.
+    model_control_mode: str = "none"
     repository_poll_secs: int = 15
     load_model: tuple[str, ...] = ()
     model_files_from: ModelFilesFrom = "loopback"

@@ -45,6 +45,8 @@ EVENT_LOOP = "event_loop"
 #: parameters start with `SCHEDULER_PREFIX`.
 SCHEDULER = "scheduler"
 SCHEDULER_PREFIX = "scheduler."
+#: The keys of the parameters of a plugin's control mode start so.
+CONTROL_PREFIX = "control."
 
 _OF_PROCESSES = (ISOLATION, MEMORY_LIMIT, BUSY_POLL, RESTART_PAUSE)
 #: Keys that core understands for every backend.
@@ -160,7 +162,7 @@ def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any
                 wrong.append(Problem(_path(key), f"parameter '{key}' is '{clip(text)}', {error}"))
         elif prefix is not None:
             values.setdefault(families[prefix], {})[key] = text
-        elif key not in CORE_KEYS and not key.startswith(SCHEDULER_PREFIX):
+        elif key not in CORE_KEYS and not key.startswith((SCHEDULER_PREFIX, CONTROL_PREFIX)):
             unread.append(Problem(_path(key), _unknown(key, [*keys, *(f"{prefix}*" for prefix in families)])))
     return values, wrong, unread
 

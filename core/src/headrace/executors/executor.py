@@ -54,7 +54,11 @@ class BatchSource(Protocol):
 
 
 class Executor(Protocol):
-    """Runs one instance, from load to close. The loading thread calls `load`, `serve` and `join`."""
+    """Runs one instance, from load to close. The loading thread calls `load`, `serve` and `join`.
+
+    One with a process of its own may have a method ``memory_bytes``: the memory of that process, in bytes; 0 between a
+    crash and the restart. It is called on any thread and may block for some ms.
+    """
 
     @property
     def name(self) -> str:

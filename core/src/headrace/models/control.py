@@ -18,8 +18,9 @@ from typing import Protocol, TypeAlias
 
 from headrace.config.option_parts import ControlOptions
 from headrace.errors import HeadraceError, InvalidArgument, Unavailable, Unsupported
+from headrace.models.control_mode import ControlMode
 from headrace.models.lifecycle import Lifecycle
-from headrace.models.states import IndexEntry, index_of, poll_failure
+from headrace.models.states import IndexEntry, State, index_of, poll_failure
 from headrace.storage.repositories import Entry, Fingerprint, Repositories
 from headrace.storage.sent_files import parse_overrides
 from headrace.telemetry.log_limits import logger_without_repeats, without_repeats
@@ -46,7 +47,15 @@ class Relay(Protocol):
 class Control:
     """Decides which models of the repository are loaded, and from what. Event loop only."""
 
-    def __init__(self, options: ControlOptions, lifecycle: Lifecycle, repositories: Repositories) -> None:
+    def __init__(
+        self,
+        options: ControlOptions,
+        lifecycle: Lifecycle,
+        repositories: Repositories,
+        mode: ControlMode | None = None,
+    ) -> None:
+        """``mode`` is the control mode of a plugin, if the options choose one: it then decides."""
+        self._mode = mode
         self._options = options
         self._lifecycle = lifecycle
         self._repositories = repositories
@@ -59,6 +68,8 @@ class Control:
     async def start(self) -> list[HeadraceError]:
         """Load the models that the control mode loads at start, and start to watch. Return the failures."""
         await asyncio.to_thread(self._repositories.sweep)
+        if self._mode is not None:
+            return await self._mode.start()
         if self._watcher is None:
             return await self._load_first()
         await self._watcher.prepare()
@@ -91,6 +102,14 @@ class Control:
 
         A model with a dead instance may be loaded again in every mode, as it is in the repository.
         """
+        if self._mode is not None:
+            if parameters:
+                raise Unsupported(
+                    f"a load with parameters is not allowed in model control mode '{self._mode.name}': it loads models "
+                    "as the repository has them"
+                )
+            await self._mode.load(judged_name(name))
+            return
         if parameters:
             self._require_explicit()
         if self.is_explicit:
@@ -125,6 +144,9 @@ class Control:
         A name that is unknown, not loaded or invalid is no error. With ``unload_dependents``, also unload the models
         that only ``name`` needed and that were not loaded by name.
         """
+        if self._mode is not None:
+            await self._mode.unload(name)
+            return
         self._require_explicit()
         if self.relay is not None:
             await self.relay.unload(name, unload_dependents)
@@ -155,13 +177,27 @@ class Control:
         """Return the index: every known model version, then the models of the repository that were never loaded; by
         name."""
         lines = [line for record in self._lifecycle.records.values() for line in index_of(record, ready_only)]
-        if self.is_explicit and not ready_only:
+        if (self.is_explicit or self._mode is not None) and not ready_only:
             found = await asyncio.to_thread(self._repositories.scan)
             lines += [IndexEntry(name) for name in found if name not in self._lifecycle.records]
+        if self._mode is not None:
+            lines = [self._with_reason(line, self._mode) for line in lines]
         return sorted(lines, key=lambda line: line.name)  # stable: versions stay in order
+
+    def _with_reason(self, line: IndexEntry, mode: ControlMode) -> IndexEntry:
+        """Return ``line`` with the memory of a version that serves, or with the reason why it does not."""
+        record = self._lifecycle.records.get(line.name)
+        version = record.versions.get(int(line.version)) if record is not None and line.version else None
+        if version is not None and version.served is not None:
+            return replace(line, memory_bytes=version.served.memory_bytes)
+        if line.state in (State.LOADING.value, State.UNLOADING.value):
+            return line
+        return replace(line, state=State.UNAVAILABLE.value, reason=mode.why_not_served(line.name))
 
     def stop(self) -> None:
         """Stop watching."""
+        if self._mode is not None:
+            self._mode.stop()
         if self._watcher is not None:
             self._watcher.stop()
 

@@ -43,6 +43,8 @@ class Interceptor(ABC):
     name: ClassVar[str]
     #: True for one that only watches. It comes before all others, so that it watches what they refuse, too.
     first: ClassVar[bool] = False
+    #: True for a control mode. It comes after all others: it loads nothing for a caller whom they refuse.
+    last: ClassVar[bool] = False
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
@@ -89,7 +91,7 @@ class InterceptorChain:
     """The interceptors of a server, in order. Event loop only."""
 
     def __init__(self, interceptors: Sequence[Interceptor]) -> None:
-        self._interceptors = tuple(interceptors)
+        self._interceptors = self.interceptors = tuple(interceptors)
         self._readers = [each for each in interceptors if type(each).intercept is not Interceptor.intercept]
         self._samplers = [each for each in interceptors if type(each).samples is not Interceptor.samples]
         self.follows_trace_context = any(each.follows_trace_context for each in self._samplers)
@@ -167,7 +169,7 @@ class InterceptorChain:
 
 def make_interceptors(kinds: Iterable[type[Interceptor]], options: ServerOptions) -> InterceptorChain | None:
     """Return the interceptors that ``options`` ask for, in order; None if there are none."""
-    ordered = sorted(kinds, key=lambda kind: not kind.first)
+    ordered = sorted(kinds, key=lambda kind: (kind.last, not kind.first))
     interceptors = [made for made in (kind(options) for kind in ordered) if made.enabled]
     return InterceptorChain(interceptors) if interceptors else None
 

@@ -65,6 +65,8 @@ class Lifecycle:
     ) -> None:
         self.records: dict[str, ModelRecord] = {}
         self.background = Background()
+        #: True if only models that are served count for `are_settled`.
+        self.is_on_demand = False
         self._dependencies = Dependencies(self.records, nested)
         self._find = find
         #: Models that were loaded by name, and not only as dependencies.
@@ -72,7 +74,7 @@ class Lifecycle:
         self._is_stopping = False
         #: Versions that take no new requests and still have some.
         self._draining: set[ServedModel] = set()
-        self._drains: set[asyncio.Future[None]] = set()
+        self._drains: dict[asyncio.Future[None], list[str]] = {}
         self._loader = loader
         self._table = table
         self._retries = retries
@@ -123,6 +125,11 @@ class Lifecycle:
         for other in needed:
             if not (other in self._by_name or self._dependencies.dependents(other)):
                 await self.unload(other, with_needed)
+
+    async def closed(self, name: str) -> None:
+        """Return when no version of ``name`` is being unloaded."""
+        while waiting := [drain_task for drain_task, names in self._drains.items() if name in names]:
+            await asyncio.wait(waiting)
 
     async def remove(self, name: str) -> None:
         """`unload` ``name``, which was removed from the repository, and forget the reasons of its failed versions."""
@@ -203,7 +210,8 @@ class Lifecycle:
     @property
     def are_settled(self) -> bool:
         """True if the server is ready under strict readiness (docs/spec/behaviours.md section 5.6)."""
-        return all(record.is_settled and record.is_alive for record in self.records.values() if record.counts)
+        counted = (each for each in self.records.values() if (each.is_served if self.is_on_demand else each.counts))
+        return all(record.is_settled and record.is_alive for record in counted)
 
     def _name_the_late(self) -> None:
         for name, record in self.records.items():
@@ -472,8 +480,8 @@ class Lifecycle:
 
     def _begin_draining(self, draining: Sequence[Draining]) -> None:
         drain_task = self.background.start(self._drain(draining))
-        self._drains.add(drain_task)
-        drain_task.add_done_callback(self._drains.discard)
+        self._drains[drain_task] = [model.name for _, model in draining]
+        drain_task.add_done_callback(self._drains.pop)
 
     async def _drain(self, draining: Sequence[Draining]) -> None:
         models = {each.model for each in draining}

@@ -13,7 +13,7 @@ from time import monotonic_ns
 from typing import Any, Protocol, TypeVar
 
 from headrace.backends.services import LOG_LEVELS, LogLevel, LoopServices
-from headrace.errors import HeadraceError, InternalError, InvalidArgument, Unavailable, summary
+from headrace.errors import Cancelled, HeadraceError, InternalError, InvalidArgument, Unavailable, summary
 from headrace.executors.executor import Executor
 from headrace.executors.threads import LoopMailbox
 from headrace.messages.request import InferRequest
@@ -210,12 +210,40 @@ class ModelCalls:
         kept = no_executors if limiter is None else limiter.kept_waiting_by
         self._deadlocks = DeadlockDetector(loop, self._break_deadlock, kept)
         self._refusals: dict[Ticket, HeadraceError] = {}
+        #: With a control mode of a plugin: `ControlMode.hold` and `ControlMode.is_ready`, for models not loaded yet.
+        self.hold: Callable[[str], Awaitable[Callable[[], None]]] | None = None
+        self.is_loadable: Callable[[str], bool] = lambda name: False
+        self._waiting: set[asyncio.Task[None]] = set()
 
     def submit(self, ticket: Ticket, executor: Executor | None) -> None:
         """Submit ``ticket``. A refusal is an answer, in Triton's words.
 
         ``executor`` waits for it. None: a scheduler waits, or an instance that is being loaded.
         """
+        if self.hold is None or self._table.ready_versions(ticket.request.model_name):
+            self._submit(ticket, executor)
+            return
+        task = self._loop.create_task(self._submit_when_loaded(ticket, executor, self.hold))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        ticket.on_cancel = partial(_stop_waiting, task)
+
+    async def _submit_when_loaded(
+        self, ticket: Ticket, executor: Executor | None, hold: Callable[[str], Awaitable[Callable[[], None]]]
+    ) -> None:
+        try:
+            release = await hold(ticket.request.model_name)
+            ticket.on_cancel = None
+            self._submit(ticket, executor)
+            release()
+        except HeadraceError as error:
+            ticket.on_cancel = None
+            write(ticket, _refused(ticket.request, error.with_traceback(None)), True)
+        except asyncio.CancelledError:
+            ticket.on_cancel = None
+            write(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"), True)
+
+    def _submit(self, ticket: Ticket, executor: Executor | None) -> None:
         request = ticket.request
         try:
             if request.caller is not None:
@@ -254,6 +282,8 @@ class ModelCalls:
 
         Raises `InvalidArgument` for a version that is not a number.
         """
+        if self.is_loadable(name) and not self._table.ready_versions(name):
+            return True
         return await self._table.is_ready(self._table.served_loaded, name, version)
 
     def _start_for(
@@ -330,6 +360,10 @@ class ModelCalls:
             ),
         )
         ticket.cancel()
+
+
+def _stop_waiting(task: asyncio.Task[None], ticket: Ticket) -> None:
+    task.cancel()
 
 
 def _sent_by(executor: Executor, caller: InferRequest | None) -> Sequence[Ticket]:

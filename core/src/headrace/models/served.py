@@ -93,6 +93,8 @@ class ServedModel:
         self._readiness = Readiness(instances.executors)
         self._release = release
         self.others = others
+        #: Its memory in bytes, if a control mode counts it. That mode sets it.
+        self.memory_bytes = 0
         #: The number of versions that call this one, or are being loaded to do so.
         self._users = 0
         #: True once its tickets record compute times. That costs nothing for a model that no other model calls.
@@ -180,6 +182,7 @@ class ServedModel:
             "max_queue_delay_us": batching.max_queue_delay_microseconds,
             "waiting": model_queue.pending,
             "in_flight": model_queue.in_flight,
+            "memory_bytes": self.memory_bytes,
             "resources": [use.document() for use in uses],
             **model_queue.history.document(model_queue.clock.now_ns()),
         }

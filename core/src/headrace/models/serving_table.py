@@ -30,6 +30,8 @@ class ServingTable:
         self._records: dict[str, ModelRecord] = {}
         #: The keys of each model in the tables.
         self._keys: dict[str, tuple[tuple[str, str | int], ...]] = {}
+        #: Called after each change.
+        self.changed: Callable[[], None] = lambda: None
 
     def open(self) -> None:
         """Let requests from outside find the loaded models from now on."""
@@ -58,6 +60,7 @@ class ServingTable:
         self._views = views | {key: model.view for key, model in served.items()}
         if self._is_open:
             self.open()
+        self.changed()
 
     def resolve(self, name: str, version: str | int = "") -> ModelView:
         """Return the model for ``name`` and ``version`` (empty: the latest ready one), for requests from outside.

@@ -123,6 +123,8 @@ class IndexEntry:
     version: str = ""
     state: str = ""
     reason: str = ""
+    #: Its memory, in a control mode that counts it; else 0.
+    memory_bytes: int = 0
 
 
 def index_of(record: ModelRecord, ready_only: bool) -> list[IndexEntry]:

@@ -52,6 +52,10 @@ class Storage(ABC):
         returns their own directory instead. Core only reads it, and calls `give_back`.
         """
 
+    def size(self, model: str, files: Collection[str]) -> int:
+        """Return the bytes of ``files`` of ``model``; 0 if that is not known without a fetch."""
+        return 0
+
     def give_back(self, model: str, directory: Path) -> None:
         """Called when ``directory`` is no longer used, if `fetch` did not get it from ``new_directory``."""
 

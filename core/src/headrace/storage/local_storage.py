@@ -53,6 +53,9 @@ class LocalStorage(Storage):
         check_files(self._root / model, roots, allow_external_links=self.options.allow_external_links)
         return self._root / model
 
+    def size(self, model: str, files: Collection[str]) -> int:
+        return sum((self._root / model / path).stat().st_size for path in files)
+
 
 def scheme_of(url: str) -> str:
     """Return the scheme of ``url`` in lower case; ``file`` if it has none."""

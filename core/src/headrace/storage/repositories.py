@@ -87,6 +87,11 @@ class Repository:
         own = None if is_new else path
         return LocalDirectory(path, partial(self._give_back, model, own, made), name=model if is_new else "")
 
+    def size(self, model: str, files: Collection[str]) -> int:
+        """Return the bytes of ``files`` of ``model``; 0 if that is not known."""
+        with self._worded(f"read the size of model '{model}'"):
+            return self._storage.size(model, files)
+
     def _give_back(self, model: str, own: Path | None, made: Collection[Path]) -> None:
         """Remove the directories ``made``, and give the storage's ``own`` directory back to it."""
         for path in made:
@@ -163,6 +168,11 @@ class Entry:
     def fetch(self, files: Collection[str]) -> LocalDirectory:
         """Return a directory of this machine with ``files``. The caller gives it back. Blocks."""
         return self.repositories[0].fetch(self.name, files)
+
+    def size(self, files: Collection[str], versions: Collection[int]) -> int:
+        """Return the bytes of those of ``files`` that belong to ``versions``; 0 if that is not known. Blocks."""
+        wanted = [path for path in files if path.partition("/")[0] in map(str, versions) and not path.endswith("/")]
+        return self.repositories[0].size(self.name, wanted)
 
     def new_directory(self) -> Path:
         """Return a new, empty, private directory. The caller removes it. Blocks."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 
+from headrace.config.option_parts import CONTROL_MODES
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError
 
@@ -27,6 +28,11 @@ def _impossible(options: ServerOptions) -> Iterator[tuple[str, str]]:
         yield " together with --dev", "a debugger stops one server, and the other workers go on"
     if options.workers > 1 and any(each.key == "file" for each in options.trace_config):
         yield " together with --trace-config=triton,file=...", "the workers would overwrite each other's file"
+    if options.workers > 1 and options.model_control_mode not in CONTROL_MODES:
+        yield (
+            f" together with --model-control-mode={options.model_control_mode}",
+            "each worker would load models of its own, and all together would use more memory than they may",
+        )
     if options.rate_limit != "off" and options.workers > 1:
         yield (
             f" together with --rate-limit={options.rate_limit}",

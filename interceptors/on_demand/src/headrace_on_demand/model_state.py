@@ -1,0 +1,98 @@
+"""What the control mode knows of one model. Event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+from headrace import HeadraceError, LoadableModel, Outcome, Unavailable, Watch
+from headrace_on_demand.on_demand_options import ModelSettings
+
+
+@dataclass(frozen=True, slots=True)
+class FailedLoad:
+    """A load that has failed. There is no other attempt before ``until_s``, a monotonic time."""
+
+    error: HeadraceError
+    until_s: float
+
+    def refusal(self, name: str) -> HeadraceError:
+        """Return the error for a request that comes before the next attempt."""
+        left_s = max(0.0, self.until_s - monotonic())
+        return Unavailable(
+            f"model '{name}' could not be loaded: {self.error.message.strip()} (the next attempt is in {left_s:.0f} s)",
+            retry_after_s=left_s,
+        )
+
+
+class ModelState(Watch):
+    """One model that was asked for. It watches its own operations.
+
+    ``in_flight`` counts those that were admitted and are not over, ``waiting`` the callers that wait for it.
+    """
+
+    def __init__(self, name: str, became_idle: Callable[[], None]) -> None:
+        self.name = name
+        self.in_flight = self.waiting = 0
+        #: The end of its last operation, in monotonic nanoseconds.
+        self.used_ns = 0
+        self.settings = ModelSettings()
+        #: The models that it needs, directly.
+        self.needed: Collection[str] = ()
+        self.backend = ""
+        #: For how long it may still be needed after its last operation: a sequence may go on.
+        self.idle_s = 0.0
+        #: By device, the memory that it had when it was measured last; empty if it was never loaded.
+        self.measured: Mapping[str, int] = {}
+        #: The growth of the server by its load, for instances in the server.
+        self.server_bytes = 0
+        self.failed: FailedLoad | None = None
+        self.loading: asyncio.Task[None] | None = None
+        self.leaving: asyncio.Task[None] | None = None
+        self.waiters: set[asyncio.Future[bool]] = set()
+        self._became_idle = became_idle
+
+    def ended(self, outcome: Outcome) -> None:
+        self.in_flight -= 1
+        self.used_ns = outcome.ended_ns
+        if not self.in_flight:
+            self._became_idle()
+
+    def release(self) -> None:
+        """`ended`, for an operation without an outcome."""
+        self.in_flight -= 1
+        self.used_ns = int(monotonic() * 1e9)
+        if not self.in_flight:
+            self._became_idle()
+
+    def wake(self) -> None:
+        """Let all that wait for it look again."""
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(True)
+
+    @property
+    def idle_for_s(self) -> float:
+        """The seconds since its last operation; 0 while one is in flight."""
+        return 0.0 if self.in_flight or self.waiting else max(0.0, monotonic() - self.used_ns / 1e9)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if it may be unloaded without loss: nothing is in flight, and no sequence goes on."""
+        return not (self.in_flight or self.waiting) and self.idle_for_s >= self.idle_s
+
+    def describe(self, model: LoadableModel, settings: ModelSettings) -> None:
+        """Take over what the config says."""
+        self.settings, self.needed, self.backend = settings, model.needed, model.config.backend or model.config.platform
+        batching = model.config.sequence_batching
+        has_sequences = model.config.HasField("sequence_batching")
+        self.idle_s = (batching.max_sequence_idle_microseconds or 1_000_000) / 1e6 if has_sequences else 0.0
+
+
+def shown(size: float) -> str:
+    """Return ``size`` in the form of the flags: ``1.5 GiB``."""
+    unit = min(3, int(math.log(max(size, 1), 1024)))
+    return f"{size / 1024**unit:.4g} {('bytes', 'KiB', 'MiB', 'GiB')[unit]}"
