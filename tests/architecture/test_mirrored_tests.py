@@ -54,7 +54,6 @@ TOGETHER = {
     "headrace_http/test_large_documents.py": "headrace_http.structure",
     "headrace_http/test_routes.py": "headrace_http.route_handlers",
     "headrace_http/test_http_port.py": "headrace_http.http_host",
-    "headrace_grpc/test_tls.py": "headrace.frontends.tls_files",
     # Real processes: the parts of a child and of its supervision run in other processes.
     "headrace_processes/test_process_executor.py": """headrace_processes.child
         headrace_processes.launch headrace_processes.process_kind

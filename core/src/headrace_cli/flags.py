@@ -143,6 +143,13 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
              "is unlimited.", "60", flag_values.count),
         Flag("http-restricted-api", "<api>,...:<key>=<value>", _HTTP_RESTRICTED, "model-repository:admin=letmein",
              flag_values.restriction("http-restricted-api", "api"), flag_values.restrictions("api")),
+        Flag("http-use-ssl", "<bool>", "Use TLS on the HTTP port and ports of plugins, with the files below.", "true",
+             boolean),
+        Flag("http-use-ssl-mutual", "<bool>", "Use TLS and require a certificate from the client.", "true", boolean),
+        Flag("http-server-cert", "<path>", "PEM file of the server's certificate, and of those between it and its "
+             "authority.", "server.crt"),
+        Flag("http-server-key", "<path>", "PEM file of the server's key, without a password.", "server.key"),
+        Flag("http-root-cert", "<path>", "PEM file of the authorities that sign the clients' certificates.", "ca.crt"),
         Flag("http-server", "<server>",
              "Host of the HTTP endpoint: native, or hypercorn (needs headrace[hypercorn]), or that of another plugin.",
              "hypercorn", flag_values.not_empty("http-server")),
@@ -224,6 +231,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("allow-cpu-metrics", "<bool>", "Include metrics of the CPU and its memory.", "false", boolean),
         Flag("metrics-address", "<address>", "Address to listen on; by default that of HTTP.", "127.0.0.1"),
         Flag("metrics-port", "<port>", "Port to listen on.", "9002", port),
+        Flag("metrics-use-ssl", "<bool>", "Use TLS on the metrics port, too, with the files of HTTP.", "true", boolean),
         Flag("metrics-interval-ms", "<ms>", "Interval of the readings of CPU and GPUs.", "1000",
              flag_values.milliseconds),
         Flag("metrics-config", "<key>=<value>", "counter_latencies, histogram_latencies, summary_latencies, histograms "

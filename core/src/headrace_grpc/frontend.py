@@ -12,7 +12,6 @@ from headrace.config.options import ServerOptions
 from headrace.frontends.listening import BACKLOG, listen_grpc
 from headrace.off_loop import OffLoopWork
 from headrace.telemetry.log_limits import rate_limited_logger
-from headrace_grpc import tls
 from headrace_grpc.call_headers import CallHead, Refusal, extended, read_call
 from headrace_grpc.calls import CallState, RefusedCall
 from headrace_grpc.hosts import GrpcHost
@@ -38,7 +37,7 @@ class GrpcFrontend(GrpcHost):
 
     async def serve(self) -> int:
         options = self.engine.options
-        context = await asyncio.to_thread(tls.context, options)
+        context = None if self.tls is None else await asyncio.to_thread(self.tls.context, ["h2"])
         listener = await asyncio.to_thread(
             listen_grpc, options.grpc_address, options.grpc_port, options.reuse_grpc_port
         )

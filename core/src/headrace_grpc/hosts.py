@@ -13,11 +13,10 @@ from google.protobuf.message import DecodeError
 from headrace.errors import CallerError, Code, HeadraceError, InternalError
 from headrace.frontends.base import LAST_WORDS_S, Frontend, callers_s
 from headrace.frontends.listening import announce, listen_grpc, shown_address
-from headrace.frontends.tls_files import TlsFiles
+from headrace.frontends.tls_files import TlsFiles, grpc_tls
 from headrace.memory_release import share_heap
 from headrace.off_loop import TooLargeForLoop
 from headrace.telemetry.log_limits import rate_limited_logger
-from headrace_grpc import tls
 from headrace_grpc.infer import OUT_OF_TIME, SHUTTING_DOWN
 from headrace_grpc.rpc import Rpc
 from headrace_grpc.rpc_table import rpcs
@@ -74,7 +73,7 @@ class GrpcHost(Frontend):
     @property
     def tls(self) -> TlsFiles | None:
         """The files of ``--grpc-server-cert`` and the flags beside it; None without TLS."""
-        return tls.files(self.engine.options)
+        return grpc_tls(self.engine.options)
 
     @property
     def address(self) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from headrace.frontends.access import host_of
 from headrace_http.caller_limits import reset
@@ -42,6 +43,11 @@ class Exchange:
     def peer(self) -> str:
         """The address of the other end; empty if unknown."""
         return self._protocol.peer
+
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        """The verified certificate of the other end, as `ssl.SSLSocket.getpeercert` returns it; None without one."""
+        return self._protocol.certificate
 
     def stream(self, head: HttpReply) -> ChunkedAnswer:
         """Start a streamed answer."""
@@ -149,6 +155,11 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
     def peer(self) -> str:
         """The address of the other end; empty if unknown."""
         return host_of(self._transport.get_extra_info("peername"))
+
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        """The verified certificate of the other end; None without one."""
+        return self._transport.get_extra_info("peercert") or None
 
     def answered(self) -> None:
         """Write the reply, if there is one and the caller reads, and go on."""

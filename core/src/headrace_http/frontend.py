@@ -21,7 +21,11 @@ class HttpFrontend(HttpHost):
         self._connections = connections = NativeConnections(routes.dispatch, self.limits, self.engine.off_loop_work)
         routes.on_dispatch.append(connections.use)
         self._acceptor = await asyncio.get_running_loop().create_server(
-            lambda: HttpProtocol(connections), sock=listener, backlog=self.backlog
+            lambda: HttpProtocol(connections),
+            sock=listener,
+            backlog=self.backlog,
+            ssl=self.tls,
+            ssl_handshake_timeout=None if self.tls is None else self.limits.header_timeout_s or None,
         )
         connections.watch()
 

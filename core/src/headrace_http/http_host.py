@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from headrace.errors import ConfigError
 from headrace.frontends.base import Frontend
 from headrace.frontends.listening import BACKLOG, announce, listen_http
+from headrace.frontends.tls_files import TlsFiles, http_tls
 from headrace_http.caller_limits import HttpLimits, port_limits
 from headrace_http.plugin_routes import HttpRoute, check_routes
 from headrace_http.routes import Routes
@@ -61,6 +63,11 @@ class HttpPort(Frontend):
     def max_body_bytes(self) -> int | None:
         """The largest body. None: as on the first port, where binary tensors of ``.../infer`` may be larger."""
         return None
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files of TLS: those of ``--http-use-ssl``, by default. None without TLS."""
+        return http_tls(self.engine.options)
 
     @property
     def host(self) -> type[HttpHost]:
@@ -143,7 +150,11 @@ class HttpHost(Frontend):
     protocol: ClassVar[str] = "http"
     #: As many connections may wait to be accepted.
     backlog: ClassVar[int] = BACKLOG
+    #: What it speaks over TLS, the best first (ALPN).
+    alpn: ClassVar[Sequence[str]] = ("http/1.1",)
     port: int = 0
+    #: TLS of the port, once `serve` is called; None without.
+    tls: ssl.SSLContext | None = None
 
     def __init__(self, engine: Engine, served: HttpPort | None = None) -> None:
         super().__init__(engine)
@@ -160,6 +171,8 @@ class HttpHost(Frontend):
 
     async def start(self) -> None:
         await asyncio.to_thread(self.prepare)
+        files = self.served.tls
+        self.tls = None if files is None else await asyncio.to_thread(files.context, self.alpn)
         address, port = self.served.place
         service = self.served.service or self.served.name
         listener = await asyncio.to_thread(listen_http, address, port, self.shares_port, service=service)

@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from headrace.config.options import ServerOptions
 from headrace.engine import AnyOperation, Operation
+from headrace.errors import ConfigError
+from headrace.frontends.tls_files import TlsFiles
 from headrace.telemetry import exposition
 from headrace_http.frontend import HttpFrontend
 from headrace_http.http_host import HttpPort
@@ -43,7 +45,7 @@ class MetricsPage(HttpRoute):
 
 
 class MetricsFrontend(HttpPort):
-    """``GET /metrics``, always on the native host and without TLS, so that every scraper reads it.
+    """``GET /metrics``, always on the native host, and without TLS unless ``--metrics-use-ssl`` is set.
 
     Everything is read when the page is requested. The event loop adds up the statistics, in about 0.3 ms per model. A
     thread prints the page, compresses it if the client accepts that, and reads the devices, whose drivers may block.
@@ -59,6 +61,13 @@ class MetricsFrontend(HttpPort):
     @property
     def enabled(self) -> bool:
         return self.engine.options.allow_metrics
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        options = self.engine.options
+        if options.metrics_use_ssl and not options.http_use_ssl:
+            raise ConfigError("--metrics-use-ssl needs --http-use-ssl and its files")
+        return super().tls if options.metrics_use_ssl else None
 
     @property
     def place(self) -> tuple[str, int]:

@@ -343,8 +343,8 @@ class HttpProtocol(AnsweringProtocol):
         Closing with unread bytes in the socket would reset the connection and lose the answer.
         """
         self._reader.forget()
-        if self._has_eof or self._is_stopping:
-            self._transport.close()
+        if self._has_eof or self._is_stopping or not self._transport.can_write_eof():
+            self._transport.close()  # over TLS, this waits for the caller's end
             return
         self._is_lingering, self._seconds = True, 0
         self._transport.write_eof()

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from headrace import ServerOptions
-from headrace_grpc import tls
+from headrace.frontends.tls_files import grpc_tls
 from headrace_grpcio.grpcio_server import credentials_of
-from tests.core.headrace_grpc.test_tls import pem, test_a_file_that_will_not_do_is_named_with_its_flag
+from tests.core.frontends.test_tls_files import pem, test_a_file_that_will_not_do_is_named_with_its_flag
 
 __all__ = ["pem", "test_a_file_that_will_not_do_is_named_with_its_flag"]
 
@@ -17,7 +17,7 @@ __all__ = ["pem", "test_a_file_that_will_not_do_is_named_with_its_flag"]
 @pytest.fixture
 def make() -> Callable[[ServerOptions], object]:
     def make(options: ServerOptions) -> object:
-        files = tls.files(options)
+        files = grpc_tls(options)
         assert files is not None
         return credentials_of(files)
 

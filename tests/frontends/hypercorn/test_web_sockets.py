@@ -40,9 +40,9 @@ from headrace import (
 )
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
-from headrace_hypercorn import HypercornOptions
 from headrace_testing.serving import serve
-from tests.core.headrace_grpc.test_tls import pem
+from tests.core.frontends.test_tls_files import pem
+from tests.core.headrace_http.test_tls import files
 
 __all__ = ["pem"]
 _DIALOGUE = ExtensionOperation("dialogue")
@@ -296,9 +296,8 @@ def test_the_example_of_the_docs_answers(serving: Callable[..., Any], monkeypatc
 
 
 def test_sockets_have_the_tls_of_the_host(serving: Callable[..., Any], pem: Path) -> None:
-    tls = HypercornOptions(str(pem / "a.crt"), str(pem / "a.key"))
     trusted = ssl.create_default_context(cafile=str(pem / "a.crt"))
-    with serving(plugin_options=[tls]) as (server, _):
+    with serving(**files(pem)) as (server, _):
         url = f"wss://localhost:{server.options.http_port}/rooms/one/echo"
         with connect(url, ssl=trusted) as client:
             client.send("over tls")

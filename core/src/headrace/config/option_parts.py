@@ -149,8 +149,20 @@ class HttpOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HttpTlsOptions:
+    """TLS of the HTTP port and of the ports of plugins, and whether metrics have it, too. Read by `TlsFiles`."""
+
+    http_use_ssl: bool = False
+    http_use_ssl_mutual: bool = False
+    http_server_cert: str = ""
+    http_server_key: str = ""
+    http_root_cert: str = ""
+    metrics_use_ssl: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class GrpcTlsOptions:
-    """TLS of the gRPC port. Read by `headrace_grpc.tls`."""
+    """TLS of the gRPC port. Read by `TlsFiles`."""
 
     grpc_use_ssl: bool = False
     grpc_use_ssl_mutual: bool = False

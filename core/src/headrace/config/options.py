@@ -27,6 +27,7 @@ from headrace.config.option_parts import (
     GrpcTlsOptions,
     HttpLimitOptions,
     HttpOptions,
+    HttpTlsOptions,
     LogOptions,
     MetricsOptions,
     RepositoryOptions,
@@ -50,6 +51,7 @@ class ServerOptions(
     GrpcTlsOptions,
     HttpOptions,
     HttpLimitOptions,
+    HttpTlsOptions,
     ConfigOptions,
     ControlOptions,
     RepositoryOptions,
@@ -86,6 +88,7 @@ class ServerOptions(
         self._set("allow_gpu_metrics", self.allow_gpu_metrics and self.allow_metrics)
         self._set("allow_cpu_metrics", self.allow_cpu_metrics and self.allow_metrics)
         self._set("grpc_use_ssl", self.grpc_use_ssl or self.grpc_use_ssl_mutual)
+        self._set("http_use_ssl", self.http_use_ssl or self.http_use_ssl_mutual)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

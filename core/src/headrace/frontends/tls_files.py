@@ -1,20 +1,32 @@
-"""TLS from PEM files, for a frontend that ends TLS itself. Everything here reads files, so call it on a thread."""
+"""TLS from PEM files, for a frontend that ends TLS itself.
+
+Everything here reads files. Create contexts on a thread. The event loop reads the state of the files in a handshake, at
+most once per second, and their contents only if they have changed.
+"""
 
 from __future__ import annotations
 
+import logging
 import ssl
-from collections.abc import Sequence
+import stat
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from time import monotonic
+from typing import Any, NoReturn, TypeAlias
 
+from headrace.config.option_parts import GrpcTlsOptions, HttpTlsOptions
 from headrace.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 #: A flag and the path that it was given; an empty path if it was not given.
 PemFile: TypeAlias = "tuple[str, str]"
 
 #: The ciphers of TLS 1.2 that RFC 9113 does not prohibit. It prohibits none of TLS 1.3.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=2"
+#: The files are checked for changes at most this often.
+_CHECK_S = 1.0
 #: OpenSSL's reasons for a key that does not belong to the certificate.
 _MISFITS = {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"}
 
@@ -33,9 +45,18 @@ class TlsFiles:
     def context(self, protocols: Sequence[str]) -> ssl.SSLContext:
         """Return a context for a server that speaks ``protocols``, the best first (ALPN).
 
-        Raises `ConfigError` naming the flag and the file that is missing, can not be read, is not PEM, or does not
-        fit.
+        If the files change, the handshakes that begin a second later use the new ones. If the new ones do not fit, the
+        server logs the reason and keeps the old ones. Raises `ConfigError` naming the flag and the file that is
+        missing, can not be read, is not PEM, or does not fit.
         """
+        return _Reloading(self, protocols).first
+
+    def state(self) -> Hashable:
+        """Return a value that changes when a file changes. For hosts that do not use `context`."""
+        return tuple(_state(path) for _, path in (self.certificate, self.key, self.authorities))
+
+    def read(self, protocols: Sequence[str]) -> ssl.SSLContext:
+        """Return `context` for the present content of the files, without its changes."""
         result = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         result.minimum_version = ssl.TLSVersion.TLSv1_2
         result.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
@@ -50,6 +71,8 @@ class TlsFiles:
         if self.mutual:
             result.verify_mode = ssl.CERT_REQUIRED
             result.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in grpc, any authority given is trusted
+            result.options |= ssl.OP_NO_TICKET  # a resumed session would not check the certificate again
+            result.num_tickets = 0  # the same for TLS 1.3
         return result
 
     def contents(self) -> tuple[bytes, bytes, bytes | None]:
@@ -62,9 +85,12 @@ class TlsFiles:
         if not path:
             raise ConfigError(f"{self.service} over TLS needs {flag}: the path of a PEM file")
         try:
-            return Path(path).read_bytes()
+            mode = Path(path).stat().st_mode
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # opening another kind of file may block
+                return Path(path).read_bytes()
         except OSError as error:
             raise ConfigError(f"{flag}: can not read '{path}': {error.strerror}") from error
+        raise ConfigError(f"{flag}: '{path}' is not a regular file")
 
     def _load_identity(self, into: ssl.SSLContext) -> None:
         """Load certificate and key. Raise `ConfigError` if they do not fit."""
@@ -83,6 +109,70 @@ class TlsFiles:
             if error.reason and error.reason.startswith(("EE_", "CA_")):  # too short a key, too weak a digest
                 raise ConfigError(f"{certificate_flag}: OpenSSL refuses '{certificate}': {error.reason}") from error
             raise ConfigError(f"{key_flag}: '{key}' is no private key in PEM form") from error
+
+
+def http_tls(options: HttpTlsOptions) -> TlsFiles | None:
+    """Return the files of ``--http-use-ssl`` and the flags beside it; None without TLS."""
+    if not options.http_use_ssl:
+        return None
+    return TlsFiles(
+        service="HTTP",
+        certificate=("--http-server-cert", options.http_server_cert),
+        key=("--http-server-key", options.http_server_key),
+        authorities=("--http-root-cert", options.http_root_cert),
+        mutual=options.http_use_ssl_mutual,
+    )
+
+
+def grpc_tls(options: GrpcTlsOptions) -> TlsFiles | None:
+    """Return the files of ``--grpc-use-ssl`` and the flags beside it (docs/spec/behaviours.md section 2.6)."""
+    if not options.grpc_use_ssl:
+        return None
+    return TlsFiles(
+        service="gRPC",
+        certificate=("--grpc-server-cert", options.grpc_server_cert),
+        key=("--grpc-server-key", options.grpc_server_key),
+        authorities=("--grpc-root-cert", options.grpc_root_cert),
+        mutual=options.grpc_use_ssl_mutual,
+    )
+
+
+class _Reloading:
+    """The contexts of ``files``. A handshake begins with ``first``, and goes on with the latest."""
+
+    def __init__(self, files: TlsFiles, protocols: Sequence[str]) -> None:
+        self._files, self._protocols = files, protocols
+        self._state, self._checked_s = files.state(), monotonic()
+        self.first = self._latest = files.read(protocols)
+        self.first.sni_callback = self._choose
+
+    def _choose(self, handshake: Any, name: str | None, context: ssl.SSLContext) -> None:
+        """Called by OpenSSL in each handshake, with or without the name of a server."""
+        now_s = monotonic()
+        if now_s - self._checked_s >= _CHECK_S:
+            self._checked_s = now_s
+            state = self._files.state()
+            if state != self._state:
+                self._state = state
+                self._reload()
+        handshake.context = self._latest
+
+    def _reload(self) -> None:
+        try:
+            self._latest = self._files.read(self._protocols)
+        except ConfigError as error:
+            log.error("%s keeps its former certificate: %s", self._files.service, error.message)
+        else:
+            log.info("%s uses the new certificate in '%s'", self._files.service, self._files.certificate[1])
+
+
+def _state(path: str) -> Hashable:
+    """Return inode, time and size of the file at ``path``; None if there is no regular file."""
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return (found.st_ino, found.st_mtime_ns, found.st_size) if stat.S_ISREG(found.st_mode) else None
 
 
 def _load_authorities(into: ssl.SSLContext, file: PemFile) -> None:

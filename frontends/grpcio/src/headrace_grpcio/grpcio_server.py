@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -13,10 +14,12 @@ from urllib.parse import unquote
 import grpc
 from grpc.aio import Server, ServicerContext
 
-from headrace import ServerOptions, Unavailable
+from headrace import ConfigError, ServerOptions, Unavailable
 
 if TYPE_CHECKING:
     from headrace import GrpcHost, Rpc, TlsFiles
+
+log = logging.getLogger(__name__)
 
 #: In grpc's numbers. Its core picks an algorithm that the client accepts: gzip for low, else deflate.
 #: It has no levels per RPC, so that they apply to all, where Triton compresses inference only.
@@ -283,11 +286,30 @@ class _Call:
 def credentials_of(files: TlsFiles) -> grpc.ServerCredentials:
     """Return what grpcio needs for TLS. Raises `ConfigError`: grpcio does not say what is wrong with files.
 
-    Reads files, so call it on a thread.
+    Reads files, so call it on a thread. grpcio's core asks for changed files on its own threads, in each handshake.
     """
-    files.context(["h2"])  # only for its errors
-    certificate, key, authorities = files.contents()
-    return grpc.ssl_server_credentials([(key, certificate)], authorities, files.mutual)
+    state = files.state()
+
+    def read() -> grpc.ServerCertificateConfiguration:
+        files.read(["h2"])  # only for its errors
+        certificate, key, authorities = files.contents()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authorities)
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal state
+        found = files.state()
+        if found == state:
+            return None
+        state = found
+        try:
+            renewed = read()
+        except ConfigError as error:
+            log.error("gRPC keeps its former certificate: %s", error.message)
+            return None
+        log.info("gRPC uses the new certificate in '%s'", files.certificate[1])
+        return renewed
+
+    return grpc.dynamic_ssl_server_credentials(read(), changed, files.mutual)  # type: ignore[arg-type]
 
 
 def _arguments(options: ServerOptions) -> list[tuple[str, int]]:

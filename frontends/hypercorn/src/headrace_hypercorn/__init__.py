@@ -1,23 +1,18 @@
-"""Another host of HTTP for Headrace: hypercorn, which also speaks HTTP/2, and ends TLS.
+"""Another host of HTTP for Headrace: hypercorn, which also speaks HTTP/2.
 
 ::
 
-    headrace serve --http-server=hypercorn --hypercorn-certificate=server.crt --hypercorn-key=server.key ...
+    headrace serve --http-server=hypercorn ...
 
-It answers what the native host answers, and takes the same flags ``--http-...``. `HypercornOptions` has its own flags.
+It answers what the native host answers, and takes the same flags ``--http-...``.
 """
 
 from __future__ import annotations
 
-from headrace import Frontend, OptionGroup, hookimpl
-from headrace_hypercorn.frontend import HypercornFrontend, HypercornOptions
+from headrace import Frontend, hookimpl
+from headrace_hypercorn.frontend import HypercornFrontend
 
-__all__ = ["HypercornFrontend", "HypercornOptions"]
-
-
-@hookimpl
-def add_options() -> list[type[OptionGroup]]:
-    return [HypercornOptions]
+__all__ = ["HypercornFrontend"]
 
 
 @hookimpl

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import pytest
 
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError
-from headrace_grpc import tls
+from headrace.frontends import tls_files
+from headrace.frontends.tls_files import grpc_tls, http_tls
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,7 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     der = ["-in", str(folder / "a.crt"), "-outform", "DER", "-out", str(folder / "der.crt")]
     subprocess.run([openssl, "x509", *der], check=True, capture_output=True)
     (folder / "empty").touch()
+    os.mkfifo(folder / "fifo")
     (folder / "text").write_text("-----BEGIN CERTIFICATE-----\nbm90aGluZw==\n-----END CERTIFICATE-----\n")
     (folder / "directory").mkdir()
     return folder
@@ -51,8 +55,15 @@ def options(folder: Path, cert: str = "a.crt", key: str = "a.key", root: str = "
 
 
 def test_without_the_flags_there_is_no_tls() -> None:
-    assert tls.context(ServerOptions(grpc_server_cert="/nowhere")) is None
-    assert tls.files(ServerOptions(grpc_server_cert="/nowhere")) is None
+    assert grpc_tls(ServerOptions(grpc_server_cert="/nowhere")) is None
+    assert http_tls(ServerOptions(http_server_cert="/nowhere")) is None
+
+
+def context(given: ServerOptions) -> ssl.SSLContext:
+    """Return the context of the gRPC port."""
+    files = grpc_tls(given)
+    assert files is not None
+    return files.context(["h2"])
 
 
 NEEDED = "gRPC over TLS needs {}: the path of a PEM file"
@@ -73,6 +84,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"key": "b.key"}, "--grpc-server-key: the key in '{0}/b.key' does not fit the certificate in '{0}/a.crt'"),
     ({"key": "ec.key"}, "--grpc-server-key: the key in '{0}/ec.key' does not fit the certificate in '{0}/a.crt'"),
     ({"key": "locked.key"}, "--grpc-server-key: the key is encrypted; give one that needs no password"),
+    ({"cert": "fifo"}, "--grpc-server-cert: '{}/fifo' is not a regular file"),
     ({"cert": "short.crt", "key": "short.key"}, "--grpc-server-cert: OpenSSL refuses '{}/short.crt': EE_KEY_TOO_SMALL"),
 ]  # fmt: skip
 
@@ -80,7 +92,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.fixture
 def make() -> Callable[[ServerOptions], object]:
     """Return the TLS context that a host makes of the options. The tests of plugins have their own."""
-    return tls.context
+    return context
 
 
 @pytest.mark.parametrize(("files", "text"), REFUSED, ids=range(len(REFUSED)))
@@ -126,9 +138,7 @@ def client_of(pem: Path, identity: str = "") -> ssl.SSLContext:
 
 
 def made(**how: Any) -> ssl.SSLContext:
-    found = tls.context(options(**how))
-    assert found is not None
-    return found
+    return context(options(**how))
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -167,3 +177,92 @@ def test_mutual_tls_wants_a_certificate_of_the_authority(pem: Path) -> None:
 
 def test_a_root_alone_demands_nothing(pem: Path) -> None:
     assert handshake(made(folder=pem, root="b.crt"), client_of(pem))[1] == "h2"
+
+
+# ------------------------------------------------------------------ files that change
+
+
+@pytest.fixture
+def renewed(pem: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with copies of the certificates, whose changes count at once."""
+    monkeypatch.setattr(tls_files, "_CHECK_S", 0.0)
+    folder = tmp_path / "pem"
+    shutil.copytree(pem, folder, ignore=shutil.ignore_patterns("fifo"))
+    return folder
+
+
+def names(server: ssl.SSLContext, folder: Path, **client: str) -> str:
+    """Return the name of the certificate that the server shows. The client trusts ``a`` and ``b``."""
+    context = client_of(folder, **client)
+    context.load_verify_locations(folder / "b.crt")
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=answer, args=(server, ours))
+    thread.start()
+    try:
+        with context.wrap_socket(theirs, server_hostname="localhost") as connection:
+            if connection.recv(1) != b"x":
+                raise ConnectionError
+            found: Any = connection.getpeercert()
+            return str(dict(pair for (pair,) in found["subject"])["commonName"])
+    finally:
+        thread.join(10)
+
+
+def answer(server: ssl.SSLContext, connection: socket.socket) -> None:
+    with connection, suppress(OSError), server.wrap_socket(connection, server_side=True) as secure:
+        secure.sendall(b"x")
+
+
+def replace(folder: Path, name: str, by: str) -> None:
+    shutil.copy(folder / by, folder / "new")
+    (folder / "new").replace(folder / name)
+
+
+def test_a_renewed_certificate_is_used_by_the_next_handshake(
+    renewed: Path, pem: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = made(folder=renewed)
+    assert names(server, pem) == "a"
+    replace(renewed, "a.crt", "b.crt")
+    assert names(server, pem) == "a"  # half of a renewal
+    assert f"gRPC keeps its former certificate: --grpc-server-key: the key in '{renewed}/a.key'" in caplog.text
+    assert names(server, pem) == "a"
+    assert caplog.text.count("keeps its former certificate") == 1
+    replace(renewed, "a.key", "b.key")
+    assert names(server, pem) == "b"
+    (renewed / "a.crt").unlink()
+    os.mkfifo(renewed / "a.crt")  # would block whoever opens it
+    assert names(server, pem) == "b"
+
+
+def test_the_protocol_is_agreed_on_by_a_renewed_certificate_too(renewed: Path) -> None:
+    server = made(folder=renewed)
+    replace(renewed, "a.key", "a.key")
+    assert handshake(server, client_of(renewed))[1] == "h2"
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_an_authority_that_was_removed_counts_at_once(renewed: Path, pem: Path, version: ssl.TLSVersion) -> None:
+    server = made(folder=renewed, root="b.crt", mutual=True)
+    client = client_of(pem, "b")
+    client.minimum_version = client.maximum_version = version
+    assert handshake(server, client)[1] == "h2"
+    replace(renewed, "b.crt", "ec.crt")
+    with pytest.raises(OSError):  # noqa: PT011
+        handshake(server, client)
+    assert handshake(server, client_of(pem, "ec"))[1] == "h2"
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_session_of_mutual_tls_is_not_resumed(pem: Path, version: ssl.TLSVersion) -> None:
+    """A resumed session would not check the certificate again."""
+    server = made(folder=pem, root="b.crt", mutual=True)
+    client = client_of(pem, "b")
+    client.minimum_version = client.maximum_version = version
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=answer, args=(server, ours))
+    thread.start()
+    with client.wrap_socket(theirs, server_hostname="localhost") as connection:
+        assert connection.recv(1) == b"x"
+        assert connection.session is None or not connection.session.has_ticket
+    thread.join(10)
