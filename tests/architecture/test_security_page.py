@@ -10,8 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 (PAGE,) = [path.read_text(encoding="utf-8") for path in (ROOT / "docs/spec").glob("security*")]
-#: What requests over the network can cause, and files that repository agents read.
+#: What requests over the network can cause, and files that repository agents and storages read.
 WANTED = {
+    "C1",
     "C2",
     "C3",
     "C5",
@@ -26,6 +27,7 @@ WANTED = {
     "C26",
     "C27",
     "C28",
+    "C30",
     "C31",
 }
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 TIME = "2026-11-26T00:00:00.000Z"
@@ -47,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         key = unquote(urlsplit(self.path).path).removeprefix("/bucket/")
         if "list-type" in self.path:
-            self.answer(200, _listing(self.s3.objects, unquote(self.path.partition("prefix=")[2])))
+            self.answer(200, _listing(self.s3.objects, parse_qs(urlsplit(self.path).query)))
         elif (content := self.s3.objects.get(key)) is None:
             self.answer(404, error("NoSuchKey", "The specified key does not exist."))
         else:
@@ -95,13 +95,19 @@ def etag(content: bytes) -> str:
     return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
 
 
-def _listing(objects: Mapping[str, bytes], prefix: str) -> str:
-    lines = [
-        f"<Contents><Key>{escape(key)}</Key><LastModified>{TIME}</LastModified><ETag>{escape(etag(content))}</ETag>"
-        f"<Size>{len(content)}</Size></Contents>"
-        for key, content in sorted(objects.items())
-        if key.startswith(prefix)
-    ]
+def _listing(objects: Mapping[str, bytes], query: Mapping[str, list[str]]) -> str:
+    (prefix,), is_flat = query.get("prefix", [""]), "delimiter" not in query
+    lines = []
+    for key, content in sorted(objects.items()):
+        _, slash, _ = key[len(prefix) :].partition("/")
+        if key.startswith(prefix) and (is_flat or not slash):
+            lines.append(
+                f"<Contents><Key>{escape(key)}</Key><LastModified>{TIME}</LastModified>"
+                f"<ETag>{escape(etag(content))}</ETag><Size>{len(content)}</Size></Contents>"
+            )
+    if not is_flat:
+        below = {key[len(prefix) :].partition("/")[0] for key in objects if key.startswith(prefix)}
+        lines += [f"<CommonPrefixes><Prefix>{escape(prefix + each)}/</Prefix></CommonPrefixes>" for each in below]
     return f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(lines)}</ListBucketResult>"
 
 

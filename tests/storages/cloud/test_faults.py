@@ -153,3 +153,19 @@ def test_an_empty_answer_of_a_proxy_unloads_nothing(s3: FaultyS3, storage: Stora
         storage.models()
     s3.objects.clear()
     assert list(storage.models()) == []
+
+
+@pytest.mark.parametrize(
+    ("addressing", "host", "path"),
+    [
+        ("auto", "s3.test", "/bucket?list-type=2&prefix=models%2F"),
+        ("path", "s3.test", "/bucket?list-type=2&prefix=models%2F"),
+        ("virtual", "bucket.s3.test", "/?list-type=2&prefix=models%2F"),
+    ],
+)
+def test_the_bucket_is_in_the_path_or_in_the_host_and_a_proxy_is_used(
+    addressing: str, host: str, path: str, s3: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{s3.port}")
+    open_storage("s3://http://s3.test/bucket/models", s3_addressing=addressing).models()
+    assert s3.requests == [f"http://{host}{path}"]

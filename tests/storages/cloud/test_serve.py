@@ -9,9 +9,11 @@ from uuid import uuid4
 import numpy as np
 import pytest
 import tritonclient.http as client
+from tritonclient.utils import InferenceServerException
 
 from tests.conftest import Headrace, wait_until
 from tests.storages.cloud.conftest import Bucket
+from tests.storages.cloud.faulty_s3 import error, faulty_s3
 
 CONFIG = b"""backend: "identity" max_batch_size: 8
     input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 3 }"""
@@ -43,3 +45,51 @@ def test_a_polled_bucket_is_served_and_followed(serve: Callable[..., Headrace], 
         assert asked.infer("m", [x]).as_numpy("y").tolist() == [[1, 2, 3]]
     server.stop()
     assert server.complaints == []
+
+
+@pytest.mark.usefixtures("s3_keys")
+def test_old_versions_go_on_serving_while_the_storage_fails(serve: Callable[..., Headrace]) -> None:
+    with faulty_s3() as s3:
+        s3.put({"m/config.pbtxt": CONFIG, "m/1/weights": b"old"})
+        words = [f"--model-repository={s3.url}", "--model-control-mode=poll", "--repository-poll-secs=1"]
+        server = serve(*words, "--cloud-timeout-s=1", "--exit-on-error=false").wait_until_ready()
+        with client.InferenceServerClient(f"127.0.0.1:{server.http}") as asked:
+            x = client.InferInput("x", [1, 3], "FP32")
+            x.set_data_from_numpy(np.ones((1, 3), np.float32))
+            s3.fault = lambda request: request.answer(500, error("InternalError", "Try again."))
+            line = server.wait_for_line("cannot poll the repository")
+            assert (
+                "listing 'models' failed. The storage answered: 500 InternalError: Try again. It was asked at" in line
+            )
+            assert asked.infer("m", [x]).as_numpy("y").tolist() == [[1, 1, 1]]
+            s3.put({"m/1/weights": b"new"})
+            s3.fault = lambda request: not request.is_listing and request.answer(403, error("AccessDenied", "No."))
+            server.wait_for_line("'m' has changed: loading it")
+            server.wait_for_line("403 AccessDenied: No.")
+            assert asked.infer("m", [x]).as_numpy("y").tolist() == [[1, 1, 1]]
+            assert asked.get_model_repository_index()[0]["state"] == "READY"
+            s3.fault = None
+            server.wait_for_line("successfully loaded 'm'")
+            assert asked.infer("m", [x]).as_numpy("y").tolist() == [[1, 1, 1]]
+    assert "password" not in server.log
+
+
+@pytest.mark.usefixtures("s3_keys")
+def test_a_load_that_the_storage_refuses_is_explained_to_the_caller(serve: Callable[..., Headrace]) -> None:
+    with faulty_s3() as s3:
+        server = serve(f"--model-repository={s3.url}", "--model-control-mode=explicit").wait_until_ready()
+        s3.put({"m/config.pbtxt": CONFIG, "m/1/weights": b"x", "n/1//w": b"", "n/../w": b""})
+        s3.fault = lambda request: not request.is_listing and request.answer(403, error("AccessDenied", "No."))
+        with client.InferenceServerClient(f"127.0.0.1:{server.http}") as asked:
+            with pytest.raises(InferenceServerException, match="403 AccessDenied: No"):
+                asked.load_model("m")
+            s3.fault = None
+            with pytest.raises(InferenceServerException, match="cannot be the path of a file"):
+                asked.load_model("n")
+            for name in ("..", "../m", "m/1", "m%2f..", "m\\.."):
+                count = len(s3.requests)
+                with pytest.raises(InferenceServerException):
+                    asked.load_model(name)
+                assert not any(".." in path for path in s3.requests[count:])
+            asked.load_model("m")
+            assert asked.is_model_ready("m")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from headrace import OptionGroup
+from headrace import ConfigError, OptionGroup
 
 #: Triton's variables for the directories of local copies.
 MOUNT_VARIABLES = {
@@ -73,8 +73,14 @@ class CloudStorageOptions(OptionGroup):
         return frozenset(word.strip().lower() for word in self.schemes.split(",") if word.strip())
 
     def cache_path(self, scheme: str) -> Path:
-        """Return the directory in which the cache for ``scheme`` lies, in a folder of its own."""
+        """Return the directory in which the cache for ``scheme`` lies, in a folder of its own.
+
+        Raises `ConfigError` if a variable of Triton names a directory that does not exist.
+        """
         if self.cache_directory:
             return Path(self.cache_directory)
-        mounted = os.environ.get(MOUNT_VARIABLES.get(scheme, ""), "")
+        variable = MOUNT_VARIABLES.get(scheme, "")
+        mounted = os.environ.get(variable, "")
+        if mounted and not Path(mounted).is_dir():
+            raise ConfigError(f"{variable} names '{mounted}', which is not a directory")
         return Path(mounted or tempfile.gettempdir())

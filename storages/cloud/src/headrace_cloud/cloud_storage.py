@@ -53,6 +53,7 @@ class CloudStorage(Storage):
 
     def close(self) -> None:
         self._closing.set()
+        self._cache.close()
 
 
 class S3Storage(CloudStorage):

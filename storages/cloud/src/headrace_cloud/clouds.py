@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 #: Tries of one request beside the first, while the server has no answer or answers 5xx.
 _RETRIES = 3
 _PAGE = 1000
+_BAD_KEY = "Encountered object with invalid path: "
 #: In obstore's error for an answer with the status 200, and not 206, to a request for a part.
 _NOT_PARTIAL = "Received non-partial response"
 
@@ -144,7 +145,7 @@ class CloudStore(ObjectStore):
 
         if isinstance(error, InvalidPathError):
             _, told = answer_of(error)
-            return InvalidKey(f"a key below '{prefix}' cannot be the path of a file: {told}")
+            return InvalidKey(f"a key below '{prefix}' cannot be the path of a file: {told.removeprefix(_BAD_KEY)}")
         return failure(f"listing '{prefix}'", error, self._place)
 
 

@@ -54,6 +54,8 @@ class FileCache:
     def __init__(self, directory: Path, max_bytes: int, closing: threading.Event) -> None:
         self._max_bytes, self._closing = max_bytes, closing
         self._warned_of_copies = False
+        #: The partial files that this process writes now.
+        self._own: set[Path] = set()
         self.path = directory / f"headrace-cloud-{os.geteuid()}"
         if max_bytes:
             self._files, self._partial = self._make(directory)
@@ -105,7 +107,8 @@ class FileCache:
                     _fill(descriptor, size, download)
                     os.fchmod(descriptor, 0o400 if size > LINKED_BYTES else 0o600)
                     os.utime(descriptor, ns=(time.time_ns(), _time_of(name)))
-                path.rename(self._files / name)
+                with suppress(FileNotFoundError):  # the cache was closed
+                    path.rename(self._files / name)
         return had
 
     def make_room(self, size: int) -> None:
@@ -192,13 +195,20 @@ class FileCache:
                 yield None
                 return
             try:
+                self._own.add(path)
                 os.ftruncate(descriptor, 0)
                 yield descriptor
             finally:
+                self._own.discard(path)
                 if _is_at(descriptor, path):  # it was not renamed
                     path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
+
+    def close(self) -> None:
+        """Remove the files that are still being written. The process may end before their downloads do."""
+        for path in tuple(self._own):
+            path.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
         """Remove the partial files of servers that were killed."""

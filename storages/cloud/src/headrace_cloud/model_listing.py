@@ -60,6 +60,7 @@ class ModelListing:
         self._turn = threading.Lock()
         self._begun = self._succeeded = 0
         self._names: list[str] = []
+        self._was_empty = False
         #: What the last listing of all models found, without what was taken out of it; and when it began.
         self._fresh: dict[str, Files | LoadError] = {}
         self._listed_at = 0.0
@@ -137,6 +138,9 @@ class ModelListing:
             return {name: self._list_one(name) for name in self._store.folders() if not name.startswith(".")}
         if not objects:
             self._check_empty()
+            if not self._was_empty:
+                log.warning("'%s' has no models: it is empty", self._store.identity)
+        self._was_empty = not objects
         return {name: self._checked(name, found) for name, found in objects.items()}
 
     def _check_empty(self) -> None:
