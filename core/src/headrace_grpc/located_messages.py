@@ -6,17 +6,23 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.tensor_locations import LocatedTensors, Parameters, Target, TensorLocation, TensorLocations
+from headrace.frontends.cleared_cache import ClearedCache
+from headrace.frontends.located_plans import PLANNED_BYTES, PLANS, LocatedPlan
+from headrace.frontends.tensor_locations import LocatedTensors, Parameters, TensorLocation, TensorLocations
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED
 from headrace_grpc import infer_parameters, usual_messages
 from headrace_grpc.decode import Decoded, decode
 from headrace_grpc.grpc_service_pb2 import InferParameter, ModelInferRequest
 from headrace_grpc.usual_messages import ReadMessage, UsualMessage
-from headrace_grpc.wire import RawRequest
+from headrace_grpc.wire import LENGTH_DELIMITED, RawRequest, varint
 
 if TYPE_CHECKING:
     from headrace.engine import ModelView
     from headrace.messages.request import InferRequest
+
+
+#: The tag of the id of a message.
+_ID = 3 << 3 | LENGTH_DELIMITED
 
 
 class LocatedMessages:
@@ -24,6 +30,7 @@ class LocatedMessages:
 
     def __init__(self, locations: TensorLocations, resolve: Callable[[str, str], ModelView]) -> None:
         self._locations, self._resolve = locations, resolve
+        self._plans = ClearedCache[bytes, LocatedPlan](PLANS)
 
     def decode(self, message: ReadMessage) -> Decoded:
         """`usual_messages.decode`. A usual message has no tensor with such a parameter."""
@@ -36,7 +43,13 @@ class LocatedMessages:
         return self._decode(raw_request, UNBOUNDED)
 
     def _decode(self, raw_request: RawRequest, loop_limit_bytes: int) -> Decoded:
-        message = raw_request.message
+        message, key = raw_request.message, _without_id(raw_request)
+        if (known := self._plans.get(key)) is not None:
+            view = self._resolve(message.model_name, message.model_version)
+            planned = known.request(self._locations, view, message.model_name, message.model_version, message.id)
+            if planned is not None:
+                request, tensors = planned
+                return Decoded(request, tensors.targets, known.flag)
         inputs = {number: found for number, tensor in enumerate(message.inputs) if (found := self._location_of(tensor))}
         outputs = {output.name: found for output in message.outputs if (found := self._location_of(output))}
         if not inputs and not outputs:
@@ -52,7 +65,9 @@ class LocatedMessages:
         read = decode(raw, None, loop_limit_bytes)
         tensors = LocatedTensors()
         self._read(read.request, inputs, tensors)
-        tensors.targets = self._targets(message, outputs)
+        self._add_targets(message, outputs, tensors)
+        if key and (plan := LocatedPlan.of(read.request, tensors, read.empty_final)) is not None:
+            self._plans.keep(key, plan)
         return read._replace(request=tensors.request(read.request), classes={**read.classes, **tensors.targets})
 
     def _without_located(
@@ -86,16 +101,16 @@ class LocatedMessages:
         inputs: Any = request.inputs  # just created, and not shared
         for number, name in enumerate(list(inputs)):
             if number in located:
-                inputs[name] = self._locations.read(*located[number], name, inputs[name], tensors)
+                inputs[name] = self._locations.read_like(*located[number], name, inputs[name], tensors)
 
-    def _targets(self, message: Any, located: Mapping[str, tuple[TensorLocation, Parameters]]) -> dict[str, Target]:
-        targets: dict[str, Target] = {}
+    def _add_targets(
+        self, message: Any, located: Mapping[str, tuple[TensorLocation, Parameters]], tensors: LocatedTensors
+    ) -> None:
         if located:
             known = self._resolve(message.model_name, message.model_version).outputs
             for name, (location, parameters) in located.items():
                 if name in known:  # the model refuses another one
-                    targets[name] = self._locations.target(location, parameters, known[name])
-        return targets
+                    self._locations.target(location, parameters, known[name], tensors)
 
     def _location_of(self, tensor: Any) -> tuple[TensorLocation, Parameters] | None:
         """Return the location that the parameters of an input or an output name, and these; None if they name none."""
@@ -110,3 +125,14 @@ class LocatedMessages:
         if infer_parameters.classes(output.parameters):
             raise InvalidArgument(f"output can't set both '{location.name}' and 'classification'")
         output.ClearField("parameters")
+
+
+def _without_id(raw_request: RawRequest) -> bytes:
+    """Return the bytes of a short message without its id. Empty if the message is long, or the id is not found once."""
+    if len(raw_request.body) > PLANNED_BYTES:
+        return b""
+    body, request_id = bytes(raw_request.body), raw_request.message.id.encode()
+    if not request_id:
+        return body
+    field = bytes((_ID,)) + varint(len(request_id)) + request_id
+    return body.replace(field, b"") if body.count(field) == 1 else b""

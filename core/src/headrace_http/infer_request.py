@@ -157,9 +157,7 @@ class BodyLayoutCache:
         """
         if json_bytes > FIXED_BYTES or json_bytes == body.nbytes:
             return None, "", b""
-        request_id, rest = "", body[:json_bytes].tobytes()
-        if rest.startswith(_ID_FIRST):
-            request_id, rest = _cut_id(rest)
+        request_id, rest = cut_id(body[:json_bytes].tobytes())
         layout = self._known.get(rest)
         if layout is not None and layout.tensor_bytes != body.nbytes - json_bytes:
             layout = None
@@ -176,7 +174,7 @@ class BodyLayoutCache:
             self._seen.keep(digest, None)
             return
         request, formats, default = decoded
-        if request.id != request_id or (request_id and _may_name_an_id(rest)):
+        if request.id != request_id or (request_id and may_name_an_id(rest)):
             return
         layout = RequestLayout.of(request)
         # else some tensors were in the JSON
@@ -184,8 +182,10 @@ class BodyLayoutCache:
             self._known.keep(rest, BodyLayout(tensor_bytes, layout, formats, default))
 
 
-def _cut_id(front: bytes) -> tuple[str, bytes]:
+def cut_id(front: bytes) -> tuple[str, bytes]:
     """Return the id at the start of ``front``, and the rest; no id and all of it if that needs a parser."""
+    if not front.startswith(_ID_FIRST):
+        return "", front
     end = front.find(b'"', len(_ID_FIRST))
     text = front[len(_ID_FIRST) : end]
     if not text.isascii() or b"\\" in text:
@@ -194,7 +194,7 @@ def _cut_id(front: bytes) -> tuple[str, bytes]:
     return (request_id, front[end:]) if request_id.isprintable() else ("", front)
 
 
-def _may_name_an_id(rest: bytes) -> bool:
+def may_name_an_id(rest: bytes) -> bool:
     """True if there may be a second id, which would count."""
     return b'"id"' in rest or b"\\" in rest
 

@@ -7,16 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.tensor_locations import LocatedTensors, Parameters, TensorLocation, TensorLocations
+from headrace.frontends.cleared_cache import ClearedCache
+from headrace.frontends.located_plans import PLANNED_BYTES, PLANS, LocatedPlan
+from headrace.frontends.tensor_locations import LocatedTensors, Parameters, Target, TensorLocation, TensorLocations
 from headrace.messages.request import InferRequest, Parameter, Undecoded
 from headrace.messages.tensor import Tensor
 from headrace.messages.ticket import ticket_of
 from headrace_http.documents import as_array, as_boolean, as_string, as_unsigned
-from headrace_http.infer_request import custom_parameter, decode, header_length
+from headrace_http.infer_request import custom_parameter, cut_id, decode, header_length, may_name_an_id
 from headrace_http.inference import Answer, InferenceHandler
 from headrace_http.inputs import not_one_source, read_inputs
 from headrace_http.message import HEADER_LENGTH, HttpRequest
-from headrace_http.outputs import LocatedOutput, OutputFormat, read_outputs
+from headrace_http.outputs import BINARY, JSON, LocatedOutput, OutputFormat, read_outputs
 from headrace_http.request_body import decompress
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class LocatedInferenceHandler(InferenceHandler):
         self._ticket = ticket_of
         self._locations = locations
         self._names = [name.encode() for name in locations.names]
+        self._plans = ClearedCache[bytes, LocatedPlan](PLANS)
 
     def _read(self, http: HttpRequest, name: str, version: str, answer: Answer, loop_limit_bytes: int) -> InferRequest:
         headers, body = http.headers, http.body
@@ -48,6 +51,11 @@ class LocatedInferenceHandler(InferenceHandler):
         if 0 < json_bytes <= min(loop_limit_bytes, self._max_bytes):
             front = body[:json_bytes].tobytes()
             if any(word in front for word in self._names):
+                is_short = json_bytes == body.nbytes <= PLANNED_BYTES
+                request_id, rest = cut_id(front) if is_short else ("", b"")
+                planned = self._plans.get(rest)
+                if planned is not None and (found := self._planned(planned, answer, name, version, request_id)):
+                    return found
                 located = LocatedTensors()
                 decoded = decode(
                     name,
@@ -60,8 +68,24 @@ class LocatedInferenceHandler(InferenceHandler):
                     partial(_read_outputs, self._locations, located, answer.view),
                 )
                 request, answer.formats, answer.default = decoded
+                if is_short and request.id == request_id and not (request_id and may_name_an_id(rest)):
+                    plan = LocatedPlan.of(request, located, answer.default is BINARY)
+                    if plan is not None:
+                        self._plans.keep(rest, plan)
                 return located.request(request)
         return super()._read(http, name, version, answer, loop_limit_bytes)
+
+    def _planned(
+        self, plan: LocatedPlan, answer: Answer, name: str, version: str, request_id: str
+    ) -> InferRequest | None:
+        """Return the request of ``plan``, and set the formats of its ``answer``."""
+        found = plan.request(self._locations, answer.view, name, version, request_id)
+        if found is None:
+            return None
+        request, located = found
+        answer.formats = {output: _located(target) for output, target in located.targets.items()}
+        answer.default = BINARY if plan.flag else JSON
+        return request
 
 
 def inference_handler(engine: Engine) -> InferenceHandler:
@@ -92,7 +116,7 @@ def _read_inputs(
     inputs = read_inputs(entries, model, request_id, body, position, max_bytes, loop_limit_bytes)
     for number, name in enumerate(list(inputs)):
         if number in located:
-            inputs[name] = locations.read(*located[number], name, inputs[name], tensors)
+            inputs[name] = locations.read_like(*located[number], name, inputs[name], tensors)
     return inputs
 
 
@@ -119,9 +143,14 @@ def _read_outputs(
             if given is not None and (other == "classification" or as_boolean(given, other)):
                 raise InvalidArgument(f"Output can't set both '{location.name}' and '{other}'")
         names.append(spec.name)
-        formats[spec.name] = located_output = LocatedOutput(False, -1)
-        located_output.target = tensors.targets[spec.name] = locations.target(location, parameters, spec)
+        formats[spec.name] = _located(locations.target(location, parameters, spec, tensors))
     return names, formats
+
+
+def _located(target: Target) -> LocatedOutput:
+    found = LocatedOutput(False, -1)
+    found.target = target
+    return found
 
 
 def _location_of(locations: TensorLocations, entry: Any, *sources: str) -> tuple[TensorLocation, Parameters] | None:

@@ -32,6 +32,7 @@ from headrace import (
     TooLargeForLoop,
     hookimpl,
 )
+from headrace.frontends.located_plans import LocatedPlan
 from headrace.frontends.tensor_locations import TensorLocations
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
@@ -154,10 +155,14 @@ def serve(
     return run
 
 
-def ask(ports: Mapping[str, int], protocol: str, inputs: list[Any], outputs: list[Any]) -> Any:
+def ask(ports: Mapping[str, int], protocol: str, inputs: list[Any], outputs: list[Any], request_id: str = "") -> Any:
     """Infer by the stock client; ``inputs`` and ``outputs`` are called with its module."""
     module = http_client if protocol == "http" else grpc_client
-    wanted = {"inputs": [each(module) for each in inputs], "outputs": [each(module) for each in outputs] or None}
+    wanted: dict[str, Any] = {
+        "inputs": [each(module) for each in inputs],
+        "outputs": [each(module) for each in outputs] or None,
+        "request_id": request_id,
+    }
     with module.InferenceServerClient(f"127.0.0.1:{ports['http' if protocol == 'http' else 'grpc']}") as client:
         if protocol != "stream":
             return client.infer("m", **wanted)
@@ -231,6 +236,44 @@ def test_inputs_and_outputs_may_lie_in_regions(serve: Callable[..., None], proto
     serve(scenario)
     names = {(spec.name, spec.datatype.name) for spec in Regions.specs}
     assert names == {("x", "FP32"), ("s", "BYTES"), ("y", "FP32")}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_requests_that_differ_only_in_their_ids_are_parsed_once(
+    serve: Callable[..., None], protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[str] = []
+    request = LocatedPlan.request
+
+    def noted(plan: LocatedPlan, *arguments: Any) -> Any:
+        planned.append(arguments[-1])
+        return request(plan, *arguments)
+
+    monkeypatch.setattr(LocatedPlan, "request", noted)
+    given, there = region("x", [1, 3], "FP32", "in", 12), wanted("y", "out", 12)
+
+    def scenario(ports: dict[str, int]) -> None:
+        for number, known_as in enumerate(("", "a", "ab", "x", "ä", 'a"b', "a\\", "in")):
+            Regions.regions["in"][:] = (X * number).tobytes()
+            answer = ask(ports, protocol, [given], [there], known_as).get_response()
+            assert Regions.regions["out"] == (X * number).tobytes()
+            assert (answer.get("id", "") if protocol == "http" else answer.id) == known_as
+        assert planned[:2] == (["ab", "x"] if protocol == "http" else ["a", "ab"])
+        # Other places, tensors and parameters are no part of the plan.
+        Regions.regions["out"] = bytearray(16)
+        ask(ports, protocol, [given], [wanted("y", "out", 12, 4)], "a")
+        assert Regions.regions["out"][4:] == Regions.regions["in"]
+        mixed = ask(ports, protocol, [given], [wanted("y")], "a")
+        np.testing.assert_array_equal(mixed.as_numpy("y"), X * 7)
+        with pytest.raises(InferenceServerException, match="unexpected inference output 'z'"):
+            ask(ports, protocol, [given], [wanted("z", "out", 12)], "a")
+        kept = Regions.regions.pop("in")
+        with pytest.raises(InferenceServerException, match="Unable to find shared memory region: 'in'"):
+            ask(ports, protocol, [given], [there], "a")
+        Regions.regions["in"] = kept
+        assert ask(ports, protocol, [given], [there], "a")
+
+    serve(scenario)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -132,15 +132,18 @@ class LocatedTensors:
         #: The location of each input, what it returned, and the input's name.
         self.sources: list[tuple[TensorLocation, Buffer, str]] = []
         self.targets: dict[str, Target] = {}
+        #: What was read of each input and each output: the location, its parameters, and the tensor.
+        self.inputs: list[tuple[TensorLocation, Parameters, Spec]] = []
+        self.outputs: list[tuple[TensorLocation, Parameters, str]] = []
 
     def request(self, request: InferRequest) -> InferRequest:
         """Return ``request``, which was just decoded, with these tensors."""
         if not self.sources and not self.targets:
             return request
         memory = {name: target.memory for name, target in self.targets.items()}
-        return LocatedRequest.of(request, memory, self._release if self.sources else None)
+        return LocatedRequest.of(request, memory, self.release if self.sources else None)
 
-    def _release(self, ticket: Ticket, answer: Answer, final: bool) -> Answer:
+    def release(self, ticket: Ticket, answer: Answer, final: bool) -> Answer:
         """Finish the inputs with the last answer, and return it, or the error of a location. A `Watcher`."""
         if final:
             sources, self.sources = self.sources, []
@@ -186,7 +189,7 @@ class TensorLocations:
         """`names`, without the one that Triton has."""
         return [name for name in self._locations if name != _REGION]
 
-    def read(
+    def read_like(
         self,
         location: TensorLocation,
         parameters: Parameters,
@@ -194,34 +197,43 @@ class TensorLocations:
         empty: Tensor | Undecoded,
         located: LocatedTensors,
     ) -> Tensor | Undecoded:
-        """Return the input ``name`` from ``location``, with the data type and shape of ``empty``.
-
-        The tensor shares the memory, which is added to ``located``. An unknown data type, and a
-        size that contradicts the shape, are left to the model to refuse.
-        """
+        """Return the input ``name`` from ``location``, with the data type and shape of ``empty``. An unknown data type
+        is left to the model to refuse."""
         datatype = empty.datatype if isinstance(empty, Undecoded) else data_type(empty).name
-        known, shape = dtypes.BY_NAME.get(datatype), tuple(empty.shape)
-        if known is None:
-            return empty
+        known = dtypes.BY_NAME.get(datatype)
+        return (
+            empty if known is None else self.read(location, parameters, Spec(name, known, tuple(empty.shape)), located)
+        )
+
+    def read(
+        self, location: TensorLocation, parameters: Parameters, spec: Spec, located: LocatedTensors
+    ) -> Tensor | Undecoded:
+        """Return the input ``spec`` from ``location``.
+
+        The tensor shares the memory, which is added to ``located``. A size that contradicts the shape is left to the
+        model to refuse.
+        """
+        name, known, shape = spec.name, spec.datatype, spec.dims
         try:
-            source = location.source(parameters, Spec(name, known, shape))
+            source = location.source(parameters, spec)
             content = memoryview(source).cast("B").toreadonly()
         except (HeadraceError, TooLargeForLoop):
             raise
         except BaseException as error:
             raise _fault(location, f"input '{name}'", error) from None
         located.sources.append((location, source, name))
+        located.inputs.append((location, parameters, spec))
         if known is dtypes.BYTES:
             return BytesTensor(content, shape)
         if prod(shape) * known.itemsize != content.nbytes:
-            return Undecoded(datatype, shape, content)
+            return Undecoded(known.name, shape, content)
         try:
             return np.frombuffer(content, known.numpy).reshape(shape)
         except ValueError:  # more axes than NumPy has
-            return Undecoded(datatype, shape, content)
+            return Undecoded(known.name, shape, content)
 
-    def target(self, location: TensorLocation, parameters: Parameters, spec: Spec) -> Target:
-        """Return where the output that ``spec`` describes is written."""
+    def target(self, location: TensorLocation, parameters: Parameters, spec: Spec, located: LocatedTensors) -> Target:
+        """Return where the output that ``spec`` describes is written, and add it to ``located``."""
         try:
             memory = memoryview(location.target(parameters, spec)).cast("B")
             if memory.readonly:
@@ -230,7 +242,9 @@ class TensorLocations:
             raise
         except BaseException as error:
             raise _fault(location, f"output '{spec.name}'", error) from None
-        return Target(location, memory)
+        located.outputs.append((location, parameters, spec.name))
+        located.targets[spec.name] = target = Target(location, memory)
+        return target
 
 
 def _finish(location: TensorLocation, memory: Buffer, written: int, tensor: str) -> None:
