@@ -63,10 +63,11 @@ MAY_IMPORT = {
     "memory_release": set[str](),
     "engine": LEAVES | {"models", "off_loop"},
     "frontends": LEAVES | {"engine", "off_loop", "memory_release"},
-    "headrace_http": LEAVES | {"__init__", "engine", "frontends", "off_loop"},
+    "headrace_hosts": {"config", "engine", "errors", "off_loop"},
+    "headrace_http": LEAVES | {"__init__", "engine", "frontends", "headrace_hosts", "off_loop"},
     "headrace_engines": {"__init__"},
     "headrace_loading": LEAVES | {"models", "storage"},
-    "headrace_grpc": LEAVES | {"__init__", "engine", "frontends", "off_loop", "memory_release"},
+    "headrace_grpc": LEAVES | {"__init__", "engine", "frontends", "headrace_hosts", "off_loop", "memory_release"},
 }
 #: The frontends of core's own distribution, packages beside `headrace` which import neither it whole nor one another.
 BESIDE = {"headrace_http", "headrace_grpc"}
@@ -78,10 +79,12 @@ PROCESSES = "headrace_processes"
 FOR_ENGINES = "headrace_engines"
 #: An instance or a scheduler without a server, for the conformance kits. Core proper imports nothing of it.
 HARNESSES = "headrace_harnesses"
+#: What the hosts of HTTP and gRPC share. Core proper imports nothing of it.
+HOSTS = "headrace_hosts"
 #: Loads and unloads, for the control modes of plugins. Core proper imports nothing of it.
 LOADING = "headrace_loading"
 #: The packages beside core proper, in the same distribution.
-AROUND = {*BESIDE, COMMAND_LINE, FOR_ENGINES, HARNESSES, LOADING, PROCESSES}
+AROUND = {*BESIDE, COMMAND_LINE, FOR_ENGINES, HARNESSES, HOSTS, LOADING, PROCESSES}
 #: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
 SEEN_BY_FRONTENDS = {
     "headrace.config": {"config_json", "model_config_pb2", "option_groups", "option_parts", "options", "support"},
@@ -240,12 +243,12 @@ def test_the_page_lists_what_the_processes_import_and_headrace_does_not_export()
 
 
 #: What the HTTP and the gRPC frontend share with `headrace_grpc.http2`; it imports nothing of ours.
-HELD_BYTES = "headrace.frontends.held_bytes."
+HELD_BYTES = "headrace_hosts.held_bytes."
 
 
 @pytest.mark.parametrize(
     "path",
-    [*modules(CORE / "headrace_grpc/http2"), CORE / "headrace/frontends/held_bytes.py"],
+    [*modules(CORE / "headrace_grpc/http2"), CORE / "headrace_hosts/held_bytes.py"],
     ids=name_of,
 )
 def test_http2_knows_neither_grpc_nor_the_server(path: Path) -> None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "core/src"
 PACKAGES = (
     *("headrace", "headrace_http", "headrace_grpc", "headrace_processes", "headrace_cli"),
-    *("headrace_engines", "headrace_harnesses", "headrace_loading"),
+    *("headrace_engines", "headrace_harnesses", "headrace_hosts", "headrace_loading"),
 )
 LOGIC = 10
 

@@ -98,7 +98,6 @@ if TYPE_CHECKING:
     from headrace.frontends.extension import Addition, Extension
     from headrace.frontends.request_parameters import RequestParameters
     from headrace.frontends.tensor_locations import TensorLocation
-    from headrace.frontends.tls_files import TlsFiles
     from headrace.hookspecs import hookimpl
     from headrace.memory_release import release_memory
     from headrace.messages import dtypes
@@ -142,6 +141,7 @@ if TYPE_CHECKING:
     from headrace_grpc.plugin_methods import GrpcMethod, RpcWrapper
     from headrace_grpc.rpc import Rpc
     from headrace_harnesses import InstanceHarness, SchedulerHarness
+    from headrace_hosts.tls_files import TlsFiles
     from headrace_http.asgi import create_app
     from headrace_http.caller_limits import Pace
     from headrace_http.forwarding import Forwarded, ForwardingPort
@@ -238,7 +238,7 @@ _HOMES = {
     "headrace.frontends.extension": ("Addition", "Extension"),
     "headrace.frontends.request_parameters": ("RequestParameters",),
     "headrace.frontends.tensor_locations": ("TensorLocation",),
-    "headrace.frontends.tls_files": ("TlsFiles",),
+    "headrace_hosts.tls_files": ("TlsFiles",),
     "headrace_harnesses": ("InstanceHarness", "SchedulerHarness"),
     "headrace.off_loop": ("TooLargeForLoop",),
     "headrace_grpc.hosts": ("GrpcHost",),

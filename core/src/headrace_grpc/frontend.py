@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from headrace.config.option_parts import GrpcConnectionOptions, GrpcLimitOptions
 from headrace.config.options import ServerOptions
-from headrace.frontends.listening import BACKLOG, listen_grpc
 from headrace.off_loop import OffLoopWork
 from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_grpc.call_headers import CallHead, Refusal, extended, read_call
@@ -25,6 +24,7 @@ from headrace_grpc.http2.stream import Stream
 from headrace_grpc.rpc import Rpc
 from headrace_grpc.single_calls import DirectCall, HeldCall, UnaryCall
 from headrace_grpc.stream_calls import StreamCall
+from headrace_hosts.listening import BACKLOG, listen_grpc
 
 #: A peer can break the rules at any rate, so this log is limited. The module imports nothing else of the server.
 rate_limited_logger("headrace_grpc.http2.connection")

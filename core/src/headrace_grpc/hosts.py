@@ -12,8 +12,6 @@ from google.protobuf.message import DecodeError
 
 from headrace.errors import CallerError, Code, HeadraceError, InternalError
 from headrace.frontends.base import LAST_WORDS_S, Frontend, callers_s
-from headrace.frontends.listening import announce, listen_grpc, shown_address
-from headrace.frontends.tls_files import TlsFiles, grpc_tls
 from headrace.memory_release import share_heap
 from headrace.off_loop import TooLargeForLoop
 from headrace.telemetry.log_limits import rate_limited_logger
@@ -21,6 +19,8 @@ from headrace_grpc.infer import OUT_OF_TIME, SHUTTING_DOWN
 from headrace_grpc.rpc import Rpc
 from headrace_grpc.rpc_table import rpcs
 from headrace_grpc.status import STATUS, details
+from headrace_hosts.listening import announce, listen_grpc, shown_address
+from headrace_hosts.tls_files import TlsFiles, grpc_tls
 
 log = logging.getLogger(__name__)
 _paced_log = rate_limited_logger(f"{__name__}.calls")

@@ -14,12 +14,12 @@ from struct import Struct
 import numpy as np
 
 from headrace.config.option_parts import CompressionLevel
-from headrace.frontends import inflating
-from headrace.frontends.inflating import CorruptData, TooLarge
 from headrace.off_loop import UNBOUNDED
 from headrace_grpc.http2.limits import MIN_MESSAGE_RATE
 from headrace_grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
 from headrace_grpc.wire import MESSAGE_BYTES, Buffer
+from headrace_hosts import inflating
+from headrace_hosts.inflating import CorruptData, TooLarge
 
 #: The prefix of a message: whether it is compressed, and its size.
 PREFIX = Struct(">BL")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from headrace.errors import ConfigError
 from headrace.frontends.base import Frontend
-from headrace.frontends.listening import BACKLOG, announce, listen_http
-from headrace.frontends.tls_files import TlsFiles, http_tls
+from headrace_hosts.listening import BACKLOG, announce, listen_http
+from headrace_hosts.tls_files import TlsFiles, http_tls
 from headrace_http.caller_limits import HttpLimits, port_limits
 from headrace_http.plugin_routes import HttpRoute, check_routes
 from headrace_http.routes import Routes

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from headrace.config.options import ServerOptions
 from headrace.engine import AnyOperation, Operation
 from headrace.errors import ConfigError
-from headrace.frontends.tls_files import TlsFiles
 from headrace.telemetry import exposition
+from headrace_hosts.tls_files import TlsFiles
 from headrace_http.frontend import HttpFrontend
 from headrace_http.http_host import HttpPort
 from headrace_http.machine_metrics import GpuCollector, HostCollector, PinnedPoolCollector

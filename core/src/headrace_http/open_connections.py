@@ -11,8 +11,8 @@ from math import inf
 from typing import Protocol
 
 from headrace.frontends.base import callers_s, streams_s
-from headrace.frontends.held_bytes import HeldBytes
 from headrace.off_loop import OffLoopWork
+from headrace_hosts.held_bytes import HeldBytes
 from headrace_http.caller_limits import SWEEP_SECONDS, HttpLimits
 from headrace_http.message import Cancel, HttpRequest, Reply
 from headrace_http.request_head import RequestHeadCache

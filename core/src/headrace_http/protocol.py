@@ -17,7 +17,7 @@ import logging
 from typing import TYPE_CHECKING, cast
 
 from headrace.errors import Unavailable
-from headrace.frontends.held_bytes import SLOW_S
+from headrace_hosts.held_bytes import SLOW_S
 from headrace_http.caller_limits import HttpLimits, has_left, unsent_bytes
 from headrace_http.exchanges import AnsweringProtocol, Exchange
 from headrace_http.message import CONTINUE, HttpReply, HttpRequest, error_reply, text_error

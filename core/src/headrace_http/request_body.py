@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.inflating import CorruptData, TooLarge, inflate
+from headrace_hosts.inflating import CorruptData, TooLarge, inflate
 from headrace_http.caller_limits import HttpLimits, inflated_too_large
 from headrace_http.request_head import Malformed, read_fields
 

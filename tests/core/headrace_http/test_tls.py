@@ -17,7 +17,7 @@ import tritonclient.http as stock
 
 from headrace import AnyOperation, Caller, ConfigError, Interceptor, Server, builtins, hookimpl
 from tests.core.conftest import gated, make_server, repository, write_model
-from tests.core.frontends.test_tls_files import client_of, pem
+from tests.core.headrace_hosts.test_tls_files import client_of, pem
 
 __all__ = ["gated", "make_server", "pem", "repository", "write_model"]
 

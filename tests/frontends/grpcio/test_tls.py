@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from headrace import ServerOptions
-from headrace.frontends.tls_files import grpc_tls
 from headrace_grpcio.grpcio_server import credentials_of
-from tests.core.frontends.test_tls_files import pem, test_a_file_that_will_not_do_is_named_with_its_flag
+from headrace_hosts.tls_files import grpc_tls
+from tests.core.headrace_hosts.test_tls_files import pem, test_a_file_that_will_not_do_is_named_with_its_flag
 
 __all__ = ["pem", "test_a_file_that_will_not_do_is_named_with_its_flag"]
 

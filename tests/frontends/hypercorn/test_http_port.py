@@ -11,7 +11,7 @@ from typing import ClassVar
 import httpx
 
 from headrace_testing.serving import on_loop, serve
-from tests.core.frontends.test_tls_files import pem
+from tests.core.headrace_hosts.test_tls_files import pem
 from tests.core.headrace_http.test_http_port import TestScores as Scores
 from tests.core.headrace_http.test_http_port import (
     scores,

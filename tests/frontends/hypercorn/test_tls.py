@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.core.conftest import gated, make_server, repository, write_model
-from tests.core.frontends.test_tls_files import client_of, pem
+from tests.core.headrace_hosts.test_tls_files import client_of, pem
 from tests.core.headrace_http.test_tls import (
     Serve,
     Witness,

@@ -41,7 +41,7 @@ from headrace import (
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace_testing.serving import serve
-from tests.core.frontends.test_tls_files import pem
+from tests.core.headrace_hosts.test_tls_files import pem
 from tests.core.headrace_http.test_tls import files
 
 __all__ = ["pem"]

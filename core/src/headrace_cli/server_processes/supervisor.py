@@ -12,12 +12,12 @@ from anyio import fail_after, move_on_after, to_thread
 
 from headrace.engine import Engine, Phase
 from headrace.errors import HeadraceError
-from headrace.frontends.listening import listen_grpc, listen_http, reserve_port
 from headrace.models.serving_table import ServingTable
 from headrace_cli.server_processes.metric_sums import MetricSums, read_families
 from headrace_cli.server_processes.model_changes import ModelChanges
 from headrace_cli.server_processes.refusals import warning
 from headrace_cli.server_processes.server_process import ServerProcess
+from headrace_hosts.listening import listen_grpc, listen_http, reserve_port
 from headrace_http.metrics_frontend import MetricsFrontend
 from headrace_processes.supervision.process_set import ProcessSet
 

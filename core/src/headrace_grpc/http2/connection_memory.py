@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from headrace.frontends.held_bytes import HeldBytes
 from headrace_grpc.http2.frames import ENHANCE_YOUR_CALM, ConnectionFault
 from headrace_grpc.http2.limits import Limits, Turns
+from headrace_hosts.held_bytes import HeldBytes
 
 #: If a connection that ends held more than this, its memory is returned to the system soon.
 _MUCH_BYTES = 1 << 20

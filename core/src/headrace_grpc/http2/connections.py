@@ -8,11 +8,11 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from headrace.frontends.held_bytes import HeldBytes
 from headrace_grpc.http2.field_decoder import Fields
 from headrace_grpc.http2.headers import RequestHeaders
 from headrace_grpc.http2.lifetime import Keepalive
 from headrace_grpc.http2.limits import SWEEP_SECONDS, Limits, Turns
+from headrace_hosts.held_bytes import HeldBytes
 
 if TYPE_CHECKING:
     from headrace_grpc.http2.connection import Connection

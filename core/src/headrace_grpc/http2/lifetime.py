@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from headrace.frontends.held_bytes import SLOW_S
 from headrace_grpc.http2 import frames
 from headrace_grpc.http2.frames import ENHANCE_YOUR_CALM, LAST_ID, NO_ERROR, ConnectionFault
+from headrace_hosts.held_bytes import SLOW_S
 
 if TYPE_CHECKING:
     from headrace_grpc.http2.connection import Connection

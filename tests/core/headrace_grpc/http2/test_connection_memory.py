@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from headrace.frontends.held_bytes import HeldBytes
 from headrace_grpc.http2.connection_memory import ConnectionMemory
 from headrace_grpc.http2.frames import ENHANCE_YOUR_CALM, ConnectionFault
 from headrace_grpc.http2.limits import Limits, Turns
+from headrace_hosts.held_bytes import HeldBytes
 
 LIMITS = Limits(unread_bytes=100, received_bytes=100)
 

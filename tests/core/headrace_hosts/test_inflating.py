@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.frontends.inflating import CorruptData, TooLarge, inflate
 from headrace.off_loop import UNBOUNDED, TooLargeForLoop
+from headrace_hosts.inflating import CorruptData, TooLarge, inflate
 
 GZIP = zlib.MAX_WBITS | 16
 MIB = 1 << 20

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from headrace.errors import Unavailable
-from headrace.frontends.listening import Listen, listen_grpc, listen_http, reserve_port
+from headrace_hosts.listening import Listen, listen_grpc, listen_http, reserve_port
 
 HERE = "127.0.0.1"
 

@@ -17,8 +17,8 @@ import pytest
 
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError
-from headrace.frontends import tls_files
-from headrace.frontends.tls_files import grpc_tls, http_tls
+from headrace_hosts import tls_files
+from headrace_hosts.tls_files import grpc_tls, http_tls
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from headrace.frontends.held_bytes import HeldBytes, default_limit
+from headrace_hosts.held_bytes import HeldBytes, default_limit
 
 
 class Connection:
