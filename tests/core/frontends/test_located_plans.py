@@ -52,7 +52,7 @@ def test_a_plan_makes_the_same_request_with_another_id(location: Cellar) -> None
     again, tensors = found
     assert isinstance(again, LocatedRequest)
     assert (again.model_name, again.model_version, again.id, again.outputs) == ("m", "3", "second", ("y",))
-    assert np.shares_memory(again.inputs["x"], np.frombuffer(location.memory, np.float32))  # type: ignore[arg-type]
+    assert np.shares_memory(again.inputs["x"], np.frombuffer(location.memory, np.float32))
     assert list(again.targets) == list(tensors.targets) == ["y"]
     assert again.release == tensors.release
 
