@@ -12,6 +12,7 @@ from headrace.engine import ModelView
 from headrace.errors import InvalidArgument
 from headrace.frontends import classification
 from headrace.frontends.tensor_locations import Target
+from headrace.messages.request import Parameter
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import data_type, wire_bytes
 from headrace.off_loop import UNBOUNDED, TooLargeForLoop
@@ -84,11 +85,24 @@ def _names(model_name: str, model_version: str) -> bytes:
 
 def _rare(response: InferResponse, final: bool | None) -> bytes:
     """Return the fields that few responses have."""
+    said, texts = response.parameters, b""
+    if said and set(map(type, said.values())) == {str}:  # 1, 1.0 and True are one key of a cache
+        said, texts = {}, _texts(tuple(said.items()))
+        if final is None and not response.id:
+            return texts
     header = ModelInferResponse(id=response.id)
-    if response.parameters:
-        infer_parameters.write(response.parameters, header.parameters)
+    if said:
+        infer_parameters.write(said, header.parameters)
     if final is not None:
         header.parameters[_FINAL].bool_param = final
+    return header.SerializeToString() + texts
+
+
+@lru_cache(256)
+def _texts(parameters: tuple[tuple[str, Parameter], ...]) -> bytes:
+    """Return parameters that are strings. Cached, because those of a scheduler repeat."""
+    header = ModelInferResponse()
+    infer_parameters.write(dict(parameters), header.parameters)
     return header.SerializeToString()
 
 

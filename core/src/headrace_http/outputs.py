@@ -180,7 +180,8 @@ def _encode_binary(
     response: InferResponse, formats: Mapping[str, OutputFormat], default: OutputFormat
 ) -> HttpReply | None:
     """Return the reply if all outputs are binary arrays: then its JSON, except for the id, repeats. Else None."""
-    if response.parameters:
+    said = tuple(response.parameters.items())
+    if said and set(map(type, response.parameters.values())) != {str}:  # 1, 1.0 and True are one key of a cache
         return None
     described: list[Any] = []
     parts: list[Buffer] = [b""]
@@ -192,7 +193,8 @@ def _encode_binary(
     if not described:
         return None
     try:
-        header = _binary_header(response.model_name, response.model_version, *described)
+        print_header = _header_with_parameters if said else _binary_header
+        header = print_header(response.model_name, response.model_version, said, *described)
         if response.id:
             header = b'{"id":%b,%b' % (orjson.dumps(response.id), header[1:])
     except TypeError:  # `encode` says what can not be sent
@@ -201,10 +203,9 @@ def _encode_binary(
     return HttpReply(200, (BINARY_TYPE, (HEADER_LENGTH_NAME, b"%d" % len(header))), parts)
 
 
-@lru_cache(maxsize=1024)
-def _binary_header(model_name: str, model_version: str, *described: Any) -> bytes:
-    """Return the JSON of a reply without an id. ``described`` are name, dtype and shape of each output, one after the
-    other. Cached, because they repeat."""
+def _print_header(model_name: str, model_version: str, said: tuple[tuple[str, Any], ...], *described: Any) -> bytes:
+    """Return the JSON of a reply without an id. ``said`` are its parameters, and ``described`` are name, dtype and
+    shape of each output, one after the other. Cached, because they repeat."""
     outputs = [
         {
             "name": name,
@@ -214,7 +215,13 @@ def _binary_header(model_name: str, model_version: str, *described: Any) -> byte
         }
         for name, dtype, shape in zip(described[::3], described[1::3], described[2::3], strict=True)
     ]
-    return orjson.dumps({"model_name": model_name, "model_version": model_version, "outputs": outputs})
+    parameters = {"parameters": dict(said)} if said else {}
+    return orjson.dumps({"model_name": model_name, "model_version": model_version, **parameters, "outputs": outputs})
+
+
+_binary_header = lru_cache(maxsize=1024)(_print_header)
+#: A cache of its own: the parameters of a model may differ in every response.
+_header_with_parameters = lru_cache(maxsize=256)(_print_header)
 
 
 def _unsendable(response: InferResponse, error: TypeError) -> HeadraceError:

@@ -87,6 +87,21 @@ def test_parameters_keep_their_types() -> None:
     assert message.parameters["triton_final_response"].bool_param
 
 
+@pytest.mark.parametrize("final", [None, True])
+@pytest.mark.parametrize("id", ["", "7"])
+def test_parameters_that_are_looked_up_are_those_that_are_written(id: str, final: bool | None) -> None:
+    for _ in range(2):
+        for said in ({"a": "t", "b": "ü"}, {"a": "u"}, {"a": "1"}, {"a": 1}, {"a": True}, {"a": 1.0}):
+            message = triton.ModelInferResponse.FromString(encode(InferResponse({}, said, id=id), model(), final=final))
+            found = {
+                key: getattr(each, each.WhichOneof("parameter_choice")) for key, each in message.parameters.items()
+            }
+            assert found.pop("triton_final_response", None) is final
+            assert found == said
+            assert [type(value) for value in found.values()] == [type(value) for value in said.values()]
+            assert message.id == id
+
+
 @pytest.mark.parametrize("value", [2**63, b"\xff", None])
 def test_a_parameter_that_cannot_be_sent_blames_the_backend(value: Any) -> None:
     with pytest.raises(PluginError, match=r"^response parameter 'p' can not be sent: "):

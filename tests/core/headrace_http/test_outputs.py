@@ -38,14 +38,17 @@ def body_of(reply: HttpReply) -> bytes:
     return b"".join(bytes(part) for part in reply.parts)
 
 
+@pytest.mark.parametrize(
+    "parameters", [{}, {"target": "m:1", "by": 'a "rule"'}, {"a": 1, "b": "t"}, {"a": True}, {"a": 1.0}]
+)
 @pytest.mark.parametrize("id", ["", "00000017", 'a "quoted" \\ id', "ä ☃ \n", "x" * 300])
 @pytest.mark.parametrize("shape", [(1, 16), (3, 2), (4,), ()])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
 def test_binary_answers_that_are_looked_up_are_those_that_are_printed(
-    id: str, shape: tuple[int, ...], dtype: str
+    id: str, shape: tuple[int, ...], dtype: str, parameters: dict[str, Any]
 ) -> None:
     values = np.ones(shape, dtype)
-    response = InferResponse({"y": values, "z": values}, {}, "m", "1", id)
+    response = InferResponse({"y": values, "z": values}, parameters, "m", "1", id)
     formats = {"z": BINARY}
     # What is compressed is printed anew.
     printed = zlib.decompress(body_of(encode(response, formats, BINARY, {}, False, b"gzip")), wbits=31)

@@ -7,8 +7,13 @@ hundreds are counted at once.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+_Counts: TypeAlias = npt.NDArray[np.int64]
 
 _SLICES = 12
 #: Each power of two has this many buckets.
@@ -26,13 +31,14 @@ class _Slice:
         self.number = number
         self.requests = self.errors = 0
         self.noted: list[int] = []
-        self._buckets: Counter[int] = Counter()
+        self._buckets: _Counts = np.zeros(_BUCKETS, np.int64)
 
     @property
-    def buckets(self) -> Counter[int]:
-        """The requests by the bucket of their duration."""
-        self._buckets.update(map(bucket_of, self.noted))
-        self.noted.clear()
+    def buckets(self) -> _Counts:
+        """i64[buckets]: the requests by the bucket of their duration."""
+        if self.noted:
+            self._buckets += np.bincount(buckets_of(np.array(self.noted, np.int64)), minlength=_BUCKETS)
+            self.noted.clear()
         return self._buckets
 
 
@@ -92,21 +98,19 @@ class WindowTotal:
 
     def percentile_ns(self, share: float) -> int:
         """Return the duration that ``share`` of the requests do not exceed, to about 6 %; 0 without requests."""
-        counts: Counter[int] = Counter()
-        for each in self._slices:
-            counts.update(each.buckets)
-        left = share * self.requests
-        for bucket in sorted(counts):
-            left -= counts[bucket]
-            if left <= 0:
-                return end_of(bucket)
-        return 0
+        if not self.requests:
+            return 0
+        counted = np.cumsum(sum(each.buckets for each in self._slices))
+        return end_of(int(np.searchsorted(counted, share * self.requests)))
 
 
-def bucket_of(duration_ns: int) -> int:
-    """Return the number of the bucket of ``duration_ns``."""
-    octave = max(0, duration_ns.bit_length() - 5)
-    return min(octave * _PER_OCTAVE + (duration_ns >> octave), _BUCKETS - 1) if duration_ns > 0 else 0
+def buckets_of(durations_ns: _Counts) -> _Counts:
+    """Return the number of the bucket of each of ``durations_ns``, i64[n]."""
+    durations_ns = np.maximum(durations_ns, 0)
+    _, exponents = np.frexp(durations_ns.astype(np.float64))
+    octaves = np.maximum(exponents.astype(np.int64) - 5, 0)
+    found: _Counts = np.minimum(octaves * _PER_OCTAVE + (durations_ns >> octaves), _BUCKETS - 1)
+    return found
 
 
 def end_of(bucket: int) -> int:
