@@ -14,7 +14,7 @@ import pytest
 from tests.architecture.test_imports import Import, imports
 
 ROOT = Path(__file__).parents[2]
-#: So many modules are in circles; whoever takes some out lowers it.
+#: The number of modules in import circles. A change that removes some lowers it.
 IN_CIRCLES = 15
 
 

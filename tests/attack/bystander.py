@@ -31,7 +31,7 @@ class Caller(threading.Thread):
         super().__init__(daemon=True)
         self._due_ns, self._stopped = due_ns, stopped
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
-        self._connection.connect()  # whoever comes before an attack stays
+        self._connection.connect()  # a connection from before the attack stays open
         #: Latencies of health in nanoseconds, and a line for each probe that was answered wrongly or not at all.
         self.latencies_ns: list[int] = []
         self.failures: list[str] = []

@@ -126,5 +126,5 @@ def test_everybody_is_told_once_and_nothing_is_left(
         kinds = Counter(type(answer).__name__ for answer in crowd.told.values())
         assert kinds["Cancelled"], f"seed {seed}: {kinds}"
         failed = sum(isinstance(answer, HeadraceError) for answer in crowd.told.values())
-        # Whoever left while he was executed may have been answered all the same: then nobody counts him as failed.
+        # A client that disconnects during the execution may still be answered: the request is then no failure.
         assert snapshot.success.count + snapshot.fail.count == len(crowd.told) + crowd.refused, f"seed {seed}: {failed}"

@@ -75,7 +75,7 @@ def read_reply(caller: socket.socket) -> tuple[int, str]:
             name, _, value = line.partition(b":")
             length = int(value) if name.lower() == b"content-length" else length
         body = stream.read(length)
-    with contextlib.suppress(OSError):  # ends whoever still sends
+    with contextlib.suppress(OSError):  # ends the clients that still send
         caller.shutdown(socket.SHUT_RDWR)
     return int(status_line.split()[1]), json.loads(body).get("error", "") if body else ""
 

@@ -98,7 +98,7 @@ def test_the_client_of_the_readme_reads_its_picture_as_a_three(digits: Headrace)
 )
 def test_a_client_says_how_to_start_a_server_that_is_not_there(client: str) -> None:
     protocol = "grpc" if client.startswith("stream") else "http"
-    answer = run(str(ROOT / "examples" / client), f"--{protocol}=127.0.0.1:1")  # a port of old that nobody serves
+    answer = run(str(ROOT / "examples" / client), f"--{protocol}=127.0.0.1:1")  # a port that no server listens on
     assert answer.returncode == 1
     assert "headrace serve --model-repository=examples/" in answer.stderr
     assert "Traceback" not in answer.stderr

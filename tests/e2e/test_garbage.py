@@ -110,7 +110,7 @@ PYTHON = (
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 STEP = """step { model_name: "plain" model_version: -1 input_map { key: "IN" value: "%s" }
 output_map { key: "OUT" value: "%s" } }"""
-#: Nobody waits so long: who is in that queue leaves it in another way.
+#: No request waits this long: each one leaves that queue in another way.
 FOR_EVER = "max_queue_delay_microseconds: 600000000 preferred_batch_size: 8"
 CONFIGS = {
     "plain": f"{IDENTITY} dynamic_batching {{}}",

@@ -82,7 +82,7 @@ def test_models_that_share_a_resource_never_execute_at_the_same_time(server: Hea
         names = ("process", "thread", "free")
         process, thread, free = callers.map(lambda name: spans(client, name), names)
     assert overlap(process, thread) == 0
-    assert overlap(process + thread, free) > 0  # who shares nothing waits for nobody
+    assert overlap(process + thread, free) > 0  # models that share nothing do not wait
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_what_they_have_is_answered_when_the_server_stops(
             gate.wait_until_running()
         server.process.send_signal(signal.SIGTERM)
         for pid in processes_of(server, TITLE):
-            os.kill(pid, signal.SIGTERM)  # as whoever stops a group of processes does
+            os.kill(pid, signal.SIGTERM)  # as a program that stops a process group does
         server.wait_for_line("signal SIGTERM: stopping")
         gate.open()
         assert [line.answer() for line in asked] == [[1.5], [1.5]]

@@ -79,7 +79,7 @@ def test_three_lengths_run_in_one_batch_and_each_is_answered_as_if_alone(server:
     last = server.explain(isolation)["batches"][-1]
     assert (last["requests"], last["rows"], last["reason"]) == (3, 3, "preferred_size")
     (version,) = server.served(isolation)
-    assert version.snapshot().executions.inference_count == 3  # the fourth row is nobody's
+    assert version.snapshot().executions.inference_count == 3  # the fourth row is padding
 
 
 def test_what_no_bucket_holds_is_refused_and_disturbs_nobody(server: Server) -> None:

@@ -49,8 +49,8 @@ def test_cores_are_divided_and_a_single_instance_leaves_one(
 def test_models_that_load_at_once_keep_their_own_numbers(scripts: Any) -> None:
     """PyTorch would give the last number to the thread that computes first."""
     scripts.save(torch.nn.ReLU())
-    one, three, nobody = InNewThread(), InNewThread(), InNewThread()
-    before = nobody(torch.get_num_threads)
+    one, three, untouched = InNewThread(), InNewThread(), InNewThread()
+    before = untouched(torch.get_num_threads)
     first = one(scripts.load, None, CONFIG, intra_op_thread_count=1)
     second = three(scripts.load, None, CONFIG, intra_op_thread_count=3)
     one(first.execute, X)

@@ -50,7 +50,7 @@ class First(RepositoryAgent):
 
     def unload_complete(self) -> None:
         self.note("unload_complete")
-        raise RuntimeError("nobody minds")
+        raise RuntimeError("this error is logged only")
 
     def note(self, event: str) -> None:
         self.events.append(f"{self.name} {event}")

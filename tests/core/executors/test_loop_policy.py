@@ -96,7 +96,7 @@ def test_who_takes_a_second_after_an_hour_of_short_executions_has_the_loop_late_
     hour_ns, pause_ns = 3600 * SECOND, 50_000_000
     assert played.run(SHORT_NS, hour_ns // (SHORT_NS + pause_ns), pause_ns=pause_ns)
     assert not played.run(SECOND)
-    for _ in range(AWAY_TIMES - 1):  # on its thread, where nobody waits for it, and longer than it is to stay there
+    for _ in range(AWAY_TIMES - 1):  # on its thread, where it delays no other model, longer than it must stay
         assert not played.run(SECOND)
         assert not played.run(SHORT_NS, WINDOW - 1)
     assert not played.run(SECOND)

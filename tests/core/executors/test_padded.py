@@ -251,7 +251,7 @@ def test_what_the_request_that_fills_a_batch_is_answered_is_heard_by_nobody() ->
     assert given == [LATER]
     assert len(padded.unanswered) == 2
     call, filling = instance.calls
-    for _ in range(2 * UNREAD):  # nobody reads it, and the model is not kept waiting
+    for _ in range(2 * UNREAD):  # no client reads it, and the model does not wait
         filling.send(InferResponse({"y": row(0)}), final=False)
     filling.send(None)
     assert heard.said == []

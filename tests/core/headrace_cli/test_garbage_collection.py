@@ -136,7 +136,7 @@ policy.model_unloaded(None)
 for _ in range(int(PATIENCE_S / TICK_S) - 1):
     stage.tick(BUSY)
 assert left() is not None
-policy.model_loaded(None)  # which is in no hurry, and slows nobody else down
+policy.model_loaded(None)  # the collection may wait, and delays no request
 stage.tick(BUSY)
 assert left() is None
 """)
@@ -205,7 +205,7 @@ gc.collect()
 assert gc.get_freeze_count() >= before + 5000
 left = frozen_garbage()
 stage.tick(0)
-assert left() is not None  # whoever has just let go of something may not be through
+assert left() is not None  # objects that were just released may still be in use
 looks = []
 gc.callbacks.append(lambda phase, info: looks.append(phase))
 stage.tick(0)

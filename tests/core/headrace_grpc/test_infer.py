@@ -205,7 +205,7 @@ async def test_cancelling_the_call_cancels_the_request() -> None:
     with pytest.raises(asyncio.CancelledError):
         await call
     assert ticket.cancelled
-    ticket.respond(answer(1), True)  # what a batch in flight still does: nobody minds
+    ticket.respond(answer(1), True)  # a batch in flight still answers: this has no effect
 
 
 @asynchronous

@@ -23,7 +23,7 @@ FIELDS = ("model_name", "model_version", "id", "priority", "timeout_us")
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
 
-def nobody(answer: Any, final: bool) -> None:
+def ignore(answer: Any, final: bool) -> None:
     raise AssertionError("nothing is answered here")
 
 

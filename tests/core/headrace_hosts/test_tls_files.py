@@ -231,7 +231,7 @@ def test_a_renewed_certificate_is_used_by_the_next_handshake(
     replace(renewed, "a.key", "b.key")
     assert names(server, pem) == "b"
     (renewed / "a.crt").unlink()
-    os.mkfifo(renewed / "a.crt")  # would block whoever opens it
+    os.mkfifo(renewed / "a.crt")  # would block a thread that opens it
     assert names(server, pem) == "b"
 
 

@@ -145,7 +145,7 @@ def test_strangers_paths_are_remembered_within_bounds(make_caller: MakeCaller) -
         caller.send("GET", f"/v2/models/m{number}")
     assert len(caller.routes._found) <= 1024
     caller.send("GET", "/v2")
-    assert "/v2" in caller.routes._found  # whatever came before keeps nobody out
+    assert "/v2" in caller.routes._found  # earlier paths do not keep it out
     assert caller.send("GET", "/v2/models/echo")[0].status == 200
 
 

@@ -40,7 +40,7 @@ def test_all_requests_of_an_abandoned_model_are_answered_and_no_other_is_execute
         assert isinstance(answer, Unavailable)
         assert answer.message == "[request id: <id_unknown>] Server is stopping"
         assert final
-    wait_until((model.folder / "cancelled").exists, "the execution hears that nobody waits for it")
+    wait_until((model.folder / "cancelled").exists, "the execution sees that it is cancelled")
     model.stop()  # which waits for nothing
     assert not (model.folder / "touched").exists()
     assert answers.empty()
@@ -51,7 +51,7 @@ def test_a_stream_of_an_abandoned_model_ends_at_its_next_response(run_trial: Run
     model = run_trial(rung="stream", isolation=isolation, config="model_transaction_policy { decoupled: true }")
     (served,) = model.server.served("m")
     answers: SimpleQueue[tuple[Answer, bool]] = SimpleQueue()
-    # 64 responses that nobody reads, and then the model waits.
+    # 64 unread responses, and then the model waits.
     model.submit(lambda answer, final: answers.put((answer, final)), count=1_000_000)
     seen = [answers.get(timeout=10) for _ in range(10)]
     assert not any(final for _, final in seen)

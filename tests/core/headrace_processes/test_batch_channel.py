@@ -72,7 +72,7 @@ def test_who_waits_for_another_model_looks_as_long(
     assert (int((tmp_path / "answered").read_text()) > 0) is (busy_poll > 0)
 
 
-class Nobody:
+class SilentPeer:
     """Neither writes nor is told."""
 
     def write(self, message: bytes) -> None:
@@ -89,10 +89,8 @@ def test_the_loop_stays_awake_for_single_requests(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "sched_yield", lambda: clock.append(clock[-1] + 10_000))
 
     async def scenario() -> None:
-        nobody: Any = Nobody()
-        batches = BatchChannel(
-            "m", Encoder(None), Decoder(None, lambda offset: None), nobody, nobody.write, nobody, 300
-        )
+        peer: Any = SilentPeer()
+        batches = BatchChannel("m", Encoder(None), Decoder(None, lambda offset: None), peer, peer.write, peer, 300)
         first, *batch = [make_ticket() for _ in range(size + 1)]
         batches.run([first])
         answers = Encoder(None).answers([reply_of(1, None, True)], (1, 2, 3, 4))

@@ -279,7 +279,7 @@ def test_an_instance_starts_again_by_itself_after_a_pause_and_a_longer_one(
         assert int(told[2]) == pause_s
         assert pause_s - SOON_S < left_s <= pause_s
         assert "exited with status 3" in model.executor.reason
-        assert refusal(model, "").code is Code.UNAVAILABLE  # at once: nobody waits for the pause to end
+        assert refusal(model, "").code is Code.UNAVAILABLE  # at once: no request waits for the end of the pause
         wait_until(lambda: model.executor.alive, "it is back", 60)
         assert isinstance(model.infer(), InferResponse)
         assert model.server.ready

@@ -43,7 +43,7 @@ from headrace_processes.ipc.replies import AnswerStatus, Reply
 
 #: What may be raised and is no `Exception`.
 KINDS = (SystemExit, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, BaseException)
-#: A process that runs this waits for nobody.
+#: A process that runs this does not wait for others.
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
 
 

@@ -256,7 +256,7 @@ def test_the_config_of_a_load_changes_instances_and_a_plain_load_changes_them_ba
         assert (len(scene.gated.loaded), len(scene.gated.closed)) == (3, 0)
         shown = scene.server.resolve("m").view.config
         assert [group.count for group in shown.instance_group] == [3]
-        assert [group.count for group in config.instance_group] == [1]  # whoever has the old one has it unchanged
+        assert [group.count for group in config.instance_group] == [1]  # the old object is unchanged
         assert await scene.count(2) == (0, 1)
         assert scene.server.served("m") == [served]
 

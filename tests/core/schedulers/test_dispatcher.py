@@ -118,7 +118,7 @@ async def test_many_changes_of_one_turn_wake_once() -> None:
     assert source.offers == 0
     await asyncio.sleep(0)
     assert source.offers == 1
-    dispatcher.wake_soon()  # nobody is idle
+    dispatcher.wake_soon()  # no instance is idle
     await asyncio.sleep(0)
     assert source.offers == 1
     dispatcher.idle.append(source)
@@ -205,7 +205,7 @@ async def test_a_thread_hands_on_what_it_did_not_take() -> None:
     dispatcher.hand_on()
     assert (first.woken, second.woken) == (1, 0)
     dispatcher.hand_on()
-    dispatcher.hand_on()  # nobody is idle
+    dispatcher.hand_on()  # no instance is idle
     assert (first.woken, second.woken, len(dispatcher.idle)) == (1, 1, 0)
     dispatcher.threads_take = False
     dispatcher.idle.append(first)

@@ -76,7 +76,7 @@ def test_an_instance_that_becomes_available_gets_the_largest_preferred_size_that
     [
         ([(0, 8)], [(0, 8)]),  # a batch of the maximum size waits for nothing
         ([(0, 3)], [(100, 3)]),  # the delay expires: it is sent as it is
-        ([(0, 3), (60, 2)], [(100, 5)]),  # no request is delayed longer, whoever came later
+        ([(0, 3), (60, 2)], [(100, 5)]),  # no request is delayed longer, whichever came later
         ([(0, 3), (60, 5)], [(60, 8)]),  # a new one allows the maximum: sent immediately
         ([(0, 3), (60, 6)], [(60, 8), (160, 1)]),
     ],

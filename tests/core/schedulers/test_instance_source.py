@@ -328,7 +328,7 @@ def test_a_request_that_arrives_while_a_thread_becomes_idle_is_not_missed(
         def ask(source: InstanceSource) -> list[Ticket]:
             calls.append(True)
             batch = find(source)
-            if arrives and len(calls) == 1:  # nobody is idle, so that the arrival wakes nobody
+            if arrives and len(calls) == 1:  # no instance is idle, so the arrival wakes none
                 asyncio.run_coroutine_threadsafe(submit(), stage.loop).result(10)
             return batch
 

@@ -1,4 +1,4 @@
-"""Many event streams that nobody reads: memory is bounded, others are served, and the work ends with its callers."""
+"""Many event streams that no client reads: memory is bounded, others are served, and the work ends with its callers."""
 
 from __future__ import annotations
 

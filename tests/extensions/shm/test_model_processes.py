@@ -83,7 +83,7 @@ def test_the_process_maps_the_region_until_it_is_unregistered(
         assert who_maps(unused) == [server.process.pid]
         for name in ("r", "unused"):
             assert post(server.http, f"{SYSTEM}/region/{name}/unregister")[0] == 200
-        wait_until(lambda: not who_maps(key), "nobody has it mapped")
+        wait_until(lambda: not who_maps(key), "no process has it mapped")
 
 
 def test_another_segment_of_the_same_key_is_not_taken_for_the_registered_one(server: Headrace) -> None:

@@ -458,7 +458,7 @@ def test_there_is_a_most_of_regions(serve: Callable[..., Headrace], repository: 
 def test_regions_can_not_take_all_addresses(
     serve: Callable[..., Headrace], repository: Path, wait_until: Callable[..., None]
 ) -> None:
-    """A hundred GiB are registered at once, and nobody waits for it; 2^46 bytes, which a segment may have, are not."""
+    """100 GiB are registered without a delay; 2^46 bytes, which a segment may have, are refused."""
     server = serve(f"--model-repository={repository}", ALLOW)
     with segment(100 << 30) as (key, descriptor):
         assert register(server.http, "large", key, 100 << 30)[0] == 200

@@ -167,7 +167,7 @@ class TritonPythonModel:
         {0}
 
     def execute(self, requests):
-        raise AssertionError("nobody asks")
+        raise AssertionError("no call is expected")
 """
 IN_THREAD = 'parameters { key: "isolation" value { string_value: "thread" } }'
 

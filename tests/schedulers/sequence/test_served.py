@@ -185,7 +185,7 @@ def test_a_model_that_remembers_is_told_of_every_request_where_it_belongs(
 ) -> None:
     first, second = partial(ask, model, sequence_id=one), partial(ask, model, sequence_id=two)
     direct = model == "direct_sums"
-    place = "1/2" if direct else "0/1"  # the second has the second place, beside nobody
+    place = "1/2" if direct else "0/1"  # the second sequence has the second slot; the first slot is empty
     assert first([1, 2], sequence_start=True) == ([1, 2], f"0/1 {one} 101 {one} 1")
     assert second([10, 20], sequence_start=True) == ([10, 20], f"{place} {two} 101 {two} 1")
     assert first([1, 1]) == ([2, 3], f"0/1 {one} 001 {one} 0")

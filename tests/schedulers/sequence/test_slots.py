@@ -52,8 +52,8 @@ def test_direct_tells_the_model_what_is_in_each_slot_as_triton_documents_it() ->
         await stage.step()
         await stage.settle()
         assert flags_of(stage.instances[0].batch) == [(0, 0, 0, 0), (1, 0, 0, 8)]
-        nobody, _ = stage.instances[0].batch
-        np.testing.assert_array_equal(np.asarray(nobody.request.inputs["x"]), [[0]])
+        empty, _ = stage.instances[0].batch
+        np.testing.assert_array_equal(np.asarray(empty.request.inputs["x"]), [[0]])
         stage.ask("7E", "8E")
         await stage.step()
         await stage.settle()

@@ -88,7 +88,7 @@ def test_callers_that_wait_share_one_listing() -> None:
         store.gate.set()
         assert [each.result() for each in asked] == [["m"]] * 8
     assert 1 <= len(store.listings) < 8
-    listing.models()  # nobody waits: it is not answered from the past
+    listing.models()  # no call waits: the answer is not from the past
     count = len(store.listings)
     listing.models()
     assert len(store.listings) == count + 1

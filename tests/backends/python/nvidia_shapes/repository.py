@@ -31,7 +31,7 @@ class TritonPythonModel:
             )))
         return responses
 """
-#: Completes what the config already says, twice; the class has a method that nobody calls.
+#: Completes what the config already says, twice; the class has a method that is never called.
 AUTO_COMPLETE = """
 class TritonPythonModel:
     unused = object()
@@ -114,7 +114,7 @@ class TritonPythonModel:
 """
 INT = 'input { name: "IN" data_type: TYPE_INT32 dims: [1] }\n'
 DECOUPLED = "model_transaction_policy { decoupled: True }\n"
-#: Threads that nobody joins but finalize; the output is of the wrong type (int64).
+#: Threads that only finalize joins; the output is of the wrong type (int64).
 SQUARE = """
 import threading
 

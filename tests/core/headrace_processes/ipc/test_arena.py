@@ -35,7 +35,7 @@ def pattern(seed: int, nbytes: int) -> memoryview:
     return memoryview(random.Random(seed).randbytes(nbytes))
 
 
-def nobody(offset: int) -> None:
+def ignore(offset: int) -> None:
     """Ignore the offset."""
 
 
@@ -64,7 +64,7 @@ def test_blocks_are_aligned_apart_intact_and_placed_first_fit(steps: list[tuple[
     for is_release, nbytes, number in steps:
         if is_release and taken:
             offset = sorted(taken)[number % len(taken)]
-            assert reader.view(offset, taken[offset], nobody).tobytes() == pattern(offset, taken.pop(offset))
+            assert reader.view(offset, taken[offset], ignore).tobytes() == pattern(offset, taken.pop(offset))
             writer.release(offset)
             continue
         expected = next((begin for begin, size in holes(taken) if size >= room(nbytes)), None)
@@ -75,7 +75,7 @@ def test_blocks_are_aligned_apart_intact_and_placed_first_fit(steps: list[tuple[
             taken[found] = nbytes
             writer.view(found, nbytes)[:] = pattern(found, nbytes)
     for offset, nbytes in taken.items():
-        assert reader.view(offset, nbytes, nobody).tobytes() == pattern(offset, nbytes)
+        assert reader.view(offset, nbytes, ignore).tobytes() == pattern(offset, nbytes)
         writer.release(offset)
     assert writer.place(pattern(0, SIZE)) == 0
     arena.close()
@@ -104,7 +104,7 @@ def test_arrays_of_any_dtype_and_of_no_elements_are_placed_as_their_bytes(arena:
     for array in (np.arange(6, dtype=np.float64).reshape(2, 3), np.zeros((0, 3)), np.array(7, np.int16)):
         offset = writer.place(array.data)
         assert offset is not None
-        assert reader.view(offset, array.nbytes, nobody).tobytes() == array.tobytes()
+        assert reader.view(offset, array.nbytes, ignore).tobytes() == array.tobytes()
 
 
 # ---------------------------------------------------------------------- memory
@@ -134,7 +134,7 @@ def test_what_a_large_tensor_took_is_given_back_and_can_be_had_again() -> None:
         assert large is not None
         writer.release(large)
         assert resident(arena) > 2 * KEPT_BYTES, "pages are kept while there is traffic"
-        assert reader.view(small, 100, nobody).tobytes() == pattern(1, 100)
+        assert reader.view(small, 100, ignore).tobytes() == pattern(1, 100)
         writer.release(small)
         assert resident(arena) <= KEPT_BYTES
     arena.close()
@@ -226,7 +226,7 @@ def test_two_views_of_one_place_are_freed_each(arena: Arena) -> None:
 )
 def test_what_is_not_in_the_arena_cannot_be_viewed(arena: Arena, offset: int, nbytes: int) -> None:
     with pytest.raises(ValueError, match=f"{nbytes} bytes at {offset} are not in an arena of {MIB}"):
-        Reader(arena).view(offset, nbytes, nobody)
+        Reader(arena).view(offset, nbytes, ignore)
 
 
 @pytest.mark.parametrize("offset", [0, 1, MIB - 1, MIB])
@@ -250,7 +250,7 @@ def test_views_outlive_the_arena_and_nothing_new_is_given(arena: Arena) -> None:
     assert writer.place(pattern(4, 10)) is None
     writer.release(offset)
     with pytest.raises(ValueError, match="not in an arena"):
-        reader.view(offset, 1000, nobody)
+        reader.view(offset, 1000, ignore)
     del view
     assert freed == [offset]
 
@@ -259,7 +259,7 @@ def test_views_outlive_the_arena_and_nothing_new_is_given(arena: Arena) -> None:
 def test_the_last_view_of_a_closed_arena_takes_the_mapping_with_it() -> None:
     arena = Arena.create(MIB)
     descriptors, mappings = len(list(Path("/proc/self/fd").iterdir())), mapped()
-    view = Reader(arena).view(0, 10, nobody)
+    view = Reader(arena).view(0, 10, ignore)
     arena.close()
     assert mapped() == mappings
     del view
@@ -353,7 +353,7 @@ def test_a_hostile_peer_spoils_contents_and_nothing_else(arena: Arena) -> None:
             if (offset := writer.place(pattern(number, nbytes))) is not None:
                 live.append((offset, nbytes))
             exchange(process, "")
-            zlib.crc32(reader.view(*live[dice.randrange(len(live))], nobody).data)
+            zlib.crc32(reader.view(*live[dice.randrange(len(live))], ignore).data)
     for offset, _ in live:
         writer.release(offset)
     assert writer.reserve(MIB) == 0
@@ -392,4 +392,4 @@ def test_pages_go_back_when_an_arena_has_not_been_used_for_a_while() -> None:
         assert bytes(writer.view(offset, len(content))) == content
     finally:
         arena.close()
-    assert not writer.can_shrink, "nobody needs to look again"
+    assert not writer.can_shrink, "no further call is needed"

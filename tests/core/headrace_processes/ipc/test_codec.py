@@ -429,7 +429,7 @@ def test_no_description_of_a_tensor_reaches_outside(
 ) -> None:
     message = one_tensor(header_of(datatype, *shape), place, nbytes, offset, bytes(32))
     if datatype is dtypes.BYTES and nbytes == 0 and place == 0:
-        assert decoder().requests(only(message))  # no strings at all: malformed for whoever reads them
+        assert decoder().requests(only(message))  # no valid strings: the reader finds them malformed
     else:
         assert is_refused(message, Places(1 << 16)) or (datatype is dtypes.BYTES and nbytes == 0)
 

@@ -259,7 +259,7 @@ def test_a_message_of_more_answers_than_there_are_is_refused() -> None:
     assert layout is not None
     described, alike = frames(writer.done(layout, 1, (1, 2, 3, 4), [answer.outputs] * 2))
     with pytest.raises(ProtocolError):
-        reader.done(alike)  # of a layout that nobody has described
+        reader.done(alike)  # of a layout that was not described
     reader.hear(described)
     assert len(reader.done(alike).outputs) == 2
     for count in (5, 60000):

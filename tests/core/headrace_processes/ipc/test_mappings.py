@@ -54,7 +54,7 @@ class Ends:
         self.child = Decoder(None, self._free, self.received)
 
     def request(self, request: InferRequest) -> tuple[bytes, ReceivedRequest]:
-        message = self.encoder.requests([(1, Ticket(request, _nobody))])
+        message = self.encoder.requests([(1, Ticket(request, _reply))])
         (received,) = self.child.requests(framed(message))
         return message, received
 
@@ -63,7 +63,7 @@ class Ends:
         raise AssertionError("there is no arena")
 
 
-def _nobody(answer: Any, final: bool) -> None:
+def _reply(answer: Any, final: bool) -> None:
     raise AssertionError("no answer is expected")
 
 
@@ -120,7 +120,7 @@ def test_an_output_is_written_to_the_memory_of_the_client(ends: Ends) -> None:
     response = with_placed_outputs(InferResponse({"y": output, "other": np.ones(3)}, {}, "", ""), received.targets)
     message = Encoder(None).answers([reply_of(1, response, True)])
     assert len(message) < 200
-    (reply,) = ends.decoder.answers(framed(message), {1: Ticket(request, _nobody)})
+    (reply,) = ends.decoder.answers(framed(message), {1: Ticket(request, _reply)})
     assert isinstance(reply.answer, InferResponse)
     found: Any = reply.answer.outputs["y"]
     assert found.tolist() == output.tolist()
@@ -141,7 +141,7 @@ def test_a_process_cannot_claim_memory_that_its_request_does_not_have(ends: Ends
     client = Client()
     request = LocatedRequest.of(InferRequest("m", {}), {"y": client.memory[:INLINE]}, None)
     placed: Any = {"y": Placed(np.ones(INLINE, np.uint8))}
-    tickets = {1: Ticket(request, _nobody), 2: Ticket(InferRequest("m", {}), _nobody)}
+    tickets = {1: Ticket(request, _reply), 2: Ticket(InferRequest("m", {}), _reply)}
 
     def answer(call: int, outputs: Any) -> list[Any]:
         message = Encoder(None).answers([reply_of(call, InferResponse(outputs, {}, "", ""), True)])
@@ -228,7 +228,7 @@ def test_a_file_that_shrinks_gives_zeros_and_is_reported(ends: Ends) -> None:
     np.asarray(late)[:] = 1
     _, received = ends.request(InferRequest("m", {"x": tensor_in(client, 0, INLINE // 4)}))
     assert ends.received.take_lost() == []
-    message = ends.encoder.requests([(2, Ticket(InferRequest("m", {"x": tensor_in(late, 0, INLINE // 4)}), _nobody))])
+    message = ends.encoder.requests([(2, Ticket(InferRequest("m", {"x": tensor_in(late, 0, INLINE // 4)}), _reply))])
     os.ftruncate(client.file, 0)
     os.ftruncate(late.file, 0)
     assert not np.any(received.inputs["x"])  # type: ignore[arg-type]
