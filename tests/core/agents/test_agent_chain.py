@@ -245,7 +245,7 @@ def test_an_inspection_judges_what_the_agents_leave_and_removes_it(write_model: 
 
 
 def test_a_model_that_comes_with_a_request_has_agents_too(
-    make_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
+    make_server: Callable[..., Server], caplog: pytest.LogCaptureFixture, wait_until: Callable[..., None]
 ) -> None:
     caplog.set_level(logging.DEBUG)
     config = (
@@ -259,5 +259,8 @@ def test_a_model_that_comes_with_a_request_has_agents_too(
         assert [model.version for model in server.served("m")] == [7], "the latest of what the agents have left"
         given = First.directories[0]
         assert (given / "1" / "weights").read_bytes() == b"w"
+        on_loop(server, server.unload("m"))
+        private = given.parent.parent
+        wait_until(lambda: [path.name for path in private.iterdir()] == [".lock"], "nothing of it is left")
     assert not given.exists()
     assert not First.directories[-1].exists()

@@ -112,15 +112,12 @@ class ForwardReader:
 
 
 class _Part:
-    """The next ``size`` bytes of a stream. Raises `RefusedArchive` if it ends before."""
+    """The next ``size`` bytes of a stream, fewer if it ends before."""
 
     def __init__(self, stream: ForwardReader, size: int) -> None:
         self._stream, self._left = stream, size
 
     def read(self, size: int) -> bytes:
-        size = min(size, self._left)
-        part = self._stream.read(size)
-        if len(part) < size:
-            raise RefusedArchive("it is cut off")
-        self._left -= size
+        part = self._stream.read(min(size, self._left))
+        self._left -= len(part)
         return part

@@ -61,7 +61,8 @@ def open_model(
         with placed(directory, options, is_sent=entry.is_sent):
             config = parse(directory.path, options) if entry.config is None else _copy(entry.config)
         if classes is not None and config.model_repository_agents.agents:
-            return _open_with_agents(entry, files, config, options, AgentChain(entry.name, config, classes))
+            with directory:  # the agents get one of their own, with the whole model
+                return _open_with_agents(entry, files, config, options, AgentChain(entry.name, config, classes))
     except BaseException:
         directory.give_back()
         raise
