@@ -142,8 +142,11 @@ def test_a_file_that_has_changed_since_the_listing_is_not_loaded(
 ) -> None:
     assert storage.fingerprint("m")
     s3.put({"m/1/weights": b"abcdefghij"})
+    asked: list[str | None] = []
+    s3.fault = lambda request: asked.append(request.headers["If-Match"]) or False  # type: ignore[func-returns-value]
     with pytest.raises(LoadError, match="'m/1/weights' has changed since it was listed"):
         storage.fetch("m", ["1/weights"], new_directories(tmp_path))
+    assert asked == [etag(MODEL["m/1/weights"])]
 
 
 def test_an_empty_answer_of_a_proxy_unloads_nothing(s3: FaultyS3, storage: Storage) -> None:
@@ -169,3 +172,11 @@ def test_the_bucket_is_in_the_path_or_in_the_host_and_a_proxy_is_used(
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{s3.port}")
     open_storage("s3://http://s3.test/bucket/models", s3_addressing=addressing).models()
     assert s3.requests == [f"http://{host}{path}"]
+
+
+def test_the_server_of_the_url_counts_before_that_of_a_variable(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:2")
+    assert list(open_storage(s3.url, timeout_s=0.5).models()) == ["m"]
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{s3.port}")
+    assert list(open_storage("s3://bucket/models", timeout_s=0.5).models()) == ["m"]

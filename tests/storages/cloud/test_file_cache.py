@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from headrace import ConfigError, LoadError, Storage, Unavailable
-from headrace_cloud.file_cache import LINKED_BYTES, FileCache, entry_name
+from headrace_cloud import cache_entry
+from headrace_cloud.cache_entry import entry_name, sync
+from headrace_cloud.file_cache import LINKED_BYTES, FileCache
 from tests.storages.cloud.faulty_s3 import FaultyS3, Handler, faulty_s3
 from tests.storages.cloud.opened_storage import new_directories, open_storage
 
@@ -97,6 +99,30 @@ def test_an_entry_that_somebody_has_changed_is_downloaded_again(
     cache.place(source.name, source.size, tmp_path / "b", source)
     assert (tmp_path / "b").read_bytes() == b"content"
     assert source.count == 2
+
+
+def test_after_a_crash_of_the_machine_only_what_was_on_the_disk_is_used(
+    make: Callable[..., FileCache], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, safe, unsafe = make(), Source(b"on the disk"), Source(b"perhaps not")
+    for each in (safe, unsafe):
+        cache.place(each.name, each.size, tmp_path / each.name, each)
+    sync(cache.path / "files" / safe.name)
+    assert cache.has(safe.name, safe.size)
+    assert cache.has(unsafe.name, unsafe.size)
+    (tmp_path / "boot_id").write_text("another boot")
+    monkeypatch.setattr(cache_entry, "_BOOT", tmp_path / "boot_id")
+    assert cache.has(safe.name, safe.size)
+    assert not cache.has(unsafe.name, unsafe.size)
+
+
+def test_an_entry_that_was_written_to_is_not_called_safe(make: Callable[..., FileCache], tmp_path: Path) -> None:
+    cache, source = make(), Source(b"content")
+    cache.place(source.name, source.size, tmp_path / "a", source)
+    (cache.path / "files" / source.name).write_bytes(b"CONTENT")
+    sync(cache.path / "files" / source.name)
+    sync(cache.path / "files" / "nothing")
+    assert not cache.has(source.name, source.size)
 
 
 def test_what_was_used_longest_ago_is_removed_first(make: Callable[..., FileCache], tmp_path: Path) -> None:

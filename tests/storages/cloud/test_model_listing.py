@@ -79,6 +79,18 @@ def test_a_further_question_lists_the_model_anew() -> None:
     assert store.listings == ["", "m"]
 
 
+def test_files_of_a_load_stay_those_of_its_fingerprint() -> None:
+    store = Kept("m/1/weights")
+    listing = _listing(store)
+    listing.models()
+    listing.files("m")
+    store.change("m/1/weights")
+    listing.models()  # somebody loads another model
+    assert listing.last("m")["1/weights"].tag == "tag"
+    listing.files("m")
+    assert listing.last("m")["1/weights"].tag == "new"
+
+
 def test_callers_that_wait_share_one_listing() -> None:
     store = Kept("m/1/weights")
     listing = _listing(store)

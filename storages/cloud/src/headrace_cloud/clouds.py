@@ -174,6 +174,7 @@ def _connect(location: Location, credentials: Credentials, options: CloudStorage
         if is_virtual:
             way, _, host = endpoint.partition("://")
             config["endpoint"] = f"{way}://{location.bucket}.{host}"
+        config["aws_endpoint_url_s3"] = config["endpoint"]  # else the variable of this name counts
         kind: Any = S3Store
     elif location.scheme == "gs":
         endpoint = os.environ.get(EMULATOR, "").rstrip("/") or "https://storage.googleapis.com"

@@ -1,8 +1,7 @@
 """Downloaded files of all servers of one user on a machine, in one directory of bounded size.
 
 An entry is named by the digest of the bucket, key, size and tag of an object, and it never changes: another content has
-another name. Its modification time is computed from its name. So an entry that somebody has written to is found, and
-downloaded again, without reading it.
+another name. One that somebody has written to is downloaded again (`headrace_cloud.cache_entry`).
 
 Large files get a second name in the directory of the model (a hard link) and are read-only. Small ones are copied, so
 that a model that writes to its own files changes nobody else's.
@@ -18,34 +17,26 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import logging
 import os
 import shutil
 import stat
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headrace import ConfigError, LoadError, Unavailable
+from headrace_cloud.cache_entry import is_whole, mark_used, mark_written, sync
 
 log = logging.getLogger(__name__)
 
 #: Larger files are linked, not copied.
 LINKED_BYTES = 16 << 20
 _WAIT_S = 0.1
-#: Computed modification times lie in the years 2001 to 2033.
-_FIRST_NS, _RANGE_NS = 10**18, 10**18
 
 #: Writes a file of known size to a file descriptor.
 Download = Callable[[int], None]
-
-
-def entry_name(*identity: object) -> str:
-    """Return the name of the entry for an object."""
-    return hashlib.sha256("\0".join(map(str, identity)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class FileCache:
@@ -84,7 +75,7 @@ class FileCache:
 
     def has(self, name: str, size: int) -> bool:
         """True if there is an entry that nobody has changed."""
-        return self.keeps(size) and self._is_whole(name, size)
+        return self.keeps(size) and is_whole(self._files / name, size)
 
     def place(self, name: str, size: int, target: Path, download: Download) -> bool:
         """Put the file ``name`` at ``target``, which must not exist. Download it if the cache does not have it.
@@ -99,14 +90,14 @@ class FileCache:
         had = True
         while not self._take(name, size, target):
             with self._filling(name) as descriptor:
-                if descriptor is None or self._is_whole(name, size):
+                if descriptor is None or is_whole(self._files / name, size):
                     continue  # another server has filled it meanwhile
                 had = False
                 path = self._partial / name
                 with _worded(path, size):
                     _fill(descriptor, size, download)
                     os.fchmod(descriptor, 0o400 if size > LINKED_BYTES else 0o600)
-                    os.utime(descriptor, ns=(time.time_ns(), _time_of(name)))
+                    mark_written(descriptor, name)
                 with suppress(FileNotFoundError):  # the cache was closed
                     path.rename(self._files / name)
         return had
@@ -137,26 +128,13 @@ class FileCache:
                     found = entry.stat()
                     yield found.st_atime_ns, found.st_size, Path(entry.path)
 
-    def _is_whole(self, name: str, size: int) -> bool:
-        """True if the entry is there and nobody has written to it. Removes it if somebody has."""
-        path = self._files / name
-        try:
-            found = path.lstat()
-        except FileNotFoundError:
-            return False
-        if stat.S_ISREG(found.st_mode) and found.st_size == size and found.st_mtime_ns == _time_of(name):
-            return True
-        log.warning("the cache entry '%s' is not as it was written: it is removed and downloaded again", path)
-        path.unlink(missing_ok=True)
-        return False
-
     def _take(self, name: str, size: int, target: Path) -> bool:
         """Put the entry at ``target``. False if there is none."""
-        if not self._is_whole(name, size):
-            return False
         path = self._files / name
+        if not is_whole(path, size):
+            return False
         try:
-            os.utime(path, ns=(time.time_ns(), _time_of(name)))
+            mark_used(path)
             if size > LINKED_BYTES and self._link(path, target):
                 return True
             with _worded(target, size):
@@ -205,6 +183,16 @@ class FileCache:
         finally:
             os.close(descriptor)
 
+    def sync_later(self, names: Collection[str]) -> None:
+        """Have a thread write the entries ``names`` to the disk. Until then they are lost if the machine stops."""
+
+        def sync_all() -> None:
+            for name in names:
+                sync(self._files / name)
+
+        if self._max_bytes:
+            threading.Thread(target=sync_all, name="cloud sync", daemon=True).start()
+
     def close(self) -> None:
         """Remove the files that are still being written. The process may end before their downloads do."""
         for path in tuple(self._own):
@@ -220,11 +208,6 @@ class FileCache:
                         path.unlink(missing_ok=True)
                 finally:
                     os.close(descriptor)
-
-
-def _time_of(name: str) -> int:
-    """Return the modification time of an entry in ns."""
-    return _FIRST_NS + int(name[:16], 16) % _RANGE_NS
 
 
 def _lock(descriptor: int) -> bool:

@@ -11,7 +11,8 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from headrace import LoadError, Unavailable, one_line
-from headrace_cloud.file_cache import FileCache, entry_name
+from headrace_cloud.cache_entry import entry_name
+from headrace_cloud.file_cache import FileCache
 from headrace_cloud.stored_objects import PART_BYTES, NoRanges, ObjectStore, StoredObject
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class ModelDownload:
                 raise
         if missing:
             self._cache.make_room(0)
+            self._cache.sync_later([names[path] for path in missing])
             progress.end(len(files) - len(missing))
 
     def _entry(self, each: StoredObject) -> str:

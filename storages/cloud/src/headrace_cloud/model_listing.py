@@ -66,6 +66,8 @@ class ModelListing:
         self._listed_at = 0.0
         #: The files of each model that counted last, and changes that do not count yet.
         self._counting: dict[str, Files] = {}
+        #: What `files` has returned last.
+        self._answered: dict[str, Files] = {}
         self._changes: dict[str, _Change] = {}
 
     def models(self) -> list[str]:
@@ -85,10 +87,8 @@ class ModelListing:
     def _take_over(self, found: Mapping[str, Files | LoadError], began: float) -> list[str]:
         """Make ``found`` the last listing. Return the names of its models."""
         with self._lock:
-            for name in (*self._counting, *self._changes):
-                if name not in found:
-                    self._counting.pop(name, None)
-                    self._changes.pop(name, None)
+            for name in {*self._counting, *self._changes, *self._answered} - found.keys():
+                self._forget(name)
             counting = {
                 name: files if isinstance(files, LoadError) else self._count(name, files)
                 for name, files in found.items()
@@ -111,17 +111,19 @@ class ModelListing:
                     taken = (self._count(model, taken) if taken else self._forget(model)) or {}
         if isinstance(taken, LoadError):
             raise taken
+        with self._lock:
+            self._answered[model] = taken
         return taken
 
     def last(self, model: str) -> Files:
         """Return what `files` has returned last, or what it returns now."""
         with self._lock:
-            found = self._counting.get(model)
+            found = self._answered.get(model)
         return self.files(model) if found is None else found
 
     def _forget(self, model: str) -> Files:
-        self._counting.pop(model, None)
-        self._changes.pop(model, None)
+        for known in (self._counting, self._changes, self._answered):
+            known.pop(model, None)
         return {}
 
     def _list(self) -> dict[str, Files | LoadError]:
@@ -129,7 +131,7 @@ class ModelListing:
         try:
             for number, each in enumerate(self._store.objects()):
                 name, slash, _ = each.path.partition("/")
-                if slash and not name.startswith("."):
+                if slash and name and not name.startswith(".") and "\0" not in name:
                     objects.setdefault(name, []).append(each)
                 if number == MOST_OBJECTS:
                     raise LoadError(f"the model repository has more than {MOST_OBJECTS} objects")
