@@ -144,15 +144,14 @@ class PermissionDenied(CallerError):
 class ResourceExhausted(CallerError):
     """The caller has used up its quota. The same request may succeed in ``retry_after_s`` seconds; None if unknown.
 
-    Over HTTP, it is the header ``Retry-After``, rounded up. Infinity and NaN are unknown.
+    It is the header ``Retry-After`` or the trailer ``grpc-retry-pushback-ms``. Infinity and NaN are unknown.
     """
 
     code = Code.RESOURCE_EXHAUSTED
 
     def __init__(self, message: str = "", code: Code | None = None, *, retry_after_s: float | None = None) -> None:
         super().__init__(message, code)
-        known = retry_after_s is not None and math.isfinite(retry_after_s)
-        self.retry_after_s = retry_after_s if known else None
+        self.retry_after_s = retry_after_s if retry_after_s is not None and math.isfinite(retry_after_s) else None
 
 
 class OperatorError(HeadraceError):
@@ -196,7 +195,7 @@ class Unavailable(OperatorError):
 
     def __init__(self, message: str = "", code: Code | None = None, *, retry_after_s: float | None = None) -> None:
         super().__init__(message, code)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = retry_after_s if retry_after_s is not None and math.isfinite(retry_after_s) else None
 
 
 class PluginError(HeadraceError):

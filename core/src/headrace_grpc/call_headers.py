@@ -16,7 +16,7 @@ from headrace_grpc.http2.field_decoder import Fields
 from headrace_grpc.http2.headers import RequestHeaders, literal, status
 from headrace_grpc.message_framing import ACCEPTED, DECODERS, IDENTITY, Compressor
 from headrace_grpc.rpc import Metadata, Rpc
-from headrace_grpc.status import INTERNAL, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED, details
+from headrace_grpc.status import INTERNAL, OK, PUSHBACK, RESOURCE_EXHAUSTED, UNIMPLEMENTED, details
 
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 #: grpc's core accepts more digits than the eight of the protocol.
@@ -152,9 +152,11 @@ def begin_block(encoding: bytes = b"") -> bytes:
     return _BEGIN + literal(b"grpc-encoding", encoding) if encoding else _BEGIN
 
 
-def trailers(code: int, message: str = "") -> bytes:
-    """Return the trailers after the last message."""
+def trailers(code: int, message: str = "", pushback: int | None = None) -> bytes:
+    """Return the trailers after the last message. The client may try again in ``pushback`` ms, if that is known."""
     block = literal(b"grpc-status", b"%d" % code)
+    if pushback is not None:
+        block += literal(PUSHBACK.encode(), b"%d" % pushback)
     return block + literal(b"grpc-message", quote(details(message), _PLAIN).encode()) if message else block
 
 
@@ -162,9 +164,9 @@ def trailers(code: int, message: str = "") -> bytes:
 SUCCESS = trailers(OK)
 
 
-def refusal(code: int, message: str, more: Iterable[bytes] = ()) -> bytes:
+def refusal(code: int, message: str, more: Iterable[bytes] = (), pushback: int | None = None) -> bytes:
     """Return the headers of an answer without messages."""
-    return b"".join((_BEGIN, *more, trailers(code, message)))
+    return b"".join((_BEGIN, *more, trailers(code, message, pushback)))
 
 
 def http_error(code: int, more: Iterable[bytes] = ()) -> bytes:

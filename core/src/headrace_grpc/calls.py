@@ -38,6 +38,7 @@ from headrace_grpc.status import (
     STATUS,
     UNAVAILABLE,
     Status,
+    pushback_ms,
 )
 from headrace_grpc.wire import Buffer
 
@@ -170,7 +171,7 @@ class GrpcCall(Stream):
     def fail(self, reason: Exception) -> None:
         """End the call with the status of ``reason``. Log an unexpected exception instead of showing it."""
         if isinstance(reason, HeadraceError):
-            self.finish(STATUS[reason.code], reason.message)
+            self.finish(STATUS[reason.code], reason.message, pushback_ms(reason))
         elif isinstance(reason, Status):
             self.finish(reason.code, reason.message)
         elif isinstance(reason, DecodeError):
@@ -179,11 +180,11 @@ class GrpcCall(Stream):
             log.error("a gRPC handler failed", exc_info=reason)
             self.finish(INTERNAL, "internal error; the server's log has the details")
 
-    def finish(self, code: int, message: str = "") -> None:
-        """End the call, unless it has ended."""
+    def finish(self, code: int, message: str = "", pushback: int | None = None) -> None:
+        """End the call, unless it has ended. The client may try again in ``pushback`` ms, if that is known."""
         if not self.is_ended:
             self._end()
-            self._send_status(code, message)
+            self._send_status(code, message, pushback)
 
     def _require_progress(self, now: float) -> None:
         """End the call if no more of its message has arrived for too long."""
@@ -200,8 +201,8 @@ class GrpcCall(Stream):
         if self._timer is not None:
             self._timer.cancel()
 
-    def _send_status(self, code: int, message: str) -> None:
-        self.end(refusal(code, message))
+    def _send_status(self, code: int, message: str, pushback: int | None = None) -> None:
+        self.end(refusal(code, message, pushback=pushback))
 
     def _expire(self) -> None:
         self.finish(DEADLINE_EXCEEDED, "Deadline Exceeded")

@@ -18,7 +18,7 @@ from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_grpc.infer import OUT_OF_TIME, SHUTTING_DOWN
 from headrace_grpc.rpc import Rpc
 from headrace_grpc.rpc_table import rpcs
-from headrace_grpc.status import STATUS, details
+from headrace_grpc.status import PUSHBACK, STATUS, details, pushback_ms
 from headrace_hosts.listening import announce, listen_grpc, shown_address
 from headrace_hosts.tls_files import TlsFiles, grpc_tls
 
@@ -122,6 +122,11 @@ class GrpcHost(Frontend):
             _paced_log.error("a gRPC handler failed", exc_info=reason)
             reason = InternalError("internal error; the server's log has the details")
         return STATUS[reason.code], details(reason.message)
+
+    def advice(self, reason: Exception) -> tuple[tuple[str, str], ...]:
+        """Return the trailers, beside status and details, of a call that ends by ``reason``."""
+        pushback = pushback_ms(reason) if isinstance(reason, HeadraceError) else None
+        return () if pushback is None else ((PUSHBACK, str(pushback)),)
 
     def share_heap(self) -> None:
         """Let threads that a library starts from here on share the heaps that are there.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.errors import Code
+from math import ceil
+
+from headrace.errors import Code, HeadraceError
 from headrace.frontends.failures import without_paths
 
 #: gRPC's numbers (https://grpc.github.io/grpc/core/md_doc_statuscodes.html) that a transport needs.
@@ -22,6 +24,19 @@ STATUS = {
     Code.PERMISSION_DENIED: PERMISSION_DENIED,
     Code.RESOURCE_EXHAUSTED: RESOURCE_EXHAUSTED,
 }
+
+
+#: The name of the trailer that says when to try again, in ms. Clients that retry by themselves read it.
+#: Source: https://github.com/grpc/proposal/blob/master/A6-client-retries.md#pushback.
+PUSHBACK = "grpc-retry-pushback-ms"
+#: Clients read it as a 32-bit number.
+_LONGEST_MS = (1 << 31) - 1
+
+
+def pushback_ms(error: HeadraceError) -> int | None:
+    """Return the value of the trailer `PUSHBACK` for ``error``; None if it does not say when to try again."""
+    retry_after_s: float | None = getattr(error, "retry_after_s", None)
+    return None if retry_after_s is None else ceil(min(max(0.0, retry_after_s * 1e3), _LONGEST_MS))
 
 
 class Status(Exception):

@@ -128,13 +128,13 @@ class StreamCall(GrpcCall):
         elif wanted + missing >= window >> 1 or missing > self.receive_window:
             self.credit(wanted + missing)
 
-    def _send_status(self, code: int, message: str) -> None:
+    def _send_status(self, code: int, message: str, pushback: int | None = None) -> None:
         if not self._has_begun:
-            self.end(refusal(code, message))
+            self.end(refusal(code, message, pushback=pushback))
         elif self.is_blocked and code:
             self.abandon(frames.CANCEL)  # the waiting data will not be sent, and a status must not overtake it
         else:
-            self.end(trailers(code, message))
+            self.end(trailers(code, message, pushback))
 
 
 def _wake(future: asyncio.Future[None] | None) -> None:

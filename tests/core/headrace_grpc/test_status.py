@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.errors import Code
+from headrace.errors import Code, HeadraceError, ResourceExhausted, Unavailable
 from headrace.frontends.failures import without_paths
-from headrace_grpc.status import STATUS, details
+from headrace_grpc.status import STATUS, details, pushback_ms
 
 #: grpc's numbers, as docs/spec/behaviours.md section 0 lists them.
 NUMBERS = {
@@ -50,3 +50,13 @@ def test_a_long_plain_message_arrives_whole() -> None:
 
 def test_half_a_surrogate_pair_is_replaced() -> None:
     assert details("a\ud800b") == "a?b"
+
+
+@pytest.mark.parametrize(
+    ("retry_after_s", "expected"),
+    [(0, 0), (0.0011, 2), (1.5, 1500), (-1, 0), (1e12, 2147483647), (None, None), (float("inf"), None)],
+)
+def test_when_to_try_again_is_told_in_whole_milliseconds(retry_after_s: float | None, expected: int | None) -> None:
+    for kind in (Unavailable, ResourceExhausted):
+        assert pushback_ms(kind("later", retry_after_s=retry_after_s)) == expected
+    assert pushback_ms(HeadraceError("never")) is None

@@ -206,7 +206,7 @@ class GrpcioServer:
         """
         code, details = self._host.status(reason)
         reason.__traceback__ = reason.__context__ = reason.__cause__ = None
-        await context.abort(_STATUS_CODES[code], details)
+        await context.abort(_STATUS_CODES[code], details, self._host.advice(reason))
 
     def _require_more(self) -> None:
         """Raise `Unavailable` if the server stops. Called before `aiter`, which grpcio wants to be read."""

@@ -26,8 +26,8 @@ from headrace import (
     rate_limited_logger,
     release_memory,
 )
-from headrace_on_demand.budget import HOST, MemoryBudget
 from headrace_on_demand.memory import LoadMeter, measure
+from headrace_on_demand.memory_budget import HOST, MemoryBudget
 from headrace_on_demand.model_state import FailedLoad, ModelState, shown
 from headrace_on_demand.on_demand_options import OnDemandOptions, read_settings
 

@@ -132,9 +132,9 @@ class OnDemand(ControlMode):
         return state
 
     async def _list(self) -> None:
-        """List the repository again, unless that was done less than a second ago."""
+        """List the repository again, unless that was done less than a second ago, or the server has not started."""
         if self._listing is None:
-            if monotonic() - self._listed_s < _LIST_S:
+            if self._ticking is None or monotonic() - self._listed_s < _LIST_S:
                 return
             self._listing = asyncio.create_task(self._read_names())
         await asyncio.shield(self._listing)

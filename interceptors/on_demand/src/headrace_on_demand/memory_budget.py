@@ -90,8 +90,10 @@ class MemoryBudget:
 
 
 def _with_dependents(state: ModelState, residents: Mapping[str, ModelState]) -> list[ModelState]:
-    """Return ``state`` after the resident models that need it, directly or through others."""
-    above: list[ModelState] = [state]
-    for each in above:  # grows in the loop
-        above += [other for other in residents.values() if each.name in other.needed and other not in above]
-    return above[::-1]
+    """Return ``state`` after the resident models that need it, directly or through others, each after those that need
+    it."""
+    found: list[ModelState] = []
+    for other in residents.values():
+        if state.name in other.needed:
+            found += [each for each in _with_dependents(other, residents) if each not in found]
+    return [*found, state]

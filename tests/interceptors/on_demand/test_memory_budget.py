@@ -1,0 +1,105 @@
+"""Which models make room for others: by arithmetic, without a server."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from headrace_on_demand.memory_budget import MemoryBudget
+from headrace_on_demand.model_state import ModelState
+
+
+def state(name: str, used: int, *needed: str) -> ModelState:
+    made = ModelState(name, lambda: None)
+    made.used_ns, made.needed = used, needed
+    return made
+
+
+def residents(*states: ModelState) -> dict[str, ModelState]:
+    return {each.name: each for each in states}
+
+
+def budget(limit: int, **charges: int) -> MemoryBudget:
+    made = MemoryBudget({"host": limit})
+    made.charges = {name: {"host": size} for name, size in charges.items()}
+    return made
+
+
+def names(victims: list[ModelState] | None) -> list[str] | None:
+    return None if victims is None else [each.name for each in victims]
+
+
+def any_may_go(each: ModelState) -> bool:
+    return True
+
+
+def test_the_least_recently_used_goes_first_and_no_more_than_needed() -> None:
+    made = budget(100, a=40, b=30, c=30)
+    known = residents(state("a", 2), state("b", 1), state("c", 3))
+    assert names(made.victims([{"host": 10}], known, (), (), any_may_go)) == ["b"]
+    assert names(made.victims([{"host": 35}], known, (), (), any_may_go)) == ["a"]  # b alone is not enough, a is
+    assert names(made.victims([{"host": 60}], known, (), (), any_may_go)) == ["b", "a"]
+    assert names(made.victims([{"host": 100}], known, (), (), any_may_go)) == ["b", "a", "c"]
+
+
+def test_nothing_goes_if_it_would_not_help() -> None:
+    made = budget(100, a=40, busy=60)
+    known = residents(state("a", 1), state("busy", 2))
+    assert made.victims([{"host": 50}], known, (), (), lambda each: each.name != "busy") is None
+    assert made.victims([{"host": 50}], known, ["busy"], (), any_may_go) is None
+
+
+def test_what_leaves_already_counts() -> None:
+    made = budget(100, a=40, leaving=60)
+    assert names(made.victims([{"host": 60}], residents(state("a", 1)), (), ["leaving"], any_may_go)) == []
+
+
+@pytest.mark.parametrize(
+    ("may_go", "expected"), [(any_may_go, ["ensemble", "step"]), (lambda each: each.name != "ensemble", None)]
+)
+def test_a_step_goes_after_the_ensemble_that_needs_it_or_not_at_all(
+    may_go: Callable[[ModelState], bool], expected: list[str] | None
+) -> None:
+    made = budget(100, ensemble=0, step=90)
+    known = residents(state("step", 1), state("ensemble", 2, "step"))
+    assert names(made.victims([{"host": 50}], known, (), (), may_go)) == expected
+
+
+def test_each_device_has_a_budget_of_its_own() -> None:
+    made = MemoryBudget({"host": 100, "gpu 0": 50})
+    made.charges = {"a": {"host": 10, "gpu 0": 50}, "b": {"host": 90}}
+    known = residents(state("b", 1), state("a", 2))
+    assert names(made.victims([{"gpu 0": 10}], known, (), (), any_may_go)) == ["a"]
+    assert made.impossible({"c": {"gpu 0": 51}}) == (
+        "it needs 51 bytes on gpu 0, and all models together may use 50 bytes (--on-demand-gpu-memory)"
+    )
+    assert made.impossible({"c": {"host": 60}, "d": {"host": 60}}) == (
+        "it needs 120 bytes on host (c: 60 bytes, d: 60 bytes), and all models together may use 100 bytes "
+        "(--on-demand-memory)"
+    )
+    assert made.impossible({"c": {"host": 100, "gpu 0": 50}}) == ""
+
+
+def test_random_models_always_fit_after_their_victims() -> None:
+    draw = random.Random(1)
+    for _ in range(300):
+        made = MemoryBudget({"host": 100})
+        known: dict[str, ModelState] = {}
+        while made.used("host") < 80:
+            name = f"m{len(known)}"
+            needed = draw.sample(sorted(known), min(len(known), draw.choice((0, 0, 1, 2))))
+            known[name] = state(name, draw.randrange(1000), *needed)
+            made.charges[name] = {"host": draw.randrange(1, 20)}
+        pinned = {name for name in known if draw.random() < 0.2}
+        need = draw.randrange(1, 101)
+        chosen = made.victims([{"host": need}], known, (), (), lambda each: each.name not in pinned)  # noqa: B023
+        if chosen is None:
+            continue
+        gone = {each.name for each in chosen}
+        assert not gone & pinned
+        assert made.used("host") - sum(made.charges[name]["host"] for name in gone) + need <= 100
+        for position, each in enumerate(chosen):  # what needs it has gone before it
+            above = {other.name for other in known.values() if each.name in other.needed}
+            assert above <= {before.name for before in chosen[:position]}
