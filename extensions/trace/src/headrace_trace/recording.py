@@ -35,6 +35,8 @@ from headrace_trace.traced_tensors import CopiedTensor, copied
 OPEN: dict[Caller, TracedCall] = {}
 #: The names of the events about sending an answer, without _START and _END, by transport.
 _SENDS = {"http": "HTTP_SEND", "grpc": "GRPC_SEND"}
+#: How the names of response parameters begin that parts of the server add.
+_OURS = "headrace_"
 _ids = count(1)
 _batches = count(1)
 
@@ -92,6 +94,7 @@ class TracedCall(Watch):
         "model",
         "parent",
         "request_id",
+        "said",
         "tensors",
         "trace",
         "version",
@@ -107,6 +110,8 @@ class TracedCall(Watch):
         self.tensors: list[tuple[str, int, CopiedTensor]] = []
         self.batch: ExecutedBatch | None = None
         self.error: str = ""
+        #: What parts of the server say in parameters ``headrace_*`` of a response, such as the target of a router.
+        self.said: Mapping[str, Any] = {}
         #: True if its response came from the cache.
         self.is_cached = False
         #: What an exporter keeps for this call.
@@ -154,8 +159,11 @@ class TracedCall(Watch):
         ]
 
     def answered(self, answer: Answer, final: bool) -> None:
-        if isinstance(answer, InferResponse) and self.trace.sampler.takes_tensors:
-            self._keep("TENSOR_BACKEND_OUTPUT", answer.outputs)
+        if isinstance(answer, InferResponse):
+            if answer.parameters:
+                self.said = {name: each for name, each in answer.parameters.items() if name.startswith(_OURS)}
+            if self.trace.sampler.takes_tensors:
+                self._keep("TENSOR_BACKEND_OUTPUT", answer.outputs)
         if final:
             if self.parent is None:
                 self.mark("INFER_RESPONSE_COMPLETE")

@@ -58,6 +58,7 @@ class SpanMaker:
         }
         if call.request_id:
             attributes["triton.request_id"] = call.request_id
+        attributes |= {name.replace("_", ".", 1): str(value) for name, value in call.said.items()}
         events = [event for event in call.events if event[0] in _OF_MODEL]
         yield self._span(call.model, context, context.model, parent, events, attributes, failed, SpanKind.SERVER)
         waited_until = times.get("COMPUTE_START", times.get("REQUEST_END", 0) if call.is_cached else 0)
