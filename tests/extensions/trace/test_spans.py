@@ -208,12 +208,12 @@ def test_a_collector_that_answers_nothing_delays_no_request_and_what_is_dropped_
     collector.gate.set()
 
 
-@pytest.mark.parametrize("kind", ["gone", "error", "rubbish"])
+@pytest.mark.parametrize("kind", ["gone", "error", "elsewhere", "rubbish", "huge"])
 def test_a_collector_that_does_not_take_spans_fails_no_request(
     collector: Collector, start_for: Callable[..., Headrace], kind: str
 ) -> None:
-    collector.status = 400 if kind == "error" else 200
-    collector.body = b"\xff" * 1000 if kind == "rubbish" else b""
+    collector.status = {"error": 400, "elsewhere": 302}.get(kind, 200)
+    collector.body = b"\xff" * {"rubbish": 1000, "huge": 70_000}.get(kind, 0)
     url = "http://127.0.0.1:1/v1/traces" if kind == "gone" else collector.url
     server = start_for(url, "rate=1")
     infer_all(server.http, server.grpc)
@@ -221,7 +221,8 @@ def test_a_collector_that_does_not_take_spans_fails_no_request(
         assert collector.wait_for(1)
     else:
         server.wait_for_line("traces for the collector are dropped")
-        assert counters(server)["headrace_trace_dropped_total"] > 0
+        found = counters(server)
+        assert found["headrace_trace_dropped_total"] > 0 == found["headrace_trace_written_total"]
     server.stop()
 
 

@@ -26,6 +26,10 @@ log = rate_limited_logger(__name__)
 #: The longest time that the end of the server waits for the collector.
 _CLOSE_S = 5.0
 _TIMEOUT_S = 5.0
+_CREDENTIAL_PROVIDERS = (
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
+)
 
 
 class SpanSender:
@@ -137,7 +141,11 @@ def _exporter(start: StartSettings) -> Any:
     if protocol == "http/protobuf":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        return OTLPSpanExporter(endpoint=url, timeout=_TIMEOUT_S)
+        from headrace_trace.collector_session import CollectorSession
+
+        # The SDK makes a session with the credentials of the user if one of these names a provider.
+        is_theirs = any(name in os.environ for name in _CREDENTIAL_PROVIDERS)
+        return OTLPSpanExporter(endpoint=url, timeout=_TIMEOUT_S, session=None if is_theirs else CollectorSession())
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
 
