@@ -49,6 +49,7 @@ CONFIGS: Mapping[str, str] = {
     "huge": IDENTITY + tensors(dims="3000, 3000"),
     "sequence": IDENTITY + "sequence_batching { } max_batch_size: 2 " + tensors(),
     "queued": IDENTITY + "dynamic_batching { } max_batch_size: 2 " + tensors(),
+    "decoupled": IDENTITY + "model_transaction_policy { decoupled: true } " + tensors(),
     "optional": 'backend: "python" '
     + tensors()
     + 'input { name: "more" data_type: TYPE_INT32 dims: 1 optional: true }',
@@ -63,7 +64,7 @@ class TritonPythonModel:
 """
 #: No URL can have it, because names in paths are read as they are.
 UNREACHABLE = 'odd {name} "ü" <b>%2F'
-WITHOUT_EXAMPLE = {"half", "huge"}
+WITHOUT_EXAMPLE = {"half", "huge", "decoupled"}
 
 
 class TestKit(ExtensionConformance):
@@ -156,7 +157,8 @@ def test_a_model_that_no_url_can_name_is_counted(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("half", "FP16, which JSON can not express"), ("huge", "9000000 elements")]
+    ("name", "reason"),
+    [("half", "FP16, which JSON can not express"), ("huge", "9000000 elements"), ("decoupled", "any number of")],
 )
 def test_a_model_without_an_example_says_why(client: httpx.Client, name: str, reason: str) -> None:
     operation = described(client)["paths"][f"/v2/models/{name}/infer"]["post"]

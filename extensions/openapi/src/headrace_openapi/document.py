@@ -115,7 +115,7 @@ def _model_path(model: ModelView) -> tuple[str, dict[str, Any]]:
 
 
 def _examples(model: ModelView, name: str) -> dict[str, Any]:
-    if model.decoupled or why_no_example(model):
+    if why_no_example(model):
         return {}
     if elements(model) <= INLINE:
         return {"example": example(model)}
@@ -129,8 +129,6 @@ def _description(model: ModelView) -> str:
         lines += ["", f"{word.capitalize()}:", ""]
         for each in model.metadata[word]:
             lines.append(f"- `{each['name']}`: {each['datatype']} {list(each['shape'])}")
-    if model.decoupled:
-        lines += ["", "It gives any number of responses, so that it is not asked by this path: use gRPC or a stream."]
-    elif reason := why_no_example(model):
+    if reason := why_no_example(model):
         lines += ["", f"There is no example: {reason}."]
     return "\n".join(lines)

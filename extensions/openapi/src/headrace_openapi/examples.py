@@ -23,6 +23,8 @@ _ZEROS = {"BOOL": "false", "BYTES": '"text"', "FP32": "0.0", "FP64": "0.0"}
 
 def why_no_example(model: ModelView) -> str:
     """Return why there is no JSON request for ``model``; empty if there is one."""
+    if model.decoupled:
+        return "it gives any number of responses, so that `infer` over HTTP refuses it: use gRPC or a stream"
     for name, datatype, shape in _asked(model):
         if datatype in _BINARY_ONLY:
             return f"input '{name}' is {datatype}, which JSON can not express: send it as binary data"
