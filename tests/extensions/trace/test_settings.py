@@ -71,6 +71,32 @@ def test_a_level_needs_a_rate(server: Headrace) -> None:
         assert (found, answer == ZERO) == (status, status == 400), (path, body)
 
 
+WHOLE, ADDS = "/v2/trace/setting", "/v2/models/adds/trace/setting"
+#: What Triton 2.51 answers in this order: inferences of ``adds``, then a change or a look, then rate and count.
+COUNTS: list[tuple[int, str, Any, str, str]] = [
+    (0, WHOLE, {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "5"}, "1", "5"),
+    (2, WHOLE, None, "1", "3"),
+    (0, ADDS, None, "1", "3"),
+    (0, WHOLE, {"trace_rate": "2"}, "2", "3"),
+    (0, ADDS, {"trace_rate": "1"}, "1", "3"),
+    (1, ADDS, None, "1", "2"),
+    (0, WHOLE, None, "2", "3"),
+    (6, ADDS, None, "1", "0"),
+    (0, WHOLE, None, "2", "3"),
+    (0, ADDS, {"trace_rate": None}, "2", "3"),
+    (0, WHOLE, {"trace_level": None, "trace_rate": None, "trace_count": None}, "1000", "-1"),
+]
+
+
+def test_the_count_is_of_what_is_left_whatever_else_changes(server: Headrace) -> None:
+    body = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+    for inferences, path, change, rate, count in COUNTS:
+        for _ in range(inferences):
+            assert ask(server.http, "/v2/models/adds/infer", body)[0] == 200
+        _, answer = ask(server.http, path, change)
+        assert (answer["trace_rate"], answer["trace_count"]) == (rate, count), (path, change)
+
+
 def test_the_stock_clients_read_and_change_settings(server: Headrace) -> None:
     wanted = {"trace_level": ["TIMESTAMPS"], "trace_rate": "5"}
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as over_http:

@@ -58,19 +58,20 @@ def _invalid(reason: str) -> InvalidArgument:
 
 
 class Sampler:
-    """Decides which requests are traced by ``settings``."""
+    """Decides which requests are traced by ``settings``. ``left`` more are traced, -1: any number."""
 
-    __slots__ = ("_left", "_seen", "collected", "rate", "settings", "started", "takes_tensors", "takes_timestamps")
+    __slots__ = ("_seen", "collected", "left", "rate", "settings", "started", "takes_tensors", "takes_timestamps")
 
-    def __init__(self, settings: TraceSettings) -> None:
+    def __init__(self, settings: TraceSettings, left: int | None = None) -> None:
         self.settings = settings
+        self.left = settings.count if left is None else left
         self.takes_tensors = "TENSORS" in settings.level and settings.mode == "triton"
         self.takes_timestamps = "TIMESTAMPS" in settings.level
         #: Traces that were started, and those of them that are over.
-        self.started = self.collected = 0
+        self.started = self.collected = settings.count - self.left
         #: Every ``rate``-th request is traced; 0: none.
-        self.rate = settings.rate if settings.level and settings.count != 0 else 0
-        self._seen, self._left = 0, settings.count
+        self.rate = settings.rate if settings.level and self.left != 0 else 0
+        self._seen = 0
 
     def sample(self, is_forced: bool = False) -> bool:
         """Return True if this request is traced. ``is_forced``: whatever the rate is."""
@@ -82,9 +83,9 @@ class Sampler:
                 return False
             self._seen = 0
         self.started += 1
-        if self._left > 0:
-            self._left -= 1
-            if not self._left:
+        if self.left > 0:
+            self.left -= 1
+            if not self.left:
                 self.rate = 0
         return True
 
@@ -126,13 +127,14 @@ class SettingsTable:
         self._samplers(model, changes)
         return changes
 
-    def apply(self, model: str, changes: Changes) -> None:
+    def apply(self, model: str, changes: Changes, counts_anew: bool = True) -> None:
         """Let exactly ``changes`` be set for ``model``, empty for the server. Raises as `merged`; nothing has changed
         then.
 
-        Settings of the server also hold for each model that has none of its own.
+        Settings of the server also hold for each model that has none of its own. Unless ``counts_anew``, the requests
+        that were traced before are a part of the count.
         """
-        samplers = self._samplers(model, changes)
+        samplers = self._samplers(model, changes, counts_anew)
         if not model:
             self._changes, self.whole = changes, samplers.pop("")
         elif changes == Changes():
@@ -146,21 +148,24 @@ class SettingsTable:
                 self.models[name] = sampler
         self._changed()
 
-    def _samplers(self, model: str, changes: Changes) -> dict[str, Sampler]:
+    def _samplers(self, model: str, changes: Changes, counts_anew: bool = True) -> dict[str, Sampler]:
         """Return a new sampler for each model that ``changes`` may concern; for the server under the empty name."""
         if model:
-            return {model: self._made(self._whole(self._changes).with_changes(changes))}
+            return {model: self._made(model, self._whole(self._changes).with_changes(changes), counts_anew)}
         whole = self._whole(changes)
-        made = {name: self._made(whole.with_changes(own)) for name, own in self._of_models.items()}
-        return {**made, "": self._made(whole)}
+        made = {
+            name: self._made(name, whole.with_changes(own), counts_anew and own.count is None)
+            for name, own in self._of_models.items()
+        }
+        return {**made, "": self._made("", whole, counts_anew)}
 
     def _whole(self, changes: Changes) -> TraceSettings:
         return self._start.with_changes(changes)
 
-    @staticmethod
-    def _made(settings: TraceSettings) -> Sampler:
+    def _made(self, model: str, settings: TraceSettings, counts_anew: bool) -> Sampler:
         settings.check()
-        return Sampler(settings)
+        before = self.of(model)
+        return Sampler(settings, None if counts_anew or before.settings.count != settings.count else before.left)
 
 
 def read_level(names: Iterable[str]) -> tuple[str, ...] | None:

@@ -104,11 +104,12 @@ class Trace(Extension):
 
     def settings(self, model: str) -> dict[str, Any]:
         """Return the settings of a model, or of the server, by their names in Triton."""
-        settings = self.table.of(model).settings
+        sampler = self.table.of(model)
+        settings = sampler.settings
         shown: dict[str, Any] = {
             "trace_level": list(settings.level) or ["OFF"],
             "trace_rate": str(settings.rate),
-            "trace_count": str(settings.count),
+            "trace_count": str(sampler.left),
         }
         if settings.mode == "triton":
             return {
@@ -126,13 +127,14 @@ class Trace(Extension):
         """Change settings of ``model``, empty for the server, in all workers. Raises `InvalidArgument` before anything
         changes. ``given`` has None for a setting that falls back."""
         if given:
-            await self.engine.share(self, model, {"model": model, **vars(self.table.merged(model, given))})
+            changes = vars(self.table.merged(model, given))
+            await self.engine.share(self, model, {"model": model, "counts_anew": "count" in given, **changes})
 
     async def apply(self, change: Mapping[str, Any]) -> None:
-        changes = {name: value for name, value in change.items() if name != "model"}
+        changes = {name: value for name, value in change.items() if name not in ("model", "counts_anew")}
         if changes["level"] is not None:
             changes["level"] = tuple(changes["level"])
-        self.table.apply(change["model"], Changes(**changes))
+        self.table.apply(change["model"], Changes(**changes), change["counts_anew"])
 
     def measure(self) -> Mapping[str, float]:
         exporter = None if self._tracer is None else self._tracer.exporter
