@@ -36,7 +36,8 @@ def made(path: Path, calls: list[tuple[int, int, str, dict[str, int]]]) -> Path:
         records.append({"id": number, "model_name": model, "model_version": 1, "request_id": f"r{number}"})
         if parent:
             records[-1]["parent_id"] = parent
-        records += [{"id": number, "timestamps": [{"name": name, "ns": us * 1000}]} for name, us in events.items()]
+        stamps = [{"name": name, "ns": 1_000_000 + us * 1000} for name, us in events.items()]
+        records += [{"id": number, "timestamps": [stamp]} for stamp in stamps]
     path.write_text(json.dumps(records))
     return path
 
@@ -100,6 +101,15 @@ def test_the_drawing_is_written_to_a_file(tmp_path: Path, capsys: pytest.Capture
     assert ElementTree.parse(tmp_path / "w.svg").getroot().tag.endswith("svg")
     assert run(str(TRITONS), f"--svg={tmp_path / 'none/w.svg'}") == 1
     assert "w.svg' can not be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_an_event_without_a_time_is_left_out(tmp_path: Path) -> None:
+    """As Triton 2.51 writes it for a request of generate."""
+    times = {"REQUEST_START": 500, "REQUEST_END": 900, "HTTP_SEND_START": 0, "HTTP_SEND_END": 0}
+    stamps = [{"name": name, "ns": at_ns} for name, at_ns in times.items()]
+    (tmp_path / "trace.json").write_text(json.dumps([{"id": 1, "model_name": "m", "timestamps": stamps}]))
+    (call,) = read_traces(str(tmp_path / "trace.json"))
+    assert (call.begin_ns, call.took_ns) == (500, 400)
 
 
 def test_a_file_that_is_still_written_is_read(tmp_path: Path) -> None:
