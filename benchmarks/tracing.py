@@ -1,8 +1,11 @@
-"""What tracing takes of a request: ``python benchmarks/tracing.py``.
+"""What tracing and the access log take of a request: ``python benchmarks/tracing.py``.
 
 CPU of the whole process per request to an identity model on the event loop, over HTTP and gRPC, without sockets: a
 connection is handed the bytes of a request, and the next one when its answer is written. Each setting has a process of
 its own; they run in turns, and the least of all rounds of a thousand requests counts.
+
+With ``--bytecodes``, what Python executes for a request instead, on all threads: figures that repeat on a busy machine.
+They leave out what is written in C.
 """
 
 from __future__ import annotations
@@ -14,9 +17,12 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from time import process_time_ns
+from types import FrameType
 from typing import Any
 
 import hpack
@@ -32,13 +38,17 @@ from headrace_http.caller_limits import port_limits
 from headrace_http.open_connections import NativeConnections
 from headrace_http.protocol import HttpProtocol
 from headrace_http.routes import Routes
+from headrace_logging import AccessLogOptions
 
 ROUND = 1000
 _CONFIG = """backend: "identity" max_batch_size: 64
 input { name: "INPUT0" data_type: TYPE_FP32 dims: -1 } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: -1 }
 parameters { key: "event_loop" value { string_value: "on" } }"""
+#: What `count` has counted, by thread.
+_BYTECODES: dict[int, int] = {}
 _FILE, _SPANS = "triton,file=FOLDER/trace.json", "mode=opentelemetry"
-#: The words of ``--trace-config``. No collector listens.
+_LOG = "access-log"
+#: The words of ``--trace-config``, and ``access-log`` with its sampling. No collector listens.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "off": (),
     "file, level OFF": (_FILE,),
@@ -46,6 +56,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "file, all": (_FILE, "level=TIMESTAMPS", "rate=1"),
     "OpenTelemetry, 1 in 1,000": (_SPANS, "opentelemetry,url=http://127.0.0.1:1", "level=TIMESTAMPS", "rate=1000"),
     "OpenTelemetry, all": (_SPANS, "opentelemetry,url=http://127.0.0.1:1", "level=TIMESTAMPS", "rate=1"),
+    "access log": (f"{_LOG}=1",),
+    "access log, JSON": (f"{_LOG}=1", "json"),
+    "access log, 1 in 100": (f"{_LOG}=100",),
+    "access log; file, 1 in 1,000": (f"{_LOG}=1", _FILE, "level=TIMESTAMPS", "rate=1000"),
 }
 
 
@@ -63,11 +77,33 @@ async def _http_round(connection: Any, wire: Wire, data: bytes) -> None:
             await asyncio.sleep(0)
 
 
-async def measure(server: Server, rounds: int) -> dict[str, float]:
-    """Return the least µs of CPU for a request over each protocol."""
+async def count(run: Callable[[], Awaitable[None]]) -> float:
+    """Return the bytecodes of a request of the round ``run``."""
+    await asyncio.sleep(0.3)  # the thread of the access log writes
+    _BYTECODES.clear()
+    sys.settrace(_trace)
+    try:
+        await run()
+    finally:
+        sys.settrace(None)
+    await asyncio.sleep(0.3)
+    return sum(_BYTECODES.values()) / ROUND
+
+
+def _trace(frame: FrameType, event: str, argument: Any) -> Any:
+    frame.f_trace_opcodes, frame.f_trace_lines = True, False
+    if event == "opcode":
+        thread = threading.get_ident()
+        _BYTECODES[thread] = _BYTECODES.get(thread, 0) + 1
+    return _trace
+
+
+async def measure(server: Server, rounds: int, counts: bool) -> dict[str, float]:
+    """Return the least µs of CPU for a request over each protocol; if it ``counts``, the bytecodes."""
     engine = server.engine
     limits = port_limits(engine.options)
     http, http_wire = HttpProtocol(NativeConnections(Routes(engine).dispatch, limits, engine.off_loop_work)), Wire()
+    http_wire._extra = {"peername": ("127.0.0.1", 1)}  # type: ignore[attr-defined]
     http.connection_made(http_wire)
     request = _http(KINDS["constant"], 1, binary=True)
 
@@ -75,6 +111,7 @@ async def measure(server: Server, rounds: int) -> dict[str, float]:
     service = Calls(rpcs(engine), options, engine.off_loop_work)
     connections = Connections(service, _limits(options), _keepalive(options))
     grpc, grpc_wire = Connection(connections), Wire()
+    grpc_wire._extra = http_wire._extra  # type: ignore[attr-defined]
     grpc.connection_made(grpc_wire)
     _feed(grpc, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"\0\4" + (1 << 30).to_bytes(4, "big")))
     _feed(grpc, _frame(8, 0, 0, ((1 << 31) - 1 - 65535).to_bytes(4, "big")))
@@ -97,8 +134,12 @@ async def measure(server: Server, rounds: int) -> dict[str, float]:
     least: dict[str, float] = {}
     gc.collect()
     gc.freeze()
+    protocols = ("HTTP", partial(_http_round, http, http_wire, request)), ("gRPC", grpc_round)
     for each in range(rounds + 1):
-        for title, run in (("HTTP", partial(_http_round, http, http_wire, request)), ("gRPC", grpc_round)):
+        for title, run in protocols:
+            if counts and each:
+                least[title] = await count(run)
+                continue
             began = process_time_ns()
             await run()
             took = (process_time_ns() - began) / ROUND / 1000
@@ -107,34 +148,47 @@ async def measure(server: Server, rounds: int) -> dict[str, float]:
     return least
 
 
-def run(setting: str, rounds: int) -> dict[str, float]:
+def run(setting: str, rounds: int, counts: bool) -> dict[str, float]:
+    if counts:
+        threading.settrace(_trace)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "models/numbers/1").mkdir(parents=True)
         (Path(folder) / "models/numbers/config.pbtxt").write_text(_CONFIG)
-        traced = tuple(_setting(word.replace("FOLDER", folder)) for word in SETTINGS[setting])
-        options = ServerOptions(model_repository=(f"{folder}/models",), trace_config=traced)
+        words = SETTINGS[setting]
+        logged = [int(word.partition("=")[2]) for word in words if word.startswith(_LOG)]
+        form: Any = "json" if "json" in words else "text"
+        groups = [AccessLogOptions(f"{folder}/access.log", form, sample) for sample in logged]
+        traced = tuple(
+            _setting(word.replace("FOLDER", folder)) for word in words if not word.startswith((_LOG, "json"))
+        )
+        options = ServerOptions(model_repository=(f"{folder}/models",), trace_config=traced, plugin_options=groups)
         with Server(options) as server:
-            return server._call(measure, server, rounds)
+            return server._call(measure, server, rounds, counts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--bytecodes", action="store_true")
+    parser.add_argument("--only", default="", metavar="TEXT", help="settings with this in their names, beside 'off'")
     parser.add_argument("--setting", choices=SETTINGS, help="this one only, as JSON")
     options = parser.parse_args()
     if options.setting:
-        print(json.dumps(run(options.setting, options.rounds)))
+        print(json.dumps(run(options.setting, options.rounds, options.bytecodes)))
         return
-    least: dict[str, dict[str, float]] = {setting: {} for setting in SETTINGS}
-    for _ in range(options.turns):
+    rounds = 1 if options.bytecodes else options.rounds
+    least: dict[str, dict[str, float]] = {name: {} for name in SETTINGS if name == "off" or options.only in name}
+    for _ in range(1 if options.bytecodes else options.turns):
         for setting, found in least.items():
-            words = [sys.executable, __file__, f"--setting={setting}", f"--rounds={options.rounds}"]
+            words = [sys.executable, __file__, f"--setting={setting}", f"--rounds={rounds}"]
+            words += ["--bytecodes"] * options.bytecodes
             output = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
             for title, us in json.loads(output).items():
                 found[title] = min(found.get(title, us), us)
+    unit = "bytecodes" if options.bytecodes else "µs"
     for setting, found in least.items():
-        shares = "  ".join(f"{title} {us:6.2f} µs {us / least['off'][title]:6.3f}" for title, us in found.items())
+        shares = "  ".join(f"{title} {us:7.2f} {unit} {us / least['off'][title]:6.3f}" for title, us in found.items())
         print(f"{shares}  {setting}")
 
 

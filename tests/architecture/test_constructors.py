@@ -14,6 +14,7 @@ MOST = 8
 
 #: Records of which more fields must be given, and why they are not parted.
 LONG_RECORDS = {
+    "FinishedInference": "the fields of a plain tuple, which core makes where each inference ends",
     "InstanceSpec": "the message that a child is started with: each field is an item of it",
     "ModelView": "what a frontend may know of a model, made once per load by one function",
     "SchedulerContext": "what a scheduler may use, made by the model queue alone; authors only read it",

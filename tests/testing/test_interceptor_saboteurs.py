@@ -201,6 +201,37 @@ class TrippingWatch(Watch):
         raise ValueError(outcome.error)
 
 
+class Notes(Doorman):
+    """Has a recorder that is sound."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+        self.recorder = SimpleNamespace(add=self.add)
+
+    def add(self, record: tuple[Any, ...]) -> None:
+        """Take ``record``."""
+
+
+class Assumes(Notes):
+    """Expects that each inference was executed."""
+
+    def add(self, record: tuple[Any, ...]) -> None:
+        assert record[-1] is not None
+
+
+class Dawdles(Notes):
+    """Writes each record at once."""
+
+    def add(self, record: tuple[Any, ...]) -> None:
+        time.sleep(0.12)  # what the check is there to find
+
+
+def test_a_sound_recorder_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(register_interceptors=hookimpl(lambda: [Notes]))
+    monkeypatch.setitem(sys.modules, "headrace_doorman", module)
+    TestDoorman().test_its_recorder_takes_every_record_at_once()
+
+
 class Late(Open):
     """Judges the caller when the body has been read."""
 
@@ -221,6 +252,8 @@ class Late(Open):
         (Answers, "every_operation_has_a_verdict"),
         (Open, "what_it_must_refuse_is_refused"),
         (Sleeper, "it_does_not_block_the_event_loop"),
+        (Assumes, "its_recorder_takes_every_record_at_once"),
+        (Dawdles, "its_recorder_takes_every_record_at_once"),
         (Keeps, "a_caller_that_leaves_while_it_waits_leaves_nothing"),
         (Redirects, "a_request_is_kept_or_replaced_by_one_for_the_same_model"),
         (Scribbles, "a_request_is_kept_or_replaced_by_one_for_the_same_model"),

@@ -127,7 +127,7 @@ if TYPE_CHECKING:
     )
     from headrace.server import Server
     from headrace.storage.base import Storage
-    from headrace.telemetry.executions import BatchTimes, Observer
+    from headrace.telemetry.executions import BatchTimes, FinishedInference, Observer, Recorder, TimeKeeper
     from headrace.telemetry.log_limits import rate_limited_logger
     from headrace.telemetry.logs import Log, LogSettings, draw_table
     from headrace.telemetry.published import Measured, PublishedMetric, Publisher
@@ -286,7 +286,7 @@ _HOMES = {
     "headrace_processes.supervision.child_process": ("child_command",),
     "headrace_processes.supervision.exits": ("ending",),
     "headrace_processes.supervision.orphan_reaper": ("ORPHAN_REAPER",),
-    "headrace.telemetry.executions": ("BatchTimes", "Observer"),
+    "headrace.telemetry.executions": ("BatchTimes", "FinishedInference", "Observer", "Recorder", "TimeKeeper"),
     "headrace.telemetry.logs": ("Log", "LogSettings", "draw_table"),
     "headrace.telemetry.log_limits": ("rate_limited_logger",),
     "headrace.telemetry.published": ("Measured", "PublishedMetric", "Publisher"),
@@ -341,6 +341,7 @@ __all__ = [
     "ExtensionOperation",
     "FileTooSmall",
     "Findings",
+    "FinishedInference",
     "FlagHelp",
     "Forwarded",
     "ForwardingPort",
@@ -405,6 +406,7 @@ __all__ = [
     "Problem",
     "PublishedMetric",
     "Publisher",
+    "Recorder",
     "RepositoryAgent",
     "RequestInstance",
     "RequestParameters",
@@ -434,6 +436,7 @@ __all__ = [
     "TensorLocation",
     "Tensors",
     "Ticket",
+    "TimeKeeper",
     "Timer",
     "TlsFiles",
     "TooLargeForLoop",

@@ -44,6 +44,7 @@ from headrace.models.submission import (
 )
 from headrace.models.view import ModelView, statistics_document
 from headrace.off_loop import OffLoopWork
+from headrace.telemetry.executions import Recorder
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -67,6 +68,7 @@ __all__ = [
     "Operation",
     "Outcome",
     "Phase",
+    "Recorder",
     "RequestSubmitter",
     "Watch",
     "admitted_caller",

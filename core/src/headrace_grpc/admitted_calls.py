@@ -118,7 +118,6 @@ class _Guard:
         self._rpc, self._admission, self._large = rpc, admission, large
         #: Calls that wait. The event loop itself keeps no reference to tasks.
         self._tasks: set[asyncio.Task[None]] = set()
-        self._skips = partial(_skips, admission) if admission.sampler is not None else None
 
     # ------------------------------------------------------------------ calls with one message
 
@@ -131,23 +130,12 @@ class _Guard:
 
     def direct(self, handler: Direct) -> Direct:
         as_unary, parse = awaited(handler), self._rpc.parse
+        unadmitted = self._rpc.unadmitted
 
-        sampler, follows = self._admission.sampler, self._admission.follows_trace_context
-        skips, unadmitted = self._skips, None if sampler is None else self._rpc.unadmitted
-
-        def call(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
-            if unadmitted is not None and sampler is not None and skips is not None:
-                is_spared = sampler.spared and not follows
-                if is_spared:
-                    sampler.spared -= 1
-                if is_spared or skips(body, context):
-                    try:
-                        return unadmitted(parse(body), context, reply)
-                    except TooLargeForLoop:
-                        return self._start(self._answer_skipped(awaited(unadmitted), body, context, reply))
+        def admit(chain: InterceptorChain, body: Buffer, context: Context, reply: Reply) -> Cancel | None:
             caller = caller_of(context)
             admitted = AdmittedContext(context, caller)
-            waiting = self._admit(caller, body)
+            waiting = self._admit(caller, body, chain)
             if waiting is None:
                 try:
                     return self._begin(handler, self._rpc.parse(body), admitted, reply)
@@ -158,7 +146,16 @@ class _Guard:
                     raise
             return self._start(self._answer(as_unary, body, admitted, waiting, reply))
 
-        return call
+        if unadmitted is None:
+            return partial(admit, self._admission)
+
+        def skip(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
+            try:
+                return unadmitted(parse(body), context, reply)
+            except TooLargeForLoop:
+                return self._start(self._answer_skipped(awaited(unadmitted), body, context, reply))
+
+        return self._admission.select(admit, skip, self._rpc.recorded, _trace_context, _model_name)
 
     def _start(self, answering: Coroutine[Any, Any, None]) -> Cancel:
         """Run ``answering`` as a task. Return a function that cancels it."""
@@ -259,11 +256,13 @@ class _Guard:
 
     # ------------------------------------------------------------------ the model
 
-    def _admit(self, caller: Caller, body: Buffer) -> Coroutine[Any, Any, None] | None:
+    def _admit(
+        self, caller: Caller, body: Buffer, chain: InterceptorChain | None = None
+    ) -> Coroutine[Any, Any, None] | None:
         field = self._rpc.model_field
         try:
             name = "" if field is None else _text_in(body, field[0])
-            return self._admission.admit(caller, self._rpc.operation, name)
+            return (chain or self._admission).admit(caller, self._rpc.operation, name)
         except HeadraceError as error:
             self._log_error(error, caller)
             raise
@@ -306,14 +305,15 @@ async def admit_messages(
 ) -> AsyncIterator[AdmittedMessage]:
     """Admit the inferences of a stream one by one, and parse the admitted ones."""
     opened = caller_of(context)
+    chain_of = admission.select(lambda chain, *call: chain, lambda *call: None, None, _trace_context, _model_name)
     async for body in bodies:
-        if admission.sampler is not None and _skips(admission, body, context):
+        if (chain := chain_of(body, context, None)) is None:
             yield AdmittedMessage(await _read(body, unpack, unpack_large, large), None)
             continue
         caller = opened.for_another_operation()
         name = _text_in(body, _MODEL_FIELD)
         try:
-            if (waiting := admission.admit(caller, Operation.INFER, name)) is not None:
+            if (waiting := chain.admit(caller, Operation.INFER, name)) is not None:
                 await waiting
         except HeadraceError as error:
             known = ModelInferRequest(model_name=name, id=_text_in(body, _ID_FIELD))
@@ -343,15 +343,13 @@ async def _read(
         return await large.run(partial(parse_large or parse, body))
 
 
-def _skips(admission: InterceptorChain, body: Buffer, context: Context) -> bool:
-    """True if the interceptors leave out an inference. ``admission`` has a ``sampler``."""
-    sampler = admission.sampler
-    assert sampler is not None
-    sent = (first(context.metadata, "traceparent") or "") if admission.follows_trace_context else ""
-    if sampler.spared and not sent:
-        sampler.spared -= 1
-        return True
-    return not sampler.samples(Operation.INFER, partial(_text_in, body, _MODEL_FIELD), sent)
+def _trace_context(body: Buffer, context: Context) -> str:
+    """Return the metadata that says which trace the request belongs to."""
+    return first(context.metadata, "traceparent") or ""
+
+
+def _model_name(body: Buffer, context: Context) -> str:
+    return _text_in(body, _MODEL_FIELD)
 
 
 def _text_in(body: Buffer, number: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from copy import copy
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
@@ -13,21 +14,22 @@ from headrace.engine import Caller, admitted_caller, refuse_decoupled_model_infe
 from headrace.errors import CallerError, Code, HeadraceError, Unavailable
 from headrace.frontends.answering import ResponseWriter, check_strings
 from headrace.frontends.failures import log_fault
+from headrace.frontends.recorded import LONGEST_TEXT, RECORDED, Recorded, principal_of
 from headrace.frontends.tensor_locations import TensorLocations
 from headrace.messages.request import InferRequest, log_id
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Respond, Ticket, ticket_of
-from headrace.off_loop import TooLargeForLoop
+from headrace.off_loop import OffLoopWork, TooLargeForLoop
 from headrace_grpc import usual_messages
 from headrace_grpc.decode import Change, Decoded, decode
 from headrace_grpc.encode import encode
 from headrace_grpc.located_messages import LocatedMessages
-from headrace_grpc.rpc import Cancel, Context, Reply
-from headrace_grpc.usual_messages import ReadMessage
-from headrace_grpc.wire import RawRequest
+from headrace_grpc.rpc import Cancel, Context, Direct, Reply, first
+from headrace_grpc.usual_messages import ReadMessage, unpack
+from headrace_grpc.wire import Buffer, RawRequest
 
 if TYPE_CHECKING:
-    from headrace.engine import Engine, ModelView
+    from headrace.engine import Engine, ModelView, Recorder
 
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 #: What a call is told that the server has no more time for.
@@ -89,6 +91,54 @@ def model_infer(inference: Inference, raw_request: ReadMessage, context: Context
     return ticket.cancel
 
 
+def recorded_infer(inference: Inference, recorder: Recorder, otherwise: Direct) -> Direct:
+    """Return `model_infer` for requests whose records ``recorder`` gets, in place of admission.
+
+    It takes the message as received. ``otherwise`` answers rare ones: those that are large, or refused before they are
+    submitted. ``inference`` has no admission.
+    """
+    find, start = inference.single.find, inference.single.start
+    decode, ticket_for, large = inference.decode, inference.ticket, inference.off_loop_work
+
+    def infer(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
+        arrival_ns = monotonic_ns()
+        try:
+            raw_request = unpack(body)
+            message = raw_request.message
+            if context.draining:
+                return otherwise(body, context, reply)
+            view = find(message.model_name, message.model_version)
+            decoded = decode(raw_request)
+            request, size = decoded.request, 0
+            for tensor in request.inputs.values():
+                size += tensor.nbytes  # type: ignore[union-attr]  # an `Undecoded` one has none
+        except Exception:
+            return otherwise(body, context, reply)
+        certificate = context.certificate
+        answer = _RecordedAnswer(view, reply, large, recorder, decoded.classes)
+        answer.origin = (
+            arrival_ns,
+            "grpc",
+            context.peer,
+            "" if certificate is None else principal_of(certificate),
+            (first(context.metadata, "traceparent") or "")[:LONGEST_TEXT],
+            message.model_name,
+            view.version,
+            message.id[:LONGEST_TEXT],
+            size,
+        )
+        if deadline_ns := context.deadline_ns:
+            request.expire_at(deadline_ns)
+        answer.ticket = ticket = ticket_for(request, answer)
+        try:
+            start(view, ticket)
+        except Exception as error:
+            answer.refuse(error)
+        return ticket.cancel
+
+    return infer
+
+
 def decode_large(inference: Inference, view: ModelView, raw_request: ReadMessage) -> Decoded:
     """Return the decoded ``raw_request``, which may have millions of elements. Runs on a thread."""
     assert isinstance(raw_request, RawRequest)  # a `UsualMessage` is never that large
@@ -131,3 +181,27 @@ class _Answer(ResponseWriter["bytes | HeadraceError"]):
 
     def refused(self, error: HeadraceError) -> HeadraceError:
         return error
+
+
+class _RecordedAnswer(Recorded, _Answer):
+    """The same, with a record for a `Recorder`."""
+
+    __slots__ = RECORDED
+
+    def __init__(
+        self,
+        view: ModelView,
+        reply: Reply,
+        large: OffLoopWork,
+        recorder: Recorder,
+        classes: Mapping[str, Change],
+    ) -> None:
+        self._answer, self._count = None, 0  # what the bases do, without their calls
+        self.view, self.send, self._large, self.recorder, self.classes = view, reply, large, recorder, classes
+
+    def encode(self, response: InferResponse, loop_limit_bytes: int) -> bytes:
+        size = 0
+        for tensor in response.outputs.values():
+            size += tensor.nbytes
+        self.outcome = None, size
+        return encode(response, self.view, self.classes, None, loop_limit_bytes)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from google.protobuf.message import Message
 
-from headrace.engine import AnyOperation
+from headrace.engine import AnyOperation, Recorder
 from headrace.errors import HeadraceError
 from headrace.frontends.failures import log_fault
 
@@ -91,6 +91,9 @@ class Rpc:
     parse_large: Callable[[Any], Any] | None = None
     #: ``direct`` for calls that all interceptors leave out; None if it does not matter.
     unadmitted: Direct | None = None
+    #: Returns ``direct`` for calls, with messages as received, that only a recorder takes. Its second argument answers
+    #: rare ones.
+    recorded: Callable[[Recorder, Direct], Direct] | None = None
     #: Number and name of the field of its message that names a model; None without one.
     model_field: tuple[int, str] | None = None
 

@@ -39,7 +39,7 @@ def rpcs(engine: Engine) -> list[Rpc]:
     shared = MethodServices(Inference(engine), services)
     offered = [method.rpc(shared) for method in methods]
     for wrapper in engine.additions(RpcWrapper):
-        offered = [wrapper.wrap(rpc) for rpc in offered]
+        offered = [_changed(rpc, wrapper.wrap(rpc)) for rpc in offered]
     table = [_complete(rpc, engine) for rpc in offered]
     if engine.log is not None:
         engine.log.on_change.append(partial(_complete_again, table, offered, engine))
@@ -48,8 +48,13 @@ def rpcs(engine: Engine) -> list[Rpc]:
 
 def _complete(rpc: Rpc, engine: Engine) -> Rpc:
     """Return ``rpc`` with logging if the log is verbose, and with admission if there are interceptors."""
-    watched = _watched(rpc) if is_verbose() else rpc
+    watched = _changed(rpc, _watched(rpc)) if is_verbose() else rpc
     return watched if engine.admission is None else admitted(watched, engine.admission, engine.off_loop_work)
+
+
+def _changed(rpc: Rpc, changed: Rpc) -> Rpc:
+    """Return ``changed``, which is made from ``rpc``, without the handlers that pass by another ``direct``."""
+    return changed if changed.direct is rpc.direct else replace(changed, unadmitted=None, recorded=None)
 
 
 def _complete_again(table: list[Rpc], offered: list[Rpc], engine: Engine) -> None:

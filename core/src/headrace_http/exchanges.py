@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from headrace.frontends.access import host_of
@@ -151,12 +152,12 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------ answers
 
-    @property
+    @cached_property
     def peer(self) -> str:
         """The address of the other end; empty if unknown."""
         return host_of(self._transport.get_extra_info("peername"))
 
-    @property
+    @cached_property
     def certificate(self) -> Mapping[str, Any] | None:
         """The verified certificate of the other end; None without one."""
         return self._transport.get_extra_info("peercert") or None

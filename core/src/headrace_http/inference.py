@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace.engine import Caller, admitted_caller, refuse_decoupled_http
 from headrace.errors import HeadraceError, InvalidArgument, Unsupported
 from headrace.frontends.answering import ResponseWriter, check_strings
+from headrace.frontends.recorded import LONGEST_TEXT, RECORDED, Recorded, principal_of
 from headrace.messages.request import InferRequest, Undecoded
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Respond, Ticket
@@ -29,8 +31,11 @@ from headrace_http.request_deadline import TIMEOUT, RequestDeadline, deadline_in
 from headrace_http.url_paths import PathTarget
 
 if TYPE_CHECKING:
-    from headrace.engine import Engine, ModelView
+    from headrace.engine import Engine, ModelView, Recorder
     from headrace.messages.tensor import Tensor
+
+#: See `headrace_http.route_handlers.Handler`.
+_Handler: TypeAlias = Callable[[HttpRequest, PathTarget, Reply], "Cancel | None"]
 
 _NO_FORMATS: Mapping[str, OutputFormat] = {}
 _NO_BYTES = memoryview(b"")
@@ -84,6 +89,53 @@ class InferenceHandler:
         plain._submitter = submitter = self._submitter.without_admission()
         plain._find, plain._start = submitter.find, submitter.start
         return plain
+
+    def recorded(self, transport: str, recorder: Recorder, otherwise: _Handler) -> _Handler:
+        """Return a handler of requests whose records ``recorder`` gets, in place of admission.
+
+        ``otherwise`` answers rare ones: those that are compressed, have a deadline, are large, or are refused before
+        they are submitted.
+        """
+        plain = self.without_admission()
+        find, read, start = plain._find, plain._read, plain._start
+        ticket_for, large = plain._ticket, plain._large
+
+        def infer(http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
+            arrival_ns, headers = monotonic_ns(), http.headers
+            if b"content-encoding" in headers or TIMEOUT in headers:
+                return otherwise(http, target, reply)
+            context, accepted = headers.get(b"traceparent"), headers.get(b"accept-encoding")
+            try:
+                peer, certificate = reply.peer, reply.certificate  # type: ignore[attr-defined]
+                view = find(target.name, target.version)
+                answer = RecordedAnswer(
+                    view, reply, response_encoding(accepted) if accepted else b"identity", large, recorder
+                )
+                request = read(http, target.name, target.version, answer, LARGE_BYTES)
+                size = 0
+                for tensor in request.inputs.values():
+                    size += tensor.nbytes  # type: ignore[union-attr]  # an `Undecoded` one has none
+            except Exception:
+                return otherwise(http, target, reply)
+            answer.origin = (
+                arrival_ns,
+                transport,
+                peer,
+                "" if certificate is None else principal_of(certificate),
+                "" if context is None else context[:LONGEST_TEXT].decode("latin-1"),
+                target.name,
+                view.version,
+                request.id[:LONGEST_TEXT],
+                size,
+            )
+            answer.ticket = ticket = ticket_for(request, answer)
+            try:
+                start(view, ticket)
+            except Exception as error:
+                answer.refuse(error)
+            return ticket.cancel
+
+        return infer
 
     async def read_request(
         self, http: HttpRequest, name: str, version: str
@@ -196,10 +248,9 @@ class Answer(ResponseWriter[HttpReply]):
     __slots__ = ("_encoding", "default", "formats")
 
     def __init__(self, view: ModelView, reply: Reply, encoding: bytes, large: OffLoopWork) -> None:
-        super().__init__(view, reply, large)
-        self.formats = _NO_FORMATS
-        self.default = JSON
-        self._encoding = encoding
+        self._answer, self._count = None, 0  # what the bases do, without their calls
+        self.view, self._reply, self._large = view, reply, large
+        self.formats, self.default, self._encoding = _NO_FORMATS, JSON, encoding
 
     def encode(self, response: InferResponse, loop_limit_bytes: int) -> HttpReply:
         view = self.view
@@ -209,6 +260,26 @@ class Answer(ResponseWriter[HttpReply]):
 
     def refused(self, error: HeadraceError) -> HttpReply:
         return error_reply(error)
+
+
+class RecordedAnswer(Recorded, Answer):
+    """The same, with a record for a `Recorder`."""
+
+    __slots__ = RECORDED
+
+    def __init__(self, view: ModelView, reply: Reply, encoding: bytes, large: OffLoopWork, recorder: Recorder) -> None:
+        self._answer, self._count = None, 0  # what the bases do, without their calls
+        self.view, self.send, self._large, self.recorder = view, reply, large, recorder
+        self.formats, self.default, self._encoding = _NO_FORMATS, JSON, encoding
+
+    def encode(self, response: InferResponse, loop_limit_bytes: int) -> HttpReply:
+        view, size = self.view, 0
+        for tensor in response.outputs.values():
+            size += tensor.nbytes
+        self.outcome = None, size
+        return encode(
+            response, self.formats, self.default, view.labels, view.max_batch_size > 0, self._encoding, loop_limit_bytes
+        )
 
 
 def _nobody(reply: HttpReply) -> None:

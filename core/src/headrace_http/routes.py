@@ -6,7 +6,7 @@ Every route names its operation. The interceptors of the server admit it before 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +18,7 @@ from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.absent_routes import absent_routes
 from headrace_http.admitted_requests import AdmittedReply, caller_of
 from headrace_http.caller_limits import HttpLimits, port_limits
+from headrace_http.inference import InferenceHandler
 from headrace_http.message import Cancel, HttpRequest, Reply, error_reply, text_error
 from headrace_http.plugin_routes import METHODS, HttpRoute, read_route
 from headrace_http.request_log import Dispatch, watched
@@ -26,7 +27,7 @@ from headrace_http.url_paths import PathTarget, template
 from headrace_http.web_sockets import SocketHandler
 
 if TYPE_CHECKING:
-    from headrace.engine import AnyOperation, Engine
+    from headrace.engine import AnyOperation, Engine, InterceptorChain
 
 log = rate_limited_logger(__name__)
 
@@ -41,13 +42,15 @@ _EVERY_PATH = re.compile(".*", re.DOTALL)
 class Route(NamedTuple):
     """``pattern`` must match the whole path; ``handlers`` are by method.
 
-    ``operation`` is admitted before the method is checked, unless ``operations`` has another one for the method.
+    ``entries`` are the handlers behind admission. ``otherwise`` refuses the other methods, after the admission of
+    ``operation``.
     """
 
     pattern: re.Pattern[str]
     operation: AnyOperation
     handlers: dict[str, Handler]
-    operations: dict[str, AnyOperation]
+    entries: dict[str, Handler]
+    otherwise: Handler
 
 
 class Routes:
@@ -68,9 +71,7 @@ class Routes:
         ``otherwise`` answers every other path, by any method. ``transport`` is that of the callers, and ``limits`` are
         those of the port. Without ``has_sockets``, WebSocket routes are refused.
         """
-        self._admission = admission = engine.admission
-        self._sampler = None if admission is None else admission.sampler
-        self._follows_context = admission is not None and admission.follows_trace_context
+        self._admission = engine.admission
         self._transport = transport
         self._found = ClearedCache[str, tuple[Route, PathTarget]](_REMEMBERED)
         self._handlers = RouteHandlers(
@@ -84,10 +85,10 @@ class Routes:
         self.table = self._build(engine.additions(HttpRoute) if routes is None else routes)
         if routes is None:
             absent = absent_routes()
-            self.table += [Route(template(route.path).pattern, route.operation, route.handlers, {}) for route in absent]
+            self.table += [self._route(template(each.path).pattern, each.operation, each.handlers) for each in absent]
         if otherwise is not None:
             handlers = dict.fromkeys(METHODS, otherwise.handler(self._handlers))
-            self.table.append(Route(_EVERY_PATH, otherwise.operation, handlers, {}))
+            self.table.append(self._route(_EVERY_PATH, otherwise.operation, handlers))
         #: Answers a request through its ``reply``, once, now or later. Never raises. Returns a function to call if the
         #: caller disconnects first, or None. Replaced when the log becomes verbose, and when it no longer is.
         self.dispatch: Dispatch
@@ -98,10 +99,7 @@ class Routes:
             engine.log.on_change.append(self._choose_dispatch)
 
     def _choose_dispatch(self) -> None:
-        if self._sampler is not None:
-            self._unadmitted = self._handlers.inference.without_admission()
-        dispatch = self._dispatch if self._admission is None else self._dispatch_admitted
-        self.dispatch = watched(dispatch, self._target) if is_verbose() else dispatch
+        self.dispatch = watched(self._dispatch, self._target) if is_verbose() else self._dispatch
         for use in self.on_dispatch:
             use(self.dispatch)
 
@@ -116,53 +114,42 @@ class Routes:
     def _dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:
         try:
             route, target = self._found.get(request.path) or self._find(request.path)
-            handler = route.handlers.get(request.method)
-            if handler is None:
-                reply(text_error(405, "Method Not Allowed"))
-                return None
+            handler = route.entries.get(request.method) or route.otherwise
             return handler(request, target, reply)
         except Exception as error:
             self._fail(request, reply, error)
         return None
 
-    def _dispatch_admitted(self, request: HttpRequest, reply: Reply) -> Cancel | None:
-        """`_dispatch` for a server with interceptors. An unknown path is not an operation."""
-        try:
-            route, target = self._found.get(request.path) or self._find(request.path)
-        except NotFound as error:
-            self._fail(request, reply, error)
-            return None
-        sampler = self._sampler
-        if sampler is not None and route.handlers.get(request.method) is self._handlers.inference:
-            sent = request.headers.get(_TRACE_CONTEXT) if self._follows_context else None
-            if sampler.spared and sent is None:
-                sampler.spared -= 1
-                return self._infer_unadmitted(request, target, reply)
-            if not sampler.samples(Operation.INFER, lambda: target.name, (sent or b"").decode("latin-1")):
-                return self._infer_unadmitted(request, target, reply)
-        admitted = AdmittedReply(reply, caller_of(request, reply, self._transport))
-        return admitted.begin(
-            self._admission,  # type: ignore[arg-type]  # there is one
-            route.operations.get(request.method, route.operation),
-            "" if route.operation in _OF_REGIONS else target.name,
-            partial(self._answer, route, target, request, admitted),
-            partial(self._fail, request, admitted),
+    def _admitted(self, operation: AnyOperation, handler: Handler) -> Handler:
+        """Return ``handler`` behind the interceptors of the server, if there are any."""
+        admission = self._admission
+        if admission is None:
+            return handler
+        has_model = operation not in _OF_REGIONS
+
+        def admit(chain: InterceptorChain, request: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
+            admitted = AdmittedReply(reply, caller_of(request, reply, self._transport))
+            return admitted.begin(
+                chain,
+                operation,
+                target.name if has_model else "",
+                partial(self._answer, handler, request, target, admitted),
+                partial(self._fail, request, admitted),
+            )
+
+        if not isinstance(handler, InferenceHandler):
+            return partial(admit, admission)
+        return admission.select(
+            admit,
+            handler.without_admission(),
+            partial(handler.recorded, self._transport),
+            _trace_context,
+            _model_name,
         )
 
-    def _infer_unadmitted(self, request: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
-        """Answer an inference that all interceptors leave out."""
+    def _answer(self, handler: Handler, request: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
         try:
-            return self._unadmitted(request, target, reply)
-        except Exception as error:
-            self._fail(request, reply, error)
-            return None
-
-    def _answer(self, route: Route, target: PathTarget, request: HttpRequest, reply: Reply) -> Cancel | None:
-        try:
-            handler = route.handlers.get(request.method)
-            if handler is not None:
-                return handler(request, target, reply)
-            reply(text_error(405, "Method Not Allowed"))
+            return handler(request, target, reply)
         except Exception as error:
             self._fail(request, reply, error)
         return None
@@ -204,10 +191,29 @@ class Routes:
         found: dict[str, Route] = {}
         for part in routes:
             method, path = read_route(type(part))
-            route = found.setdefault(path.text, Route(path.pattern, part.operation, {}, {}))
-            route.handlers[method] = part.handler(self._handlers)
-            route.operations[method] = part.operation
+            route = found.get(path.text)
+            if route is None:
+                route = found[path.text] = self._route(path.pattern, part.operation, {})
+            route.handlers[method] = handler = part.handler(self._handlers)
+            route.entries[method] = self._admitted(part.operation, handler)
         return list(found.values())
+
+    def _route(self, pattern: re.Pattern[str], operation: AnyOperation, handlers: Mapping[str, Handler]) -> Route:
+        entries = {method: self._admitted(operation, handler) for method, handler in handlers.items()}
+        return Route(pattern, operation, dict(handlers), entries, self._admitted(operation, _refuse_method))
+
+
+def _refuse_method(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
+    reply(text_error(405, "Method Not Allowed"))
+
+
+def _trace_context(request: HttpRequest, target: PathTarget) -> str:
+    """Return the header that says which trace the request belongs to."""
+    return request.headers.get(_TRACE_CONTEXT, b"").decode("latin-1")
+
+
+def _model_name(request: HttpRequest, target: PathTarget) -> str:
+    return target.name
 
 
 def _target_of(values: dict[str, str]) -> PathTarget:

@@ -19,9 +19,12 @@ import pytest
 from headrace import (
     Answer,
     AnyOperation,
+    BatchTimes,
     Caller,
     Cancelled,
+    Code,
     ExtensionOperation,
+    FinishedInference,
     HeadraceError,
     InferRequest,
     InferResponse,
@@ -48,6 +51,13 @@ _OPERATIONS: tuple[AnyOperation, ...] = (*Operation, ExtensionOperation("chat"))
 #: The inference of a model that the repository does not have, with a body that is no request.
 _WRONG = "/v2/models/no_such_model/infer"
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
+_TIMES = BatchTimes(30, 40, 50, 60)
+#: Of an inference that was executed, one that was not, and one that was refused.
+_RECORDS = (
+    FinishedInference(10, "http", "127.0.0.1", "", "", NAME, 1, "id", 4, None, 4, 70, 20, _TIMES),
+    FinishedInference(10, "http", "", "", "", NAME, 1, "", 0, None, 0, 70, 20, None),
+    FinishedInference(10, "grpc", "127.0.0.1", "me", "?", NAME, 1, "\n", 4, Code.UNAVAILABLE, 0, 20, 0, None),
+)
 #: The status over HTTP, and the name of the code over gRPC.
 _STATUS = {
     Unauthenticated: (401, "UNAUTHENTICATED"),
@@ -193,6 +203,22 @@ class InterceptorChecks:
             assert refusal is None, f"callers that have left while they waited count: {refusal}"
 
         asyncio.run(ask())
+
+    def test_its_recorder_takes_every_record_at_once(self) -> None:
+        """It raises for none, and does not block: what it is given has no caller who would see that."""
+
+        async def add() -> list[float]:
+            recorder, times = self.make().recorder, []
+            if recorder is None:
+                pytest.skip(f"{NOT_RUN}'{self.interceptor}' has no recorder")
+            for record in _RECORDS * 10:
+                begun = perf_counter()
+                recorder.add(tuple(record))
+                times.append(perf_counter() - begun)
+            return times
+
+        quickest = min(asyncio.run(add()))
+        assert quickest < self.blocking_s, f"each record keeps the event loop for {quickest:.3f} s"
 
     # ------------------------------------------------------------------ requests
 

@@ -77,6 +77,7 @@ class EchoModel:
             self.signature.check,
             partial(explain, self.signature),
             self.enqueue,
+            lambda observer: lambda: None,
         )
 
     def snapshot(self) -> Snapshot:

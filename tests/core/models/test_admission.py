@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -19,8 +20,10 @@ from tritonclient.utils import InferenceServerException
 from headrace import (
     AnyOperation,
     Caller,
+    Code,
     Extension,
     ExtensionOperation,
+    FinishedInference,
     GrpcMethod,
     HeadraceError,
     HttpCall,
@@ -770,3 +773,108 @@ def test_inferences_that_are_spared_are_left_out_without_a_question(serve: Serve
     serve(scenario, Sparing)
     assert Sampling.asked == ["", "", "", "00-1"]
     assert Sampling.taken == ["http infer m", "grpc infer m", "http infer m", "http infer m"]
+
+
+# ---------------------------------------------------------------------- an interceptor that gets records
+
+
+class Records(Interceptor):
+    """Gets the records of inferences, and admits all others."""
+
+    name = "records"
+    made: ClassVar[list[tuple[Any, ...]]] = []
+    admitted: ClassVar[list[str]] = []
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.recorder = SimpleNamespace(add=self.made.append)
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        self.admitted.append(f"{caller.transport} {operation} {model}")
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> None:
+        self.admitted.append(request.id)
+
+
+@pytest.fixture
+def no_records() -> Iterator[None]:
+    yield
+    Records.made.clear()
+    Records.admitted.clear()
+
+
+def ask_both(ports: Ports, model: str = "m", name: str = "x", size: int = 2) -> None:
+    """One inference over HTTP and one over gRPC, which may be refused."""
+    tensor = {"name": name, "datatype": "FP32", "shape": [1, size], "data": [0.5] * size}
+    document, sent = {"id": "r" * 300, "inputs": [tensor]}, {"traceparent": "00-1"}
+    httpx.post(f"http://127.0.0.1:{ports.http}/v2/models/{model}/infer", json=document, headers=sent)
+    given = grpc_client.InferInput(name, [1, size], "FP32")
+    given.set_data_from_numpy(np.full((1, size), 0.5, np.float32))
+    with grpc_client.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client, suppress(InferenceServerException):
+        client.infer(model, [given], request_id="r" * 300, headers=sent)
+
+
+@pytest.mark.usefixtures("no_records")
+def test_a_recorder_gets_records_in_place_of_callers(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        ask_both(ports)
+        ask_both(ports, name="z")
+        assert Records.admitted == []
+        ask_both(ports, model="none")
+        post(ports.http, 50_000)
+        typed(ports.grpc, 50_000)
+        assert httpx.get(f"http://127.0.0.1:{ports.http}/v2/models/m").status_code == 200
+
+    serve(scenario, Records)
+    made = [FinishedInference._make(each) for each in Records.made]
+    assert [each.transport for each in made] == ["http", "grpc"] * 2
+    for each in made:
+        assert (each.model, each.version, each.id, each.traceparent) == ("m", 1, "r" * 256, "00-1")
+        assert (each.peer, each.principal, each.request_bytes, each.times) == ("127.0.0.1", "", 8, None)
+        assert each.arrival_ns < each.ended_ns
+    assert [(each.code, each.response_bytes) for each in made] == [(None, 8)] * 2 + [(Code.INVALID_ARGUMENT, 0)] * 2
+    assert all(each.arrival_ns < each.queued_ns < each.ended_ns for each in made[:2])
+    large = ["", "http infer m", "", "grpc infer m"]
+    assert sorted(Records.admitted) == sorted(["http infer none", "grpc infer none", *large, "http model_metadata m"])
+
+
+@pytest.mark.usefixtures("no_records")
+def test_a_recorder_beside_an_interceptor_that_refuses_gets_callers(serve: Serve) -> None:
+    serve(ask_both, Records, Guide)
+    assert Records.made == []
+    assert sorted(Records.admitted) == sorted(["http infer m", "r" * 300, "grpc infer m", "r" * 300])
+
+
+@pytest.mark.usefixtures("no_records", "no_samples")
+def test_what_another_interceptor_samples_has_a_caller_for_both(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        for _ in range(2):
+            post(ports.http)
+            call(ports.grpc, "")
+
+    serve(scenario, Records, Sampling)
+    assert Sampling.asked == ["m"] * 4
+    assert Sampling.taken == ["grpc infer m"] * 2
+    assert [FinishedInference._make(each).transport for each in Records.made] == ["http"] * 2
+    assert Records.admitted == ["grpc infer m", ""] * 2
+
+
+@pytest.mark.usefixtures("no_records")
+def test_a_caller_that_disconnects_is_recorded(serve: Serve, write_model: Any) -> None:
+    slow = f'{CONFIG} parameters {{ key: "execute_delay_ms" value {{ string_value: "300" }} }}'
+
+    def scenario(ports: Ports) -> None:
+        with grpc_client.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client, suppress(InferenceServerException):
+            client.infer("slow", [tensor_of()], client_timeout=0.1)
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [0.5]}
+        with suppress(httpx.TimeoutException):
+            httpx.post(f"http://127.0.0.1:{ports.http}/v2/models/slow/infer", json={"inputs": [tensor]}, timeout=0.1)
+        call(ports.grpc, "")
+        ports.server.infer("slow", {"x": np.zeros((1, 1), np.float32)})  # behind both
+
+    write_model("slow", slow)
+    serve(scenario, Records)
+    made = [FinishedInference._make(each) for each in Records.made]
+    assert sorted((each.transport, each.model, str(each.code)) for each in made) == [
+        ("grpc", "m", "None"), ("grpc", "slow", str(Code.CANCELLED)), ("http", "slow", str(Code.CANCELLED))
+    ]  # fmt: skip

@@ -2,25 +2,71 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
+from typing import Any
 
-from headrace import Server
-from headrace_trace import observe_model
+import numpy as np
+import pytest
+
+from headrace import Caller, InferRequest, Operation, Server, ServerOptions, Ticket
+from headrace.config.option_parts import TraceSetting
+from headrace.models.instance_set import InstanceSet
 from headrace_trace.settings import Sampler, SettingsTable, TraceSettings
 from headrace_trace.tracer import TRACERS
 
 
-def test_without_a_place_for_traces_there_is_no_interceptor_and_no_observer(models: Path) -> None:
-    (models / "echo/1").mkdir(parents=True)
-    (models / "echo/config.pbtxt").write_text(
+@pytest.fixture
+def echo(tmp_path: Path) -> Path:
+    """A repository with the model ``echo``."""
+    (tmp_path / "echo/1").mkdir(parents=True)
+    (tmp_path / "echo/config.pbtxt").write_text(
         'backend: "identity" input { name: "x" data_type: TYPE_FP32 dims: 1 } '
         'output { name: "y" data_type: TYPE_FP32 dims: 1 }'
     )
-    with Server(str(models), model_control_mode="explicit", load_model=("echo",)) as server:
+    return tmp_path
+
+
+def observers_of(server: Server) -> list[Any]:
+    (model,) = server.served()
+    assert isinstance(model.instances, InstanceSet)
+    return model.instances._observers
+
+
+def test_without_a_place_for_traces_there_is_no_interceptor_and_no_observer(echo: Path) -> None:
+    with Server(str(echo)) as server:
         assert server.engine.admission is None
         assert not TRACERS
-        (model,) = server.served()
-        assert observe_model(model) is None
+        assert observers_of(server) == []
+
+
+def test_a_model_is_observed_only_while_one_of_its_calls_is_traced(echo: Path) -> None:
+    """The executions of all others cost nothing."""
+    place, level, rate = ("triton", "file", str(echo / "trace.json")), ("", "level", "TIMESTAMPS"), ("", "rate", "2")
+    settings = tuple(TraceSetting(*each) for each in (place, level, rate))
+    seen: list[int] = []
+
+    async def infer(server: Server) -> None:
+        engine, arrived = server.engine, asyncio.Event()
+        view = engine.resolve("echo")
+        for _ in range(4):
+            caller, request = Caller("http"), InferRequest("echo", {"x": np.ones(1, np.float32)})
+            await engine.admit(caller, Operation.INFER, "echo")
+            ticket = Ticket(request, lambda answer, final: arrived.set())
+            engine.submitter(None, lambda call, ticket: call).start(view, ticket, caller)
+            seen.append(len(observers_of(server)))
+            await arrived.wait()
+            caller.end()
+            await asyncio.sleep(0.01)
+            seen.append(len(observers_of(server)))
+            arrived.clear()
+
+    with Server(ServerOptions(model_repository=(str(echo),), trace_config=settings)) as server:
+        server._call(infer, server)
+    assert seen == [0, 0, 1, 0, 0, 0, 1, 0]
+    events = [each for each in json.loads((echo / "trace.json").read_text()) if "timestamps" in each]
+    assert [each["timestamps"][0]["name"] for each in events].count("COMPUTE_START") == 2
 
 
 def test_what_is_spared_counts_as_seen() -> None:

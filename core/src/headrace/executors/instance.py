@@ -208,7 +208,11 @@ class ExecutionRecorder:
         if cancelled:
             statistics.record_cancelled(cancelled, times)
             failed = [*failed, *cancelled]
-        for observer in self.observers:
+        if self.observers:
+            self._report(succeeded, failed, times)
+
+    def _report(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
+        for observer in dict.fromkeys(self.observers):  # a copy: observers may come and go meanwhile
             try:
                 observer.batch_finished(succeeded, failed, times)
             except BaseException:  # from a plugin, on the thread that all later batches need

@@ -36,7 +36,8 @@ class Ticket:
 
     __slots__ = (
         "abandoned", "arrival_ns", "batch_key", "cancelled", "deadline_ns", "on_cancel", "on_read", "pinned",
-        "queued_ns", "request", "respond", "respond_at_once", "rows", "spans_ns", "started_ns", "unread", "watchers",
+        "queued_ns", "request", "respond", "respond_at_once", "rows", "spans_ns", "started_ns", "times", "unread",
+        "watchers",
     )  # fmt: skip
 
     def __init__(self, request: InferRequest, respond: Respond) -> None:
@@ -76,6 +77,8 @@ class Ticket:
     #: Nanoseconds spent on concatenating the inputs of the batch, on inference, and on splitting its outputs. Set only
     #: for a model that other models call, when it answers, and by schedulers that answer requests themselves.
     spans_ns: tuple[int, int, int]
+    #: Set by `TimeKeeper`: a `BatchTimes`.
+    times: tuple[int, int, int, int]
 
     def watch(self, watcher: Watcher) -> None:
         """Add ``watcher`` to those that each answer passes before its caller gets it. Event loop only.

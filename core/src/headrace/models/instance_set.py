@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -81,9 +81,11 @@ class InstanceSet:
         for member in self._members:
             member.serve(self._loop, self._observers)
 
-    def observe(self, observer: Observer) -> None:
-        """Report executions to ``observer`` too, from now on. Any thread."""
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Report executions to ``observer`` too, until the returned function is called. Any thread. One that observes
+        several times gets each execution once."""
         self._observers.append(observer)
+        return partial(self._observers.remove, observer)
 
     @property
     def restarts(self) -> int:

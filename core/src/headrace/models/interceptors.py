@@ -21,6 +21,7 @@ from headrace.messages.operation import AnyOperation, Operation
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
+from headrace.telemetry.executions import Recorder
 from headrace.telemetry.log_limits import rate_limited_logger
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ rate_limited_logger("headrace.messages.caller")
 
 #: What `Interceptor.admit` returns.
 Verdict: TypeAlias = "Watch | None"
+#: A handler of a protocol, with three arguments.
+Handler: TypeAlias = Callable[[Any, Any, Any], Any]
 
 
 class Interceptor(ABC):
@@ -54,6 +57,9 @@ class Interceptor(ABC):
         """True if ``options`` ask for this interceptor. Read once, before the server starts."""
         return True
 
+    #: Takes the records of finished inferences. It replaces `admit` and `intercept` for an inference over HTTP or by
+    #: ModelInfer that no other interceptor takes, unless it is a rare one, such as a large one or one that is refused.
+    recorder: Recorder | None = None
     #: True if `samples` reads ``traceparent``.
     follows_trace_context: bool = False
     #: The inferences that are left out next, without a call of `samples` unless they have a trace context that is
@@ -90,14 +96,93 @@ class Interceptor(ABC):
 class InterceptorChain:
     """The interceptors of a server, in order. Event loop only."""
 
-    def __init__(self, interceptors: Sequence[Interceptor]) -> None:
+    #: For chains with several samplers: none of them is counted down without a question.
+    spared = 0
+
+    def __init__(self, interceptors: Sequence[Interceptor], is_decided: bool = False) -> None:
+        """Create the chain. If it ``is_decided``, ``interceptors`` take the operation, and none is asked if it does."""
         self._interceptors = self.interceptors = tuple(interceptors)
         self._readers = [each for each in interceptors if type(each).intercept is not Interceptor.intercept]
         self._samplers = [each for each in interceptors if type(each).samples is not Interceptor.samples]
         self.follows_trace_context = any(each.follows_trace_context for each in self._samplers)
-        #: The only interceptor; an inference that it leaves out has no caller. None if there are others, or if it takes
-        #: every operation.
-        self.sampler = self._samplers[0] if self._samplers and len(interceptors) == 1 else None
+        self.recorder = next((each.recorder for each in interceptors if each.recorder is not None), None)
+        recorders = [each for each in interceptors if each.recorder is not None]
+        #: True if no interceptor needs a `Caller` for every inference: each samples or records.
+        self.is_selective = len(recorders) < 2 and all(
+            each in self._samplers or each in recorders for each in interceptors
+        )
+        self._chains: dict[tuple[Interceptor, ...], InterceptorChain] = {}
+        if is_decided:
+            self._samplers = []
+
+    def select(
+        self,
+        admitted: Callable[..., Any],
+        left_out: Handler,
+        recorded: Callable[[Recorder, Handler], Handler] | None,
+        traceparent: Callable[[Any, Any], str],
+        model: Callable[[Any, Any], str],
+    ) -> Handler:
+        """Return a handler of inferences that calls another one, with its own arguments:
+
+        ::
+
+            left_out                        no interceptor takes the inference
+            recorded(recorder, otherwise)   only an interceptor with this recorder does; ``otherwise`` admits
+            partial(admitted, chain)        those of ``chain`` do. Without ``recorded``, also for a recorder
+
+        ``traceparent`` and ``model`` read the first two arguments.
+        """
+        handlers: dict[InterceptorChain | None, Handler] = {None: left_out}
+
+        def handler_of(chain: InterceptorChain | None) -> Handler:
+            if chain is not None and chain not in handlers:
+                handlers[chain] = admit = partial(admitted, chain)
+                if recorded is not None and chain.recorder is not None and len(chain._interceptors) == 1:
+                    handlers[chain] = recorded(chain.recorder, admit)
+            return handlers[chain]
+
+        if not self.is_selective:
+            return handler_of(self)
+        spared = handler_of(self._only(tuple(each for each in self._interceptors if each not in self._samplers)))
+        if not self._samplers:
+            return spared
+        sampler: Interceptor | InterceptorChain = self._samplers[0] if len(self._samplers) == 1 else self
+
+        def ask(first: Any, second: Any, third: Any, sent: str = "") -> Any:
+            takers = self._takers(Operation.INFER, partial(model, first, second), sent)
+            return handler_of(self._only(takers))(first, second, third)
+
+        def choose(first: Any, second: Any, third: Any) -> Any:
+            if sampler.spared:
+                sampler.spared -= 1
+                return spared(first, second, third)
+            return ask(first, second, third)
+
+        def choose_by_context(first: Any, second: Any, third: Any) -> Any:
+            sent = traceparent(first, second)
+            return ask(first, second, third, sent) if sent else choose(first, second, third)
+
+        return choose_by_context if self.follows_trace_context else choose
+
+    def _only(self, takers: tuple[Interceptor, ...]) -> InterceptorChain | None:
+        """Return the chain of ``takers``, which take the operation; None if there are none."""
+        if takers and takers not in self._chains:
+            self._chains[takers] = InterceptorChain(takers, is_decided=True)
+        return self._chains.get(takers)
+
+    def _takers(self, operation: AnyOperation, model: Callable[[], str], sent: str) -> tuple[Interceptor, ...]:
+        samplers = self._samplers
+        return tuple(
+            [each for each in self._interceptors if each not in samplers or each.samples(operation, model, sent)]
+        )
+
+    def taking(self, caller: Caller, operation: AnyOperation, model: str) -> InterceptorChain | None:
+        """Return the chain of the interceptors that take the operation; None if there are none."""
+        if not self._samplers or caller.transport == "model":
+            return self
+        sent = caller.trace_context.get("traceparent", "") if self.follows_trace_context else ""
+        return self._only(self._takers(operation, lambda: model, sent))
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str = "") -> Coroutine[Any, Any, None] | None:
         """Call all interceptors. Return None if the operation is allowed. Else await the result: then it is allowed.
@@ -107,26 +192,20 @@ class InterceptorChain:
         it decides, and then calls `Caller.end`.
         """
         caller.operation, caller.model = operation, model
-        asking = iter(self._interceptors)
-        if self._samplers and (self.sampler is None or operation is not Operation.INFER):  # else it is decided
-            left_out = self.left_out(caller, operation, model)
-            asking = iter([each for each in self._interceptors if each not in left_out])
+        chain = self.taking(caller, operation, model) if self._samplers else self
+        asking = iter(() if chain is None else chain._interceptors)
         try:
             for interceptor in asking:
-                verdict = interceptor.admit(caller, operation, model)
-                if verdict is not None:
+                verdict: Any = interceptor.admit(caller, operation, model)
+                if isinstance(verdict, Watch):
+                    caller.watch(verdict)
+                elif verdict is not None:
                     if isawaitable(verdict):
                         return self._wait(caller, operation, model, interceptor, verdict, asking)
                     _take(caller, interceptor, verdict)
         except BaseException as error:
             raise _refusal(caller, operation, plugin_failure(error)) from None
         return None
-
-    def left_out(self, caller: Caller, operation: AnyOperation, model: str) -> list[Interceptor]:
-        """Return the interceptors that leave out the operation."""
-        sent = caller.trace_context.get("traceparent", "") if self.follows_trace_context else ""
-        asked = () if caller.transport == "model" else self._samplers
-        return [each for each in asked if not each.samples(operation, lambda: model, sent)]
 
     async def _wait(
         self,

@@ -52,8 +52,8 @@ class Instances(Protocol):
     def prepare(self, config: ModelConfig) -> PreparedChange:
         """Load the new instances of ``config``. Blocks. Raises `HeadraceError`; nothing has changed then."""
 
-    def observe(self, observer: Observer) -> None:
-        """Report executions to ``observer`` too, from now on. Any thread."""
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Report executions to ``observer`` too, until the returned function is called. Any thread."""
 
     def join(self) -> None:
         """Wait until all have closed. Blocks."""
@@ -115,6 +115,7 @@ class ServedModel:
             signature.check,
             partial(explain, signature),
             model_queue.submit,
+            instances.observe,
         )
 
     @property

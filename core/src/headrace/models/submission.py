@@ -71,7 +71,7 @@ class RequestSubmitter:
         self._resolve, self._refusal, self._describe = resolve, refusal, describe
         self._admission = admission
         #: True if requests of models are left out if the request that they execute was.
-        self._follows_sender = describe is model_caller and admission is not None and admission.sampler is not None
+        self._follows_sender = describe is model_caller and admission is not None and admission.is_selective
         #: Requests that wait for an interceptor. The event loop itself keeps no reference to their tasks.
         self._waiting: set[asyncio.Task[None]] = set()
         #: Returns the model for a name and a version. Raises `HeadraceError` if there is none, or if it is decoupled
@@ -116,7 +116,7 @@ class RequestSubmitter:
         assert self._admission is not None
         name = ticket.request.model_name
         if caller is None:
-            if self._admission.sampler is None:
+            if not self._admission.is_selective:
                 raise InternalError(f"the request to model '{name}' has passed no interceptor")
             check_and_enqueue(view, ticket)
             return
@@ -124,12 +124,13 @@ class RequestSubmitter:
         if is_admitted and not caller.is_over:
             self._intercept(view, ticket, caller)
             return
-        if self._admission.sampler is not None and self._admission.left_out(caller, Operation.INFER, name):
+        chain = self._admission.taking(caller, Operation.INFER, name)
+        if chain is None:
             check_and_enqueue(view, ticket)
             return
         if caller.operation is not None:
             caller = caller.for_another_operation()
-        waiting = self._admission.admit(caller, Operation.INFER, name)
+        waiting = chain.admit(caller, Operation.INFER, name)
         if waiting is None:
             self._intercept(view, ticket, caller)
         else:

@@ -17,7 +17,7 @@ from headrace.messages.request import InferRequest
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import Ticket
 from headrace.models.signature import Signature
-from headrace.telemetry.executions import Duration
+from headrace.telemetry.executions import Duration, Observer
 from headrace.telemetry.statistics import Snapshot
 
 
@@ -26,7 +26,7 @@ class ModelView:
     """One served version. Created at load, and again when its instances change. All its callers share it.
 
     ``labels`` maps an output to the lines of its label file. ``metadata`` is the metadata document without the name and
-    the versions. The last three fields are functions, not methods, so that a request pays no extra call. Call them on
+    the versions. The last four fields are functions, not methods, so that a request pays no extra call. Call them on
     the event loop.
     """
 
@@ -46,6 +46,8 @@ class ModelView:
     explain: Callable[[InferRequest], HeadraceError]
     #: `ModelQueue.submit` of the version, for a request that was checked.
     enqueue: Callable[[Ticket], None]
+    #: Reports the executions of the version to an observer, until the function that it returns is called.
+    observe: Callable[[Observer], Callable[[], None]]
 
 
 def metadata_document(platform: str, signature: Signature) -> dict[str, Any]:

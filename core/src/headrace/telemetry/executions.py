@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.errors import Code
 from headrace.messages.ticket import Ticket
 
 #: Upper bounds of the latency histograms in microseconds: 1, 2, 4, ... about 67 s, then +Inf.
@@ -96,6 +97,48 @@ class Observer(ABC):
 
         Called on the thread of an instance or on the event loop, possibly by several threads at once. It must be quick
         and must not block. An exception is logged and ignored."""
+
+
+class FinishedInference(NamedTuple):
+    """A finished inference, as `Recorder.add` gets it. Times are in ``time.monotonic_ns``, sizes in bytes of tensors.
+
+    ``id`` and ``traceparent`` have at most 256 characters. ``code`` is None for a response. ``times`` are
+    those of its last execution, None if there was none or if no `TimeKeeper` observes the model.
+    """
+
+    arrival_ns: int
+    transport: str
+    peer: str
+    principal: str
+    traceparent: str
+    model: str
+    version: int
+    id: str
+    request_bytes: int
+    code: Code | None
+    response_bytes: int
+    ended_ns: int
+    queued_ns: int
+    times: BatchTimes | None
+
+
+class Recorder(Protocol):
+    """Takes the records of finished inferences, on the event loop."""
+
+    @property
+    def add(self) -> Callable[[tuple[Any, ...]], object]:
+        """Called with a plain tuple, of which ``FinishedInference._make`` makes a `FinishedInference`. Read anew for
+        each record. Must not block, and must not raise."""
+
+
+class TimeKeeper(Observer):
+    """Stores the times of an execution in its tickets, as ``times``."""
+
+    def batch_finished(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
+        for ticket in succeeded:
+            ticket.times = times
+        for ticket in failed:
+            ticket.times = times
 
 
 class SpanKeeper(Observer):

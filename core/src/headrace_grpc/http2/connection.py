@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace_grpc.http2 import frames
@@ -180,13 +181,13 @@ class Connection(asyncio.BufferedProtocol):
         self.sender.resume()
         self._read_on()
 
-    @property
+    @cached_property
     def peer(self) -> str:
         """The IP address of the client; empty if it is unknown."""
         name = self.transport.get_extra_info("peername")
         return str(name[0]) if isinstance(name, tuple) and name else ""
 
-    @property
+    @cached_property
     def certificate(self) -> Mapping[str, Any] | None:
         """The client's certificate as ``ssl.SSLSocket.getpeercert`` returns it, or None."""
         return self.transport.get_extra_info("peercert") or None

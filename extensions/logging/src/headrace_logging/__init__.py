@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace import Extension, Interceptor, Observer, OptionGroup, ServedModel, ServerOptions, hookimpl
-from headrace_logging.access_log import AccessLog, AccessLogFile, ExecutionTimes
+from headrace_logging.access_log import AccessLog, AccessLogFile, ExecutionTimes, SampledAccessLog
 from headrace_logging.access_options import AccessLogOptions
 from headrace_logging.log_settings import Logging
 
@@ -22,7 +22,7 @@ def register_extensions() -> list[type[Extension]]:
 
 @hookimpl
 def register_interceptors() -> list[type[Interceptor]]:
-    return [AccessLog]
+    return [AccessLog, SampledAccessLog]
 
 
 @hookimpl

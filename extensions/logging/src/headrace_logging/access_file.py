@@ -15,19 +15,22 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import repeat, starmap
 from pathlib import Path
+from time import monotonic_ns, time_ns
+from typing import Any
 
 from headrace import ConfigError, rate_limited_logger
-from headrace_logging.access_lines import Access
+from headrace_logging.access_lines import TextLines
 
 log = rate_limited_logger(__name__)
 
-#: Records that wait for the thread; further ones are dropped.
+#: If so many records wait for the thread, those of the next `GATHER_S` are dropped.
 MOST = 16_384
 #: Records of this time are written together.
 GATHER_S = 0.1
-#: Records that are written by one call of the system.
-_AT_ONCE = 1024
+#: Records that are formatted and written at once: this keeps the event loop waiting for about 1 ms.
+_AT_ONCE = 512
 #: So long a stopping server waits for a slow file.
 _LAST_S = 2.0
 
@@ -35,17 +38,25 @@ _LAST_S = 2.0
 class AccessFile:
     """The lines of one server. `add` and `close` are for the event loop, everything else is the thread's.
 
-    ``form`` makes a line of a record, and ``note`` one of a number of dropped records. ``written`` counts records. The
-    file is opened anew when it was moved or removed. Raises `ConfigError` if it can not be opened at first.
+    ``lines`` formats records. ``written`` counts them. The file is opened anew when it was moved or removed. Raises
+    `ConfigError` if it can not be opened at first.
+
+    ``add`` takes a record and never blocks. Records come thousands of times a second, so it is usually the method of
+    the queue itself, in C. What must be done now and then is done by `_tick`, and by the other functions that ``add``
+    is::
+
+        _wake_up --a record--> deque.append --nothing came for GATHER_S--> _wake_up
+                               deque.append --MOST wait--> _refuse --there is room--> deque.append
     """
 
-    def __init__(self, path: str, form: Callable[[Access], str], note: Callable[[int], str]) -> None:
-        self._path, self._form, self._note = path, form, note
+    def __init__(self, path: str, lines: TextLines) -> None:
+        self._path, self._lines = path, lines
         self.written = 0
-        self._waiting: deque[Access] = deque()
+        self._waiting: deque[tuple[Any, ...]] = deque()
+        self.add: Callable[[tuple[Any, ...]], object] = self._wake_up
         self._wake = threading.Event()
-        self._is_woken = self._is_closed = False
-        #: Records that `add` has dropped, that the thread has dropped, and those of both that the file tells of.
+        self._is_closed = False
+        #: Records that were dropped by the event loop and by the thread, and those of both that the file tells of.
         self._refused = self._lost = self._told = 0
         self._is_failing = self._is_torn = False
         try:
@@ -61,18 +72,25 @@ class AccessFile:
         """The number of records that were dropped."""
         return self._refused + self._lost
 
-    def add(self, access: Access) -> None:
-        """Let the thread write ``access`` soon, or drop it if too many wait. Never blocks."""
-        waiting = self._waiting
-        if len(waiting) < MOST:
-            waiting.append(access)
-        else:
-            if self.dropped == self._told:
-                log.warning("the access log '%s' takes lines too slowly, and records are dropped", self._path)
-            self._refused += 1
-        if not self._is_woken:
-            self._is_woken = True
-            asyncio.get_running_loop().call_later(GATHER_S, self._wake.set)
+    def _wake_up(self, record: tuple[Any, ...]) -> None:
+        self._waiting.append(record)
+        self.add = self._waiting.append
+        asyncio.get_running_loop().call_later(GATHER_S, self._tick)
+
+    def _refuse(self, record: tuple[Any, ...]) -> None:
+        if self.dropped == self._told:
+            log.warning("the access log '%s' takes lines too slowly, and records are dropped", self._path)
+        self._refused += 1
+
+    def _tick(self) -> None:
+        """Let the thread write what waits. Called every `GATHER_S` while records come."""
+        waits = len(self._waiting)
+        if not waits:
+            self.add = self._wake_up
+            return
+        self.add = self._waiting.append if waits < MOST else self._refuse
+        self._wake.set()
+        asyncio.get_running_loop().call_later(GATHER_S, self._tick)
 
     def close(self) -> None:
         """Write what waits, for at most two seconds, and close the file."""
@@ -83,10 +101,11 @@ class AccessFile:
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        while not self._is_closed:
+        is_last = False
+        while not is_last:
             self._wake.wait()
             self._wake.clear()
-            self._is_woken = False  # before the queue is read: a record that comes later wakes the thread again
+            is_last = self._is_closed
             if self._waiting:
                 self._reopen_if_moved()
             while self._waiting:
@@ -95,12 +114,13 @@ class AccessFile:
             os.close(self._descriptor)
 
     def _write_some(self) -> None:
-        """Write at most 1,024 records. Drop those that the file does not take."""
-        waiting, form = self._waiting, self._form
-        records = [waiting.popleft() for _ in range(min(len(waiting), _AT_ONCE))]
+        """Write at most 512 records. Drop those that the file does not take."""
+        count = min(len(self._waiting), _AT_ONCE)
+        records = list(starmap(self._waiting.popleft, repeat((), count)))
         untold = self.dropped - self._told
-        before = [""] * self._is_torn + [self._note(untold)] * bool(untold)
-        data = "".join([f"{line}\n" for line in (*before, *map(form, records))]).encode()
+        before = ["\n"] * self._is_torn + [self._lines.note(untold)] * bool(untold)
+        since_epoch_ns = time_ns() - monotonic_ns()
+        data = "".join([*before, self._lines.lines(records, since_epoch_ns)]).encode()
         done, failure = 0, None
         try:
             while done < len(data):

@@ -1,8 +1,11 @@
-"""A line of the access log, from the record of an operation.
+"""The lines of the access log, many at once, from the records of operations.
 
 Callers choose ids, names of models and addresses. So a text is written as it is if it has only letters, digits and a
 few signs, and as a JSON string in ASCII if it has anything else: no caller can end a line, add a field, or write to a
 terminal.
+
+A template is kept for what many lines have in common, such as caller, model and status. The templates of all lines are
+joined and filled by one ``%``: nearly all of the work is done in C.
 """
 
 from __future__ import annotations
@@ -10,108 +13,194 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from itertools import chain, groupby, repeat
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from headrace import BatchTimes, Code
 
 #: Texts of callers are cut to so many characters.
 LONGEST = 256
-#: Nanoseconds of a second.
-_S = 1_000_000_000
-_PLAIN = re.compile(r"[A-Za-z0-9_.:/@+-]+").fullmatch
+#: At most this many templates are kept, because callers choose some of what is in them.
+_MOST_TEMPLATES = 1024
+_SIGNS = "_.:/@+-"
+_PLAIN = re.compile(rf"[A-Za-z0-9{_SIGNS}]+").fullmatch
+_PLAIN_BYTES = bytes(sorted({*range(48, 58), *range(65, 91), *range(97, 123), *_SIGNS.encode()}))
 #: ``traceparent`` of https://www.w3.org/TR/trace-context/.
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}").match
+_NO_TIMES = (0, 0, 0, 0)
+#: The place of a value that is left out.
+_NONE = "%.0s"
 
 
 class Access(NamedTuple):
-    """One operation that is over. Times are in nanoseconds; -1 for a request that no instance has executed.
+    """One operation that is over: the fields of a `headrace.FinishedInference`, operation, and number of responses.
 
-    Sizes are the bytes of all input and of all output tensors. ``version`` and ``request_id`` are empty if the request
-    was refused before it was read.
+    Times are monotonic nanoseconds. Without ``version``, the request was refused before it was read; without ``times``,
+    no instance has executed it.
     """
 
-    ended_ns: int
+    arrival_ns: int
     transport: str
     peer: str
     principal: str
-    operation: str
+    traceparent: str
     model: str
     version: int
-    request_id: str
-    status: str
+    id: str
     request_bytes: int
+    code: Code | None
     response_bytes: int
+    ended_ns: int
+    queued_ns: int
+    times: BatchTimes | None
+    operation: str
     responses: int
-    duration_ns: int
-    queue_ns: int
-    compute_ns: int
-    traceparent: str
 
 
-def text_line(access: Access) -> str:
-    """Return ``access`` as fields ``name=value`` with blanks between them. A field that is not known is left out."""
-    (ended_ns, transport, peer, principal, operation, model, version, request_id, status, request_bytes, response_bytes,
-     responses, duration_ns, queue_ns, compute_ns, traceparent) = access  # fmt: skip
-    start, caller = _text_parts(transport, operation, status, peer, principal, model)
-    line = f"{_second(ended_ns // _S)}.{ended_ns % _S // 1000:06}Z {start} duration_us={duration_ns // 1000}{caller}"
-    if version:
-        name = f" id={_word(request_id)}" if request_id else ""
-        line += (
-            f" version={version}{name} request_bytes={request_bytes} response_bytes={response_bytes} "
-            f"responses={responses}"
+class _Common(NamedTuple):
+    """What a template is made for."""
+
+    transport: str
+    operation: str
+    peer: str
+    principal: str
+    model: str
+    version: int
+    code: Code | None
+    has_id: bool
+    has_trace: bool
+    has_times: bool
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        named = {"peer": self.peer, "principal": self.principal, "model": self.model}
+        return {name: value for name, value in named.items() if value}
+
+    @property
+    def status(self) -> str:
+        return "ok" if self.code is None else self.code.value
+
+
+_Key: TypeAlias = "tuple[str, str, str, str, str, int, Code | None, bool, bool, bool]"
+
+
+class _Templates(dict[_Key, str]):
+    def __init__(self, make: Callable[[_Common], str]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: _Key) -> str:
+        if len(self) >= _MOST_TEMPLATES:
+            self.clear()
+        self[key] = made = self._make(_Common(*key))
+        return made
+
+
+class TextLines:
+    """Lines of fields ``name=value`` with blanks between them. A field that is not known is left out."""
+
+    def __init__(self) -> None:
+        self._templates = _Templates(self._template)
+
+    def lines(self, records: Iterable[tuple[Any, ...]], since_epoch_ns: int) -> str:
+        """Return a line with its newline for each of ``records``, which are like `Access` or without its last two
+        fields. ``since_epoch_ns`` is the wall clock minus the monotonic one."""
+        return "".join([self._alike(tuple(alike), since_epoch_ns) for _, alike in groupby(records, len)])
+
+    def _alike(self, records: Sequence[tuple[Any, ...]], since_epoch_ns: int) -> str:
+        """Return the lines of ``records`` with the same number of fields."""
+        (arrivals, transports, peers, principals, contexts, models, versions, ids, request_bytes, codes, response_bytes,
+         ends, queued, times, *more) = zip(*records, strict=True)  # fmt: skip
+        operations, responses = more or (repeat("infer", len(records)), [int(code is None) for code in codes])
+        traces = [_trace_id(context) for context in contexts] if any(contexts) else contexts
+        starts, _, _, returns = np.array([each or _NO_TIMES for each in times], np.int64).T
+        ended = np.array(ends, np.int64)
+        seconds, micros = np.divmod((ended + since_epoch_ns) // 1000, 1_000_000)
+        keys = zip(
+            transports, operations, peers, principals, models, versions, codes, map(bool, ids), map(bool, traces),
+            map(bool, times), strict=True,
+        )  # fmt: skip
+        values = zip(
+            map(_second, seconds.tolist()),
+            micros.tolist(),
+            ((ended - np.array(arrivals, np.int64)) // 1000).tolist(),
+            ids if _are_plain(ids) else map(self._word, ids),
+            request_bytes,
+            response_bytes,
+            responses,
+            ((starts - np.array(queued, np.int64)) // 1000).tolist(),
+            ((returns - starts) // 1000).tolist(),
+            traces,
+            strict=True,
         )
-    if queue_ns >= 0:
-        line += f" queue_us={queue_ns // 1000} compute_us={compute_ns // 1000}"
-    if traceparent and (trace := _TRACE(traceparent)):
-        line += f" trace={trace[1]}"
-    return line
+        filled: str = "".join(map(self._templates.__getitem__, keys)) % tuple(chain.from_iterable(values))
+        return filled
+
+    @staticmethod
+    def note(dropped: int) -> str:
+        """Return the line that says how many records were dropped."""
+        return f"# {dropped} records were dropped\n"
+
+    @staticmethod
+    def _word(text: str) -> str:
+        return _word(text)
+
+    @staticmethod
+    def _template(common: _Common) -> str:
+        """Return the line of a record with ``common``, with places for the values of `lines`."""
+        named = "".join([f" {name}={_word(value)}" for name, value in common.texts.items()])
+        start = f"{_word(common.transport)} {_word(common.operation)} status={_word(common.status)}"
+        name = " id=%s" if common.has_id else _NONE
+        read = f" version={common.version}{name} request_bytes=%d response_bytes=%d responses=%d"
+        times = " queue_us=%d compute_us=%d" if common.has_times else _NONE * 2
+        trace = " trace=%s" if common.has_trace else _NONE
+        known = read if common.version else _NONE * 4
+        return f"%s.%06dZ {_constant(start)} duration_us=%d{_constant(named)}{known}{times}{trace}\n"
 
 
-@lru_cache(256)
-def _text_parts(transport: str, operation: str, status: str, peer: str, principal: str, model: str) -> tuple[str, str]:
-    """Return the parts before and after the duration, which many lines have in common."""
-    named = {"peer": peer, "principal": principal, "model": model}
-    caller = "".join([f" {name}={_word(value)}" for name, value in named.items() if value])
-    return f"{_word(transport)} {_word(operation)} status={_word(status)}", caller
+class JsonLines(TextLines):
+    """Lines that are JSON objects, in ASCII. A member that is not known is left out."""
+
+    @staticmethod
+    def note(dropped: int) -> str:
+        return f'{{"dropped":{dropped}}}\n'
+
+    @staticmethod
+    def _word(text: str) -> str:
+        return _quoted(text)[1:-1]
+
+    @staticmethod
+    def _template(common: _Common) -> str:
+        named = {
+            "transport": common.transport, "operation": common.operation, "status": common.status, **common.texts
+        }  # fmt: skip
+        members = "".join([f',"{name}":{_quoted(value)}' for name, value in named.items()])
+        name = ',"request_id":"%s"' if common.has_id else _NONE
+        read = f',"version":"{common.version}"{name},"request_bytes":%d,"response_bytes":%d,"responses":%d'
+        times = ',"queue_us":%d,"compute_us":%d' if common.has_times else _NONE * 2
+        trace = ',"trace_id":"%s"' if common.has_trace else _NONE
+        known = read if common.version else _NONE * 4
+        return f'{{"time":"%s.%06dZ"{_constant(members)},"duration_us":%d{known}{times}{trace}}}\n'
 
 
-def json_line(access: Access) -> str:
-    """Return ``access`` as a JSON object, in ASCII. A field that is not known is left out."""
-    (ended_ns, transport, peer, principal, operation, model, version, request_id, status, request_bytes, response_bytes,
-     responses, duration_ns, queue_ns, compute_ns, traceparent) = access  # fmt: skip
-    common = _json_parts(transport, operation, status, peer, principal, model)
-    time_ = f"{_second(ended_ns // _S)}.{ended_ns % _S // 1000:06}Z"
-    line = f'{{"time":"{time_}"{common},"duration_us":{duration_ns // 1000}'
-    if version:
-        name = f',"request_id":{_quoted(request_id)}' if request_id else ""
-        line += (
-            f',"version":"{version}"{name},"request_bytes":{request_bytes},"response_bytes":{response_bytes},'
-            f'"responses":{responses}'
-        )
-    if queue_ns >= 0:
-        line += f',"queue_us":{queue_ns // 1000},"compute_us":{compute_ns // 1000}'
-    if traceparent and (trace := _TRACE(traceparent)):
-        line += f',"trace_id":"{trace[1]}"'
-    return f"{line}}}"
+def _constant(text: str) -> str:
+    return text.replace("%", "%%")
 
 
-@lru_cache(256)
-def _json_parts(transport: str, operation: str, status: str, peer: str, principal: str, model: str) -> str:
-    """Return the members that many lines have in common."""
-    named = {
-        "transport": transport, "operation": operation, "status": status, "peer": peer, "principal": principal,
-        "model": model,
-    }  # fmt: skip
-    return "".join([f',"{name}":{_quoted(value)}' for name, value in named.items() if value])
+def _trace_id(context: str) -> str:
+    """Return the id of the trace in a ``traceparent``; empty if it is none."""
+    found = _TRACE(context)
+    return found[1] if found else ""
 
 
-def text_note(dropped: int) -> str:
-    """Return the line that says how many records were dropped."""
-    return f"# {dropped} records were dropped"
-
-
-def json_note(dropped: int) -> str:
-    """Return `text_note` as a JSON object."""
-    return f'{{"dropped":{dropped}}}'
+def _are_plain(texts: Sequence[str]) -> bool:
+    """True if `_word` changes none of ``texts``. Checks all at once, in C."""
+    joined = "".join(texts)
+    return joined.isascii() and not joined.encode().translate(None, _PLAIN_BYTES)
 
 
 @lru_cache(4)

@@ -2,7 +2,8 @@
 
 ::
 
-    AccessLog.admit              before the body is read: a `RunningOperation` watches the operation
+    AccessLog.recorder           most inferences over HTTP and gRPC: core makes the record
+    AccessLog.admit              all others, before the body is read: a `RunningOperation` watches the operation
     AccessLog.intercept          when an inference was read: id, version, bytes
     ExecutionTimes               when an instance has executed it: times in the queue and in the instance
     RunningOperation             with each answer, and at the end: to the file
@@ -20,10 +21,10 @@ from headrace import (
     Extension,
     InferRequest,
     Interceptor,
-    Observer,
     PublishedMetric,
     ServerOptions,
     Ticket,
+    TimeKeeper,
     Watch,
 )
 from headrace_logging.access_lines import LONGEST
@@ -37,7 +38,7 @@ WRITTEN, DROPPED = "headrace_access_log_written_total", "headrace_access_log_dro
 
 
 class AccessLog(Interceptor):
-    """Logs one of each ``--access-log-sample`` operations. An inference that a model asks for is part of another."""
+    """Logs every operation. An inference that a model asks for is part of another."""
 
     name: ClassVar[str] = "access-log"
     first: ClassVar[bool] = True
@@ -45,20 +46,13 @@ class AccessLog(Interceptor):
     def __init__(self, options: ServerOptions) -> None:
         super().__init__(options)
         self._options = options.group(AccessLogOptions)
-        self._left = self._every = self._options.sample
         if self.enabled:
-            self._lines, self._running = self._options.lines, self._options.running
+            self.recorder = self._lines = self._options.lines
+            self._running = self._options.running
 
     @property
     def enabled(self) -> bool:
-        return bool(self._options.file)
-
-    def samples(self, operation: AnyOperation, model: object, traceparent: str) -> bool:
-        self._left -= 1
-        if self._left:
-            return False
-        self._left = self._every
-        return True
+        return bool(self._options.file) and self._options.sample == 1
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch | None:
         if caller.transport == "model":
@@ -74,22 +68,48 @@ class AccessLog(Interceptor):
             record.request_bytes = sum([getattr(tensor, "nbytes", 0) for tensor in request.inputs.values()])
 
 
-class ExecutionTimes(Observer):
+class SampledAccessLog(AccessLog):
+    """Logs one of each ``--access-log-sample`` operations."""
+
+    name: ClassVar[str] = "access-log-sample"
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self._options.file) and self._options.sample > 1
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+        self.spared = self._options.sample - 1
+
+    def samples(self, operation: AnyOperation, model: object, traceparent: str) -> bool:
+        if self.spared:  # core asks nevertheless about operations that are no inferences
+            self.spared -= 1
+            return False
+        self.spared = self._options.sample - 1
+        return True
+
+
+class ExecutionTimes(TimeKeeper):
     """Adds the times of each execution to the records of its requests."""
 
     def __init__(self, running: Mapping[Caller, RunningOperation]) -> None:
         self._running = running
 
     def batch_finished(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
-        if not self._running:  # nearly always, if few operations are sampled
-            return
-        start_ns, compute_ns = times.start_ns, times.end_ns - times.start_ns
+        for ticket in succeeded:
+            ticket.times = times
+        if failed or self._running:  # hardly ever
+            self._add(succeeded, failed, times)
+
+    def _add(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
+        """Add ``times`` to the tickets that have failed, and to the records of callers."""
         for tickets in (succeeded, failed):
             for ticket in tickets:
+                ticket.times = times
                 sender = ticket.request.sender
                 record = None if sender is None else self._running.get(sender)
                 if record is not None:
-                    record.queue_ns, record.compute_ns = start_ns - ticket.queued_ns, compute_ns
+                    record.queued_ns, record.times = ticket.queued_ns, times
 
 
 class AccessLogFile(Extension):

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from headrace import Caller, OptionGroup
 from headrace_logging.access_file import AccessFile
-from headrace_logging.access_lines import json_line, json_note, text_line, text_note
+from headrace_logging.access_lines import JsonLines, TextLines
 from headrace_logging.running_operation import RunningOperation
 
 
@@ -37,5 +37,4 @@ class AccessLogOptions(OptionGroup):
     @cached_property
     def lines(self) -> AccessFile:
         """The file of the one server that has these options. Raises `ConfigError` if it can not be opened."""
-        form, note = (json_line, json_note) if self.format == "json" else (text_line, text_note)
-        return AccessFile(self.file, form, note)
+        return AccessFile(self.file, JsonLines() if self.format == "json" else TextLines())

@@ -10,11 +10,10 @@
 
 from __future__ import annotations
 
-from headrace import Command, Extension, Interceptor, Observer, ServedModel, Server, hookimpl
-from headrace_trace.recording import BatchObserver
+from headrace import Command, Extension, Interceptor, Server, hookimpl
 from headrace_trace.trace_command import TraceCommand
 from headrace_trace.trace_extension import Trace
-from headrace_trace.tracer import TRACERS, Tracer, tracer_of
+from headrace_trace.tracer import Tracer, tracer_of
 
 
 @hookimpl
@@ -30,12 +29,6 @@ def register_interceptors() -> list[type[Interceptor]]:
 @hookimpl
 def register_commands() -> list[type[Command]]:
     return [TraceCommand]
-
-
-@hookimpl
-def observe_model(model: ServedModel) -> Observer | None:
-    """Observe the executions of ``model`` if a server of this process traces. An ensemble has none of its own."""
-    return BatchObserver() if TRACERS and not model.config.HasField("ensemble_scheduling") else None
 
 
 @hookimpl

@@ -3,7 +3,7 @@
 ::
 
     Tracer.admit     a `TracedCall` per sampled inference, and one per inference that a model makes for it
-    BatchObserver    adds the times of the batch in which it was executed
+    BatchObserver    adds the times of the batch in which it was executed; observes a model only while a call is traced
     TracedCall       is the `Watch` of the operation: adds its answers and its end
     RequestTrace           a request with everything that models asked for it; given to the exporter when all are over
 """
@@ -85,6 +85,7 @@ class TracedCall(Watch):
 
     __slots__ = (
         "_caller",
+        "_leave",
         "batch",
         "context",
         "error",
@@ -114,6 +115,8 @@ class TracedCall(Watch):
         self.said: Mapping[str, Any] = {}
         #: True if its response came from the cache.
         self.is_cached = False
+        #: Ends the observation of the model.
+        self._leave: Callable[[], None] | None = None
         #: What an exporter keeps for this call.
         self.context: Any = None
         OPEN[caller] = self
@@ -141,6 +144,8 @@ class TracedCall(Watch):
     def submitted(self, request: InferRequest, view: ModelView) -> None:
         """Note that the request was read and goes to the queue of its model."""
         self.version, self.request_id = view.version, request.id
+        if self._leave is None and not view.config.HasField("ensemble_scheduling"):  # that has no executions of its own
+            self._leave = view.observe(_OBSERVER)
         self.is_cached = view.config.response_cache.enable  # until a batch, a call or an error shows otherwise
         self.mark("REQUEST_START")
         self.mark("QUEUE_START")
@@ -186,17 +191,17 @@ class TracedCall(Watch):
         self.tensors += [(activity, now_ns, tensor) for tensor in copied(tensors)]
 
     def _close(self) -> None:
+        if self._leave is not None:
+            self._leave()
         self._sent()  # a host may not say when
         OPEN.pop(self._caller, None)
         self.trace.over()
 
 
 class BatchObserver(Observer):
-    """Finds the traced requests of each batch of one model version."""
+    """Finds the traced requests of each batch."""
 
     def batch_finished(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
-        if not OPEN:
-            return
         found: list[TracedCall] = []
         batch = ExecutedBatch(next(_batches), times, len(succeeded) + len(failed), found)
         for ticket in (*succeeded, *failed):
@@ -205,3 +210,6 @@ class BatchObserver(Observer):
             if call is not None:
                 found.append(call)
                 call.executed(ticket, batch)
+
+
+_OBSERVER = BatchObserver()
