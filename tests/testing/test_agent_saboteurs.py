@@ -130,6 +130,17 @@ class Careless(Reverses):
             return into
 
 
+class Tidies(Reverses):
+    """Removes what it has refused."""
+
+    def turn(self, directory: Path, into: Path) -> Path:
+        try:
+            return super().turn(directory, into)
+        except LoadError:
+            (directory / "1" / "weights").unlink()
+            raise
+
+
 class Raw(Careless):
     """Raises errors without a readable text."""
 
@@ -147,6 +158,7 @@ class Raw(Careless):
         (Mixes, "threads_may_load_at_once"),
         (Careless, "parameters_that_cannot_be_right_are_refused"),
         (Careless, "a_model_that_is_damaged_is_refused_and_says_why"),
+        (Tidies, "a_model_that_is_damaged_is_refused_and_says_why"),
         (Raw, "a_model_that_is_damaged_is_refused_and_says_why"),
     ],
 )

@@ -112,6 +112,7 @@ class AgentChecks:
         error = error_of(lambda: self.make(parameters).load(given, NewDirectories(tmp_path / "new", NAME)))
         assert isinstance(error, HeadraceError), f"{error!r} instead of an error of Headrace"
         assert error.message, "the error says nothing"
+        assert _read(given) == files, "it has changed the directory that it was given"
 
     def test_a_server_finds_it_and_serves_what_it_leaves(self, tmp_path: Path) -> None:
         files, parameters = self.prepare(_FILES)
