@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import subprocess
 from collections.abc import Callable, Mapping
@@ -172,3 +174,19 @@ def test_a_parameter_that_cannot_be_right_is_refused(parameters: dict[str, str],
     with pytest.raises(ConfigError) as caught:
         Archive("m", parameters)
     assert why in caught.value.message
+
+
+def test_a_directory_that_cannot_be_read_is_not_left_out(
+    load: Callable[..., Path | str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("/locked"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    told = load({"m.tar": tar(items_of({"1/w": b""})), "locked/w": b""})
+    assert isinstance(told, str)
+    assert told.endswith("'m.tar' cannot be unpacked: Permission denied")

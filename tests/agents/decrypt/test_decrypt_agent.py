@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import stat
 from base64 import b64encode
 from collections.abc import Callable, Mapping
@@ -235,3 +237,18 @@ def test_plaintext_is_private_and_gone_after_the_unload(tmp_path: Path, keys: Pa
         x = np.ones((1, 1), np.float32)
         np.testing.assert_array_equal(np.asarray(server.infer("m", {"x": x}).outputs["y"]), x)
     assert not place.parent.exists()
+
+
+def test_a_directory_that_cannot_be_read_is_not_left_out(
+    load: Callable[..., Path | str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("/locked"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError):  # core words it
+        load({"config.pbtxt": b"", **encrypted({"1/w": b"w", "locked/w": b"w"})})

@@ -133,7 +133,7 @@ class Archive(RepositoryAgent):
     def _copy_others(self, directory: Path, archive: str, unpacked: Path) -> NameTable:
         """Copy the visible files beside the archive. Return their names. Raises `RefusedArchive`."""
         names, packed = NameTable(), os.path.normpath(archive)
-        for folder, folders, files in os.walk(directory):
+        for folder, folders, files in os.walk(directory, onerror=_fail):
             below = Path(folder).relative_to(directory)
             links = [name for name in folders if (Path(folder) / name).is_symlink()]
             folders[:] = sorted(name for name in folders if not is_hidden((name,)) and name not in links)
@@ -236,6 +236,11 @@ def _whole(given: Mapping[str, str], key: str, least: int) -> int:
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) >= least:
         return int(text)
     raise ConfigError(f"parameter '{key}' is '{shown(text)}', expected a whole number from {least} on")
+
+
+def _fail(error: OSError) -> None:
+    """Fail for a directory that cannot be read, instead of leaving it out."""
+    raise error
 
 
 def _may_execute(source: BinaryIO) -> bool:

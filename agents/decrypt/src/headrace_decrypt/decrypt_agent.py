@@ -127,12 +127,17 @@ def make_folders(directory: Path, target: Path) -> Iterator[str]:
 
     Hidden directories are created, too. A link to a directory is yielded as a file, which cannot be opened.
     """
-    for folder, folders, files in os.walk(directory):
+    for folder, folders, files in os.walk(directory, onerror=_fail):
         below = Path(folder).relative_to(directory)
         (target / below).mkdir(mode=0o700, exist_ok=True)
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
         folders[:] = sorted(name for name in folders if name not in links)
         yield from (str(below / name) for name in sorted([*files, *links]))
+
+
+def _fail(error: OSError) -> None:
+    """Fail for a directory that cannot be read, instead of leaving it out."""
+    raise error
 
 
 def create(path: Path, source: BinaryIO) -> BinaryIO:
