@@ -80,3 +80,38 @@ def test_what_an_idle_thread_has_freed_can_only_be_returned_from_a_heap_that_is_
     kept_mib, left_mib = map(int, ran.stdout.split())
     assert kept_mib >= 15
     assert (left_mib > 10) is is_left
+
+
+LEFT = """
+import os, re, threading
+from pathlib import Path
+from headrace.memory_release import release_left_heaps, release_memory
+
+def resident_mib():
+    return int(re.search(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
+
+release_memory()  # as a server does when it has started
+before, pieces, made = resident_mib(), [], threading.Barrier(4)
+
+def work():
+    made.wait()  # each has a heap of its own
+    pieces.extend([b"x" * (4 << 20) for _ in range(4)])
+    made.wait()
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads: thread.start()
+while len(os.listdir("/proc/self/task")) > 1: os.sched_yield()  # a joined thread may still have its heap
+pieces.clear()  # on another thread than the one that has made them, as by a garbage collection
+release_memory()
+kept = resident_mib() - before
+release_left_heaps()
+print(kept, resident_mib() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the heaps are glibc's")
+def test_heaps_of_threads_that_have_ended_are_returned() -> None:
+    ran = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, check=True)
+    kept_mib, left_mib = map(int, ran.stdout.split())
+    assert kept_mib >= 32  # else the C library needs no telling
+    assert left_mib <= 4

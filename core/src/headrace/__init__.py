@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     )
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
-    from headrace.config.parameters import parse_parameters, read_isolation
+    from headrace.config.parameters import parse_parameters, read_isolation, read_load_timeout
     from headrace.config.parse import read_config
     from headrace.config.path_checks import one_line, why_path_leaves
     from headrace.config.regular_files import in_memory, open_regular, read_regular
@@ -199,7 +199,7 @@ _HOMES = {
     ),
     "headrace.config.option_groups": ("OptionGroup",),
     "headrace.config.options": ("ServerOptions",),
-    "headrace.config.parameters": ("parse_parameters", "read_isolation"),
+    "headrace.config.parameters": ("parse_parameters", "read_isolation", "read_load_timeout"),
     "headrace.config.parse": ("read_config",),
     "headrace.config.regular_files": ("in_memory", "open_regular", "read_regular"),
     "headrace.config.validation": ("Problem", "check_shape"),
@@ -476,6 +476,7 @@ __all__ = [
     "rate_limited_logger",
     "read_config",
     "read_isolation",
+    "read_load_timeout",
     "read_regular",
     "release_memory",
     "unpack_response",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -12,6 +14,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _TRIM_THRESHOLD_BYTES, _MMAP_THRESHOLD_BYTES = 64 << 20, 32 << 20
 #: Freeing 128 KiB makes glibc trim the end of the heap.
 _LOOK_BYTES = 128 << 10
+#: The number of heaps that `release_left_heaps` looks at: glibc makes 8 for each core.
+_HEAPS = 16
 
 
 def release_memory() -> None:
@@ -25,6 +29,34 @@ def release_memory() -> None:
     libc.mallopt(_M_TRIM_THRESHOLD, 0)
     libc.free(libc.malloc(_LOOK_BYTES))
     libc.malloc_trim(0)
+    libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+
+
+def release_left_heaps() -> None:
+    """Return the free ends of heaps that belong to no thread now, because their threads have ended.
+
+    Only a thread that has such a heap can do that, and a new thread takes one over. So this starts `_HEAPS` threads,
+    which exist at the same time. Blocks for some ms. Does nothing without glibc.
+    """
+    if (libc := _glibc()) is None:
+        return
+    has_heap = threading.Barrier(_HEAPS)
+
+    def release() -> None:
+        with suppress(threading.BrokenBarrierError):
+            has_heap.wait()
+            libc.free(libc.malloc(_LOOK_BYTES))
+
+    threads = [threading.Thread(target=release, name="headrace-release", daemon=True) for _ in range(_HEAPS)]
+    libc.mallopt(_M_TRIM_THRESHOLD, 0)
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:  # the system allows no more threads
+        has_heap.abort()
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join()
     libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
 
 

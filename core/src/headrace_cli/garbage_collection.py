@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import threading
 from collections.abc import Callable
 from math import inf
 from time import monotonic, process_time
 from typing import TYPE_CHECKING, Any
 
 from headrace.hookspecs import hookimpl
-from headrace.memory_release import release_memory
+from headrace.memory_release import release_left_heaps, release_memory
 
 if TYPE_CHECKING:
     from headrace.models.served import ServedModel
@@ -102,6 +103,7 @@ class CollectionPolicy:
         gc.freeze()
         self._is_collecting = False
         release_memory()
+        threading.Thread(target=release_left_heaps, name="headrace-release", daemon=True).start()
         self._expect(self._resident_bytes())
 
     def tick(self) -> None:

@@ -17,6 +17,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.parse import parse_text
 from headrace.errors import LoadError
 from headrace_python import completion
+from headrace_python.backend import PythonBackend
 from headrace_python.completion import complete
 
 HEAD = """
@@ -142,7 +143,9 @@ def test_importing_does_not_count(completes: Completes) -> None:
 
 
 def test_importing_has_a_bound_of_its_own(completes: Completes) -> None:
-    expected = r"file of model 'm' was not imported within 1 s \(load-timeout-seconds of --backend-config=python\)"
+    expected = (
+        r"file of model 'm' was not imported within 1 s \(parameter 'load_timeout_seconds', or load-timeout-seconds"
+    )
     with pytest.raises(LoadError, match=expected):
         completes("return config", before="time.sleep(100)", import_timeout_s=1)
 
@@ -209,3 +212,12 @@ def _is_gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def test_the_limit_of_the_model_is_that_of_its_import(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.py").write_text("import time\ntime.sleep(100)\n")
+    limit = 'parameters { key: "load_timeout_seconds" value { string_value: "1" } }'
+    model = Model("m", 1, tmp_path / "1", parse_text(f'name: "m" backend: "python" {limit}'))
+    with pytest.raises(LoadError, match="file of model 'm' was not imported within 1 s"):
+        PythonBackend({}).complete_config(model)

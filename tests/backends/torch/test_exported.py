@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,11 @@ import torch
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 
-from headrace import ConfigError, InvalidArgument, LoadError
+from headrace import ConfigError, InvalidArgument, LoadError, Model
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace_torch.exported import open_program
+from headrace_torch.parameters import Parameters
+from headrace_torch.pt2_archive import Pt2Archive
 
 pytestmark = [  # of PyTorch's export, to itself
     pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning"),
@@ -367,6 +371,21 @@ def test_a_trusted_program_is_loaded_by_pytorch_and_answers_alike(programs: Any)
     found = programs.load(trust=True).execute(given)
     np.testing.assert_array_equal(found["sum"], a + b)
     np.testing.assert_array_equal(found["scaled"], a * by)
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_program_that_is_closed_leaves_none_of_its_source(trust: bool, programs: Any) -> None:
+    a, b, by = torch.randn(2, 3), torch.randn(2, 3), torch.randn(3)
+    path = programs.save(SumAndScale(), (a, b), named={"scale": {"by": by}})
+    model = Model("m", 1, path.parent, ModelConfig(name="m"), Parameters(trust=trust))
+    before = {*linecache.cache}
+    with Pt2Archive("m", path) as archive:
+        program = open_program(torch, model, archive, "cpu")
+    generated = len({*linecache.cache} - before)
+    program.close()
+    kept = len({*linecache.cache} - before)
+    assert kept == generated - 1
+    assert trust or kept == 0  # the rest is of what torch.export.load makes for itself
 
 
 def test_constants_among_the_arguments_need_not_be_given(programs: Any) -> None:

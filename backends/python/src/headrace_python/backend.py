@@ -12,7 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, cast
 
-from headrace import Backend, DeferredInstance, Isolation, LoadError, Model, config_to_json, read_isolation
+from headrace import (
+    Backend,
+    DeferredInstance,
+    Isolation,
+    LoadError,
+    Model,
+    config_to_json,
+    read_isolation,
+    read_load_timeout,
+)
 from headrace_python.completion import complete
 from headrace_python.environment import PACKAGES, Environment, find
 from headrace_python.instance import InstanceDescription, PythonInstance, instance_of, is_decoupled
@@ -44,7 +53,8 @@ class PythonBackend(Backend):
         """Ask the model's ``auto_complete_config``. Raises `LoadError` with Triton's words."""
         source = find_source(model.path, json.dumps(config_to_json(model.config)), self.options)
         environment = self._environment(model)
-        timeouts_s = self.settings.stub_timeout_s, self.settings.load_timeout_s
+        load_s = read_load_timeout(model.config.parameters) or self.settings.load_timeout_s
+        timeouts_s = self.settings.stub_timeout_s, load_s
         complete(model, source.file, source.folders, environment.python, environment.environ, *timeouts_s)
 
     def isolation(self, model: Model) -> Isolation | None:

@@ -95,7 +95,8 @@ def _run(
         )
     except StartTimeout:
         said = f"the file of model '{name}' was not imported within {import_timeout_s:g} s"
-        raise LoadError(f"{said} (load-timeout-seconds of --backend-config=python)") from None
+        setting = "parameter 'load_timeout_seconds', or load-timeout-seconds of --backend-config=python"
+        raise LoadError(f"{said} ({setting})") from None
     except TimeoutError:
         said = f"auto_complete_config of model '{name}' did not return within {timeout_s:g} s"
         raise LoadError(f"{said} (stub-timeout-seconds of --backend-config=python)") from None

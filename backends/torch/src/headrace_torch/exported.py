@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +88,9 @@ class _ProgramReader:
             leaves: list[Any] = pytree.tree_leaves(call(*arguments, **named))
             return leaves
 
-        return Program(Forward(run=run, device=device, arguments=None, any_thread=device == "cpu"), self.signature)
+        is_quick, close = device == "cpu", partial(_forget_source, torch, call)
+        forward = Forward(run=run, device=device, arguments=None, any_thread=is_quick, close=close)
+        return Program(forward, self.signature)
 
     def _reading(self, what: Callable[[], _Read]) -> _Read:
         try:
@@ -121,6 +124,7 @@ class _ProgramReader:
             changes=graph.changes,
             can_rehearse=not (graph.changes or graph.is_random or graph.loops),
             any_thread=device == "cpu" and not graph.loops,
+            close=partial(_forget_source, torch, graph.function),
         )
         return Program(forward, self.signature)
 
@@ -141,6 +145,13 @@ class _ProgramReader:
         if device == "cpu" or not accelerators:
             return lambda _: device
         return lambda told: "cpu" if told == "cpu" else device
+
+
+def _forget_source(torch: Any, function: Any) -> None:
+    """Remove the source that PyTorch has generated for ``function``: it keeps it for good, for tracebacks."""
+    file = function.forward.__code__.co_filename
+    linecache.cache.pop(file, None)
+    torch.fx.graph_module._loader.eval_cache.pop(file, None)
 
 
 def _run_and_keep(run: Callable[..., Sequence[Any]], buffers: Sequence[Any], *tensors: Any) -> Sequence[Any]:
