@@ -80,6 +80,7 @@ class Encoder:
         self._tensors = TensorWriter(allocator, clients)
         self._clients = clients
         self._names: dict[tuple[str, ...], bytes] = {}
+        self._settings: dict[tuple[tuple[str, tuple[int, int, int]], ...], bytes] = {}
 
     def requests(self, batch: Sequence[tuple[int, Ticket]]) -> bytes:
         """Return a frame with a batch for an instance. ``batch`` holds the number of each request, and its ticket.
@@ -146,8 +147,10 @@ class Encoder:
         id_text = request.id.encode(errors="replace") if request.id else b""
         outputs = self._list(tuple(request.outputs)) if request.outputs else b""
         targets = self._targets(request) if type(request) is LocatedRequest else None
-        has_settings = request.parameters or request.sequence_id or sender or targets
-        rare = json_parts.pack_settings(request, sender, targets) if has_settings else b""
+        if request.parameters or request.sequence_id or sender:
+            rare = json_parts.pack_settings(request, sender, targets)
+        else:
+            rare = self._only_targets(request, targets) if targets else b""
         flags = request.sequence_start | request.sequence_end << 1 | request.decoupled << 2 | pinned << 3
         inputs = request.inputs
         meta.append(
@@ -169,6 +172,15 @@ class Encoder:
         for name, tensor in inputs.items():
             size = self._tensors.write_input(name, tensor, meta, data, size)  # type: ignore[arg-type]  # no Undecoded
         return size
+
+    def _only_targets(self, request: InferRequest, targets: Mapping[str, tuple[int, int, int]]) -> bytes:
+        """Return the settings of a request that has ``targets`` and nothing else. Cached."""
+        key = tuple(targets.items())
+        text = self._settings.get(key)
+        if text is None:
+            text = json_parts.pack_settings(request, None, targets)
+            remember(self._settings, key, text)
+        return text
 
     def _targets(self, request: LocatedRequest) -> dict[str, tuple[int, int, int]]:
         """Return the targets of ``request`` that the peer can map."""
@@ -221,6 +233,7 @@ class Decoder:
         self._tensors = TensorReader(views, free, clients)
         self._clients = clients
         self._names: dict[bytes, tuple[str, ...]] = {}
+        self._settings: dict[bytes, json_parts.RareSettings] = {}
 
     def requests(
         self, message: Frame, callers: Mapping[int, Ticket] = _NO_CALLERS, model_name: str = "", model_version: str = ""
@@ -280,7 +293,7 @@ class Decoder:
             if route_size:
                 model_name, model_version, *names = self._list(bytes(body[position : position + route_size]))
             if rare_size:
-                settings = json_parts.unpack_settings(bytes(body[texts - rare_size : texts]))
+                settings = self._read_settings(bytes(body[texts - rare_size : texts]))
             position = texts
         inputs: dict[str, Any] = {}
         for _ in range(count):
@@ -338,6 +351,16 @@ class Decoder:
         elif status == AnswerStatus.RESCHEDULED:
             error = Rescheduled()
         return Reply(call, AnswerStatus(status), bool(final), error), texts
+
+    def _read_settings(self, text: bytes) -> json_parts.RareSettings:
+        """Return the settings in ``text``. Cached if they are only targets, which repeat."""
+        found = self._settings.get(text)
+        if found is None:
+            found = json_parts.unpack_settings(text)
+            if found.targets and not found.parameters and not found.sequence_id and found.sender is None:
+                remember(self._settings, text, found)
+            return found
+        return found._replace(parameters={})  # each request has its own
 
     def _list(self, text: bytes) -> tuple[str, ...]:
         """Return the names that `Encoder` wrote as ``text``. Cached."""

@@ -11,7 +11,6 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from struct import Struct
 from typing import Any, Final
 
@@ -169,4 +168,4 @@ def with_placed_outputs(response: InferResponse, targets: Mapping[str, Bytes]) -
         if INLINE <= tensor.nbytes <= target.nbytes:
             np.copyto(target[: tensor.nbytes], np.frombuffer(wire_view(tensor), np.uint8))
             outputs[name] = Placed(tensor)
-    return replace(response, outputs=outputs)
+    return InferResponse(outputs, response.parameters, response.model_name, response.model_version, response.id)

@@ -241,3 +241,15 @@ def test_a_file_that_shrinks_gives_zeros_and_is_reported(ends: Ends) -> None:
     assert (client.is_lost, late.is_lost, small.is_lost) == (False, False, False)
     ends.sent.lose([1, 2, 3, 77])
     assert (client.is_lost, late.is_lost, small.is_lost) == (True, True, False)
+
+
+def test_requests_with_the_same_targets_have_parameters_of_their_own(ends: Ends) -> None:
+    client = Client()
+    targets = {"y": client.memory[:INLINE]}
+    for parameters in ({}, {}, {"a": 1}, {}, {"a": 2}):
+        request = LocatedRequest.of(InferRequest("m", {}, parameters=parameters), targets, None)
+        _, received = ends.request(request)
+        assert received.parameters == parameters
+        assert received.targets is not None
+        assert mapping_of(received.targets["y"]) is not None
+        received.parameters["later"] = 1  # type: ignore[index]  # as a careless model would
