@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -160,10 +161,11 @@ def test_tensors_that_can_not_be_decoded_are_refused_as_without_tracing(
     assert len(by_id(read(trace_file))) == len(BROKEN)
 
 
-@pytest.mark.parametrize("place", ["nowhere/trace.json", "models"])
+@pytest.mark.parametrize("place", ["nowhere/trace.json", "models", "unread_fifo"])
 def test_a_file_that_can_not_be_written_fails_no_request(
     serve: Callable[..., Headrace], models: Path, tmp_path: Path, place: str
 ) -> None:
+    os.mkfifo(tmp_path / "unread_fifo")
     words = [f"--trace-config={each}" for each in (f"triton,file={tmp_path / place}", "level=TIMESTAMPS", "rate=1")]
     server = serve(f"--model-repository={models}", *words)
     infer_all(server.http, server.grpc)

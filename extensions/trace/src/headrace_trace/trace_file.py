@@ -136,8 +136,10 @@ class _File:
     def write(self, text: str) -> None:
         """Append the records in ``text``. Raises `OSError`."""
         if self._descriptor < 0:
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            self._size = 0
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            descriptor = os.open(self._path, flags | os.O_NONBLOCK, 0o644)  # does not wait for the reader of a FIFO
+            os.set_blocking(descriptor, True)
+            self._descriptor, self._size = descriptor, 0
         self._append((b"," if self._size else b"[") + text.encode())
 
     def close(self, new_path: str = "") -> None:
