@@ -50,7 +50,9 @@ class SentMappings:
         if found is None:
             return None
         mapping, offset = found
-        sent = self._sent.get(id(mapping)) or self._send(mapping)
+        sent = self._sent.get(id(mapping))
+        if sent is None or sent() is not mapping:
+            sent = self._send(mapping)
         return None if sent is None or not sent.number else (sent.number, offset)
 
     def lose(self, numbers: Iterable[int]) -> None:
