@@ -26,7 +26,6 @@ from headrace.caches.model_cache import ServerCache, make_cache
 from headrace.config import support
 from headrace.config.option_groups import complete_groups
 from headrace.config.options import ServerOptions
-from headrace.distributions import missing
 from headrace.engine import Engine, Phase
 from headrace.errors import ConfigError, HeadraceError, InternalError, Unavailable, Unsupported
 from headrace.executors.threads import LoopMailbox
@@ -83,8 +82,7 @@ class Server:
         support.refuse(repository)
         learn_paths(repository.model_repository)
         self.plugins = Plugins.discover(repository.plugins)
-        if repository.trace_config and all(part.name != "trace" for part in self.plugins.extensions):
-            raise ConfigError(f"--trace-config is refused. {missing('extension', 'trace')}")
+        support.refuse_without({part.name for part in self.plugins.extensions}, repository, ("trace_config",))
         self.options = replace(
             repository, plugin_options=complete_groups(self.plugins.options, repository.plugin_options)
         )

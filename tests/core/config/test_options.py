@@ -158,7 +158,7 @@ def test_what_would_be_wrong_to_ignore_is_refused_by_name(name: str) -> None:
 
 def test_tracing_without_its_distribution_is_refused_with_the_command_that_installs_it() -> None:
     options = ServerOptions(plugins=("http",), trace_config=(TraceSetting("", "rate", "1"),))
-    with pytest.raises(ConfigError, match=r"^--trace-config is refused\. .*pip install headrace-trace"):
+    with pytest.raises(ConfigError, match=r"^--trace-config is refused: .*pip install headrace-trace"):
         Server(options)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,6 +14,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from headrace import ConfigError, ServerOptions
+from headrace.config.option_parts import TraceSetting
+from headrace_trace.start_settings import read_options
+from headrace_trace.trace_command import TraceCommand
+from tests.e2e.lines import Lines
 from tests.extensions.trace.recorded import TRACE_ALL, ask, infer_all
 
 if TYPE_CHECKING:
@@ -186,12 +193,54 @@ def test_a_full_disk_fails_no_request_and_is_counted(serve: Callable[..., Headra
     assert counted["headrace_trace_dropped_total"] > 0 == counted["headrace_trace_written_total"]
 
 
-@pytest.mark.parametrize("setting", ["rate=x", "level=WHAT", "mode=what", "count=-2", "triton,what=1", "rate=1.5"])
-def test_a_wrong_flag_stops_the_start(
-    run_headrace: Callable[..., Headrace], models: Path, trace_file: Path, setting: str
+WRONG = [
+    "rate=x", "rate=0", "rate=1.5", "level=WHAT", "mode=what", "count=-2", "triton,what=1", "triton,log-frequency=x",
+    "opentelemetry,url=http://", "opentelemetry,url=ftp://host", "opentelemetry,protocol=http/json",
+    "opentelemetry,bsp_max_queue_size=0", "opentelemetry,resource=x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", WRONG)
+@pytest.mark.parametrize("place", [("triton", "file", "trace.json"), None], ids=["to a file", "to nowhere"])
+def test_a_wrong_setting_is_refused_also_without_a_level(setting: str, place: tuple[str, str, str] | None) -> None:
+    mode, comma, rest = setting.partition(",")
+    key, _, value = (rest if comma else mode).partition("=")
+    given = [TraceSetting(mode if comma else "", key, value)] + ([TraceSetting(*place)] if place else [])
+    with pytest.raises(ConfigError, match=r"^--trace-config"):
+        read_options(ServerOptions(trace_config=tuple(given)))
+
+
+def test_a_wrong_flag_stops_the_start(run_headrace: Callable[..., Headrace], models: Path) -> None:
+    assert "--trace-config: rate expects" in refused(
+        run_headrace, f"--model-repository={models}", "--trace-config=rate=0"
+    )
+
+
+def test_workers_have_a_file_each(
+    serve: Callable[..., Headrace], models: Path, trace_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [f"--trace-config={each}" for each in (f"triton,file={trace_file}", setting)]
-    assert "--trace-config: " in refused(run_headrace, f"--model-repository={models}", *words)
+    (models / "echo/1").mkdir(parents=True)
+    tensor = '{ name: "%s" data_type: TYPE_FP32 dims: 1 }'
+    (models / "echo/config.pbtxt").write_text(f'backend: "identity" input {tensor % "IN"} output {tensor % "OUT"}')
+    words = [f"--trace-config={each}" for each in (f"triton,file={trace_file}", "level=TIMESTAMPS", "rate=1")]
+    only = ("--model-control-mode=explicit", "--load-model=echo")
+    server = serve(f"--model-repository={models}", "--workers=2", *only, *words)
+    server.wait_for_line("2 workers serve")
+    with contextlib.closing(Lines(server, "worker")) as lines:
+        owners = []
+        for line in lines.one_each():
+            owners.append(line.owner)
+            for _ in range(3):
+                line.ask("echo")
+                assert line.answer() == [1.5]
+    server.stop()
+    files = sorted(trace_file.parent.glob("trace.json.*"))
+    assert [int(file.name.rpartition(".")[2]) for file in files] == sorted(owners)
+    assert [len(by_id(read(file))) for file in files] == [3, 3]
+    assert not trace_file.exists()
+    command = TraceCommand()
+    assert command.run(command.parse([*map(str, files)])) == 0
+    assert re.search(r"echo +\| 1 +\| 6 ", capsys.readouterr().out)
 
 
 def test_a_level_without_a_file_stops_the_start(run_headrace: Callable[..., Headrace], models: Path) -> None:

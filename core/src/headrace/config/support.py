@@ -6,7 +6,7 @@ set, because a server that ignores it would be unsafe or wrong.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, fields
 from enum import Enum
 
@@ -38,7 +38,10 @@ _NEEDS = {
     "allow_client_shm": "system_shared_memory",
     "allow_sagemaker": "sagemaker",
     "allow_vertex_ai": "vertex_ai",
+    "trace_config": "trace",
 }
+#: Those that are read by frontends only, and checked when these are chosen.
+_OF_FRONTENDS = ("allow_client_shm", "allow_sagemaker", "allow_vertex_ai")
 
 _BUILT = Support(FlagState.BUILT)
 
@@ -88,9 +91,11 @@ def refuse(options: ServerOptions) -> None:
         raise ConfigError(f"{flag(name)} is refused: {reason}")
 
 
-def refuse_without(announced: Collection[str], options: ServerOptions) -> None:
-    """Raise `ConfigError` for the first option that is set and needs a part that is not ``announced``."""
-    for name, extension in _NEEDS.items():
+def refuse_without(announced: Collection[str], options: ServerOptions, names: Iterable[str] = _OF_FRONTENDS) -> None:
+    """Raise `ConfigError` for the first of the options ``names`` that is set and needs a part that is not
+    ``announced``."""
+    for name in names:
+        extension = _NEEDS[name]
         if getattr(options, name) != getattr(_DEFAULTS, name) and extension not in announced:
             raise ConfigError(f"{flag(name)} is refused: it needs an extension. {missing('extension', extension)}")
 

@@ -26,8 +26,6 @@ def _impossible(options: ServerOptions) -> Iterator[tuple[str, str]]:
         yield "", "there is no port to share, because --allow-http and --allow-grpc are false"
     if options.dev:
         yield " together with --dev", "a debugger stops one server, and the other workers go on"
-    if options.workers > 1 and any(each.key == "file" for each in options.trace_config):
-        yield " together with --trace-config=triton,file=...", "the workers would overwrite each other's file"
     if options.workers > 1 and options.model_control_mode not in CONTROL_MODES:
         yield (
             f" together with --model-control-mode={options.model_control_mode}",

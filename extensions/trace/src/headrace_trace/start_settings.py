@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from headrace import ConfigError, HeadraceError, ServerOptions
 from headrace_trace.settings import LEVELS, TraceSettings, read_number
 
 _MODES = ("triton", "opentelemetry")
+_PROTOCOLS = ("http/protobuf", "grpc")
 #: Numbers of mode ``opentelemetry``, with their defaults. Times are milliseconds.
 _BATCHES = {"bsp_max_queue_size": 2048, "bsp_schedule_delay": 5000, "bsp_max_export_batch_size": 512}
 _OPENTELEMETRY = ("url", "protocol", "resource", *_BATCHES)
@@ -78,6 +80,9 @@ def read_options(options: ServerOptions) -> StartSettings:
         raise ConfigError(f"--trace-config: invalid argument for mode, got: {mode}; expected triton or opentelemetry")
     numbers = {name: _number(name, values[name]) for name in ("rate", "count", "log_frequency") if name in values}
     level = tuple(each for each in LEVELS if each in levels)
+    if numbers.get("rate") == 0:  # also without a level, which may be set later
+        raise ConfigError("--trace-config: rate expects 1 to 4294967295, got: 0")
+    _check_collector(exporter)
     settings = TraceSettings(level, file=values.get("file", ""), mode=mode, **numbers)
     try:
         settings.check()
@@ -94,6 +99,19 @@ _KEYS = {
     ("triton", "log-frequency"): "log_frequency",
 }
 _NAMES = {"rate": "trace_rate", "count": "trace_count", "log_frequency": "log_frequency"}
+
+
+def _check_collector(exporter: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for an address or a protocol that no exporter has, also in mode ``triton``."""
+    protocol, url = exporter.get("protocol", _PROTOCOLS[0]), exporter.get("url", "http://localhost")
+    if protocol not in _PROTOCOLS:
+        raise ConfigError(
+            f"--trace-config: invalid argument for opentelemetry,protocol, got: {protocol}; expected http/protobuf or "
+            "grpc"
+        )
+    parts = urlsplit(url if "://" in url else f"//{url}")
+    if not parts.hostname or (protocol == _PROTOCOLS[0] and parts.scheme not in ("http", "https")):
+        raise ConfigError(f"--trace-config: invalid argument for opentelemetry,url, got: {url}; expected http://host")
 
 
 def _known() -> str:

@@ -1,4 +1,4 @@
-"""The command ``headrace trace``: a summary of a trace file for each model, and one request as a waterfall."""
+"""The command ``headrace trace``: a summary of trace files for each model, and one request as a waterfall."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from headrace_trace.waterfall import as_svg, as_text, slowest
 
 class TraceCommand(Command):
     name = "trace"
-    help = "summarise a trace file, and draw its slowest request"
-    synopsis = "<file>"
+    help = "summarise trace files, and draw the slowest request"
+    synopsis = "<file> ..."
     example = "headrace trace trace.json --svg=slowest.svg"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", help="a trace file of Headrace or Triton")
+        parser.add_argument("file", nargs="+", help="a trace file of Headrace or Triton; with --workers, several")
         parser.add_argument("--model", default="", help="only requests to this model")
         parser.add_argument("--request", default="", help="draw this request, by its id or the id of its trace")
         parser.add_argument("--svg", default="", metavar="PATH", help="also write the drawing to this file")
 
     def run(self, arguments: argparse.Namespace) -> int:
         try:
-            roots = read_traces(arguments.file)
+            roots = [root for file in arguments.file for root in read_traces(file)]
             if arguments.model:
                 roots = [root for root in roots if root.model == arguments.model]
             if not roots:
+                files = ", ".join(f"'{file}'" for file in arguments.file)
+                verb = "has" if len(arguments.file) == 1 else "have"
                 raise InvalidArgument(
-                    f"'{arguments.file}' has no request" + (f" to model '{arguments.model}'" if arguments.model else "")
+                    f"{files} {verb} no request" + (f" to model '{arguments.model}'" if arguments.model else "")
                 )
             chosen = _chosen(roots, arguments.request)
         except HeadraceError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from weakref import WeakSet
 
@@ -22,6 +23,11 @@ def tracer_of(options: ServerOptions) -> Tracer | None:
     return next((tracer for tracer in TRACERS if tracer.options is options), None)
 
 
+def file_of(path: str, options: ServerOptions) -> str:
+    """Return the trace file of this process: ``path``, or with several ``--workers`` a file for each."""
+    return f"{path}.{os.getpid()}" if options.workers > 1 else path
+
+
 class Tracer(Interceptor):
     """Traces the sampled inferences of one server. Not enabled without a place for traces: then it costs nothing."""
 
@@ -38,7 +44,7 @@ class Tracer(Interceptor):
             self.exporter = SpanSender(self.start)
             self.follows_trace_context = True
         else:
-            self.exporter = TraceFiles(self.start.settings.file)
+            self.exporter = TraceFiles(file_of(self.start.settings.file, options))
         TRACERS.add(self)
 
     @property
