@@ -17,6 +17,7 @@ from headrace import ConfigError, LoadError, Storage, Unavailable
 from headrace_cloud import cache_entry
 from headrace_cloud.cache_entry import entry_name, sync
 from headrace_cloud.file_cache import LINKED_BYTES, FileCache
+from headrace_cloud.stored_objects import PART_BYTES
 from tests.storages.cloud.faulty_s3 import FaultyS3, Handler, faulty_s3
 from tests.storages.cloud.opened_storage import new_directories, open_storage
 
@@ -246,7 +247,7 @@ def _fetching(s3: FaultyS3, folder: Path) -> subprocess.Popen[str]:
 @pytest.fixture
 def s3(s3_keys: None) -> Iterator[FaultyS3]:
     with faulty_s3() as found:
-        found.put({"m/1/w": os.urandom(KIB)})
+        found.put({"m/1/w": os.urandom(PART_BYTES + 1)})
         yield found
 
 
@@ -272,7 +273,8 @@ def test_two_processes_download_a_file_once_and_a_killed_one_is_replaced(
 
     s3.fault = hold
     with _fetching(s3, tmp_path / "a") as killed:
-        asked.acquire()
+        for _ in range(2):  # parts
+            asked.acquire()
         with _fetching(s3, tmp_path / "b") as waiting:
             assert waiting.stdout is not None
             assert waiting.stdout.readline() == "fetching\n"
@@ -281,10 +283,10 @@ def test_two_processes_download_a_file_once_and_a_killed_one_is_replaced(
             gate.set()
             found = Path(waiting.stdout.read().strip())
         assert (found / "1/w").read_bytes() == s3.objects["models/m/1/w"]
-    assert _reads(s3) == 2
+    assert _reads(s3) == 4
     fetched = storage.fetch("m", ["1/w"], new_directories(tmp_path / "c"))
     assert (fetched / "1/w").read_bytes() == s3.objects["models/m/1/w"]
-    assert _reads(s3) == 2
+    assert _reads(s3) == 4
 
 
 def test_what_a_killed_server_has_left_is_removed_at_the_next_start(s3: FaultyS3, tmp_path: Path) -> None:

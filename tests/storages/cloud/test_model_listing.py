@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
@@ -42,6 +42,9 @@ class Kept(ObjectStore):
         return each.path in self.kept
 
     def read(self, each: StoredObject, start: int, end: int) -> memoryview:
+        raise NotImplementedError
+
+    def read_many(self, objects: Sequence[StoredObject]) -> Iterator[tuple[StoredObject, memoryview]]:
         raise NotImplementedError
 
     def stream(self, each: StoredObject) -> Iterator[memoryview]:

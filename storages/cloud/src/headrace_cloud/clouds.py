@@ -6,8 +6,9 @@ for a range of the object that was listed only, and copies what it reads.
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 #: Tries of one request beside the first, while the server has no answer or answers 5xx.
 _RETRIES = 3
 _PAGE = 1000
+#: Small objects that are read at once. More than parts of large ones: each waits for an answer, and not for bytes.
+_AT_ONCE = 64
 _BAD_KEY = "Encountered object with invalid path: "
 #: In obstore's error for an answer with the status 200, and not 206, to a request for a part.
 _NOT_PARTIAL = "Received non-partial response"
@@ -101,6 +104,25 @@ class CloudStore(ObjectStore):
             raise ObjectChanged(f"'{each.path}' has not the size of the listing, {each.size}")
         return read
 
+    def read_many(self, objects: Sequence[StoredObject]) -> Iterator[tuple[StoredObject, memoryview]]:
+        for start in range(0, len(objects), _AT_ONCE):
+            batch = objects[start : start + _AT_ONCE]
+            yield from zip(batch, asyncio.run(self._read_all(batch)), strict=True)
+
+    async def _read_all(self, objects: Sequence[StoredObject]) -> list[memoryview]:
+        return await asyncio.gather(*map(self._read_one, objects))
+
+    async def _read_one(self, each: StoredObject) -> memoryview:
+        import obstore
+
+        with self._reading(each):
+            key, options = self._location.key(each.path), _options(each, None)
+            found = _checked(each, await obstore.get_async(self._client, key, options=options))
+            read = memoryview(await found.bytes_async())
+        if len(read) != each.size:
+            raise ObjectChanged(f"'{each.path}' has not the size of the listing, {each.size}")
+        return read
+
     def stream(self, each: StoredObject) -> Iterator[memoryview]:
         count = 0
         with self._reading(each):
@@ -114,16 +136,8 @@ class CloudStore(ObjectStore):
         """Ask for an object or a part of it, if it is still the one of the listing."""
         import obstore
 
-        options: GetOptions = {}
-        if part is not None:
-            options["range"] = part
-        if each.tag.startswith(('"', "W/")):
-            options["if_match"] = each.tag
-        found = obstore.get(self._client, self._location.key(each.path), options=options)
-        tag = found.meta["e_tag"]
-        if found.meta["size"] != each.size or (tag and _bare(each.tag) not in (_bare(tag), "")):
-            raise ObjectChanged(f"'{each.path}' has changed since it was listed")
-        return found
+        found = obstore.get(self._client, self._location.key(each.path), options=_options(each, part))
+        return _checked(each, found)
 
     @contextmanager
     def _reading(self, each: StoredObject) -> Iterator[None]:
@@ -226,6 +240,23 @@ def _is_virtual(endpoint: str, bucket: str, options: CloudStorageOptions) -> boo
     if options.s3_addressing != "auto":
         return options.s3_addressing == "virtual"
     return ".amazonaws.com" in endpoint and "." not in bucket  # their certificate is for one more name
+
+
+def _options(each: StoredObject, part: tuple[int, int] | None) -> GetOptions:
+    """Return the options of a request for ``each``, or a part of it, if it is still the one of the listing."""
+    options: GetOptions = {}
+    if part is not None:
+        options["range"] = part
+    if each.tag.startswith(('"', "W/")):
+        options["if_match"] = each.tag
+    return options
+
+
+def _checked(each: StoredObject, found: GetResult) -> GetResult:
+    tag = found.meta["e_tag"]
+    if found.meta["size"] != each.size or (tag and _bare(each.tag) not in (_bare(tag), "")):
+        raise ObjectChanged(f"'{each.path}' has changed since it was listed")
+    return found
 
 
 def _bare(tag: str) -> str:

@@ -88,7 +88,7 @@ class FileCache:
                 _write_new(target, size, download)
             return False
         had = True
-        while not self._take(name, size, target):
+        while not self.take(name, size, target):
             with self._filling(name) as descriptor:
                 if descriptor is None or is_whole(self._files / name, size):
                     continue  # another server has filled it meanwhile
@@ -128,8 +128,10 @@ class FileCache:
                     found = entry.stat()
                     yield found.st_atime_ns, found.st_size, Path(entry.path)
 
-    def _take(self, name: str, size: int, target: Path) -> bool:
-        """Put the entry at ``target``. False if there is none."""
+    def take(self, name: str, size: int, target: Path) -> bool:
+        """Put the entry at ``target``, which must not exist. False if there is none. Raises as `place`."""
+        if not self.keeps(size):
+            return False
         path = self._files / name
         if not is_whole(path, size):
             return False

@@ -5,7 +5,8 @@ A redirect of an HTTP server is not followed, because it could lead to a server 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -23,6 +24,7 @@ SCHEMES = (
 _TAGS = ("ETag", "etag", "e_tag", "blob_id", "sha", "sha256", "md5Hash", "md5", "content_md5", "checksum")
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify", "updated", "created")
 _LONGEST = 300
+_AT_ONCE = 8
 _WEB = ("http", "https")
 #: Each is listed by a request. A web server that has the same links on every page would have no end.
 MOST_FOLDERS = 10_000
@@ -113,6 +115,13 @@ class FsspecStore(ObjectStore):
         if len(read) != end - start:
             raise ObjectChanged(f"'{each.path}' has not the size of the listing, {each.size}")
         return read
+
+    def read_many(self, objects: Sequence[StoredObject]) -> Iterator[tuple[StoredObject, memoryview]]:
+        def one(each: StoredObject) -> memoryview:
+            return self.read(each, 0, each.size)
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            yield from zip(objects, pool.map(one, objects), strict=True)
 
     def stream(self, each: StoredObject) -> Iterator[memoryview]:
         count = 0

@@ -6,8 +6,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 from headrace import LoadError, Unavailable, one_line
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _LINE_S = 5.0
 _MIB = 1 << 20
+_BATCH_BYTES = 8 * PART_BYTES
 
 
 class ModelDownload:
@@ -42,17 +44,12 @@ class ModelDownload:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LoadError(f"a folder of model '{model}' cannot be made: {error.strerror}") from error
-        large = [path for path in files if files[path].size > PART_BYTES]
+        small = [path for path in files if files[path].size <= PART_BYTES]
+        self._place_small({files[path]: (names[path], directory / path) for path in small}, progress)
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="cloud") as pool:
             try:
-                tasks = [
-                    pool.submit(self._place, names[path], each, directory / path, progress)
-                    for path, each in files.items()
-                    if each.size <= PART_BYTES
-                ]
-                for path in large:
-                    self._place(names[path], files[path], directory / path, progress, pool)
-                _results(tasks)
+                for path in sorted(files.keys() - set(small)):
+                    self._place_large(names[path], files[path], directory / path, progress, pool)
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
@@ -64,12 +61,25 @@ class ModelDownload:
     def _entry(self, each: StoredObject) -> str:
         return entry_name(self._store.identity, each.path, each.size, each.tag)
 
-    def _place(
-        self, name: str, each: StoredObject, target: Path, progress: _Progress, pool: ThreadPoolExecutor | None = None
+    def _place_small(self, files: Mapping[StoredObject, tuple[str, Path]], progress: _Progress) -> None:
+        """Write files of at most `PART_BYTES`, by their entries and paths. Each is read whole, before it is written."""
+        missing = []
+        for each, (name, target) in files.items():
+            if not self._cache.take(name, each.size, target):
+                missing.append(each)
+        for batch in _batches(missing):
+            for each, read in self._store.read_many(batch):
+                self._check_open()
+                name, target = files[each]
+                self._cache.place(name, each.size, target, partial(_write, part=read))
+                progress.add(each.size)
+
+    def _place_large(
+        self, name: str, each: StoredObject, target: Path, progress: _Progress, pool: ThreadPoolExecutor
     ) -> None:
         def download(descriptor: int) -> None:
             starts = range(0, each.size, PART_BYTES)
-            if pool is None or not self._has_ranges:
+            if not self._has_ranges:
                 self._copy_whole(each, descriptor, progress)
                 return
             try:
@@ -82,26 +92,39 @@ class ModelDownload:
         self._cache.place(name, each.size, target, download)
 
     def _copy_part(self, each: StoredObject, start: int, descriptor: int, progress: _Progress) -> None:
-        if self._closing.is_set():
-            raise Unavailable("the server is stopping")
+        self._check_open()
         _write(descriptor, self._store.read(each, start, min(start + PART_BYTES, each.size)), start)
         progress.add(min(PART_BYTES, each.size - start))
 
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise Unavailable("the server is stopping")
+
     def _copy_whole(self, each: StoredObject, descriptor: int, progress: _Progress) -> None:
-        if each.size <= PART_BYTES:
-            self._copy_part(each, 0, descriptor, progress)
-            return
         start = 0
         for part in self._store.stream(each):
-            if self._closing.is_set():
-                raise Unavailable("the server is stopping")
+            self._check_open()
             if start + len(part) <= each.size:
                 _write(descriptor, part, start)
             start += len(part)
             progress.add(len(part))
 
 
-def _write(descriptor: int, part: memoryview, start: int) -> None:
+def _batches(objects: Sequence[StoredObject]) -> Iterator[list[StoredObject]]:
+    """Yield ``objects`` in lists of at most `_BATCH_BYTES`, which are in memory at once."""
+    batch: list[StoredObject] = []
+    size = 0
+    for each in objects:
+        if batch and size + each.size > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(each)
+        size += each.size
+    if batch:
+        yield batch
+
+
+def _write(descriptor: int, part: memoryview, start: int = 0) -> None:
     written = 0
     while written < len(part):
         written += os.pwrite(descriptor, part[written:], start + written)

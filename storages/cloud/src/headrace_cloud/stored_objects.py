@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace import LoadError
@@ -62,6 +62,10 @@ class ObjectStore(ABC):
 
         Raises `ObjectChanged` if the object has changed. Raises `NoRanges`, if not all bytes are asked for.
         """
+
+    @abstractmethod
+    def read_many(self, objects: Sequence[StoredObject]) -> Iterator[tuple[StoredObject, memoryview]]:
+        """Yield each of ``objects``, which are small, with its bytes, in any order. Raises `ObjectChanged`."""
 
     @abstractmethod
     def stream(self, each: StoredObject) -> Iterator[memoryview]:
