@@ -180,9 +180,11 @@ def _encode_binary(
     response: InferResponse, formats: Mapping[str, OutputFormat], default: OutputFormat
 ) -> HttpReply | None:
     """Return the reply if all outputs are binary arrays: then its JSON, except for the id, repeats. Else None."""
-    said = tuple(response.parameters.items())
-    if said and set(map(type, response.parameters.values())) != {str}:  # 1, 1.0 and True are one key of a cache
-        return None
+    said: tuple[tuple[str, Any], ...] = ()
+    if response.parameters:
+        if set(map(type, response.parameters.values())) != {str}:  # 1, 1.0 and True are one key of a cache
+            return None
+        said = tuple(response.parameters.items())
     described: list[Any] = []
     parts: list[Buffer] = [b""]
     for name, tensor in response.outputs.items():
@@ -193,8 +195,10 @@ def _encode_binary(
     if not described:
         return None
     try:
-        print_header = _header_with_parameters if said else _binary_header
-        header = print_header(response.model_name, response.model_version, said, *described)
+        if said:
+            header = _header_with_parameters(response.model_name, response.model_version, said, *described)
+        else:
+            header = _binary_header(response.model_name, response.model_version, *described)
         if response.id:
             header = b'{"id":%b,%b' % (orjson.dumps(response.id), header[1:])
     except TypeError:  # `encode` says what can not be sent
@@ -203,9 +207,23 @@ def _encode_binary(
     return HttpReply(200, (BINARY_TYPE, (HEADER_LENGTH_NAME, b"%d" % len(header))), parts)
 
 
-def _print_header(model_name: str, model_version: str, said: tuple[tuple[str, Any], ...], *described: Any) -> bytes:
-    """Return the JSON of a reply without an id. ``said`` are its parameters, and ``described`` are name, dtype and
-    shape of each output, one after the other. Cached, because they repeat."""
+@lru_cache(maxsize=1024)
+def _binary_header(model_name: str, model_version: str, *described: Any) -> bytes:
+    """Return the JSON of a reply without an id. ``described`` are name, dtype and shape of each output, one after the
+    other. Cached, because they repeat."""
+    return _print_header({"model_name": model_name, "model_version": model_version}, described)
+
+
+@lru_cache(maxsize=256)  # apart from the others: the parameters of a model may differ in every response
+def _header_with_parameters(
+    model_name: str, model_version: str, said: tuple[tuple[str, Any], ...], *described: Any
+) -> bytes:
+    """`_binary_header` with the parameters ``said``."""
+    head = {"model_name": model_name, "model_version": model_version, "parameters": dict(said)}
+    return _print_header(head, described)
+
+
+def _print_header(head: dict[str, Any], described: Sequence[Any]) -> bytes:
     outputs = [
         {
             "name": name,
@@ -215,13 +233,7 @@ def _print_header(model_name: str, model_version: str, said: tuple[tuple[str, An
         }
         for name, dtype, shape in zip(described[::3], described[1::3], described[2::3], strict=True)
     ]
-    parameters = {"parameters": dict(said)} if said else {}
-    return orjson.dumps({"model_name": model_name, "model_version": model_version, **parameters, "outputs": outputs})
-
-
-_binary_header = lru_cache(maxsize=1024)(_print_header)
-#: A cache of its own: the parameters of a model may differ in every response.
-_header_with_parameters = lru_cache(maxsize=256)(_print_header)
+    return orjson.dumps({**head, "outputs": outputs})
 
 
 def _unsendable(response: InferResponse, error: TypeError) -> HeadraceError:

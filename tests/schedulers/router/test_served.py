@@ -9,10 +9,13 @@ from http.client import HTTPConnection
 from typing import Any
 from urllib.request import urlopen
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from google.protobuf import json_format
+from google.protobuf.struct_pb2 import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace import Server
@@ -167,6 +170,38 @@ def test_a_change_that_is_wrong_changes_nothing(body: str, why: str, server: Ser
     assert why in told["error"]
     weights = [target["weight"] for target in call(server, "GET", "/v2/models/split/traffic")[1]["targets"]]
     assert weights == [75, 25]
+
+
+def over_grpc(server: Server, method: str, **given: Any) -> dict[str, Any]:
+    asked = Struct()
+    asked.update(given)
+    with grpc.insecure_channel(f"127.0.0.1:{server.options.grpc_port}") as channel:
+        ask = channel.unary_unary(
+            f"/headrace.Traffic/{method}",
+            request_serializer=Struct.SerializeToString,
+            response_deserializer=Struct.FromString,
+        )
+        found: dict[str, Any] = json_format.MessageToDict(ask(asked, timeout=60))
+        return found
+
+
+def test_grpc_says_and_does_the_same(server: Server) -> None:
+    expected = call(server, "GET", "/v2/models/sticky/traffic")[1]
+    assert over_grpc(server, "Read", model="sticky") == expected
+    assert over_grpc(server, "Read", model="sticky", version="1") == expected
+    changed = over_grpc(server, "Change", model="sticky", weights={"m:1": 3, "m:2": 1})
+    assert [target["share"] for target in changed["targets"]] == [0.75, 0.25]
+    over_grpc(server, "Change", model="sticky", weights={"m:1": 1, "m:2": 1})
+    for given, why in (
+        ({"model": "sticky", "weights": {"m:1": float("nan"), "m:2": 1}}, "the weight of 'm:1' is NaN"),
+        ({"model": "sticky"}, "the body changes nothing"),
+        ({"model": 3, "weights": {}}, "'model' and 'version' are strings"),
+        ({"model": "m", "weights": {}}, "model 'm' is no router"),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            over_grpc(server, "Change", **given)
+        assert why in str(caught.value.details())
+    assert over_grpc(server, "Read", model="sticky")["targets"][0]["weight"] == 1
 
 
 def test_only_routers_have_traffic(server: Server) -> None:

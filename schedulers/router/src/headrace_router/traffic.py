@@ -14,11 +14,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from google.protobuf.struct_pb2 import Struct, Value
+
 from headrace import (
     Addition,
+    Caller,
     Engine,
     Extension,
     ExtensionOperation,
+    GrpcMethod,
     HeadraceError,
     HttpCall,
     HttpReply,
@@ -49,9 +53,8 @@ class ReadTraffic(HttpRoute):
     extension: Traffic
 
     async def answer(self, call: HttpCall) -> HttpReply:
-        view, router = self.extension.find(call.values["name"], call.values["version"])
-        document = {"model": view.name, "version": str(view.version), **router.status()}
-        body = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+        found = document(*self.extension.find(call.values["name"], call.values["version"]))
+        body = json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()
         return HttpReply(200, _JSON, [body])
 
 
@@ -65,10 +68,47 @@ class ChangeTraffic(ReadTraffic):
         return await super().answer(call)
 
 
+class ReadTrafficMethod(GrpcMethod):
+    """``{"model": "digits"}``, and a ``version`` if need be, to the state of the router. Both are `Struct`."""
+
+    name = "/headrace.Traffic/Read"
+    operation = READ
+    extension: Traffic
+
+    @staticmethod
+    def parse(message: bytes) -> dict[str, Any]:
+        if len(message) > _MOST_BYTES:
+            raise InvalidArgument(f"the message has {len(message)} bytes; the limit is {_MOST_BYTES}")
+        return plain(Struct.FromString(message))
+
+    async def answer(self, request: dict[str, Any], caller: Caller) -> Struct:
+        state = Struct()
+        state.update(document(*self._find(request)))
+        return state
+
+    def _find(self, request: Mapping[str, Any]) -> tuple[ModelView, RouterScheduler]:
+        name, version = request.get("model"), request.get("version", "")
+        if not isinstance(name, str) or not isinstance(version, str):
+            raise InvalidArgument("'model' and 'version' are strings, and 'model' is required")
+        return self.extension.find(name, version)
+
+
+class ChangeTrafficMethod(ReadTrafficMethod):
+    """The same with ``weights`` or ``shadow``, as in the body of ``PUT``."""
+
+    name = "/headrace.Traffic/Change"
+    operation = CHANGE
+
+    async def answer(self, request: dict[str, Any], caller: Caller) -> Struct:
+        given = {key: value for key, value in request.items() if key not in ("model", "version")}
+        await self.extension.change(*self._find(request), given)
+        return await super().answer(request, caller)
+
+
 class Traffic(Extension):
     name = "traffic"
     announces = ("traffic",)
-    adds: ClassVar[tuple[type[Addition], ...]] = (ReadTraffic, ChangeTraffic)
+    adds: ClassVar[tuple[type[Addition], ...]] = (ReadTraffic, ChangeTraffic, ReadTrafficMethod, ChangeTrafficMethod)
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -138,6 +178,25 @@ class Traffic(Extension):
         self._board.publish = None
         for task in tuple(self._tasks):
             task.cancel()
+
+
+def plain(struct: Struct) -> dict[str, Any]:
+    """Return ``struct`` as JSON values. NaN stays what it is, unlike in ``json_format``: the check names it."""
+    return {key: _plain_value(value) for key, value in struct.fields.items()}
+
+
+def _plain_value(value: Value) -> Any:
+    kind = value.WhichOneof("kind")
+    if kind == "struct_value":
+        return plain(value.struct_value)
+    if kind == "list_value":
+        return [_plain_value(each) for each in value.list_value.values]
+    return None if kind in (None, "null_value") else getattr(value, kind)
+
+
+def document(view: ModelView, router: RouterScheduler) -> dict[str, Any]:
+    """Return the state of a router, as JSON."""
+    return {"model": view.name, "version": str(view.version), **router.status()}
 
 
 def parse(body: memoryview) -> Mapping[str, Any]:
