@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+
 import numpy as np
 import pytest
 
@@ -80,6 +83,56 @@ def test_every_response_of_a_decoupled_target_is_passed_on() -> None:
         board.answer_last()
         assert (caller.ends, len(caller.answers)) == (1, 3)
         assert board.router.measure()["headrace_router_requests_total"] == {"a": 1, "b": 0}
+
+    play(scene)
+
+
+def test_weights_that_are_set_again_and_again_are_kept() -> None:
+    async def scene() -> None:
+        board = Board(router("a = 1, b = 1"))
+        found = []
+        for _ in range(40):
+            board.router.apply({"weights": [1, 1], "shadow": None, "rolled_back": {}})
+            found.append(board.serve().target)
+        assert abs(found.count("a by weights") - 20) < 4
+
+    play(scene)
+
+
+def test_requests_leave_nothing_for_the_garbage_collector() -> None:
+    async def scene() -> None:
+        board = Board(router("a = 1, b = 1", sticky="parameter:user", shadow="a = 1"))
+        assert board.router.shadow is not None
+
+        async def ask(number: int) -> None:
+            caller = board.send(parameters={"user": number})
+            if number % 7 == 0:
+                caller.ticket.cancel()
+                board.calls.clear()
+                board.cancelled.clear()
+            else:
+                board.answer(BackendError("broken") if number % 5 == 0 else None)
+            del caller.ticket  # the test's own circle: the ticket has the caller, to tell it
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            while board.calls:
+                board.answer()
+
+        for number in range(100):
+            if number == 50:
+                gc.collect()
+            await ask(number)
+        while board.router.shadow.status()["in_flight"]:
+            await asyncio.sleep(0)
+        assert sum(board.router.shadow.outcomes.values()) > 10
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            gc.collect()
+            found = [type(each).__name__ for each in gc.garbage]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+        assert {"Ticket", "InferRequest", "InferResponse", "Copy"}.isdisjoint(found), found
 
     play(scene)
 

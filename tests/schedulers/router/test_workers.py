@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.conftest import Headrace
 
 PATH = "/v2/models/r/traffic"
-DELAYED = 'parameters { key: "execute_delay_ms" value { string_value: "20" } }'
+DELAYED = 'parameters { key: "execute_delay_ms" value { string_value: "100" } }'
 MODEL = """backend: "identity" max_batch_size: 0 input { name: "IN" data_type: TYPE_FP32 dims: [1] }
 output { name: "OUT" data_type: TYPE_FP32 dims: [1] } """
 
@@ -37,7 +37,7 @@ def change(line: Line, **given: float) -> dict[str, Any]:
 def test_a_change_and_a_rollback_reach_all_workers(serve: Callable[..., Headrace], tmp_path: Path) -> None:
     write(tmp_path, "fast", MODEL)
     write(tmp_path, "slow", MODEL + DELAYED)
-    write(tmp_path, "r", router("fast = 1, slow = 1", max_p99_ratio=3, min_requests=10))
+    write(tmp_path, "r", router("fast = 1, slow = 1", max_p99_ratio=2, min_requests=5, window_s=10))
     server = serve(f"--model-repository={tmp_path}", "--workers=2")
     server.wait_for_line("2 workers serve")
     with contextlib.closing(Lines(server, "worker")) as lines:
@@ -50,10 +50,13 @@ def test_a_change_and_a_rollback_reach_all_workers(serve: Callable[..., Headrace
         server.wait_for_line("worker 0 has been restarted")
         first, second = lines.one_each()
         assert weights(first) == [3, 2], "a worker that is started later has the change"
-        for _ in range(60):
+
+        def is_rolled_back() -> bool:
             second.ask("r")
             assert second.answer() == [1.5]
-        assert weights(second) == [5, 0]
+            return weights(second) == [5, 0]
+
+        wait_until(is_rolled_back, "the slow target is rolled back")
         wait_until(lambda: weights(first) == [5, 0], "the rollback reaches the other worker")
         assert first.get(PATH)[1]["targets"][1]["rolled_back"] == second.get(PATH)[1]["targets"][1]["rolled_back"]
         assert sum("rolls back target 'slow'" in line for line in server.lines) == 1
