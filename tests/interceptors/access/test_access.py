@@ -1,0 +1,474 @@
+"""Keys, by the kit, by the stock clients over real sockets, and by the command."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from tritonclient import grpc as grpc_client
+from tritonclient import http as http_client
+from tritonclient.utils import InferenceServerException
+
+from headrace import (
+    Caller,
+    ConfigError,
+    ExtensionOperation,
+    Operation,
+    PermissionDenied,
+    ServerOptions,
+    Unauthenticated,
+)
+from headrace_access import AccessControl, AccessKeys, AccessOptions, key_file_watcher
+from headrace_access.key_file import KeyFile, Principal, new_key
+from headrace_testing import InterceptorConformance, RefusedOperation
+from headrace_testing.serving import serve
+from tests.core.models.test_admission import PATHS, rpcs
+
+CONFIG = """
+backend: "identity" max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }
+"""
+BODY = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+TENANT = [{"models": ["own*"], "operations": ["inference", "metadata"]}]
+ALL = [{"models": ["*"], "operations": ["*"]}]
+
+
+class Ended(NamedTuple):
+    """A command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def keys(*words: str, stdin: str = "") -> Ended:
+    """Run ``headrace keys`` in this process."""
+    out, err, before = io.StringIO(), io.StringIO(), sys.stdin
+    sys.stdin = io.StringIO(stdin)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            code = AccessKeys().run(AccessKeys().parse(words))
+    finally:
+        sys.stdin = before
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def make(path: Path, **rules: Any) -> dict[str, str]:
+    """Write a key file. Return the key of each principal."""
+    made, principals = {}, {}
+    for name, allow in rules.items():
+        made[name], key_id, digest = new_key()
+        principals[name] = {"keys": {key_id: {"sha256": digest}}, "allow": allow}
+    path.write_text(json.dumps({"principals": principals}))
+    return made
+
+
+# ---------------------------------------------------------------------- the kit
+
+
+class TestStranger(InterceptorConformance):
+    plugin, interceptor = "headrace_access", "access"
+
+    @pytest.fixture(autouse=True)
+    def _file(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "access.json"
+        self.key = make(self.path, alice=ALL)["alice"]
+
+    def headers(self) -> Mapping[str, str]:
+        return {"authorization": f"Bearer {self.key}"}
+
+    def options(self) -> Mapping[str, Any]:
+        return {"plugin_options": [AccessOptions(keys=str(self.path))]}
+
+    def refusals(self) -> Sequence[RefusedOperation]:
+        return [RefusedOperation(Unauthenticated)]
+
+
+# ---------------------------------------------------------------------- decisions
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "access.json"
+
+
+def ask(access: AccessControl, key: str | None, operation: Any = Operation.INFER, model: str = "own_1") -> Caller:
+    """Ask for an operation, which is admitted or raises."""
+    caller = Caller("http", header={"authorization": f"Bearer {key}"}.get if key is not None else lambda name: None)
+    assert access.admit(caller, operation, model) is None
+    return caller
+
+
+def made(path: Path, **options: Any) -> AccessControl:
+    return AccessControl(ServerOptions(plugin_options=[AccessOptions(keys=str(path), **options)]))
+
+
+MAY = [
+    (Operation.INFER, "own_1", True),
+    (Operation.INFER, "other", False),
+    (Operation.INFER, "Own_1", False),
+    (Operation.MODEL_METADATA, "own_1", True),
+    (Operation.MODEL_CONFIG, "own_1", False),
+    (Operation.LOAD, "own_1", False),
+    (Operation.OPEN_STREAM, "", True),
+    (Operation.SERVER_METADATA, "", True),
+    (Operation.INDEX, "", False),
+    (Operation.STATISTICS, "", False),
+    (Operation.METRICS, "", False),
+    (ExtensionOperation("chat"), "own_1", True),
+    (ExtensionOperation("chat"), "", False),
+]
+
+
+@pytest.mark.parametrize(("operation", "model", "may"), MAY, ids=lambda each: str(each))
+def test_a_rule_names_operations_and_models(path: Path, operation: Any, model: str, may: bool) -> None:
+    key = make(path, tenant=TENANT)["tenant"]
+    access = made(path)
+    for _ in range(2):  # the second decision is a kept one
+        if may:
+            assert ask(access, key, operation, model).principal == "tenant"
+        else:
+            with pytest.raises(PermissionDenied, match=f"'tenant' may not do '{operation}'"):
+                ask(access, key, operation, model)
+
+
+def test_a_rule_of_everything_allows_everything(path: Path) -> None:
+    key = make(path, admin=ALL)["admin"]
+    access = made(path)
+    for operation in Operation:
+        ask(access, key, operation, "")
+        ask(access, key, operation, "anything")
+
+
+def wrong_keys(key: str) -> Iterator[tuple[str, str]]:
+    other = new_key()[0]
+    yield other, "it is not known"
+    yield other[:12] + key[12:], "it is not known"  # the secret of one, the id of another
+    yield key[:-1] + ("A" if key[-1] != "A" else "B"), "it is not known"
+    for rubbish in (key[:-1], key + "A", key.upper(), key + "\0", "hr_", "ключ", "x" * 4096):
+        yield rubbish, "it is no key of this server"
+    yield "x" * 1_000_000, "it is too long"
+
+
+def test_a_wrong_key_is_refused_with_the_reason_and_without_itself(path: Path) -> None:
+    key = make(path, alice=ALL)["alice"]
+    access = made(path)
+    ask(access, key)
+    for wrong, reason in wrong_keys(key):
+        with pytest.raises(Unauthenticated) as caught:
+            ask(access, wrong)
+        assert caught.value.message == f"the key is refused: {reason}"
+    with pytest.raises(Unauthenticated, match="needs a key"):
+        ask(access, None)
+
+
+@pytest.mark.parametrize(("days", "is_valid"), [(1, True), (0, False), (-1, False)])
+def test_a_key_expires_on_its_day(path: Path, days: int, is_valid: bool) -> None:
+    key = make(path, alice=ALL)["alice"]
+    document = json.loads(path.read_text())
+    day = datetime.datetime.now(datetime.timezone.utc).date() + datetime.timedelta(days)
+    next(iter(document["principals"]["alice"]["keys"].values()))["expires"] = day.isoformat()
+    found = KeyFile.parse(document, path).find(key)
+    assert isinstance(found, Principal) is is_valid
+    assert is_valid or found == "it has expired"
+
+
+def test_the_comparison_of_a_secret_sees_whole_digests(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, not timed: each try is one comparison of 32 bytes with 32, by `hmac.compare_digest`."""
+    from headrace_access import key_file
+
+    sizes = []
+
+    def compare(given: bytes, known: bytes) -> bool:
+        sizes.append((len(given), len(known)))
+        return given == known
+
+    monkeypatch.setattr(key_file, "compare_digest", compare)
+    key = make(path, alice=ALL)["alice"]
+    found = KeyFile.read(path)
+    for end in range(1, 43):
+        found.find(key[:-end] + "A" * end)
+    found.find(key)
+    assert sizes == [(32, 32)] * 43
+
+
+def test_health_is_open_and_other_operations_by_a_flag(path: Path) -> None:
+    make(path, alice=ALL)
+    ask(made(path), None, Operation.LIVE, "")
+    access = made(path, open="metrics,model_*")
+    ask(access, None, Operation.METRICS, "")
+    ask(access, None, Operation.MODEL_READY, "m")
+    with pytest.raises(Unauthenticated):
+        ask(access, None, Operation.LIVE, "")
+
+
+def test_models_and_the_program_itself_need_no_key(path: Path) -> None:
+    make(path, alice=ALL)
+    for transport in ("program", "model"):
+        assert made(path).admit(Caller(transport), Operation.INFER, "m") is None
+
+
+def test_a_key_may_come_in_a_header_of_its_own(path: Path) -> None:
+    key = make(path, alice=ALL)["alice"]
+    caller = Caller("grpc", header={"x-api-key": key}.get)
+    made(path).admit(caller, Operation.INFER, "m")
+    assert caller.principal == "alice"
+
+
+# ---------------------------------------------------------------------- the file
+
+
+def rule(**members: Any) -> Any:
+    return {"principals": {"a": {"keys": {}, "allow": [{"models": ["*"], "operations": ["*"], **members}]}}}
+
+
+FILES: list[tuple[Any, str]] = [
+    ("", "is no JSON"),
+    ("[" * 100_000, "is no JSON"),
+    ([], "is no object with the one member 'principals'"),
+    ({"principals": {}, "more": 1}, "is no object with the one member 'principals'"),
+    ({"principals": []}, "principals is no object"),
+    ({"principals": {"": {}}}, "principals.: a principal has 1 to 128 of"),
+    ({"principals": {"a\nb": {}}}, "principals.a\\nb: a principal has"),
+    ({"principals": {"a": 1}}, "principals.a is no object"),
+    ({"principals": {"a": {"alow": []}}}, "principals.a: unknown member 'alow'; known: keys, allow"),
+    ({"principals": {"a": {}}}, "principals.a.allow is no list of rules"),
+    ({"principals": {"a": {"allow": [], "keys": {"k": {}}}}}, "principals.a.keys.k.sha256 is not 64 hexadecimal"),
+    ({"principals": {"a": {"allow": [], "keys": {"k": {"sha256": "0" * 64, "expires": "soon"}}}}}, "expected a day"),
+    ({"principals": {n: {"allow": [], "keys": {"k": {"sha256": "0" * 64}}} for n in "ab"}}, "belongs to another key"),
+    (rule(models=[]), "principals.a.allow[0].models is no list of patterns"),
+    (rule(models="*"), "principals.a.allow[0].models is no list of patterns"),
+    (rule(operations=["in fer"]), "principals.a.allow[0].operations: 'in fer' is no pattern"),
+    (rule(methods=["*"]), "unknown member 'methods'"),
+]
+
+
+@pytest.mark.parametrize(("content", "text"), FILES, ids=range(len(FILES)))
+def test_a_wrong_file_ends_the_start_with_its_place(path: Path, content: Any, text: str) -> None:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ConfigError) as caught:
+        made(path)
+    assert caught.value.message.startswith(f"key file '{path}'")
+    assert text in caught.value.message
+
+
+def test_a_missing_file_and_one_that_would_block_end_the_start(path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        made(path)
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        made(path)
+
+
+def test_ten_thousand_principals_are_found_by_one_look_up(path: Path) -> None:
+    given = make(path, **{f"user{number}": TENANT for number in range(10_000)})
+    found = KeyFile.read(path)
+    assert len(found) == 10_000
+    for name in ("user0", "user9999"):
+        principal = found.find(given[name])
+        assert isinstance(principal, Principal)
+        assert principal.name == name
+
+
+# ---------------------------------------------------------------------- over sockets
+
+
+@pytest.fixture
+def changes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_file_watcher, "_CHECK_S", 0.0)
+
+
+def serving(tmp_path: Path, path: Path, **options: Any) -> Any:
+    for name in ("own_1", "other"):
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        (tmp_path / "models" / name / "config.pbtxt").write_text(CONFIG)
+    given = {"listen": True, "metrics_port": 0, "allow_metrics": True, **options}
+    return serve(tmp_path / "models", plugin_options=[AccessOptions(keys=str(path))], **given)
+
+
+def ports_of(server: Any) -> dict[str, int]:
+    return {each.protocol or each.name: each.port for each in server.frontends}
+
+
+def test_every_operation_of_every_protocol_needs_a_key_that_allows_it(tmp_path: Path, path: Path) -> None:
+    given, unknown = make(path, nobody=[], admin=ALL), "UNAUTHENTICATED"
+    credentials = ((None, unknown), ("x", unknown), (given["nobody"], "PERMISSION_DENIED"))
+    closed = {name: where for name, where in PATHS.items() if name not in ("live", "ready", "model_ready", "own")}
+    with serving(tmp_path, path) as server:
+        ports = ports_of(server)
+        with httpx.Client(base_url=f"http://127.0.0.1:{ports['http']}") as client:
+            assert client.get("/v2/health/live").status_code == 200
+            for method, where in closed.values():
+                for key, expected in ((None, 401), ("hr_wrong", 401), (given["nobody"], 403)):
+                    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+                    reply = client.request(method, where, content=b"\xff{", headers=headers)
+                    assert reply.status_code == expected, (where, key)
+                    assert ("www-authenticate" in reply.headers) is (expected == 401)
+                reply = client.request(method, where, headers={"Authorization": f"Bearer {given['admin']}"})
+                assert reply.status_code not in (401, 403), where
+        metrics = f"http://127.0.0.1:{ports['metrics']}/metrics"
+        assert httpx.get(metrics).status_code == 401
+        assert httpx.get(metrics, headers={"X-Api-Key": given["nobody"]}).status_code == 403
+        assert httpx.get(metrics, headers={"X-Api-Key": given["admin"]}).status_code == 200
+        with grpc.insecure_channel(f"127.0.0.1:{ports['grpc']}") as channel:
+            for service, method in rpcs(server.engine):
+                if method.operation.category == "health":
+                    continue
+                for key, code in credentials:
+                    metadata = () if key is None else (("authorization", f"Bearer {key}"),)
+                    where = f"/{service}/{method.name}"
+                    if method.stream is None:
+                        call: Any = channel.unary_unary(where, bytes, bytes).future(
+                            b"\xff", metadata=metadata, timeout=30
+                        )
+                    else:
+                        call = channel.stream_stream(where, bytes, bytes)(
+                            iter([b"\xff"]), metadata=metadata, timeout=30
+                        )
+                    assert call.code().name == code, (where, key)
+
+
+def test_a_tenant_is_not_told_which_models_exist(tmp_path: Path, path: Path) -> None:
+    key = make(path, tenant=TENANT)["tenant"]
+    headers = {"Authorization": f"Bearer {key}"}
+    x = http_client.InferInput("x", [1, 1], "FP32")
+    x.set_data_from_numpy(np.ones((1, 1), np.float32))
+    y = grpc_client.InferInput("x", [1, 1], "FP32")
+    y.set_data_from_numpy(np.ones((1, 1), np.float32))
+    with serving(tmp_path, path) as server:
+        ports = ports_of(server)
+        with http_client.InferenceServerClient(f"127.0.0.1:{ports['http']}") as client:
+            assert client.infer("own_1", [x], headers=headers).as_numpy("y").tolist() == [[1]]
+            told = []
+            for name in ("other", "neverr"):
+                with pytest.raises(InferenceServerException) as caught:
+                    client.infer(name, [x], headers=headers)
+                told.append((caught.value.status(), str(caught.value.message()).replace(name, "N")))
+            assert told[0] == told[1]
+            assert told[0] == ("403", "'tenant' may not do 'infer' on model 'N'")
+        with grpc_client.InferenceServerClient(f"127.0.0.1:{ports['grpc']}") as client:
+            metadata = {"authorization": f"Bearer {key}"}
+            assert client.infer("own_1", [y], headers=metadata).as_numpy("y").tolist() == [[1]]
+            answers: list[Any] = []
+            arrived = threading.Semaphore(0)
+
+            def note(result: Any, error: Any) -> None:
+                answers.append(error or result.as_numpy("y").tolist())
+                arrived.release()
+
+            client.start_stream(note, headers=metadata)
+            for name in ("own_1", "other", "own_1"):
+                client.async_stream_infer(name, [y])
+                assert arrived.acquire(timeout=30)
+            client.stop_stream()
+        assert answers[0] == answers[2] == [[1]]
+        assert "'tenant' may not do 'infer' on model 'other'" in str(answers[1])
+
+
+def test_a_changed_file_is_used_and_a_broken_one_is_not(
+    tmp_path: Path, path: Path, changes_at_once: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = make(path, alice=ALL)["alice"]
+    with serving(tmp_path, path) as server:
+        url = f"http://127.0.0.1:{ports_of(server)['http']}/v2"
+
+        def until(status: int, given: str) -> None:
+            for _ in range(2000):
+                if httpx.get(url, headers={"Authorization": f"Bearer {given}"}).status_code == status:
+                    return
+            raise AssertionError(f"never answered {status}")
+
+        until(200, key)
+        assert keys("add", str(path), "bob").returncode == 0
+        bob = keys("add", str(path), "bob", "--note", "laptop").stdout.strip()
+        until(200, bob)
+        assert keys("revoke", str(path), bob).returncode == 0
+        until(401, bob)
+        path.write_text("{")
+        until(200, key)
+        path.unlink()
+        until(200, key)
+    assert "the former keys stay in use: key file" in caplog.text
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_keys_are_added_listed_checked_and_revoked(path: Path) -> None:
+    added = keys(
+        "add", str(path), "alice", "--models", "own*,b", "--operations", "inference", "--expires", "2999-01-01"
+    )
+    key = added.stdout.strip()
+    assert (added.returncode, added.stderr) == (0, "")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert key.split("_")[2] not in path.read_text()
+    second = keys("add", str(path), "alice").stdout.strip()
+    listed = keys("list", str(path)).stdout
+    assert listed.count("inference on own*,b") == 2
+    assert "2999-01-01" in listed
+    assert keys("check", str(path)).stdout == f"'{path}' is valid: 2 keys\n"
+    assert keys("check", str(path), "--key", "-", stdin=key).stdout == (
+        "the key belongs to 'alice', who may: inference on own*,b\n"
+    )
+    assert keys("revoke", str(path), key.split("_")[1]).stdout == f"key '{key.split('_')[1]}' of 'alice' is revoked\n"
+    refused = keys("check", str(path), "--key", key)
+    assert (refused.returncode, refused.stderr) == (1, "headrace keys: the key is refused: it is not known\n")
+    assert keys("check", str(path), "--key", second).returncode == 0
+
+
+WRONG = [
+    (["add", "{}"], "name the principal"),
+    (["add", "{}", "a b"], "a principal has 1 to 128"),
+    (["add", "{}", "a", "--models", ""], "'' is no pattern"),
+    (["add", "{}", "a", "--expires", "tomorrow"], "expected a day"),
+    (["revoke", "{}", "nope"], "there is no key 'nope'"),
+    (["list", "{}/missing"], "cannot be read"),
+    (["add", "{}/missing/file", "a"], "No such file or directory"),
+]
+
+
+@pytest.mark.parametrize(("words", "text"), WRONG, ids=range(len(WRONG)))
+def test_a_wrong_command_changes_nothing(tmp_path: Path, words: list[str], text: str) -> None:
+    path = tmp_path / "access.json"
+    make(path, alice=ALL)
+    before = path.read_bytes()
+    where = str(tmp_path) if "/missing" in words[1] else str(path)
+    ended = keys(*(word.replace("{}", where) for word in words))
+    assert ended.returncode == 1
+    assert text in ended.stderr
+    assert path.read_bytes() == before
+
+
+def test_commands_at_once_lose_no_key(path: Path) -> None:
+    program = [sys.executable, "-m", "headrace_cli", "keys", "add", str(path)]
+    started: list[subprocess.Popen[str]] = [
+        subprocess.Popen([*program, f"user{number}"], stdout=subprocess.PIPE, text=True) for number in range(4)
+    ]
+    given = [each.communicate(timeout=60)[0].strip() for each in started]
+    found = KeyFile.read(path)
+    assert all(isinstance(found.find(key), Principal) for key in given)
+
+
+OPTIONS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: AccessOptions(open="metrics"), "--access-open needs --access-keys"),
+    (lambda: AccessOptions(keys="x", open="in fer"), "--access-open: 'in fer' is no pattern"),
+]
+
+
+@pytest.mark.parametrize(("create", "text"), OPTIONS, ids=range(len(OPTIONS)))
+def test_wrong_flags_are_refused(create: Callable[[], Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        create()
