@@ -26,7 +26,7 @@ from headrace import (
     rate_limited_logger,
     release_memory,
 )
-from headrace_on_demand.memory import LoadMeter, measure
+from headrace_on_demand.memory import ServerMemory, process_bytes
 from headrace_on_demand.memory_budget import HOST, MemoryBudget
 from headrace_on_demand.model_state import FailedLoad, ModelState, shown
 from headrace_on_demand.on_demand_options import OnDemandOptions, read_settings
@@ -50,7 +50,7 @@ class Loads:
         #: Those that take requests now.
         self.open: dict[str, ModelState] = {}
         self.loaded = self.failures = self.evictions = 0
-        self._meter = LoadMeter()
+        self._server = ServerMemory()
         self._turn = asyncio.Lock()
         #: Set when a model has become idle, has left, or was loaded: a load that waits for room looks again.
         self._moved = asyncio.Event()
@@ -93,10 +93,9 @@ class Loads:
                 return
             charged = await self._make_room(state, wanted)
             log.info("loading '%s' on demand", state.name)
-            with self._meter.measured(sum(wanted[name].file_bytes for name in charged)) as growth:
-                await self.models.load(state.name)
-                await asyncio.to_thread(release_memory)
-            await self._settle(wanted, charged, growth.bytes)
+            await self.models.load(state.name)
+            await asyncio.to_thread(release_memory)
+            await self._settle(wanted, charged)
             state.failed = None
             self.loaded += 1
         except asyncio.CancelledError:
@@ -183,12 +182,12 @@ class Loads:
             lambda each: not self._is_pinned(each) and (each.is_idle or not is_patient),
         )
         for victim in victims or ():
-            self.evict(victim, f"its {shown(self._charge(victim))} are needed for '{state.name}'")
+            self.evict(victim, f"its {shown(self._charged(victim))} are needed for '{state.name}'")
 
     def _is_unmeasured(self, wanted: Mapping[str, LoadableModel]) -> bool:
         """True if a model of a backend of which none was measured yet is being loaded: its memory is the better
         estimate for the next one."""
-        unknown = {_backend(model) for model in wanted.values() if model.file_bytes or model.config.backend}
+        unknown = {_backend(model) for model in wanted.values() if _has_process(model)}
         return any(
             state.loading is not None
             and state.name in self.budget.charges
@@ -205,7 +204,7 @@ class Loads:
         if not self.states[model.name].measured:
             beside = self._overhead.get(_backend(model), _PROCESS_BYTES if _has_process(model) else 0)
             host = max(host, model.file_bytes + beside)
-        return {**least, HOST: host + model.file_bytes}
+        return {**least, HOST: max(host, 2 * model.file_bytes)}
 
     def _least(self, model: LoadableModel) -> dict[str, int]:
         """Return what ``model`` needs for certain: what was measured last, or its files, or what its config says."""
@@ -215,34 +214,45 @@ class Loads:
         on_gpu = max(state.settings.gpu_memory, model.file_bytes)
         return {HOST: host, **dict.fromkeys(gpus, on_gpu)}
 
-    async def _settle(self, wanted: Mapping[str, LoadableModel], loaded: Sequence[str], grown: int) -> None:
-        """Charge the models ``loaded``, by which the server has ``grown``, what was measured.
+    async def _settle(self, wanted: Mapping[str, LoadableModel], loaded: Sequence[str]) -> None:
+        """Charge the models ``loaded`` what was measured.
 
         Raises `LoadError`, and unloads the model, if that alone is above the budget.
         """
-        weights = {name: wanted[name].file_bytes or 1 for name in loaded}
-        for name, weight in weights.items():
-            state, model = self.states[name], wanted[name]
-            state.server_bytes = max(model.file_bytes, grown * weight // sum(weights.values()))
-            size = await self._measure(state)
-            if size and any(each.executors for each in self.models.served(name)):
-                backend = _backend(model)
-                self._overhead[backend] = max(self._overhead.get(backend, 0), size - model.file_bytes)
+        for name in loaded:
+            state, executors = self.states[name], [e for each in self.models.served(name) for e in each.executors]
+            state.in_server = any(each.runs_on != "process" for each in executors)
+            await self._measure_processes(state)
+            if not state.in_server and executors:
+                beside, known = state.process_bytes - state.file_bytes, self._overhead.get(state.backend, 0)
+                self._overhead[state.backend] = max(known, beside)
+        self._charge()
         top = next(iter(wanted))
         if why := self.budget.impossible({top: self.budget.charges.get(top, {})}):
             self.evict(self.states[top], "it is above the budget")
             raise LoadError(f"model '{top}' was loaded and is unloaded again: {why}")
         self._enforce()
 
-    async def _measure(self, state: ModelState) -> int:
-        """Measure the memory of ``state``, charge it, and return it in bytes."""
-        served = self.models.served(state.name)
-        sizes = [await asyncio.to_thread(measure, each, state.server_bytes // len(served)) for each in served]
-        if state.name in self.open:
-            before = self.budget.charges.get(state.name, {})
-            size = max(sum(sizes), state.settings.memory)
-            state.measured = self.budget.charges[state.name] = {**before, HOST: size}
-        return sum(sizes)
+    async def _measure_processes(self, state: ModelState) -> None:
+        sizes = [await asyncio.to_thread(process_bytes, each) for each in self.models.served(state.name)]
+        state.process_bytes = sum(sizes)
+
+    def _charge(self) -> None:
+        """Charge each loaded model what it occupies now. While models are loaded or evicted, no charge becomes less."""
+        moving = [s for s in self.states.values() if s.name in self.budget.charges and s.name not in self.open]
+        reserved = sum(self._charged(state) for state in moving if state.in_server)
+        shares = self._server.shares({s.name: s.file_bytes for s in self.open.values() if s.in_server}, reserved)
+        for state in self.open.values():
+            size = max(state.process_bytes + shares.get(state.name, 0), state.settings.memory)
+            if moving and state.measured:
+                size = max(size, state.measured.get(HOST, 0))
+            versions = self.models.served(state.name)
+            for each in versions:
+                each.memory_bytes = size // len(versions)
+            state.measured = self.budget.charges[state.name] = {
+                **self.budget.charges.get(state.name, {}),
+                HOST: size,
+            }
 
     # ------------------------------------------------------------------ unload
 
@@ -253,7 +263,7 @@ class Loads:
             state.leaving = asyncio.create_task(self._evict(state, why))
 
     async def _evict(self, state: ModelState, why: str) -> None:
-        held = self._charge(state)
+        held = self._charged(state)
         log.info("evicting '%s' (%s, idle for %.0f s): %s", state.name, shown(held), state.idle_for_s, why)
         try:
             for other in list(self.open.values()):  # those that need it are unloaded first
@@ -288,9 +298,9 @@ class Loads:
     async def measure(self) -> None:
         """Measure the memory of all models again, and evict idle ones if it has grown above the budget."""
         for state in list(self.open.values()):
-            served = self.models.served(state.name)
-            if any(executor.runs_on == "process" for each in served for executor in each.executors):
-                await self._measure(state)
+            if state.process_bytes:
+                await self._measure_processes(state)
+        self._charge()
         self._enforce()
 
     def _enforce(self) -> None:
@@ -327,7 +337,7 @@ class Loads:
     def _is_pinned(self, state: ModelState) -> bool:
         return state.settings.pinned or state.name in self._options.pinned_names
 
-    def _charge(self, state: ModelState) -> int:
+    def _charged(self, state: ModelState) -> int:
         return self.budget.charges.get(state.name, {}).get(HOST, 0)
 
 

@@ -1,68 +1,53 @@
-"""The memory of a loaded model: that of its processes, and the growth of the server's process by its load."""
+"""The memory of loaded models: that of their processes, and their shares in the growth of the server's process."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from headrace import ServedModel
 
-
-@dataclass(slots=True, eq=False)
-class Growth:
-    """The bytes by which the server has grown for one load. Loads that overlap share them in proportion to
-    ``weight``."""
-
-    weight: int
-    bytes: int = 0
+#: A model whose files are smaller, or of unknown size, shares as if it had 1 MiB.
+_LEAST_WEIGHT = 1 << 20
 
 
-class LoadMeter:
-    """Measures the growth of the server's process while models load. One thread.
+class ServerMemory:
+    """Divides what the server's process has grown by among the models that run in it, in proportion to their files.
 
-    The growth is that of the resident memory. Memory that an eviction frees meanwhile makes it smaller.
+    So the sum is what the models together occupy, with what their executions need. ``base`` is what the server occupies
+    without models.
     """
 
     def __init__(self) -> None:
-        self._loading: list[Growth] = []
-        self._last = 0
+        self.base = resident_bytes()
 
-    @contextmanager
-    def measured(self, weight: int) -> Iterator[Growth]:
-        """Measure the load of a model with ``weight`` bytes of files, until the context ends."""
-        growth = Growth(max(weight, 1))
-        self._share()
-        self._loading.append(growth)
-        try:
-            yield growth
-        finally:
-            self._share()
-            self._loading.remove(growth)
+    def shares(self, file_bytes: Mapping[str, int], reserved: int) -> dict[str, int]:
+        """Return the share of each model, at least its files. ``file_bytes`` has the models that are loaded.
 
-    def _share(self) -> None:
+        ``reserved`` is what the models occupy that are being loaded or evicted. They have no share.
+        """
         now = resident_bytes()
-        gained, self._last = max(0, now - self._last), now
-        total = sum(each.weight for each in self._loading)
-        for each in self._loading:
-            each.bytes += gained * each.weight // total
+        if not file_bytes and not reserved:
+            self.base = now
+        grown = max(0, now - self.base - reserved)
+        weights = {name: max(size, _LEAST_WEIGHT) for name, size in file_bytes.items()}
+        total = sum(weights.values())
+        return {name: max(file_bytes[name], grown * weight // total) for name, weight in weights.items()}
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process; 0 without Linux's ``/proc``."""
+    """Return the resident memory of this process without pages of files; 0 without Linux's ``/proc``.
+
+    Pages of files are the libraries of engines, which stay, and files that a model maps, which count by their size.
+    """
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
 
 
-def measure(served: ServedModel, server_bytes: int) -> int:
-    """Return the memory of ``served`` in bytes, and store it there. Blocks for some ms. Any thread.
-
-    Instances in processes are measured; those in the server count for ``server_bytes``, all together.
-    """
-    apart = [getattr(each, "memory_bytes", int)() for each in served.executors if each.runs_on == "process"]
-    served.memory_bytes = sum(apart) + (server_bytes if len(apart) < len(served.executors) else 0)
-    return served.memory_bytes
+def process_bytes(served: ServedModel) -> int:
+    """Return the memory of the processes of ``served``, in bytes. Blocks for some ms. Any thread."""
+    return sum(getattr(each, "memory_bytes", int)() for each in served.executors if each.runs_on == "process")

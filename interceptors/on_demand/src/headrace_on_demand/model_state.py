@@ -47,8 +47,11 @@ class ModelState(Watch):
         self.idle_s = 0.0
         #: By device, the memory that it had when it was measured last; empty if it was never loaded.
         self.measured: Mapping[str, int] = {}
-        #: The growth of the server by its load, for instances in the server.
-        self.server_bytes = 0
+        self.file_bytes = 0
+        #: True if instances run in the server; a guess until it is loaded.
+        self.in_server = True
+        #: The memory of its processes, in bytes.
+        self.process_bytes = 0
         self.failed: FailedLoad | None = None
         self.loading: asyncio.Task[None] | None = None
         self.leaving: asyncio.Task[None] | None = None
@@ -87,6 +90,7 @@ class ModelState(Watch):
     def describe(self, model: LoadableModel, settings: ModelSettings) -> None:
         """Take over what the config says."""
         self.settings, self.needed, self.backend = settings, model.needed, model.config.backend or model.config.platform
+        self.file_bytes = model.file_bytes
         batching = model.config.sequence_batching
         has_sequences = model.config.HasField("sequence_batching")
         self.idle_s = (batching.max_sequence_idle_microseconds or 1_000_000) / 1e6 if has_sequences else 0.0
