@@ -16,7 +16,7 @@ from tritonclient import grpc as grpc_client
 from tritonclient import http as http_client
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from headrace import HeadraceError, InferRequest, NotFound, Unavailable
+from headrace import Caller, HeadraceError, InferRequest, NotFound, Operation, Unavailable, Watch
 from headrace.messages.request import as_tensors
 from headrace_on_demand import OnDemandOptions
 from headrace_testing import InterceptorConformance, RefusedOperation
@@ -53,6 +53,7 @@ def test_many_callers_share_one_load(repository: Repository) -> None:
         repository.probe.loading["a"].set()
         assert await asyncio.gather(*asking) == [number + 1 for number in range(50)]
         assert repository.probe.loads["a"] == 1
+        assert repository.mode.loads.loaded == 1
 
     repository.run(scenario)
 
@@ -173,13 +174,32 @@ def test_a_request_in_flight_keeps_its_model(repository: Repository) -> None:
         await until(lambda: "a" in repository.resident)
         waits = asyncio.ensure_future(repository.infer("b"))
         await asyncio.sleep(0.1)
+        assert "a" in repository.mode.loads.open  # and takes more requests
         assert repository.resident == {"a"}
         assert repository.probe.unloads == []
         repository.probe.executing["a"].set()
         assert (await busy, await waits) == (2, 2)
         assert repository.resident == {"b"}
 
-    repository.run(scenario, memory=ONE)
+    repository.run(scenario, memory=ONE, patience=30)
+
+
+def test_a_request_whose_body_is_still_being_read_keeps_its_model(repository: Repository) -> None:
+    repository.add("a")
+
+    async def scenario() -> None:
+        await repository.server.load("a")
+        caller = Caller("http")
+        watch = repository.mode.admit(caller, Operation.INFER, "a")
+        assert isinstance(watch, Watch)
+        caller.watch(watch)
+        repository.mode.loads.evict(repository.mode.loads.states["a"], "the test wants it")
+        await asyncio.sleep(0.1)
+        assert repository.resident == {"a"}
+        caller.end()
+        await until(lambda: not repository.resident)
+
+    repository.run(scenario)
 
 
 def test_callers_wait_bounded_for_room(repository: Repository) -> None:
