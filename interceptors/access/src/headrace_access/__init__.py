@@ -7,7 +7,7 @@
 
 ::
 
-    AccessControl          the interceptor: reads the key of a caller, and decides     (access_interceptor)
+    AccessControl   the interceptor: reads the key of a caller, and decides     (access_interceptor)
     KeyFile         principals, their keys and what they are allowed            (key_file)
     KeyFileWatcher  the key file of a server, which follows changes             (key_file_watcher)
     headrace keys   adds, lists, revokes and checks keys                        (keys_command)
