@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from headrace.config.options import ServerOptions
-from headrace.errors import HeadraceError, PluginError
+from headrace.errors import Code, ConfigError, HeadraceError, LoadError, PluginError
 from headrace.storage.base import Storage
 from headrace.storage.repositories import Entry, Repositories
 from tests.core.conftest import local_repositories
@@ -86,6 +86,24 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Entry]:
     yield found
     repositories.close()
     Shelf.given_back.clear()
+
+
+class WithOthers:
+    """Has `Shelf` for other schemes; two plugins have ``two``."""
+
+    def get(self, name: str) -> type[Storage]:
+        if name == "*":
+            return Shelf
+        if name == "two":
+            raise LoadError("storage 'two' is registered by both")
+        raise LoadError("no plugin provides it", Code.INVALID_ARGUMENT)
+
+
+def test_a_storage_may_have_every_scheme_that_no_other_has() -> None:
+    repositories = Repositories(ServerOptions(model_repository=("rare://one",)), WithOthers())
+    assert list(repositories.scan()) == ["m"]
+    with pytest.raises(ConfigError, match="registered by both"):
+        Repositories(ServerOptions(model_repository=("two://one",)), WithOthers()).scan()
 
 
 def left(tmp_path: Path) -> list[Path]:

@@ -13,7 +13,8 @@ from headrace_cloud import CloudStorageOptions, register_storages
 
 def open_storage(url: str, mode: Literal["none", "poll", "explicit"] = "none", **options: Any) -> Storage:
     """Return the storage of ``url``. ``options`` are those of the plugin, ``mode`` is the control mode."""
-    (kind,) = (each for each in register_storages() if each.name == url.partition("://")[0])
+    storages = {each.name: each for each in register_storages()}
+    kind = storages.get(url.partition("://")[0], storages["*"])
     groups = (CloudStorageOptions(**options),)
     return kind(url, ServerOptions(model_repository=(url,), model_control_mode=mode, plugin_options=groups))
 

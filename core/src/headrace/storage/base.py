@@ -22,7 +22,7 @@ class Storage(ABC):
     operator. Any other exception is reported as an error of the storage.
     """
 
-    #: The URL scheme, in lower case: ``s3`` for ``s3://bucket/models``.
+    #: The URL scheme, in lower case: ``s3`` for ``s3://bucket/models``. ``*``: each scheme that no storage has.
     name: ClassVar[str]
 
     def __init__(self, url: str, options: ServerOptions) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
-from headrace.errors import AlreadyExists, ConfigError, HeadraceError, LoadError, NotFound, PluginError, summary
+from headrace.errors import AlreadyExists, Code, ConfigError, HeadraceError, LoadError, NotFound, PluginError, summary
 from headrace.storage.base import Storage
 from headrace.storage.local_directory import LocalDirectory
 from headrace.storage.local_storage import check_files, scheme_of
@@ -25,6 +25,9 @@ from headrace.storage.sent_files import Overrides, SentFiles
 from headrace.storage.temporary_directories import TemporaryDirectories, remove
 
 log = logging.getLogger(__name__)
+
+#: The name of a storage for schemes that no storage has.
+_OTHERS = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +267,7 @@ class Repositories:
 
     def _open(self, url: str, names: Mapping[str, str] | None = None) -> Repository:
         try:
-            kind = self._classes.get(scheme_of(url))
+            kind = self._class_of(scheme_of(url))
         except LoadError as error:
             raise ConfigError(f"repository '{url}' cannot be read: {error.message}") from error
         try:
@@ -274,3 +277,13 @@ class Repositories:
             raise
         except Exception as error:  # code of a plugin
             raise PluginError(f"storage '{kind.name}' failed to open '{url}': {summary(error)}") from error
+
+    def _class_of(self, scheme: str) -> type[Storage]:
+        """Return the storage of ``scheme``, or that of other schemes. Raises `LoadError` with the reason."""
+        try:
+            return self._classes.get(scheme)
+        except LoadError as error:
+            if error.code is Code.INVALID_ARGUMENT:  # else several plugins have it
+                with suppress(LoadError):
+                    return self._classes.get(_OTHERS)
+            raise

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from headrace import OptionGroup, Storage, hookimpl
 from headrace_cloud.cloud_options import CloudStorageOptions
-from headrace_cloud.cloud_storage import AzureStorage, CloudStorage, GoogleStorage, S3Storage, other_storages
+from headrace_cloud.cloud_storage import AzureStorage, CloudStorage, GoogleStorage, OtherStorage, S3Storage
 
 __all__ = ["AzureStorage", "CloudStorage", "CloudStorageOptions", "GoogleStorage", "S3Storage"]
 
 
 @hookimpl
 def register_storages() -> list[type[Storage]]:
-    return [S3Storage, GoogleStorage, AzureStorage, *other_storages()]
+    return [S3Storage, GoogleStorage, AzureStorage, OtherStorage]
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from headrace import ConfigError, NotFound, ServerOptions, Storage
+from headrace import ConfigError, NotFound, ServerOptions, Storage, one_line
 from headrace_cloud.cloud_options import CloudStorageOptions
 from headrace_cloud.clouds import CloudStore
 from headrace_cloud.file_cache import FileCache
@@ -77,16 +77,17 @@ class AzureStorage(CloudStorage):
 class OtherStorage(CloudStorage):
     """What else fsspec reads, if ``--cloud-schemes`` has its scheme."""
 
-    name = "-"
+    name = "*"
 
     def open_store(self, url: str, options: CloudStorageOptions) -> ObjectStore:
-        if self.name not in options.allowed_schemes:
-            raise ConfigError(f"'{self.name}://' is not read unless --cloud-schemes={self.name} allows it")
+        scheme = url.partition("://")[0].lower()
+        if scheme not in schemes():
+            raise ConfigError(f"no plugin provides storage '{one_line(scheme)}', and fsspec does not read it")
+        if scheme not in options.allowed_schemes:
+            raise ConfigError(f"'{scheme}://' is not read unless --cloud-schemes={scheme} allows it")
         return FsspecStore(url, options)
 
 
-def other_storages() -> list[type[Storage]]:
-    """Return a storage for each scheme of fsspec, and of other drivers that are installed for it."""
-    own = {"s3", "gs", "as", "file", "local"}
-    found = {*SCHEMES, *(each.name.lower() for each in entry_points(group="fsspec.specs"))}
-    return [type(f"{name.capitalize()}Storage", (OtherStorage,), {"name": name}) for name in sorted(found - own)]
+def schemes() -> set[str]:
+    """Return the schemes of fsspec, and of other drivers that are installed for it."""
+    return {*SCHEMES, *(each.name.lower() for each in entry_points(group="fsspec.specs"))} - {"file", "local"}
