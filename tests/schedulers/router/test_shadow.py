@@ -188,6 +188,27 @@ def test_a_caller_may_reuse_its_memory_after_the_answer() -> None:
     play(scene)
 
 
+def test_outputs_that_are_views_of_such_memory_are_copied_too() -> None:
+    async def scene() -> None:
+        board = Board(router("a = 1", shadow="b = 1"))
+        mine = ROW.copy()
+        board.send(mine)
+        board.answer(InferResponse({"y": mine[:, ::-1]}))
+        mine[:] = -1
+        await until(lambda: bool(board.calls))
+        board.answer(InferResponse({"y": ROW[:, ::-1]}))
+        await until(lambda: shadow_of(board).outcomes["same"] == 1)
+        strings = bytearray(b"\1\0\0\0a")
+        board.send(BytesTensor(strings, (1, 1)))
+        board.answer(InferResponse({"y": BytesTensor(strings, (1, 1))}))
+        strings[4] = ord("b")
+        await until(lambda: bool(board.calls))
+        board.answer(InferResponse({"y": BytesTensor(b"\1\0\0\0a", (1, 1))}))
+        await until(lambda: shadow_of(board).outcomes["same"] == 2)
+
+    play(scene)
+
+
 @pytest.mark.parametrize(
     ("text", "of", "why"),
     [

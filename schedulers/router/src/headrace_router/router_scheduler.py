@@ -167,14 +167,22 @@ class RouterScheduler(FullScheduler):
         destination.requests += 1
         destination.errors += is_error
         destination.window.add(now_ns, now_ns - ticket.queued_ns, is_error)
-        self._answer(ticket, answer, True)
         if self._copies and (copy := self._copies.pop(ticket, None)) is not None and self.shadow is not None:
-            if isinstance(answer, InferResponse):
-                self.shadow.send(copy, answer.outputs)
-            else:
-                self.shadow.release(copy)
+            self._answer_and_copy(self.shadow, copy, ticket, answer)
+        else:
+            self._answer(ticket, answer, True)
         if now_ns >= self._judge_ns:
             self._judge(now_ns)
+
+    def _answer_and_copy(self, shadow: Shadow, copy: Copy, ticket: Ticket, answer: Answer) -> None:
+        """Answer ``ticket``, then send its copy to the shadow."""
+        if not isinstance(answer, InferResponse):
+            self._answer(ticket, answer, True)
+            shadow.release(copy)
+            return
+        outputs = shadow.keep(copy, answer.outputs)
+        self._answer(ticket, answer, True)
+        shadow.send(copy, outputs)
 
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
         """Cancel what was asked for cancelled requests. The time that they waited counts, but as no error."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -35,11 +35,15 @@ _STEP = 0x9E3779B97F4A7C15
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """A request that is copied, with ``inputs`` that do not change any more."""
+    """A request that is copied, with ``inputs`` that do not change any more.
+
+    ``changing`` is the memory of the inputs that may change: some models answer with views of it.
+    """
 
     request: InferRequest
     inputs: Mapping[str, Any]
     size: int
+    changing: Sequence[Any] = ()
 
 
 class Shadow:
@@ -70,7 +74,9 @@ class Shadow:
         if len(self._running) >= self.limit or self._bytes + size > _MOST_BYTES:
             self.outcomes[DROPPED] += 1
             return None
-        copy = Copy(request, {name: _fixed(tensor) for name, tensor in request.inputs.items()}, size)
+        inputs = {name: _fixed(tensor) for name, tensor in request.inputs.items()}
+        changing = [_memory(tensor) for name, tensor in request.inputs.items() if inputs[name] is not tensor]
+        copy = Copy(request, inputs, size, changing)
         self._running[copy] = None
         self._bytes += size
         return copy
@@ -80,6 +86,16 @@ class Shadow:
         if copy in self._running:
             del self._running[copy]
             self._bytes -= copy.size
+
+    def keep(self, copy: Copy, outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return ``outputs`` for `send`: those that are views of inputs that may change are copied."""
+        if not copy.changing:
+            return outputs
+        shared = {
+            name: any(np.may_share_memory(_memory(tensor), each) for each in copy.changing)
+            for name, tensor in outputs.items()
+        }
+        return {name: _fixed(tensor) if shared[name] else tensor for name, tensor in outputs.items()}
 
     def send(self, copy: Copy, outputs: Mapping[str, Tensor]) -> None:
         """Send ``copy`` soon, and compare what comes back with ``outputs``."""
@@ -162,6 +178,10 @@ class Shadow:
                 for name, each in self.differences.items()
             },
         }
+
+
+def _memory(tensor: Any) -> Any:
+    return np.frombuffer(tensor.buffer, np.uint8) if isinstance(tensor, BytesTensor) else tensor
 
 
 def _fixed(tensor: Any) -> Any:
