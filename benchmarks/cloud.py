@@ -106,11 +106,15 @@ def _entry(key: str, path: Path) -> str:
     )
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 1024  # with the 5 of the base, connections wait for a second
+
+
 def serve_forever(folder: Path, port: int) -> None:
     SendfileS3.root = folder
     top = folder / BUCKET
     SendfileS3.keys = sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.is_file())
-    ThreadingHTTPServer(("127.0.0.1", port), SendfileS3).serve_forever()
+    _Server(("127.0.0.1", port), SendfileS3).serve_forever()
 
 
 @contextmanager

@@ -166,13 +166,15 @@ def test_a_download_that_fails_leaves_nothing(make: Callable[..., FileCache], tm
 def test_a_full_disk_is_told_before_the_download(
     make: Callable[..., FileCache], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, source = make(), Source(b"content")
+    cache, source = make(100 << 20), Source(bytes(PART_BYTES + 1))
 
     def full(descriptor: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(LoadError, match=r"is full: 7 bytes do not fit\. --cloud-cache-directory names another place"):
+    with pytest.raises(
+        LoadError, match=r"is full: 8388609 bytes do not fit\. --cloud-cache-directory names another place"
+    ):
         cache.place(source.name, source.size, tmp_path / "a", source)
     assert source.count == 0
     assert (_entries(cache), _partial(cache)) == (set(), [])

@@ -15,6 +15,7 @@ import os
 import stat
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -71,11 +72,15 @@ def sync(path: Path) -> None:
 
 
 def _written_ns(name: str) -> int:
+    return _time_ns(_digest(name, _read_boot(_BOOT)))
+
+
+@cache
+def _read_boot(path: Path) -> str:
     try:
-        boot = _BOOT.read_text()
+        return path.read_text()
     except OSError:
-        boot = ""
-    return _time_ns(_digest(name, boot))
+        return ""
 
 
 def _synced_ns(name: str) -> int:

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from headrace import ConfigError, LoadError, Unavailable
 from headrace_cloud.cache_entry import is_whole, mark_used, mark_written, sync
+from headrace_cloud.stored_objects import PART_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -229,8 +230,9 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _fill(descriptor: int, size: int, download: Download) -> None:
+    if size > PART_BYTES:  # a full disk is found before the download, not in its middle
+        os.posix_fallocate(descriptor, 0, size)
     if size:
-        os.posix_fallocate(descriptor, 0, size)  # a full disk is found before the download, not in its middle
         download(descriptor)
 
 
