@@ -22,7 +22,7 @@ import tritonclient.grpc
 if TYPE_CHECKING:
     from tests.conftest import Headrace
 
-#: A quarter of it, and half of it, are what callers and streams have.
+#: A quarter of it, and three quarters of it, are what callers and streams have.
 EXIT_TIMEOUT_S = 20
 #: Between two bytes of a caller that drips.
 DRIP_S = 0.2

@@ -22,8 +22,8 @@ def callers_s(exit_timeout_s: float) -> float:
 
 
 def streams_s(exit_timeout_s: float) -> float:
-    """Return the seconds of ``exit_timeout_s`` after which open streams are ended."""
-    return exit_timeout_s / 2
+    """Return the seconds of ``exit_timeout_s`` after which open streams are ended, in time for their clients to read."""
+    return exit_timeout_s - callers_s(exit_timeout_s)
 
 
 #: The protocols that have hosts: ``--http-server`` and ``--grpc-server`` choose one each.
