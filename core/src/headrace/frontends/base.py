@@ -22,7 +22,7 @@ def callers_s(exit_timeout_s: float) -> float:
 
 
 def streams_s(exit_timeout_s: float) -> float:
-    """Return the seconds of ``exit_timeout_s`` after which open streams are ended, in time for their clients to read."""
+    """Return the seconds of ``exit_timeout_s`` after which open streams are ended: their clients need time to read."""
     return exit_timeout_s - callers_s(exit_timeout_s)
 
 
