@@ -1,9 +1,9 @@
 """What many models cost: the start of a server that has them, and a poll of a repository in which nothing changes.
 
-    python benchmarks/many_models.py [--loaded 200] [--polled 2000] [--rounds 5]
+    python benchmarks/many_models.py [--loaded 200] [--network digits] [--polled 2000] [--rounds 5]
 
-- **load**: a server of small ONNX models (``digits`` of networks.py, one instance and one thread each), from its start
-  until it is ready, without what a server of one model takes. Beside it, a process that makes as many sessions in as
+- **load**: a server of ONNX models (a network of networks.py, one instance and one thread each), from its start until
+  it is ready, without what a server of one model takes. Beside it, a process that makes as many sessions in as
   many threads, without what it takes for one. In turns; the least of the rounds counts.
 - **poll**: the CPU of one poll in control mode ``poll``, as a server makes it.
 """
@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 import machine
 import servers
 from frameworks import OnnxRuntime
+from networks import NETWORKS
 
 from headrace import ServerOptions
 from headrace.models.control import look
@@ -46,17 +46,17 @@ class Cost:
         return Cost(self.wall_s - other.wall_s, self.cpu_s - other.cpu_s)
 
 
-def write(folder: Path, count: int) -> Path:
-    """Return ``folder`` as a repository of ``count`` models with complete configs."""
+def write(folder: Path, count: int, network: str = "digits") -> Path:
+    """Return ``folder`` as a repository of ``count`` models with complete configs, whose files are one."""
     engine = OnnxRuntime()
     for number in range(count):
-        version = folder / f"digits_{number}" / "1"
+        version = folder / f"{network}_{number}" / "1"
         version.mkdir(parents=True)
         if number:
-            shutil.copyfile(folder / "digits_0/1/model.onnx", version / "model.onnx")
+            (version / "model.onnx").hardlink_to(folder / f"{network}_0" / "1" / "model.onnx")
         else:
-            engine.write("digits", version)
-        (version.parent / "config.pbtxt").write_text(engine.config_of("digits", 1, engine.threads_of(1, 1)))
+            engine.write(network, version)
+        (version.parent / "config.pbtxt").write_text(engine.config_of(network, 1, engine.threads_of(1, 1)))
     return folder
 
 
@@ -108,6 +108,7 @@ def least(costs: list[Cost]) -> Cost:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loaded", type=int, default=200)
+    parser.add_argument("--network", choices=NETWORKS, default="digits")
     parser.add_argument("--polled", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sessions", nargs=2, help=argparse.SUPPRESS)
@@ -116,7 +117,9 @@ def main() -> None:
         make_sessions(Path(arguments.sessions[0]), int(arguments.sessions[1]))
         return
     with tempfile.TemporaryDirectory() as folder:
-        one, many = write(Path(folder) / "one", 1), write(Path(folder) / "many", arguments.loaded)
+        one, many = Path(folder) / "one", Path(folder) / "many"
+        for repository, count in ((one, 1), (many, arguments.loaded)):
+            write(repository, count, arguments.network)
         costs: dict[str, list[Cost]] = {}
         for number in range(arguments.rounds):
             print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
@@ -127,7 +130,8 @@ def main() -> None:
             least(costs[f"{each} many"]) - least(costs[f"{each} one"]) for each in ("server", "sessions")
         )
         for title, cost in (("the server", server), ("sessions alone", sessions)):
-            print(f"{title}: {arguments.loaded - 1} more models take {cost.wall_s:.2f} s, CPU {cost.cpu_s:.2f} s")
+            more = f"{arguments.loaded - 1} more models of {arguments.network}"
+            print(f"{title}: {more} take {cost.wall_s:.2f} s, CPU {cost.cpu_s:.2f} s")
         ratio, cpu_ratio = server.wall_s / sessions.wall_s, server.cpu_s / sessions.cpu_s
         print(f"ratio {ratio:.2f}, wanted at most {WANTED_RATIO}; of CPU {cpu_ratio:.2f}")
     with tempfile.TemporaryDirectory() as folder:

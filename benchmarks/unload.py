@@ -30,8 +30,9 @@ from networks import SHAPES
 PYTHON = "python"
 #: The most that memory may grow by after the warm-up, as a share.
 WANTED = 0.05
-#: A sample is taken when memory has not changed by more than 1 MiB within this time, in s; at the latest after 4.
-SETTLES_S, PATIENCE_S = 0.6, 15.0
+#: A sample is taken when memory has not changed by 1 MiB for this time, in s, within which an idle server collects
+#: garbage; at the latest after the second time.
+SETTLES_S, PATIENCE_S = 3.0, 20.0
 COLUMNS, ROWS = 60, 8
 _PYTHON_CONFIG = """backend: "python" max_batch_size: 8
 instance_group { kind: KIND_CPU count: 1 }
@@ -118,14 +119,13 @@ def settled_mib(pid: int, is_unloaded: Callable[[], bool]) -> float:
     began = time.monotonic()
     while not is_unloaded():
         time.sleep(0.02)
-    before = machine.rss_mib(pid)
-    while time.monotonic() - began < PATIENCE_S:
-        time.sleep(SETTLES_S)
-        now = machine.rss_mib(pid)
-        if abs(now - before) < 1:
-            return now
-        before = now
-    return before
+    now, since = machine.rss_mib(pid), time.monotonic()
+    while time.monotonic() - since < SETTLES_S and time.monotonic() - began < PATIENCE_S:
+        time.sleep(0.1)
+        before, now = now, machine.rss_mib(pid)
+        if abs(now - before) > 1:
+            since = time.monotonic()
+    return now
 
 
 def measure(engine: str, folder: Path, cycles: int, samples: int = 20) -> Curve:

@@ -74,8 +74,13 @@ class CollectionPolicy:
 
     # ------------------------------------------------------------------ event loop
 
+    def rest(self) -> None:
+        """Collect rarely until `start`: loads make objects that stay, and not much garbage."""
+        self._wait_for(MOST)
+
     def start(self) -> None:
         """Collect and freeze all objects, and begin the checks."""
+        self._wait_for(self._usual)
         due = self._due
         self.collect_all()
         self._due = due  # an unloaded model may still be referenced

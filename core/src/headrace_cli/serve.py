@@ -154,6 +154,7 @@ async def serve_until(
     """
     options = server.options
     garbage = CollectionPolicy(asyncio.get_running_loop())
+    garbage.rest()
     server.plugins.register(garbage)
     is_starting, failures = True, list[Exception]()
 

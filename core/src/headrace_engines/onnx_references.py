@@ -15,6 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
 from headrace import LoadError, one_line, open_regular, read_regular, why_path_leaves
+from headrace_engines.onnx_reduction import reduced
 
 #: The prefix of an address in the engine's memory.
 _ADDRESS = "*/_ORT_MEM_ADDR_"
@@ -74,13 +75,18 @@ def check_onnx_references(path: Path, folder: Path) -> list[str]:
 def onnx_repeats(path: Path) -> bool:
     """True if the ONNX graph in the file ``path`` may have a loop, whose number of runs depends on the request.
 
-    Also True if the file only contains the word.
+    Also True if the file only contains the word, besides the values of weights.
     """
     return _mentions(path, b"Loop")
 
 
 def _mentions(path: Path, *words: bytes) -> bool:
-    """True if the file contains one of ``words``. Read in pieces, so that other threads can run."""
+    """True if the file contains one of ``words``, besides the values of weights.
+
+    Read in pieces if it is no graph or most of it are no weights, so that other threads can run.
+    """
+    if (text := reduced(path)) is not None:
+        return any(word in text for word in words)
     kept, longest = b"", max(map(len, words))
     with open_regular(path) as file:
         while piece := file.read(_PIECE_BYTES):

@@ -231,3 +231,12 @@ with headrace.Server({str(tmp_path)!r}) as server:
     assert settings() == before
 assert settings() == before
 """)
+
+
+def test_while_models_are_loaded_first_collections_are_rare() -> None:
+    run("""
+policy.rest()
+assert threshold() == MOST
+policy.start()
+assert threshold() == USUAL
+""")
