@@ -29,7 +29,7 @@ import hpack
 from frontends import KINDS, Wire, _feed, _frame, _grpc, _http
 
 from headrace import Server, ServerOptions
-from headrace.config.option_parts import TraceSetting
+from headrace.config.option_parts import Restriction, TraceSetting
 from headrace_grpc.frontend import Calls, _keepalive, _limits
 from headrace_grpc.http2.connection import Connection
 from headrace_grpc.http2.connections import Connections
@@ -56,9 +56,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "file, all": (_FILE, "level=TIMESTAMPS", "rate=1"),
     "OpenTelemetry, 1 in 1,000": (_SPANS, "opentelemetry,url=http://127.0.0.1:1", "level=TIMESTAMPS", "rate=1000"),
     "OpenTelemetry, all": (_SPANS, "opentelemetry,url=http://127.0.0.1:1", "level=TIMESTAMPS", "rate=1"),
+    "another interceptor": ("restricted",),
     "access log": (f"{_LOG}=1",),
     "access log, JSON": (f"{_LOG}=1", "json"),
     "access log, 1 in 100": (f"{_LOG}=100",),
+    "access log; another interceptor": (f"{_LOG}=1", "restricted"),
     "access log; file, 1 in 1,000": (f"{_LOG}=1", _FILE, "level=TIMESTAMPS", "rate=1000"),
 }
 
@@ -158,10 +160,16 @@ def run(setting: str, rounds: int, counts: bool) -> dict[str, float]:
         logged = [int(word.partition("=")[2]) for word in words if word.startswith(_LOG)]
         form: Any = "json" if "json" in words else "text"
         groups = [AccessLogOptions(f"{folder}/access.log", form, sample) for sample in logged]
-        traced = tuple(
-            _setting(word.replace("FOLDER", folder)) for word in words if not word.startswith((_LOG, "json"))
+        restricted = {"model-repository": Restriction("key", "value")} if "restricted" in words else {}
+        others = (_LOG, "json", "restricted")
+        traced = [_setting(word.replace("FOLDER", folder)) for word in words if not word.startswith(others)]
+        options = ServerOptions(
+            model_repository=(f"{folder}/models",),
+            trace_config=tuple(traced),
+            plugin_options=groups,
+            http_restricted_api=restricted,
+            grpc_restricted_protocol=restricted,
         )
-        options = ServerOptions(model_repository=(f"{folder}/models",), trace_config=traced, plugin_options=groups)
         with Server(options) as server:
             return server._call(measure, server, rounds, counts)
 

@@ -12,7 +12,6 @@ from headrace_http.message import Buffer, ErrorReply, HttpReply, HttpRequest, Re
 from headrace_http.request_deadline import TIMEOUT, deadline_in
 
 if TYPE_CHECKING:
-    from headrace.engine import AnyOperation, InterceptorChain
     from headrace_http.message import Cancel
 
 #: Answers an admitted request. Returns a function that cancels it, or None. Never raises.
@@ -76,25 +75,18 @@ class AdmittedReply:
         if self.caller.on_sent is not None:
             self.caller.on_sent()
 
-    def begin(
-        self, admission: InterceptorChain, operation: AnyOperation, model: str, answer: Begin, refuse: Refuse
-    ) -> Cancel | None:
-        """Admit the operation, then answer it. Return a function to call if the caller disconnects first."""
-        try:
-            waiting = admission.admit(self.caller, operation, model)
-        except HeadraceError as error:
-            refuse(error)
-            return None
-        if waiting is None:
-            self._begin(answer)
-        else:
-            self._task = asyncio.get_running_loop().create_task(self._wait(waiting, answer, refuse))
-            self._cancel = self._task.cancel
+    def begun(self, cancel: Cancel | None) -> Cancel:
+        """Note that the request is being answered, and that ``cancel`` ends that. Return a function to call if the
+        caller disconnects first."""
+        if not self._is_answered:
+            self._cancel = cancel
         return self._leave
 
-    def _begin(self, answer: Begin) -> None:
-        cancel = answer()
-        self._cancel = None if self._is_answered else cancel
+    def wait(self, waiting: Coroutine[Any, Any, None], answer: Begin, refuse: Refuse) -> Cancel:
+        """Await the admission of the operation, then answer it. Return as `begun` does."""
+        self._task = asyncio.get_running_loop().create_task(self._wait(waiting, answer, refuse))
+        self._cancel = self._task.cancel
+        return self._leave
 
     async def _wait(self, waiting: Coroutine[Any, Any, None], answer: Begin, refuse: Refuse) -> None:
         try:
@@ -104,7 +96,7 @@ class AdmittedReply:
         except BaseException as error:
             refuse(plugin_failure(error, self._has_left))
         else:
-            self._begin(answer)
+            self.begun(answer())
         finally:
             self._task = None
 

@@ -129,13 +129,15 @@ class Routes:
 
         def admit(chain: InterceptorChain, request: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
             admitted = AdmittedReply(reply, caller_of(request, reply, self._transport))
-            return admitted.begin(
-                chain,
-                operation,
-                target.name if has_model else "",
-                partial(self._answer, handler, request, target, admitted),
-                partial(self._fail, request, admitted),
-            )
+            try:
+                waiting = chain.admit(admitted.caller, operation, target.name if has_model else "")
+                if waiting is None:
+                    return admitted.begun(handler(request, target, admitted))
+            except Exception as error:
+                self._fail(request, admitted, error)
+                return None
+            answer = partial(self._answer, handler, request, target, admitted)
+            return admitted.wait(waiting, answer, partial(self._fail, request, admitted))
 
         if not isinstance(handler, InferenceHandler):
             return partial(admit, admission)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic_ns
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import HeadraceError, plugin_failure
 from headrace.messages.operation import AnyOperation
@@ -61,8 +61,8 @@ class Caller:
     principal: str = ""
     #: When the caller stops waiting, in monotonic nanoseconds; 0 for never.
     deadline_ns: int = 0
-    #: The headers ``traceparent`` and ``tracestate``, if the caller sent them.
-    trace_context: Mapping[str, str] = field(default_factory=dict)
+    #: The headers ``traceparent`` and ``tracestate``, if the caller sent them. Read when they are first asked for.
+    trace_context: Mapping[str, str] = None  # type: ignore[assignment]
     #: The call that a model was executing when it made this one. Principal, deadline and trace context are copied from
     #: it.
     parent: Caller | None = None
@@ -74,7 +74,7 @@ class Caller:
     #: Set by a `Watch`: called after the end, when a frontend has handed a whole answer to its transport.
     on_sent: Callable[[], None] | None = field(default=None, init=False, repr=False)
     is_over: bool = field(default=False, init=False)
-    _watches: list[Watch] = field(default_factory=list, init=False, repr=False)
+    _watches: tuple[Watch, ...] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         if (parent := self.parent) is not None:
@@ -84,10 +84,18 @@ class Caller:
         if self.certificate and not self.principal:
             for names in self.certificate.get("subject", ()):
                 self.principal = dict(names).get("commonName", self.principal)
-        header = self.header
-        # Once per operation of a server with interceptors, so it is spelled out: hardly any has a trace context.
-        if not self.trace_context and header is not _no_header and (header("traceparent") or header("tracestate")):
-            self.trace_context = {name: value for name in _TRACE_HEADERS if (value := header(name))}
+        if not self.trace_context:
+            del self.trace_context  # hardly any operation has one, and few are asked for it
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Mapping[str, str]:
+            """Read the trace context."""
+            if name != "trace_context":
+                raise AttributeError(f"a Caller has no attribute {name!r}")
+            found = {header: value for header in _TRACE_HEADERS if (value := self.header(header))}
+            self.trace_context = found
+            return found
 
     def for_another_operation(self) -> Caller:
         """Return the same caller for an operation that is part of this one, such as the inference of a chat."""
@@ -112,7 +120,7 @@ class Caller:
 
     def watch(self, watch: Watch) -> None:
         """Let ``watch`` see the answers and the end."""
-        self._watches.append(watch)
+        self._watches = (*self._watches, watch)
 
     def answered(self, answer: Answer, final: bool) -> None:
         """Show an answer to what watches, the last interceptor first."""
@@ -128,8 +136,10 @@ class Caller:
         if self.is_over:
             return
         self.is_over = True
+        watches, self._watches = self._watches, ()
+        if not watches:
+            return
         outcome = Outcome(error, self.arrival_ns, monotonic_ns())
-        watches, self._watches = self._watches, []
         for watch in reversed(watches):
             try:
                 watch.ended(outcome)

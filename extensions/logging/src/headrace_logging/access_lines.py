@@ -115,9 +115,11 @@ class TextLines:
         """Return the lines of ``records`` with the same number of fields."""
         (arrivals, transports, peers, principals, contexts, models, versions, ids, request_bytes, codes, response_bytes,
          ends, queued, times, *more) = zip(*records, strict=True)  # fmt: skip
-        operations, responses = more or (repeat("infer", len(records)), [int(code is None) for code in codes])
+        one_each = [int(code is None) for code in codes] if any(codes) else repeat(1, len(records))
+        operations, responses = more or (repeat("infer", len(records)), one_each)
         traces = [_trace_id(context) for context in contexts] if any(contexts) else contexts
-        starts, _, _, returns = np.array([each or _NO_TIMES for each in times], np.int64).T
+        known = [each or _NO_TIMES for each in times] if None in times else times
+        starts, _, _, returns = np.array(known, np.int64).T
         ended = np.array(ends, np.int64)
         seconds, micros = np.divmod((ended + since_epoch_ns) // 1000, 1_000_000)
         keys = zip(
