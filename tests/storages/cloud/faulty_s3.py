@@ -21,6 +21,7 @@ class FaultyS3:
         self.port = port
         self.url = f"s3://127.0.0.1:{port}/bucket/models"
         self.objects: dict[str, bytes] = {}
+        self.listed_tag = "<ETag>{}</ETag>"
         self.requests: list[str] = []
         self.fault: Callable[[Handler], bool] | None = None
         #: Set at the end: a fault may wait for it.
@@ -47,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         key = unquote(urlsplit(self.path).path).removeprefix("/bucket/")
         if "list-type" in self.path:
-            self.answer(200, _listing(self.s3.objects, parse_qs(urlsplit(self.path).query)))
+            self.answer(200, _listing(self.s3.objects, parse_qs(urlsplit(self.path).query), self.s3.listed_tag))
         elif (content := self.s3.objects.get(key)) is None:
             self.answer(404, error("NoSuchKey", "The specified key does not exist."))
         else:
@@ -95,7 +96,7 @@ def etag(content: bytes) -> str:
     return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
 
 
-def _listing(objects: Mapping[str, bytes], query: Mapping[str, list[str]]) -> str:
+def _listing(objects: Mapping[str, bytes], query: Mapping[str, list[str]], listed_tag: str) -> str:
     (prefix,), is_flat = query.get("prefix", [""]), "delimiter" not in query
     lines = []
     for key, content in sorted(objects.items()):
@@ -103,7 +104,7 @@ def _listing(objects: Mapping[str, bytes], query: Mapping[str, list[str]]) -> st
         if key.startswith(prefix) and (is_flat or not slash):
             lines.append(
                 f"<Contents><Key>{escape(key)}</Key><LastModified>{TIME}</LastModified>"
-                f"<ETag>{escape(etag(content))}</ETag><Size>{len(content)}</Size></Contents>"
+                f"{listed_tag.format(escape(etag(content)))}<Size>{len(content)}</Size></Contents>"
             )
     if not is_flat:
         below = {key[len(prefix) :].partition("/")[0] for key in objects if key.startswith(prefix)}

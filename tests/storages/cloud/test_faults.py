@@ -180,3 +180,12 @@ def test_the_server_of_the_url_counts_before_that_of_a_variable(s3: FaultyS3, mo
     assert list(open_storage(s3.url, timeout_s=0.5).models()) == ["m"]
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{s3.port}")
     assert list(open_storage("s3://bucket/models", timeout_s=0.5).models()) == ["m"]
+
+
+@pytest.mark.parametrize("tag", ["", "<ETag></ETag>"])
+def test_a_listing_without_tags_is_read_by_its_times(tag: str, s3: FaultyS3, storage: Storage, tmp_path: Path) -> None:
+    s3.listed_tag = tag
+    before = dict(storage.fingerprint("m"))
+    assert dict(storage.fingerprint("m")) == before
+    found = storage.fetch("m", list(before), new_directories(tmp_path))
+    assert (found / "1/weights").read_bytes() == b"0123456789"

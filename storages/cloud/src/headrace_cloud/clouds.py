@@ -33,6 +33,8 @@ _RETRIES = 3
 _PAGE = 1000
 #: Small objects that are read at once. More than parts of large ones: each waits for an answer, and not for bytes.
 _AT_ONCE = 64
+#: The tag of an object that a listing has without an ETag, followed by its version and time.
+_UNTAGGED = "untagged"
 _BAD_KEY = "Encountered object with invalid path: "
 #: In obstore's error for an answer with the status 200, and not 206, to a request for a part.
 _NOT_PARTIAL = "Received non-partial response"
@@ -69,7 +71,7 @@ class CloudStore(ObjectStore):
         try:
             for page in obstore.list(self._client, prefix=prefix or None, chunk_size=_PAGE):
                 for found in page:
-                    tag = found["e_tag"] or f"{found['version']} {found['last_modified']}"
+                    tag = found["e_tag"] or f"{_UNTAGGED} {found['version']} {found['last_modified']}"
                     yield StoredObject(found["path"][start:], found["size"], tag, found["last_modified"].timestamp())
         except Exception as error:
             raise self._listing_failure(error, prefix) from None
@@ -254,7 +256,8 @@ def _options(each: StoredObject, part: tuple[int, int] | None) -> GetOptions:
 
 def _checked(each: StoredObject, found: GetResult) -> GetResult:
     tag = found.meta["e_tag"]
-    if found.meta["size"] != each.size or (tag and _bare(each.tag) not in (_bare(tag), "")):
+    is_another = tag and not each.tag.startswith(_UNTAGGED) and _bare(tag) != _bare(each.tag)
+    if is_another or found.meta["size"] != each.size:
         raise ObjectChanged(f"'{each.path}' has changed since it was listed")
     return found
 
