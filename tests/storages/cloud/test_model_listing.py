@@ -224,6 +224,7 @@ def test_a_bad_key_of_s3_fails_its_model_and_no_other(key: str, bucket: Bucket) 
     storage = open_storage(url)
     assert sorted(storage.models()) == ["a", "m", "n"]
     assert set(storage.fingerprint("m")) == {"1/back\\slash"}
+    assert storage.size("m", ["1/back\\slash"]) == 1
     bucket.put(f"{prefix}/{key}", b"bad")
     assert sorted(storage.models()) == ["a", "m", "n"]
     assert set(storage.fingerprint("n")) == {"1/w"}

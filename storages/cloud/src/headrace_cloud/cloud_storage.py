@@ -51,6 +51,10 @@ class CloudStorage(Storage):
         self._download.run(model, {path: known[path] for path in files}, directory)
         return directory
 
+    def size(self, model: str, files: Collection[str]) -> int:
+        known = self._listing.last(model)
+        return sum(known[path].size for path in files if path in known)
+
     def close(self) -> None:
         self._closing.set()
         self._cache.close()
