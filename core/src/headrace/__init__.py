@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     from headrace.frontends.request_parameters import RequestParameters
     from headrace.frontends.tensor_locations import TensorLocation
     from headrace.hookspecs import hookimpl
-    from headrace.memory_release import release_memory
+    from headrace.memory_release import release_memory, share_heap
     from headrace.messages import dtypes
     from headrace.messages.dtypes import DataType
     from headrace.messages.request import InferRequest, Parameter
@@ -255,7 +255,7 @@ _HOMES = {
     "headrace_http.web_sockets": ("WebSocket", "WebSocketRoute"),
     "headrace.hookspecs": ("hookimpl",),
     "headrace_cli.inspection.inspector": ("Findings", "InspectedModel", "Inspector"),
-    "headrace.memory_release": ("release_memory",),
+    "headrace.memory_release": ("release_memory", "share_heap"),
     "headrace.messages.dtypes": ("DataType",),
     "headrace.messages.request": ("InferRequest", "Parameter"),
     "headrace.messages.response": ("Answer", "InferResponse"),
@@ -479,6 +479,7 @@ __all__ = [
     "read_load_timeout",
     "read_regular",
     "release_memory",
+    "share_heap",
     "unpack_response",
     "why_path_leaves",
     "wire_bytes",

@@ -35,6 +35,8 @@ log = rate_limited_logger(__name__)
 
 #: What a process of a model has beside its files before one was measured: an interpreter and NumPy.
 _PROCESS_BYTES = 48 << 20
+#: An engine has the file, its parsed form and the weights at once while it loads: ONNX Runtime 3.3 times the file.
+_LOADING = 3.5
 
 
 class Loads:
@@ -198,13 +200,13 @@ class Loads:
         )
 
     def _estimate(self, model: LoadableModel) -> Mapping[str, int]:
-        """Return what ``model`` is charged while it is loaded: engines have its files and its weights then."""
+        """Return what ``model`` is charged while it is loaded."""
         least = self._least(model)
         host = least[HOST]
         if not self.states[model.name].measured:
             beside = self._overhead.get(_backend(model), _PROCESS_BYTES if _has_process(model) else 0)
             host = max(host, model.file_bytes + beside)
-        return {**least, HOST: max(host, 2 * model.file_bytes)}
+        return {**least, HOST: max(host, int(_LOADING * model.file_bytes))}
 
     def _least(self, model: LoadableModel) -> dict[str, int]:
         """Return what ``model`` needs for certain: what was measured last, or its files, or what its config says."""
@@ -228,7 +230,9 @@ class Loads:
                 self._overhead[state.backend] = max(known, beside)
         self._charge()
         top = next(iter(wanted))
-        if why := self.budget.impossible({top: self.budget.charges.get(top, {})}):
+        alone = {top: self.budget.charges.get(top, {})}
+        is_certain = not self.states[top].in_server or (len(self.open) == 1 and not self._is_moving)
+        if is_certain and (why := self.budget.impossible(alone)):
             self.evict(self.states[top], "it is above the budget")
             raise LoadError(f"model '{top}' was loaded and is unloaded again: {why}")
         self._enforce()
@@ -238,21 +242,27 @@ class Loads:
         state.process_bytes = sum(sizes)
 
     def _charge(self) -> None:
-        """Charge each loaded model what it occupies now. While models are loaded or evicted, no charge becomes less."""
-        moving = [s for s in self.states.values() if s.name in self.budget.charges and s.name not in self.open]
-        reserved = sum(self._charged(state) for state in moving if state.in_server)
-        shares = self._server.shares({s.name: s.file_bytes for s in self.open.values() if s.in_server}, reserved)
+        """Charge each loaded model what it occupies now.
+
+        The shares in the server are not measured while models are loaded or evicted there: these have no share yet.
+        """
+        inside = {state.name: state.file_bytes for state in self.open.values() if state.in_server}
+        shares = {} if self._is_moving else self._server.shares(inside)
         for state in self.open.values():
-            size = max(state.process_bytes + shares.get(state.name, 0), state.settings.memory)
-            if moving and state.measured:
-                size = max(size, state.measured.get(HOST, 0))
+            least = max(state.server_bytes, state.file_bytes) if state.in_server else 0
+            state.server_bytes = shares.get(state.name, least)
+            size = max(state.process_bytes + state.server_bytes, state.settings.memory)
             versions = self.models.served(state.name)
             for each in versions:
                 each.memory_bytes = size // len(versions)
-            state.measured = self.budget.charges[state.name] = {
-                **self.budget.charges.get(state.name, {}),
-                HOST: size,
-            }
+            before = self.budget.charges.get(state.name, {})
+            state.measured = self.budget.charges[state.name] = {**before, HOST: size}
+
+    @property
+    def _is_moving(self) -> bool:
+        """True if a model is being loaded into the server, or evicted from it."""
+        charged = (self.states[name] for name in self.budget.charges if name not in self.open)
+        return any(state.in_server for state in charged)
 
     # ------------------------------------------------------------------ unload
 

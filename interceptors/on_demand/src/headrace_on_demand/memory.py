@@ -22,15 +22,12 @@ class ServerMemory:
     def __init__(self) -> None:
         self.base = resident_bytes()
 
-    def shares(self, file_bytes: Mapping[str, int], reserved: int) -> dict[str, int]:
-        """Return the share of each model, at least its files. ``file_bytes`` has the models that are loaded.
-
-        ``reserved`` is what the models occupy that are being loaded or evicted. They have no share.
-        """
+    def shares(self, file_bytes: Mapping[str, int]) -> dict[str, int]:
+        """Return the share of each loaded model, at least its files, whose size is in ``file_bytes``."""
         now = resident_bytes()
-        if not file_bytes and not reserved:
+        if not file_bytes:
             self.base = now
-        grown = max(0, now - self.base - reserved)
+        grown = max(0, now - self.base)
         weights = {name: max(size, _LEAST_WEIGHT) for name, size in file_bytes.items()}
         total = sum(weights.values())
         return {name: max(file_bytes[name], grown * weight // total) for name, weight in weights.items()}

@@ -50,8 +50,8 @@ class ModelState(Watch):
         self.file_bytes = 0
         #: True if instances run in the server; a guess until it is loaded.
         self.in_server = True
-        #: The memory of its processes, in bytes.
-        self.process_bytes = 0
+        #: The memory of its processes, and its share of the server's, in bytes.
+        self.process_bytes = self.server_bytes = 0
         self.failed: FailedLoad | None = None
         self.loading: asyncio.Task[None] | None = None
         self.leaving: asyncio.Task[None] | None = None

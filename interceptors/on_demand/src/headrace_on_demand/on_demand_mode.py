@@ -26,6 +26,7 @@ from headrace import (
     Unavailable,
     Watch,
     rate_limited_logger,
+    share_heap,
 )
 from headrace_on_demand.loads import Loads
 from headrace_on_demand.metrics import Figures, memory_metrics
@@ -189,6 +190,8 @@ class OnDemand(ControlMode):
 
     async def start(self) -> list[HeadraceError]:
         self.models = self.loads.models = LoadControl(self.parts)
+        if self.loads.budget.limits:
+            share_heap()  # else each loading thread keeps a heap of its own, up to 64 MiB
         self._names = frozenset(await self.models.names())
         self._listed_s = monotonic()
         self._ticking = asyncio.create_task(self._tick())
