@@ -11,6 +11,7 @@ import pytest
 import tritonclient.http as client
 from tritonclient.utils import InferenceServerException
 
+from headrace_cli import main
 from tests.conftest import Headrace, wait_until
 from tests.storages.cloud.conftest import Bucket
 from tests.storages.cloud.faulty_s3 import error, faulty_s3
@@ -93,3 +94,15 @@ def test_a_load_that_the_storage_refuses_is_explained_to_the_caller(serve: Calla
                 assert not any(".." in path for path in s3.requests[count:])
             asked.load_model("m")
             assert asked.is_model_ready("m")
+
+
+@pytest.mark.usefixtures("s3_keys")
+def test_a_repository_in_s3_is_checked(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = b'backend: "identity" max_batch_size: -1'
+    url = bucket.store(
+        uuid4().hex, {"good": {"config.pbtxt": CONFIG, "1/w": b""}, "bad": {"config.pbtxt": bad, "1/w": b""}}
+    )
+    assert main(["check", url]) == 1
+    found = capsys.readouterr().out
+    assert "bad" in found
+    assert "max_batch_size" in found
