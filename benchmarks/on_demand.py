@@ -216,6 +216,8 @@ def run(kind: str, models: int, fits: int, clients: int, seconds: float, size: i
             result = asyncio.run(ask(server.http, server.pid, models, clients, seconds, base))
             loads = metric(server.metrics, "headrace_on_demand_loads_total")
             evictions = metric(server.metrics, "headrace_on_demand_evictions_total")
+        if notes is not None and (twice := double_loads(notes)):
+            wrong.append(f"{kind}: loaded while it was loaded: {twice}")
         share = result.most_bytes / budget
         sizes = f"{models} models of {one / 2**20:.0f} MiB, {budget / 2**20:.0f} MiB for all"
         print(f"{kind}: {clients} clients, {sizes}, {seconds:g} s")
@@ -226,8 +228,6 @@ def run(kind: str, models: int, fits: int, clients: int, seconds: float, size: i
         wrong += [f"{kind}: {len(result.errors)} requests failed: {result.errors[0]}"] if result.errors else []
         wrong += [f"{kind}: {share:.2f} of the budget was used"] if share > EXCESS else []
         wrong += [f"{kind}: a first request takes {first / explicit:.2f} of a load"] if first > WAIT * explicit else []
-        if notes is not None and (twice := double_loads(notes)):
-            wrong.append(f"{kind}: loaded while it was loaded: {twice}")
     return wrong
 
 
