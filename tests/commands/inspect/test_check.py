@@ -181,7 +181,7 @@ def test_a_backend_that_is_missing_does_not_hide_what_is_written_wrong(
     write(repository, "bad", 'input { name: "x" data_type: TYPE_FP32 dims: 0 }\nbackend: "dali"')
     _, found = check(capsys, str(repository))
     assert [(line, column, field) for line, column, field, _ in placed(found["bad"])] == [
-        (1, 25, "input[0].dims"),
+        (1, 46, "input[0].dims"),
         (2, 10, "backend"),
     ]
 

@@ -40,7 +40,13 @@ def threshold(level: int) -> int:
 
 LOGGER = logging.getLogger("headrace")
 #: The loggers of our own packages. Their level is that of the settings.
-_OURS = (LOGGER, *(logging.getLogger(f"headrace_{name}") for name in ("cli", "engines", "grpc", "http", "processes")))
+_OURS = (
+    LOGGER,
+    *(
+        logging.getLogger(f"headrace_{name}")
+        for name in ("cli", "engines", "grpc", "harnesses", "hosts", "http", "loading", "processes")
+    ),
+)
 _ROOT = logging.getLogger()
 _CONTEXT = ("request_id", "model", "version", "code", "left_out")
 #: Loggers of other projects' transports. Clients can cause their records, so these have a rate limit.
