@@ -63,11 +63,14 @@ MAY_IMPORT = {
     "memory_release": set[str](),
     "engine": LEAVES | {"models", "off_loop"},
     "frontends": LEAVES | {"engine", "off_loop", "memory_release"},
+    "headrace_locations": LEAVES | {"engine", "frontends", "off_loop"},
     "headrace_hosts": {"config", "engine", "errors", "off_loop"},
-    "headrace_http": LEAVES | {"__init__", "engine", "frontends", "headrace_hosts", "off_loop"},
+    "headrace_http": LEAVES | {"__init__", "engine", "frontends", "headrace_hosts", "headrace_locations", "off_loop"},
     "headrace_engines": {"__init__"},
     "headrace_loading": LEAVES | {"models", "storage"},
-    "headrace_grpc": LEAVES | {"__init__", "engine", "frontends", "headrace_hosts", "off_loop", "memory_release"},
+    "headrace_grpc": LEAVES
+    | {"__init__", "engine", "frontends", "headrace_hosts", "headrace_locations", "off_loop", "memory_release"},
+    | {"__init__", "engine", "frontends", "headrace_hosts", "headrace_locations", "off_loop", "memory_release"},
 }
 #: The frontends of core's own distribution, packages beside `headrace` which import neither it whole nor one another.
 BESIDE = {"headrace_http", "headrace_grpc"}
@@ -81,10 +84,12 @@ FOR_ENGINES = "headrace_engines"
 HARNESSES = "headrace_harnesses"
 #: What the hosts of HTTP and gRPC share. Core proper imports nothing of it.
 HOSTS = "headrace_hosts"
+#: Tensors outside of their messages. Core proper imports nothing of it.
+LOCATIONS = "headrace_locations"
 #: Loads and unloads, for the control modes of plugins. Core proper imports nothing of it.
 LOADING = "headrace_loading"
 #: The packages beside core proper, in the same distribution.
-AROUND = {*BESIDE, COMMAND_LINE, FOR_ENGINES, HARNESSES, HOSTS, LOADING, PROCESSES}
+AROUND = {*BESIDE, COMMAND_LINE, FOR_ENGINES, HARNESSES, HOSTS, LOADING, LOCATIONS, PROCESSES}
 #: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
 SEEN_BY_FRONTENDS = {
     "headrace.config": {"config_json", "model_config_pb2", "option_groups", "option_parts", "options", "support"},

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "core/src"
 PACKAGES = (
     *("headrace", "headrace_http", "headrace_grpc", "headrace_processes", "headrace_cli"),
-    *("headrace_engines", "headrace_harnesses", "headrace_hosts", "headrace_loading"),
+    *("headrace_engines", "headrace_harnesses", "headrace_hosts", "headrace_loading", "headrace_locations"),
 )
 LOGIC = 10
 
@@ -44,7 +44,7 @@ TOGETHER = {
     "test_harnesses.py": "headrace_harnesses",
     "models/test_control_mode.py": "headrace_loading.load_control",
     "frontends/test_extension.py": "headrace_grpc.plugin_methods headrace_http.absent_routes",
-    "frontends/test_tensor_locations.py": "headrace_grpc.located_messages headrace_http.located_tensors",
+    "headrace_locations/test_tensor_locations.py": "headrace_grpc.located_messages headrace_http.located_tensors",
     # Bytes in, bytes out: the parser, the order of answers and the limits of one connection.
     "headrace_http/test_protocol.py": """headrace_http.request_reader headrace_http.message
         headrace_http.open_connections headrace_http.caller_limits""",

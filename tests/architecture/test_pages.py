@@ -70,7 +70,10 @@ def test_the_architecture_page_names_code_and_files() -> None:
 #: The import packages that are named as such.
 PACKAGES = {
     "headrace",
-    *(f"headrace_{name}" for name in ("cli", "engines", "grpc", "harnesses", "hosts", "http", "loading", "processes")),
+    *(
+        f"headrace_{name}"
+        for name in ("cli", "engines", "grpc", "harnesses", "hosts", "http", "loading", "locations", "processes")
+    ),
     "tritonclient",
 }
 

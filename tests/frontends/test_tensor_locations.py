@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.conftest import gated, make_server, repository, write_model
-from tests.core.frontends.test_tensor_locations import *  # noqa: F403
+from tests.core.headrace_locations.test_tensor_locations import *  # noqa: F403
 
 __all__ = ["gated", "make_server", "repository", "write_model"]
 

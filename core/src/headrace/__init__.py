@@ -97,7 +97,6 @@ if TYPE_CHECKING:
     from headrace.frontends.base import Frontend
     from headrace.frontends.extension import Addition, Extension
     from headrace.frontends.request_parameters import RequestParameters
-    from headrace.frontends.tensor_locations import TensorLocation
     from headrace.hookspecs import hookimpl
     from headrace.memory_release import release_memory, share_heap
     from headrace.messages import dtypes
@@ -152,6 +151,7 @@ if TYPE_CHECKING:
     from headrace_http.strict_requests import StrictRequests
     from headrace_http.web_sockets import WebSocket, WebSocketRoute
     from headrace_loading import LoadableModel, LoadControl
+    from headrace_locations.tensor_locations import TensorLocation
     from headrace_processes.handshake import InstanceSpec
     from headrace_processes.ipc.shared_mapping import FileTooSmall, SharedMapping
     from headrace_processes.supervision.child_process import child_command
@@ -237,7 +237,7 @@ _HOMES = {
     "headrace.frontends.base": ("Frontend",),
     "headrace.frontends.extension": ("Addition", "Extension"),
     "headrace.frontends.request_parameters": ("RequestParameters",),
-    "headrace.frontends.tensor_locations": ("TensorLocation",),
+    "headrace_locations.tensor_locations": ("TensorLocation",),
     "headrace_hosts.tls_files": ("TlsFiles",),
     "headrace_harnesses": ("InstanceHarness", "SchedulerHarness"),
     "headrace.off_loop": ("TooLargeForLoop",),

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.tensor_locations import Target, no_region
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.request import MAX_INPUTS, InferRequest, Parameter, Undecoded, log_id, too_many_inputs
@@ -24,6 +23,7 @@ from headrace_grpc import infer_parameters
 from headrace_grpc.grpc_service_pb2 import InferTensorContents, ModelInferRequest
 from headrace_grpc.large_requests import read_contents
 from headrace_grpc.wire import Buffer, RawRequest, Span
+from headrace_locations.tensor_locations import Target, no_region
 
 #: The maximum of NumPy 2. Also, `prod` of millions of dims takes minutes.
 _MAX_DIMS = 64

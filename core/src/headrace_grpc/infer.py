@@ -15,7 +15,6 @@ from headrace.errors import CallerError, Code, HeadraceError, Unavailable
 from headrace.frontends.answering import ResponseWriter, check_strings
 from headrace.frontends.failures import log_fault
 from headrace.frontends.recorded import LONGEST_TEXT, RECORDED, Recorded, principal_of
-from headrace.frontends.tensor_locations import TensorLocations
 from headrace.messages.request import InferRequest, log_id
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Respond, Ticket, ticket_of
@@ -27,6 +26,7 @@ from headrace_grpc.located_messages import LocatedMessages
 from headrace_grpc.rpc import Cancel, Context, Direct, Reply, first
 from headrace_grpc.usual_messages import ReadMessage, unpack
 from headrace_grpc.wire import Buffer, RawRequest
+from headrace_locations.tensor_locations import TensorLocations
 
 if TYPE_CHECKING:
     from headrace.engine import Engine, ModelView, Recorder

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.tensor_locations import no_region
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.request import MAX_INPUTS, Undecoded, log_id, too_many_inputs
@@ -33,6 +32,7 @@ from headrace_http.documents import (
     wrong_type,
 )
 from headrace_http.large_documents import Pieces
+from headrace_locations.tensor_locations import no_region
 
 _INT64_MAX = 2**63 - 1
 _MANY_DIMS = 64

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.cleared_cache import ClearedCache
-from headrace.frontends.located_plans import PLANNED_BYTES, PLANS, LocatedPlan
-from headrace.frontends.tensor_locations import LocatedTensors, Parameters, Target, TensorLocation, TensorLocations
 from headrace.messages.request import InferRequest, Parameter, Undecoded
 from headrace.messages.tensor import Tensor
 from headrace.messages.ticket import ticket_of
@@ -20,6 +18,8 @@ from headrace_http.inputs import not_one_source, read_inputs
 from headrace_http.message import HEADER_LENGTH, HttpRequest
 from headrace_http.outputs import BINARY, JSON, LocatedOutput, OutputFormat, read_outputs
 from headrace_http.request_body import decompress
+from headrace_locations.located_plans import PLANNED_BYTES, PLANS, LocatedPlan
+from headrace_locations.tensor_locations import LocatedTensors, Parameters, Target, TensorLocation, TensorLocations
 
 if TYPE_CHECKING:
     from headrace.engine import Engine, ModelView

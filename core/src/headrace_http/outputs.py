@@ -18,13 +18,13 @@ import orjson
 
 from headrace.errors import HeadraceError, InvalidArgument, PluginError
 from headrace.frontends.classification import classify
-from headrace.frontends.tensor_locations import Target, no_region
 from headrace.messages import dtypes
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, TooLargeForLoop, slices
 from headrace_http.documents import as_array, as_boolean, as_object, as_string, as_unsigned, member
 from headrace_http.message import BINARY_TYPE, HEADER_LENGTH_NAME, JSON_TYPE, Buffer, HttpReply
+from headrace_locations.tensor_locations import Target, no_region
 
 #: A larger count is an attack or a mistake; Triton's limit on elements is far below.
 _MAX_CLASSES = 2**31 - 1

@@ -8,7 +8,7 @@
 
 What is added is a class of its own kind, an `Addition`. The frontend that serves a kind takes it from
 `Engine.additions`. Each kind is defined by the code that serves it: HTTP routes by the HTTP frontend, gRPC methods by
-the gRPC frontend, and tensor locations by `headrace.frontends.tensor_locations`, because both frontends serve them.
+the gRPC frontend, and tensor locations by `headrace_locations.tensor_locations`, because both frontends serve them.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ class InferRequest:
 
 @dataclass(slots=True, eq=False)
 class LocatedRequest(InferRequest):
-    """A request with tensors outside of its message (`headrace.frontends.tensor_locations`).
+    """A request with tensors outside of its message (`headrace_locations.tensor_locations`).
 
     ``targets`` is writable memory for outputs, by their names. An executor may write an output there itself, and then
     answer with a view of that memory; all other outputs are copied when the response is encoded. ``release`` is a

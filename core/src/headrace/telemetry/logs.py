@@ -44,7 +44,7 @@ _OURS = (
     LOGGER,
     *(
         logging.getLogger(f"headrace_{name}")
-        for name in ("cli", "engines", "grpc", "harnesses", "hosts", "http", "loading", "processes")
+        for name in ("cli", "engines", "grpc", "harnesses", "hosts", "http", "loading", "locations", "processes")
     ),
 )
 _ROOT = logging.getLogger()

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.frontends.tensor_locations import LocatedTensors, Parameters, TensorLocation, TensorLocations
 from headrace.messages.request import InferRequest, LocatedRequest
 from headrace.messages.spec import Spec
+from headrace_locations.tensor_locations import LocatedTensors, Parameters, TensorLocation, TensorLocations
 
 if TYPE_CHECKING:
     from headrace.engine import ModelView

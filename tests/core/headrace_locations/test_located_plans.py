@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.frontends.located_plans import LocatedPlan
-from headrace.frontends.tensor_locations import LocatedTensors, TensorLocation, TensorLocations
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest, LocatedRequest
 from headrace.messages.spec import Spec
+from headrace_locations.located_plans import LocatedPlan
+from headrace_locations.tensor_locations import LocatedTensors, TensorLocation, TensorLocations
 
 
 class Cellar(TensorLocation):

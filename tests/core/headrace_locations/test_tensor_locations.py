@@ -32,12 +32,12 @@ from headrace import (
     TooLargeForLoop,
     hookimpl,
 )
-from headrace.frontends.located_plans import LocatedPlan
-from headrace.frontends.tensor_locations import TensorLocations
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.server import Server
 from headrace.telemetry import log_limits
+from headrace_locations.located_plans import LocatedPlan
+from headrace_locations.tensor_locations import TensorLocations
 
 PROTOCOLS = ("http", "grpc", "stream")
 CONFIG = """
