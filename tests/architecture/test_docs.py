@@ -50,7 +50,7 @@ PARTS = {
     "Storage": "headrace/storage/base.py",
     "RepositoryAgent": "headrace/agents/base.py",
     "Extension": "headrace/frontends/extension.py",
-    "TensorLocation": "headrace/frontends/tensor_locations.py",
+    "TensorLocation": "headrace_locations/tensor_locations.py",
     "GrpcMethod": "headrace_grpc/plugin_methods.py",
     "HttpRoute": "headrace_http/plugin_routes.py",
     "HttpPort": "headrace_http/http_host.py",

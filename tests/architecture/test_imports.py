@@ -70,7 +70,6 @@ MAY_IMPORT = {
     "headrace_loading": LEAVES | {"models", "storage"},
     "headrace_grpc": LEAVES
     | {"__init__", "engine", "frontends", "headrace_hosts", "headrace_locations", "off_loop", "memory_release"},
-    | {"__init__", "engine", "frontends", "headrace_hosts", "headrace_locations", "off_loop", "memory_release"},
 }
 #: The frontends of core's own distribution, packages beside `headrace` which import neither it whole nor one another.
 BESIDE = {"headrace_http", "headrace_grpc"}

@@ -52,7 +52,7 @@ class Loads:
         #: Those that take requests now.
         self.open: dict[str, ModelState] = {}
         self.loaded = self.failures = self.evictions = 0
-        self._server = ServerMemory()
+        self.server = ServerMemory()
         self._turn = asyncio.Lock()
         #: Set when a model has become idle, has left, or was loaded: a load that waits for room looks again.
         self._moved = asyncio.Event()
@@ -247,7 +247,7 @@ class Loads:
         The shares in the server are not measured while models are loaded or evicted there: these have no share yet.
         """
         inside = {state.name: state.file_bytes for state in self.open.values() if state.in_server}
-        shares = {} if self._is_moving else self._server.shares(inside)
+        shares = {} if self._is_moving else self.server.shares(inside)
         for state in self.open.values():
             least = max(state.server_bytes, state.file_bytes) if state.in_server else 0
             state.server_bytes = shares.get(state.name, least)

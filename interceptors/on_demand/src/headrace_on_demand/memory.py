@@ -19,7 +19,10 @@ class ServerMemory:
     without models.
     """
 
-    def __init__(self) -> None:
+    base = 0
+
+    def begin(self) -> None:
+        """Take what the server occupies now as its memory without models. Reads a file."""
         self.base = resident_bytes()
 
     def shares(self, file_bytes: Mapping[str, int]) -> dict[str, int]:

@@ -192,6 +192,7 @@ class OnDemand(ControlMode):
         self.models = self.loads.models = LoadControl(self.parts)
         if self.loads.budget.limits:
             share_heap()  # else each loading thread keeps a heap of its own, up to 64 MiB
+        await asyncio.to_thread(self.loads.server.begin)
         self._names = frozenset(await self.models.names())
         self._listed_s = monotonic()
         self._ticking = asyncio.create_task(self._tick())
