@@ -6,7 +6,7 @@ The remaining words are parsed as options of plugins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -15,6 +15,8 @@ from headrace.config import support
 from headrace.config.option_groups import OptionGroup, group_flags, read_groups
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError
+from headrace.models.control_mode import check_control_mode
+from headrace.models.interceptors import Interceptor
 from headrace_cli.flags import FLAGS, Flag
 from headrace_cli.port_checks import check_ports
 from headrace_cli.server_processes.refusals import refuse as refuse_with_workers
@@ -43,9 +45,15 @@ class Given:
 
 
 def read_options(
-    words: Sequence[str], environ: Mapping[str, str], groups: Sequence[type[OptionGroup]] = ()
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    groups: Sequence[type[OptionGroup]] = (),
+    modes: Iterable[type[Interceptor]] | None = None,
 ) -> tuple[ServerOptions, list[str]]:
-    """Return the options, and warnings about the flags. Raises `ConfigError` with Triton's text."""
+    """Return the options, and warnings about the flags. Raises `ConfigError` with Triton's text.
+
+    ``modes`` has the control modes of plugins; None leaves the mode to the server, which checks it, too.
+    """
     given, rest = split(words)
     _check_groups(groups)
     plugin_options, rest = read_groups(groups, rest)
@@ -56,6 +64,8 @@ def read_options(
     repository = chosen.get("model_repository") or tuple(filter(None, [environ.get("AIP_STORAGE_URI")]))
     fields = _environment(environ) | chosen | {"model_repository": repository, "plugin_options": plugin_options}
     options = ServerOptions(**fields)
+    if modes is not None:
+        check_control_mode(options.model_control_mode, modes)
     check(options)
     return options, _warnings(given)
 

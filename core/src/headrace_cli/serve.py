@@ -66,7 +66,8 @@ class Serve(Command):
             groups = option_groups(words)
             if command_line.wants_help(words):
                 return self.show_help(groups)
-            options, warnings = command_line.read_options(words, os.environ, groups)
+            modes = Plugins.discover(command_line.allowed_plugins(words)).interceptors
+            options, warnings = command_line.read_options(words, os.environ, groups, modes)
             logs = _open_log(options)
         except ConfigError as error:
             return self.refuse(error, groups)

@@ -97,12 +97,17 @@ def control_mode(options: ControlOptions, interceptors: Iterable[Interceptor]) -
     """Return the control mode among ``interceptors``; None if the options choose one of core's. Raises `ConfigError` if
     there is none of that name."""
     modes = [each for each in interceptors if isinstance(each, ControlMode)]
-    if not modes and options.model_control_mode not in CONTROL_MODES:
-        given = options.model_control_mode
-        hint = missing("control mode", given)
-        text = f"invalid argument for --model-control-mode, must be one of {', '.join(CONTROL_MODES)}. Got {given}"
-        raise ConfigError(f'Bad option: "--model-control-mode".\n{text}' + (hint and f". {hint}"))
+    check_control_mode(options.model_control_mode, map(type, modes))
     return modes[0] if modes else None
+
+
+def check_control_mode(given: str, kinds: Iterable[type[Interceptor]]) -> None:
+    """Raise `ConfigError` unless ``given`` is a control mode of core or one of ``kinds``."""
+    modes = [*CONTROL_MODES, *(kind.name for kind in kinds if issubclass(kind, ControlMode))]
+    if given not in modes:
+        hint = missing("control mode", given)
+        text = f"invalid argument for --model-control-mode, must be one of {', '.join(modes)}. Got {given}"
+        raise ConfigError(f'Bad option: "--model-control-mode".\n{text}' + (hint and f". {hint}"))
 
 
 @asynccontextmanager
