@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, NoReturn
@@ -22,6 +22,7 @@ from headrace.config import support
 from headrace.config.option_groups import OptionGroup
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError, HeadraceError
+from headrace.models.interceptors import Interceptor
 from headrace.plugins import Plugins
 from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
@@ -66,8 +67,7 @@ class Serve(Command):
             groups = option_groups(words)
             if command_line.wants_help(words):
                 return self.show_help(groups)
-            modes = Plugins.discover(command_line.allowed_plugins(words)).interceptors
-            options, warnings = command_line.read_options(words, os.environ, groups, modes)
+            options, warnings = command_line.read_options(words, os.environ, groups, _interceptors(words))
             logs = _open_log(options)
         except ConfigError as error:
             return self.refuse(error, groups)
@@ -85,6 +85,11 @@ def option_groups(words: Sequence[str]) -> list[type[OptionGroup]]:
     """Return the option groups of the plugins that ``words`` select."""
     allowed = None if command_line.wants_help(words) else command_line.allowed_plugins(words)
     return list(Plugins.discover(allowed).options)
+
+
+def _interceptors(words: Sequence[str]) -> Iterator[type[Interceptor]]:
+    """Yield the interceptors of the plugins that ``words`` select. Finds the plugins when it is first asked."""
+    yield from Plugins.discover(command_line.allowed_plugins(words)).interceptors
 
 
 def _open_log(options: ServerOptions) -> Log:

@@ -102,7 +102,9 @@ def control_mode(options: ControlOptions, interceptors: Iterable[Interceptor]) -
 
 
 def check_control_mode(given: str, kinds: Iterable[type[Interceptor]]) -> None:
-    """Raise `ConfigError` unless ``given`` is a control mode of core or one of ``kinds``."""
+    """Raise `ConfigError` unless ``given`` is a control mode of core, or one of ``kinds``, which are read if it is not."""
+    if given in CONTROL_MODES:
+        return
     modes = [*CONTROL_MODES, *(kind.name for kind in kinds if issubclass(kind, ControlMode))]
     if given not in modes:
         hint = missing("control mode", given)
