@@ -102,7 +102,7 @@ def control_mode(options: ControlOptions, interceptors: Iterable[Interceptor]) -
 
 
 def check_control_mode(given: str, kinds: Iterable[type[Interceptor]]) -> None:
-    """Raise `ConfigError` unless ``given`` is a control mode of core, or one of ``kinds``, which are read if it is not."""
+    """Raise `ConfigError` unless ``given`` is a control mode of core or one of ``kinds``, which are read only then."""
     if given in CONTROL_MODES:
         return
     modes = [*CONTROL_MODES, *(kind.name for kind in kinds if issubclass(kind, ControlMode))]
