@@ -135,8 +135,7 @@ class Child:
     async def stop(self, timeout_s: float) -> None:
         """Close the instance. Kill the process if that takes longer than ``timeout_s``."""
         self._is_stopping = True
-        if not self.is_dead:
-            self._work.write(frame(ChildKind.CLOSE, 0))
+        self._send_work(frame(ChildKind.CLOSE, 0))
         with move_on_after(timeout_s):
             await self._ended.wait()
         if not self._ended.is_set():
@@ -199,12 +198,14 @@ class Child:
 
     # ------------------------------------------------------------------ the channels
 
+    # A channel is closing, and refuses a message, for a moment before the end of a killed process is noticed.
+
     def _send_aside(self, message: bytes) -> None:
-        if not self.is_dead:
+        if not self._side.is_closing():
             self._side.write(message)
 
     def _send_work(self, message: bytes) -> None:
-        if not self.is_dead:
+        if not self._work.is_closing():
             self._work.write(message)
 
     def _send_direct(self, message: bytes) -> None:

@@ -59,4 +59,5 @@ def test_a_change_and_a_rollback_reach_all_workers(serve: Callable[..., Headrace
         wait_until(is_rolled_back, "the slow target is rolled back")
         wait_until(lambda: weights(first) == [5, 0], "the rollback reaches the other worker")
         assert first.get(PATH)[1]["targets"][1]["rolled_back"] == second.get(PATH)[1]["targets"][1]["rolled_back"]
+        server.wait_for_line("rolls back target 'slow'")
         assert sum("rolls back target 'slow'" in line for line in server.lines) == 1
