@@ -47,13 +47,14 @@ def _ensemble(models: Sequence[str]) -> str:
     return f'platform: "ensemble" ensemble_scheduling {{ {" ".join(steps)} }}'
 
 
-async def cpu_us(server: Server, model: str, requests: int, callers: int) -> float:
-    """CPU of the process per request, in microseconds."""
+async def cpu_us(server: Server, model: str, requests: int, callers: int, users: int = 0) -> float:
+    """CPU of the process per request, in microseconds. With ``users``, each request has the parameter ``user``."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     left = requests
 
     def ask() -> None:
-        server.submit(Ticket(InferRequest(model, {"x": ROW}), told))
+        parameters = {"user": left % users} if users else {}
+        server.submit(Ticket(InferRequest(model, {"x": ROW}, parameters=parameters), told))
 
     def told(answer: Answer, final: bool) -> None:
         nonlocal left

@@ -9,20 +9,18 @@ split. Needs ``headrace-router``.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import tempfile
-import time
 from pathlib import Path
 
-import numpy as np
+from ensembles import cpu_us
 
-from headrace import Answer, InferRequest, InferResponse, Server, Ticket
+from headrace import Server
 
 CALLERS = (1, 16, 64)
 _SHAPES = """max_batch_size: 64
 input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }
 """
-ROW = np.ones((1, 16), np.float32)
+USERS = 1000
 #: Routers by what they have besides their targets: parameters of the scheduler.
 ROUTERS = {
     "weights": {},
@@ -51,31 +49,6 @@ def _router(given: dict[str, str]) -> str:
     )
 
 
-async def cpu_us(server: Server, model: str, requests: int, callers: int) -> float:
-    """CPU of the process per request, in microseconds."""
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
-    left = requests
-
-    def ask() -> None:
-        server.submit(Ticket(InferRequest(model, {"x": ROW}, parameters={"user": left % 1000}), told))
-
-    def told(answer: Answer, final: bool) -> None:
-        nonlocal left
-        if not isinstance(answer, InferResponse):
-            raise SystemExit(f"{model}: {answer}")
-        left -= 1
-        if left >= callers:
-            loop.call_soon(ask)  # as from a socket
-        elif not left:
-            done.set()
-
-    before = time.process_time()
-    for _ in range(callers):
-        ask()
-    await done.wait()
-    return (time.process_time() - before) / requests * 1e6
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
@@ -91,12 +64,12 @@ def main() -> None:
                     least = dict.fromkeys(asked, float("inf"))
                     for _ in range(given.rounds):
                         for model in asked:
-                            took = server._call(cpu_us, server, model, given.requests, callers)
+                            took = server._call(cpu_us, server, model, given.requests, callers, USERS)
                             least[model] = min(least[model], took)
                     alone = least["model"]
                     more = ", ".join(f"{name} {least[name] - alone:+5.1f}" for name in ROUTERS)
                     print(f"{where:10} {callers:3} callers: the model {alone:6.1f} µs; routers {more} µs")
-                server._call(cpu_us, server, "split", given.split, 64)
+                server._call(cpu_us, server, "split", given.split, 64, USERS)
                 count = {name: server.served(name)[0].snapshot().success.count for name in ("third",)}
                 print(f"{where:10} {given.split:,} requests, of which 2.5 % are for the third: {count['third']:,}")
 

@@ -88,6 +88,7 @@ ELSEWHERE = {
     "tests/schedulers/sequence/test_iterative.py": "headrace.schedulers.rescheduling_queue",
     "tests/commands/inspect/test_check.py": "headrace_cli.inspection.inspector",
     "tests/backends/onnx/test_graph_config_completion.py": "headrace_engines.graph_config",
+    "tests/commands/inspect/test_explain.py": "headrace_cli.server_command",
     "tests/frontends/hypercorn/test_frontend.py": "headrace_http.strict_requests",
     "tests/protocol/test_http.py": "headrace_http.request_log",
     "tests/architecture/test_backends_page.py": "headrace_cli.backend_table",

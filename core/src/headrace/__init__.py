@@ -134,6 +134,7 @@ if TYPE_CHECKING:
     from headrace_cli.command_line import WordError, parse_options
     from headrace_cli.inspection.inspector import Findings, InspectedModel, Inspector
     from headrace_cli.serve import Serve
+    from headrace_cli.server_command import ServerCommand
     from headrace_cli.usage import FlagHelp
     from headrace_grpc import grpc_service_pb2
     from headrace_grpc.hosts import GrpcHost
@@ -184,6 +185,7 @@ _HOMES = {
     "headrace.command": ("Command",),
     "headrace_cli.command_line": ("WordError", "parse_options"),
     "headrace_cli.serve": ("Serve",),
+    "headrace_cli.server_command": ("ServerCommand",),
     "headrace_cli.usage": ("FlagHelp",),
     "headrace.config.path_checks": ("one_line", "why_path_leaves"),
     "headrace.config.completed_fields": ("CompletedField", "names_all_tensors"),
@@ -424,6 +426,7 @@ __all__ = [
     "Serve",
     "ServedModel",
     "Server",
+    "ServerCommand",
     "ServerOptions",
     "Services",
     "Shared",

@@ -2,103 +2,39 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError
-from urllib.parse import quote, urlsplit
-from urllib.request import Request, urlopen
 
-from headrace import Command, draw_table, one_line
+from headrace import ServerCommand, draw_table, one_line
 
-#: Time limit and size limit of the server's answer.
-_TIMEOUT_S = 10.0
-_MOST_BYTES = 16 << 20
 _BAR = 40
 #: Up to this many sizes have a bar each. More are grouped.
 _MOST_BARS = 16
 
 
-class Explain(Command):
+class Explain(ServerCommand):
     name = "explain"
     help = "show why the batches of a model ran"
     synopsis = "[options] <model>"
     description = "Show why the last batches of a model ran when they did. Asks a running server."
     example = "headrace explain mlp --url http://127.0.0.1:8000"
+    path = "explain"
+    restricted = "statistics are"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("model", help="the model's name")
-        parser.add_argument(
-            "--version", type=_version, metavar="N", help="the version; by default the latest that is ready"
-        )
-        parser.add_argument("--url", default="http://127.0.0.1:8000", help="the HTTP address of the server")
-        parser.add_argument(
-            "--header", type=_header, default={}, metavar="NAME:VALUE", help="the key, if statistics are restricted"
-        )
+        self.add_server_arguments(parser)
         parser.add_argument("--last", type=_count, default=12, metavar="N", help="how many batches to show one by one")
-        parser.add_argument("--json", action="store_true", help="print the server's answer as it is")
 
-    def run(self, arguments: Namespace) -> int:
-        """Print the server's answer. Return 0, or 1 if there is none."""
-        try:
-            told = _ask(_address(arguments.url, arguments.model, arguments.version or ""), arguments.header)
-            text = json.dumps(told, indent=2) if arguments.json else "\n".join(picture(told, arguments.last))
-        except HTTPError as error:
-            with error:
-                print(f"{arguments.url} answers {error.code}: {_error_in(error)}", file=sys.stderr)
-        except HTTPException:
-            what = "the server on that port does not speak HTTP/1.1; gRPC and HTTP have different ports"
-            print(f"cannot ask {arguments.url} about '{arguments.model}': {what}", file=sys.stderr)
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            print(f"cannot ask {arguments.url} about '{arguments.model}': {one_line(str(error))}", file=sys.stderr)
-        else:
-            print(text)  # outside of the try: a closed pipe is not an error of the server
-            return 0
-        return 1
-
-
-def _version(text: str) -> str:
-    if not (text.isascii() and text.isdigit()):
-        raise ArgumentTypeError(f"'{one_line(text)}' is no version: expected a whole number")
-    return text
+    def picture(self, told: Mapping[str, Any], arguments: Namespace) -> Iterator[str]:
+        return picture(told, arguments.last)
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise ArgumentTypeError(f"'{one_line(text)}' is no number of batches: expected a whole number from 0 on")
     return int(text)
-
-
-def _header(text: str) -> dict[str, str]:
-    name, colon, value = text.partition(":")
-    if not (colon and name.strip()):
-        raise ArgumentTypeError("expected NAME:VALUE")  # the text does not show the value: it may be the secret
-    return {name.strip(): value.strip()}
-
-
-def _address(url: str, model: str, version: str) -> str:
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise ValueError("the address must begin with http:// or https://")
-    path = f"/versions/{quote(version, safe='')}" if version else ""
-    return f"{url.rstrip('/')}/v2/models/{quote(model, safe='')}{path}/explain"
-
-
-def _ask(address: str, headers: dict[str, str]) -> Mapping[str, Any]:
-    with urlopen(Request(address, headers=headers), timeout=_TIMEOUT_S) as reply:
-        told = json.loads(reply.read(_MOST_BYTES))
-    if not isinstance(told, dict):
-        raise TypeError("the answer is no JSON object")
-    return told
-
-
-def _error_in(error: HTTPError) -> str:
-    try:
-        return one_line(str(json.loads(error.read(_MOST_BYTES))["error"]))
-    except (OSError, ValueError, LookupError, TypeError):
-        return one_line(error.reason)
 
 
 def picture(told: Mapping[str, Any], last: int) -> Iterator[str]:
