@@ -124,7 +124,8 @@ def test_a_model_that_fails_is_left_out_when_asked(serve: Start, repository: Pat
 
 
 def test_a_repository_that_is_no_directory_stops_the_start(headrace: Start) -> None:
-    code, text = headrace("serve", "--model-repository=/nowhere").finish()
+    ports = (f"--{name}-port=0" for name in ("http", "grpc", "metrics"))
+    code, text = headrace("serve", "--model-repository=/nowhere", *ports).finish()
     assert code == 1
     assert "error: creating server: " in text
     assert "repository path is not a valid directory" in text
