@@ -160,8 +160,8 @@ class _Reloading:
     def _reload(self) -> None:
         try:
             self._latest = self._files.read(self._protocols)
-        except ConfigError as error:
-            log.error("%s keeps its former certificate: %s", self._files.service, error.message)
+        except (ConfigError, OSError) as error:  # OSError: a file was removed while it was read
+            log.error("%s keeps its former certificate: %s", self._files.service, error)
         else:
             log.info("%s uses the new certificate in '%s'", self._files.service, self._files.certificate[1])
 

@@ -30,4 +30,4 @@ class AccessOptions(OptionGroup):
 
     def is_open(self, operation: str, category: str) -> bool:
         """True if the operation needs no key."""
-        return matching(parse_patterns(self.open, "--access-open") if self.open else (), operation, category)
+        return matching(parse_patterns(self.open, "--access-open"), operation, category)
