@@ -141,6 +141,7 @@ if TYPE_CHECKING:
     from headrace_grpc.plugin_methods import GrpcMethod, RpcWrapper
     from headrace_grpc.rpc import Rpc
     from headrace_harnesses import InstanceHarness, SchedulerHarness
+    from headrace_hosts.file_changes import FileChanges
     from headrace_hosts.tls_files import TlsFiles
     from headrace_http.asgi import create_app
     from headrace_http.caller_limits import Pace
@@ -240,6 +241,7 @@ _HOMES = {
     "headrace.frontends.extension": ("Addition", "Extension"),
     "headrace.frontends.request_parameters": ("RequestParameters",),
     "headrace_locations.tensor_locations": ("TensorLocation",),
+    "headrace_hosts.file_changes": ("FileChanges",),
     "headrace_hosts.tls_files": ("TlsFiles",),
     "headrace_harnesses": ("InstanceHarness", "SchedulerHarness"),
     "headrace.off_loop": ("TooLargeForLoop",),
@@ -341,6 +343,7 @@ __all__ = [
     "ExecutorResources",
     "Extension",
     "ExtensionOperation",
+    "FileChanges",
     "FileTooSmall",
     "Findings",
     "FinishedInference",

@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import ssl
 import stat
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any, NoReturn, TypeAlias
 
 from headrace.config.option_parts import GrpcTlsOptions, HttpTlsOptions
 from headrace.errors import ConfigError
+from headrace_hosts.file_changes import FileChanges
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,6 @@ PemFile: TypeAlias = "tuple[str, str]"
 
 #: The ciphers of TLS 1.2 that RFC 9113 does not prohibit. It prohibits none of TLS 1.3.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=2"
-#: The files are checked for changes at most this often.
-_CHECK_S = 1.0
 #: OpenSSL's reasons for a key that does not belong to the certificate.
 _MISFITS = {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"}
 
@@ -51,9 +49,9 @@ class TlsFiles:
         """
         return _Reloading(self, protocols).first
 
-    def state(self) -> Hashable:
-        """Return a value that changes when a file changes. For hosts that do not use `context`."""
-        return tuple(_state(path) for _, path in (self.certificate, self.key, self.authorities))
+    def changes(self) -> FileChanges:
+        """Return an object that finds later changes of the files. For hosts that do not use `context`."""
+        return FileChanges(*(path for _, path in (self.certificate, self.key, self.authorities)))
 
     def read(self, protocols: Sequence[str]) -> ssl.SSLContext:
         """Return `context` for the present content of the files, without its changes."""
@@ -142,19 +140,14 @@ class _Reloading:
 
     def __init__(self, files: TlsFiles, protocols: Sequence[str]) -> None:
         self._files, self._protocols = files, protocols
-        self._state, self._checked_s = files.state(), monotonic()
+        self._changes = files.changes()
         self.first = self._latest = files.read(protocols)
         self.first.sni_callback = self._choose
 
     def _choose(self, handshake: Any, name: str | None, context: ssl.SSLContext) -> None:
         """Called by OpenSSL in each handshake, with or without the name of a server."""
-        now_s = monotonic()
-        if now_s - self._checked_s >= _CHECK_S:
-            self._checked_s = now_s
-            state = self._files.state()
-            if state != self._state:
-                self._state = state
-                self._reload()
+        if self._changes.are_due() and self._changes.found():
+            self._reload()
         handshake.context = self._latest
 
     def _reload(self) -> None:
@@ -164,15 +157,6 @@ class _Reloading:
             log.error("%s keeps its former certificate: %s", self._files.service, error)
         else:
             log.info("%s uses the new certificate in '%s'", self._files.service, self._files.certificate[1])
-
-
-def _state(path: str) -> Hashable:
-    """Return inode, time and size of the file at ``path``; None if there is no regular file."""
-    try:
-        found = Path(path).stat()
-    except (OSError, ValueError):
-        return None
-    return (found.st_ino, found.st_mtime_ns, found.st_size) if stat.S_ISREG(found.st_mode) else None
 
 
 def _load_authorities(into: ssl.SSLContext, file: PemFile) -> None:

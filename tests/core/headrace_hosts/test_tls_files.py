@@ -17,7 +17,7 @@ import pytest
 
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError
-from headrace_hosts import tls_files
+from headrace_hosts import file_changes
 from headrace_hosts.tls_files import grpc_tls, http_tls
 
 
@@ -185,7 +185,7 @@ def test_a_root_alone_demands_nothing(pem: Path) -> None:
 @pytest.fixture
 def renewed(pem: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with copies of the certificates, whose changes count at once."""
-    monkeypatch.setattr(tls_files, "_CHECK_S", 0.0)
+    monkeypatch.setattr(file_changes, "CHECK_S", 0.0)
     folder = tmp_path / "pem"
     shutil.copytree(pem, folder, ignore=shutil.ignore_patterns("fifo"))
     return folder

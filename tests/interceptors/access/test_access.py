@@ -31,8 +31,9 @@ from headrace import (
     ServerOptions,
     Unauthenticated,
 )
-from headrace_access import AccessControl, AccessKeys, AccessOptions, key_file_watcher
+from headrace_access import AccessControl, AccessKeys, AccessOptions
 from headrace_access.key_file import KeyFile, Principal, new_key
+from headrace_hosts import file_changes
 from headrace_testing import InterceptorConformance, RefusedOperation
 from headrace_testing.serving import serve
 from tests.core.models.test_admission import PATHS, rpcs
@@ -288,7 +289,7 @@ def test_ten_thousand_principals_are_found_by_one_look_up(path: Path) -> None:
 
 @pytest.fixture
 def changes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_file_watcher, "_CHECK_S", 0.0)
+    monkeypatch.setattr(file_changes, "CHECK_S", 0.0)
 
 
 def serving(tmp_path: Path, path: Path, **options: Any) -> Any:

@@ -288,7 +288,7 @@ def credentials_of(files: TlsFiles) -> grpc.ServerCredentials:
 
     Reads files, so call it on a thread. grpcio's core asks for changed files on its own threads, in each handshake.
     """
-    state = files.state()
+    changes = files.changes()
 
     def read() -> grpc.ServerCertificateConfiguration:
         files.read(["h2"])  # only for its errors
@@ -296,11 +296,8 @@ def credentials_of(files: TlsFiles) -> grpc.ServerCredentials:
         return grpc.ssl_server_certificate_configuration([(key, certificate)], authorities)
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal state
-        found = files.state()
-        if found == state:
+        if not changes.found():
             return None
-        state = found
         try:
             renewed = read()
         except ConfigError as error:
