@@ -94,6 +94,13 @@ def test_a_model_without_the_method_leaves_its_config_alone(tmp_path: Path) -> N
     assert model.config == parse_text(written)
 
 
+@pytest.mark.parametrize("base", ["", "(dict)"])
+def test_a_file_that_shows_that_it_has_no_method_is_not_run(tmp_path: Path, base: str) -> None:
+    (tmp_path / "model.py").write_text(f"open({str(tmp_path / 'seen')!r}, 'w')\nclass TritonPythonModel{base}: pass\n")
+    complete(Model("m", 1, tmp_path, parse_text('name: "m" backend: "python"')), tmp_path / "model.py")
+    assert (tmp_path / "seen").exists() is bool(base)
+
+
 @pytest.mark.parametrize(
     ("body", "error"),
     [
@@ -156,6 +163,7 @@ def test_no_more_are_started_at_once_than_there_are_cores(tmp_path: Path, monkey
     (tmp_path / "model.py").write_text(
         f"import time\nfile = open({str(tmp_path / 'seen')!r}, 'a', buffering=1)\n"
         "file.write('begin\\n')\ntime.sleep(0.2)\nfile.write('end\\n')\nclass TritonPythonModel: pass\n"
+        "# A file that does not name auto_complete_config is not run."
     )
     models = [Model("m", 1, tmp_path, parse_text('name: "m" backend: "python"')) for _ in range(3)]
     with ThreadPoolExecutor(3) as threads:

@@ -18,6 +18,7 @@ from typing import IO, Any, Literal, TypeAlias, get_args
 from google.protobuf.json_format import ParseDict, ParseError
 
 from headrace import LoadError, Model, ModelConfig, available_cores, child_command, config_to_json, ending
+from headrace_python.class_source import may_complete
 from headrace_python.environment import PACKAGES
 from headrace_python.program import StartTimeout, run
 
@@ -43,12 +44,17 @@ def complete(
 ) -> None:
     """Let the class in ``file`` complete ``model.config``, in place; without that method, nothing changes.
 
+    If the file shows that its class has no such method, no process is started: Triton imports each model once more for
+    that.
+
     ``folders`` are those of `headrace_python.module.load_class`. ``python`` is the interpreter and
     ``environ`` what is added to the variables of the server. The method has ``timeout_s``; before that, the file
     has ``import_timeout_s`` to be imported. As many processes do that at once as there are cores; the rest waits, for
     ``timeout_s`` at most. Raises `LoadError` with Triton's words or the model's traceback; then the config is as it
     was.
     """
+    if not may_complete(file):
+        return
     order = {
         "name": model.name,
         "version": model.version,
