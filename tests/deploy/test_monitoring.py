@@ -1,0 +1,163 @@
+"""The Grafana dashboard and the Prometheus alerts, asked of a real Prometheus that reads a real server.
+
+Grafana itself is not there: what it sends to Prometheus is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tritonclient.http
+import yaml
+from tritonclient.utils import InferenceServerException
+
+from tests.deploy.conftest import debian_program
+
+if TYPE_CHECKING:
+    from tests.conftest import Headrace
+
+ROOT = Path(__file__).parents[2]
+ALERTS = ROOT / "deploy/prometheus/alerts.yml"
+DASHBOARD = json.loads((ROOT / "deploy/grafana/headrace.json").read_text(encoding="utf-8"))
+RULES = [rule for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+#: What this machine cannot show: it has no GPU.
+NEEDS_GPU = "nv_gpu_"
+#: Grafana's variables, as it would replace them.
+VARIABLES = {"$__rate_interval": "1m", "$job": ".+", "$instance": ".+", "$model": ".+"}
+CONFIG = """
+backend: "identity" max_batch_size: 8 %s
+input { name: "x" data_type: TYPE_FP32 dims: 1 }
+output { name: "x" data_type: TYPE_FP32 dims: 1 }
+"""
+PROMETHEUS = """
+global: {scrape_interval: 200ms, evaluation_interval: 200ms}
+rule_files: [%s]
+scrape_configs: [{job_name: headrace, static_configs: [{targets: ["127.0.0.1:%d"]}]}]
+"""
+
+
+def query(port: int, expression: str) -> Any:
+    """Return the result of ``expression`` from the Prometheus at ``port``."""
+    words = urllib.parse.urlencode({"query": expression})
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{words}", timeout=20) as reply:
+        return json.load(reply)["data"]["result"]
+
+
+@pytest.fixture(scope="module")
+def server(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempPathFactory) -> Headrace:
+    models = tmp_path_factory.mktemp("models")
+    for name, config in (("plain", ""), ("cached", "response_cache { enable: true }")):
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "config.pbtxt").write_text(CONFIG % config)
+    return keep_serving(f"--model-repository={models}", "--cache-config=local,size=1048576")
+
+
+@pytest.fixture(scope="module")
+def prometheus(server: Headrace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Return the port of a Prometheus that has read the metrics under load, twice at least."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    (folder / "prometheus.yml").write_text(PROMETHEUS % (ALERTS, server.ports["Metrics Service"]))
+    command = [
+        debian_program("prometheus", "prometheus"),
+        f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
+        "--web.listen-address=127.0.0.1:0",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            told = next((line for line in process.stderr if "Listening on" in line), "address=none:0")
+            rest = threading.Thread(target=process.stderr.read)  # else the pipe of its log becomes full
+            rest.start()
+            port = int(told.rpartition(":")[2])
+            ask_until_read(server, port)
+            yield port
+        finally:
+            process.terminate()
+    rest.join()
+
+
+def ask_until_read(server: Headrace, port: int) -> None:
+    """Send good and bad requests until Prometheus has a rate of both, for 30 s at most."""
+    read = 'rate(nv_inference_count{model="cached"}[1m]) > 0 and rate(nv_cache_num_hits_per_model[1m]) > 0'
+    x = tritonclient.http.InferInput("x", [1, 1], "FP32")
+    ends = time.monotonic() + 30
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        number = 0.0
+        while time.monotonic() < ends:
+            number += 1
+            for model in ("plain", "cached"):
+                x.set_data_from_numpy(np.full((1, 1), number // 4, np.float32))
+                client.infer(model, [x])
+            with pytest.raises(InferenceServerException):
+                client.infer("plain", [tritonclient.http.InferInput("y", [1, 1], "FP32")])
+            try:
+                if number % 20 == 0 and query(port, read):
+                    return
+            except OSError:  # it does not listen yet
+                continue
+    raise AssertionError("Prometheus has read nothing")
+
+
+def test_promtool_accepts_the_alerts() -> None:
+    checked = subprocess.run(
+        [debian_program("prometheus", "promtool"), "check", "rules", str(ALERTS)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"{len(RULES)} rules found" in checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("title", "expression"),
+    [
+        pytest.param(panel["title"], target["expr"], id=f"{panel['title']} {target['refId']}")
+        for panel in PANELS
+        for target in panel["targets"]
+    ],
+)
+def test_a_panel_shows_what_the_server_exports(prometheus: int, title: str, expression: str) -> None:
+    for name, value in VARIABLES.items():
+        expression = expression.replace(name, value)
+    assert "$" not in expression, "Grafana has no such variable"
+    found = query(prometheus, expression)
+    assert bool(found) is (NEEDS_GPU not in expression), f"'{title}' is empty"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
+def test_an_alert_reads_what_the_server_exports(prometheus: int, rule: dict[str, Any]) -> None:
+    """Without its threshold, each has a value."""
+    measured = re.sub(r"\s(==|>)\s[\d.e]+\s*$", "", rule["expr"])
+    assert measured != rule["expr"], "an alert has a threshold"
+    assert bool(query(prometheus, measured)) is (NEEDS_GPU not in measured)
+
+
+def test_a_server_that_is_well_alarms_nobody(prometheus: int) -> None:
+    """But for the requests with a wrong input, which are half of those of `plain`."""
+    assert {found["metric"]["alertname"] for found in query(prometheus, "ALERTS")} <= {"HeadraceRequestsFail"}
+
+
+def test_panels_do_not_overlap_and_have_numbers_and_words_of_their_own() -> None:
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    for panel in PANELS:
+        assert panel["description"], panel["title"]
+    for one, other in combinations([panel["gridPos"] for panel in DASHBOARD["panels"]], 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        assert beside or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+
+
+def test_the_page_explains_each_alert() -> None:
+    page = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(Headrace\w+)`", page)) == {rule["alert"] for rule in RULES}
