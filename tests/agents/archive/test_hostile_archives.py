@@ -272,15 +272,32 @@ def test_random_damage_raises_nothing_but_a_load_error(refusal: Refusal, suffix:
         refusal(bytes(changed), suffix)
 
 
-def test_a_zip_with_a_password_or_another_method_is_refused(refusal: Refusal) -> None:
+@pytest.mark.parametrize(
+    ("flag", "why"),
+    [
+        (0x01, "member '1/w' is encrypted"),
+        (0x20, "it is damaged: compressed patched data (flag bit 5)"),
+        (0x40, "it is damaged: strong encryption (flag bit 6)"),
+    ],
+)
+def test_a_zip_with_a_password_or_a_patch_is_refused(refusal: Refusal, flag: int, why: str) -> None:
     content = bytearray(zipped(items_of({"1/w": b"w"})))
     for signature, offset in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
-        content[content.index(signature) + offset] |= 1
-    assert refusal(bytes(content), ".zip").endswith("member '1/w' is encrypted")
+        content[content.index(signature) + offset] |= flag
+    assert refusal(bytes(content), ".zip").endswith(why)
+
+
+def test_a_zip_of_another_method_or_version_or_without_names_is_refused(refusal: Refusal) -> None:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("1/w", b"w")
     assert "is compressed by method 14, expected 'stored' or 'deflated'" in refusal(made.getvalue(), ".zip")
+    content = bytearray(zipped(items_of({"1/w": b"w"})))
+    content[content.index(b"PK\1\2") + 6] = 99  # the version that is needed to extract it
+    assert refusal(bytes(content), ".zip").endswith("it is damaged: zip file version 9.9")
+    with zipfile.ZipFile(made := io.BytesIO(), "w") as archive:
+        archive.writestr(zipfile.ZipInfo(""), b"w")
+    assert refusal(made.getvalue(), ".zip")
 
 
 @pytest.mark.parametrize("suffix", PACKERS)

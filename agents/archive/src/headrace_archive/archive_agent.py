@@ -50,7 +50,10 @@ _CONFIG = "config.pbtxt"
 _LIMITS = tuple(field.name for field in fields(ArchiveLimits))
 _KNOWN = ("archive", "config", "into", "strip_components", *_LIMITS)
 #: What the readers of the standard library raise for a damaged archive, besides `OSError`.
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, ArithmeticError)
+_DAMAGED = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error),
+    *(EOFError, ValueError, ArithmeticError, LookupError, NotImplementedError),
+)
 
 
 @dataclass(frozen=True, slots=True)
