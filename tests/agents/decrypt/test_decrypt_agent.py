@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import resource
 import stat
 from base64 import b64encode
 from collections.abc import Callable, Mapping
@@ -104,16 +105,18 @@ def test_the_command_writes_what_the_agent_reads(
     tmp_path: Path, keys: Path, load: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = bytes(range(256)) * 8192 + b"."  # two chunks and a byte
+    latin = os.fsdecode(b"1/gr\xfcn")  # the name is not UTF-8
     files = {"config.pbtxt": b"a", "configs/b.pbtxt": b"b", "1/w": weights, "1/code.py": b"", "labels.txt": b"l"}
+    files[latin] = b"g"
     model, target = write(tmp_path / "plain", files), tmp_path / "secret"
     (model / "1/code.py").chmod(0o755)
     (model / "3").mkdir()  # as that of an ensemble
     assert run(str(model), str(target), "--key-file", str(keys), "--plain", "labels.txt") == 0
     told = capsys.readouterr().out
-    assert f"2 files of '{model}' are encrypted with key '2026-11'" in told
+    assert f"3 files of '{model}' are encrypted with key '2026-11'" in told
     assert f'parameters {{ key: "key_file" value: "{keys}" }}' in told
     found = files_of(target)
-    assert set(found) == {"config.pbtxt", "configs/b.pbtxt", "1/w.enc", "1/code.py.enc", "labels.txt"}
+    assert set(found) == {"config.pbtxt", "configs/b.pbtxt", "1/w.enc", "1/code.py.enc", f"{latin}.enc", "labels.txt"}
     assert all(weights[:64] not in content for content in found.values())
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     clear = load(found, key_file=str(keys), plain="labels.txt")
@@ -121,7 +124,7 @@ def test_the_command_writes_what_the_agent_reads(
     (target / "3").rmdir()
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in clear.rglob("*")}
     assert modes == {"config.pbtxt": 0o600, "configs": 0o700, "b.pbtxt": 0o600, "1": 0o700, "w": 0o600,
-                     "code.py": 0o600, "labels.txt": 0o600}  # fmt: skip
+                     latin.removeprefix("1/"): 0o600, "code.py": 0o600, "labels.txt": 0o600}  # fmt: skip
 
 
 def test_permission_to_execute_is_kept(tmp_path: Path, keys: Path) -> None:
@@ -141,7 +144,7 @@ def test_permission_to_execute_is_kept(tmp_path: Path, keys: Path) -> None:
         (("empty", "new"), "'empty' has no config.pbtxt"),
         (("twice", "new"), "file '1/w.enc' of the model ends with .enc: is it encrypted already?"),
         (("plain", "new", "--key-id", "x"), "has no key 'x', only '2026-11'"),
-        (("plain", "nowhere/new"), "No such file or directory"),
+        (("plain", "nowhere/new"), "the directory 'nowhere' of the target does not exist"),
         (("linked", "new"), "Is a directory"),
     ],
 )
@@ -164,6 +167,20 @@ def test_what_the_command_cannot_do_leaves_nothing_behind(
     assert run(*words, "--key-file", str(keys)) == 1
     assert why in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_disk_that_takes_no_more_is_told_with_the_target(
+    tmp_path: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write(tmp_path / "plain", {"config.pbtxt": b"", "1/w": bytes(1000)})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        assert run(str(model), str(tmp_path / "new"), "--key-file", str(keys)) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert capsys.readouterr().err == f"headrace encrypt: {tmp_path}/new: File too large\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["keys", "plain"]
 
 
 def test_a_wrong_key_names_model_file_and_source_and_no_secret(load: Callable[..., str], keys: Path) -> None:

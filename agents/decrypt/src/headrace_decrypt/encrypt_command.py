@@ -57,7 +57,9 @@ class Encrypt(Command):
             partial.rename(target)
             partial = None
         except (HeadraceError, OSError) as error:
-            told = error.message if isinstance(error, HeadraceError) else f"{error.filename}: {error.strerror}"
+            told = (
+                error.message if isinstance(error, HeadraceError) else f"{error.filename or target}: {error.strerror}"
+            )
             print(f"headrace encrypt: {one_line(told)}", file=sys.stderr)
             return 1
         finally:
@@ -82,6 +84,8 @@ def _require(model: Path, target: Path) -> None:
         raise LoadError(f"'{model}' has no config.pbtxt, which must name the agent '{Decrypt.name}'")
     if target.exists() or target.is_symlink():
         raise LoadError(f"'{target}' exists already")
+    if not target.parent.is_dir():
+        raise LoadError(f"the directory '{target.parent}' of the target does not exist")
     if target.resolve().is_relative_to(model.resolve()):
         raise LoadError(f"'{target}' is inside of the model")
 

@@ -100,7 +100,7 @@ def encrypt(source: BinaryIO, target: BinaryIO, header: Header, key: bytes, path
     target.write(header.encoded)
     for index, chunk, is_last in _chunks(source, header.chunk_bytes):
         nonce = _nonce(index, is_last)
-        target.write(cipher.encrypt(nonce, chunk, header.encoded + nonce + path.encode()))
+        target.write(cipher.encrypt(nonce, chunk, header.encoded + nonce + _encoded(path)))
 
 
 def decrypt(source: BinaryIO, target: BinaryIO, header: Header, key: bytes, path: str) -> None:
@@ -114,7 +114,7 @@ def decrypt(source: BinaryIO, target: BinaryIO, header: Header, key: bytes, path
     for index, chunk, is_last in _chunks(source, header.chunk_bytes + TAG_BYTES):
         nonce = _nonce(index, is_last)
         try:
-            target.write(cipher.decrypt(nonce, chunk, header.encoded + nonce + path.encode()))
+            target.write(cipher.decrypt(nonce, chunk, header.encoded + nonce + _encoded(path)))
         except InvalidTag:
             raise DamagedFile(f"chunk {index} is not authentic: the file was changed, cut off, or renamed") from None
 
@@ -129,7 +129,11 @@ def _chunks(source: BinaryIO, size: int) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def _cipher(key: bytes, header: Header, path: str) -> AESGCM:
-    return AESGCM(_derive(key, header.package_id, b"headrace-decrypt file\0" + path.encode(), KEY_BYTES))
+    return AESGCM(_derive(key, header.package_id, b"headrace-decrypt file\0" + _encoded(path), KEY_BYTES))
+
+
+def _encoded(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")  # a name that is not UTF-8 stays as it is on the disk
 
 
 def _derive(key: bytes, salt: bytes, info: bytes, length: int) -> bytes:
