@@ -86,10 +86,8 @@ class OtherStorage(CloudStorage):
     def open_store(self, url: str, options: CloudStorageOptions) -> ObjectStore:
         scheme = url.partition("://")[0].lower()
         if scheme not in schemes():
-            raise ConfigError(
-                f"repository '{url}' cannot be read: no plugin provides storage '{one_line(scheme)}', and fsspec does "
-                "not read it"
-            )
+            # The URL is not repeated: it may have a password.
+            raise ConfigError(f"no plugin provides storage '{one_line(scheme)}', and fsspec does not read it")
         if scheme not in options.allowed_schemes:
             raise ConfigError(f"'{scheme}://' is not read unless --cloud-schemes={scheme} allows it")
         return FsspecStore(url, options)

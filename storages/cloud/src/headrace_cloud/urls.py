@@ -80,7 +80,7 @@ def _split_endpoint(scheme: str, rest: str) -> tuple[str, str]:
         if rest.lower().startswith(way):
             host, _, rest = rest[len(way) :].lstrip("/").partition("/")
             if scheme == "gs":
-                raise ConfigError(f"'gs://{way}{host}' names a server; STORAGE_EMULATOR_HOST does that for 'gs'")
+                raise ConfigError(f"'gs://{way}...' names a server; STORAGE_EMULATOR_HOST does that for 'gs'")
             return f"{way}{host}", rest
     host, _, after = rest.partition("/")
     name, colon, port = host.rpartition(":")
