@@ -184,6 +184,13 @@ def test_a_bad_key_fails_its_model_and_no_other() -> None:
     assert store.listings == ["", "a", "m", "n"]
 
 
+@pytest.mark.parametrize("settle_s", [0.0, 5.0], ids=["none", "poll"])
+def test_an_empty_folder_beside_a_bad_key_is_no_model(settle_s: float) -> None:
+    store = Kept("m/1//w", "n/1/w", "o/")  # the last one is what a console makes
+    listing = _listing(store, settle_s=settle_s)
+    assert listing.models() == ["m", "n"]
+
+
 @pytest.mark.parametrize("path", ["m/../w", "m/./w", "m/1/..", "m/a\0b"])
 def test_a_key_that_leaves_its_model_is_refused(path: str) -> None:
     listing = _listing(Kept(path, "n/w"))
@@ -212,8 +219,11 @@ def test_files_beside_the_models_and_hidden_folders_are_no_models() -> None:
 def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_listing, "MOST_OBJECTS", 2)
     assert _listing(Kept("m/1", "m/2")).models() == ["m"]
-    with pytest.raises(LoadError, match="has more than 2 objects"):
-        _listing(Kept("m/1", "m/2", "m/3")).models()
+    for paths in (("m/1", "m/2", "m/3"), ("m/1", "m/2", "m/3", "n//w")):
+        with pytest.raises(LoadError, match="has more than 2 objects"):
+            _listing(Kept(*paths)).files("m")
+        with pytest.raises(LoadError, match="has more than 2 objects"):
+            _listing(Kept(*reversed(paths))).models()
 
 
 @pytest.mark.usefixtures("s3_keys")

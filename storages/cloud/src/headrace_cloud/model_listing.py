@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from headrace import LoadError, Unavailable, one_line
@@ -84,8 +84,9 @@ class ModelListing:
                 self._succeeded = self._begun
             return self._names
 
-    def _take_over(self, found: Mapping[str, Files | LoadError], began: float) -> list[str]:
-        """Make ``found`` the last listing. Return the names of its models."""
+    def _take_over(self, listed: Mapping[str, Files | LoadError], began: float) -> list[str]:
+        """Make ``listed`` the last listing. Return the names of its models."""
+        found = {name: files for name, files in listed.items() if files}  # an empty folder is no model
         with self._lock:
             for name in {*self._counting, *self._changes, *self._answered} - found.keys():
                 self._forget(name)
@@ -102,10 +103,7 @@ class ModelListing:
         with self._lock:
             taken = self._fresh.pop(model, None) if time.monotonic() - self._listed_at < _FRESH_S else None
         if taken is None:
-            try:
-                taken = files_of(self._store.objects(model), len(model) + 1)
-            except InvalidKey as error:
-                taken = error
+            taken = self._list_one(model)
             if not isinstance(taken, LoadError):
                 with self._lock:
                     taken = (self._count(model, taken) if taken else self._forget(model)) or {}
@@ -129,12 +127,10 @@ class ModelListing:
     def _list(self) -> dict[str, Files | LoadError]:
         objects: dict[str, list[StoredObject]] = {}
         try:
-            for number, each in enumerate(self._store.objects()):
+            for each in self._objects():
                 name, slash, _ = each.path.partition("/")
                 if slash and name and not name.startswith(".") and "\0" not in name:
                     objects.setdefault(name, []).append(each)
-                if number == MOST_OBJECTS:
-                    raise LoadError(f"the model repository has more than {MOST_OBJECTS} objects")
         except InvalidKey as error:
             log.warning("%s; listing each model by itself", error.message)
             return {name: self._list_one(name) for name in self._store.folders() if not name.startswith(".")}
@@ -144,6 +140,13 @@ class ModelListing:
                 log.warning("'%s' has no models: it is empty", self._store.identity)
         self._was_empty = not objects
         return {name: self._checked(name, found) for name, found in objects.items()}
+
+    def _objects(self, folder: str = "") -> Iterator[StoredObject]:
+        """Yield the objects below ``folder``. Raises `LoadError` if there are more than `MOST_OBJECTS`."""
+        for number, each in enumerate(self._store.objects(folder)):
+            if number == MOST_OBJECTS:
+                raise LoadError(f"the model repository has more than {MOST_OBJECTS} objects")
+            yield each
 
     def _check_empty(self) -> None:
         """Raise `Unavailable` if an object is still there: some other server, such as a proxy, has answered.
@@ -156,10 +159,7 @@ class ModelListing:
             raise Unavailable(f"the storage answers with an empty listing, and '{known.path}' is still there")
 
     def _list_one(self, name: str) -> Files | LoadError:
-        try:
-            return self._checked(name, self._store.objects(name))
-        except InvalidKey as error:
-            return error
+        return self._checked(name, self._objects(name))
 
     def _checked(self, name: str, objects: Iterable[StoredObject]) -> Files | LoadError:
         try:
