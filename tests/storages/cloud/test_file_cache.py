@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -136,6 +137,32 @@ def test_what_was_used_longest_ago_is_removed_first(make: Callable[..., FileCach
     assert _entries(cache) == {first.name, third.name}
     cache.make_room(0)
     assert _entries(cache) == {first.name, third.name}
+
+
+def test_entries_that_are_still_wanted_are_not_removed(make: Callable[..., FileCache], tmp_path: Path) -> None:
+    cache = make(30 * KIB)
+    wanted, other = Source(bytes(10 * KIB)), Source(bytes(20 * KIB))
+    for each in (wanted, other):
+        cache.place(each.name, each.size, tmp_path / each.name, each)
+    assert cache.has(wanted.name, wanted.size)
+    cache.make_room(10 * KIB)
+    assert _entries(cache) == {wanted.name}
+
+
+@pytest.mark.parametrize("folder", ["", "files", "partial"])
+def test_a_cache_that_was_removed_is_made_again(folder: str, make: Callable[..., FileCache], tmp_path: Path) -> None:
+    """As by a program that empties the temporary directory."""
+    cache, source = make(), Source(b"content")
+
+    def download(descriptor: int) -> None:
+        shutil.rmtree(cache.path / folder)
+        source(descriptor)
+
+    with pytest.raises(LoadError, match=r"the cache '.*' was removed while it was in use"):
+        cache.place(source.name, source.size, tmp_path / "a", download)
+    cache.make_room(source.size)
+    cache.place(source.name, source.size, tmp_path / "b", source)
+    assert (tmp_path / "b").read_bytes() == b"content"
 
 
 def test_a_file_that_the_cache_can_not_hold_goes_to_the_model_alone(

@@ -49,13 +49,15 @@ class FileCache:
         #: The partial files that this process writes now.
         self._own: set[Path] = set()
         self.path = directory / f"headrace-cloud-{os.geteuid()}"
+        self._files, self._partial = self.path / "files", self.path / "partial"
         if max_bytes:
-            self._files, self._partial = self._make(directory)
+            self._make()
             self._sweep()
 
-    def _make(self, directory: Path) -> tuple[Path, Path]:
+    def _make(self) -> None:
+        """Create the directories that are missing. Raises `ConfigError` if others may write to them."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
                 self.path.mkdir(mode=0o700)
             found = self.path.lstat()
@@ -63,50 +65,59 @@ class FileCache:
                 raise ConfigError(
                     f"the cache '{self.path}' is not a directory that only the server's user can write to"
                 )
-            folders = self.path / "files", self.path / "partial"
-            for folder in folders:
+            for folder in (self._files, self._partial):
                 folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"the cache directory '{self.path}' cannot be made: {error.strerror}") from error
-        return folders
 
     def keeps(self, size: int) -> bool:
         """True if the cache keeps a file of ``size`` bytes. A larger one goes to the directory of its model alone."""
         return size <= self._max_bytes
 
     def has(self, name: str, size: int) -> bool:
-        """True if there is an entry that nobody has changed."""
-        return self.keeps(size) and is_whole(self._files / name, size)
+        """True if there is an entry that nobody has changed. It counts as used then: `make_room` keeps it."""
+        if not self.keeps(size) or not is_whole(self._files / name, size):
+            return False
+        with suppress(FileNotFoundError):
+            mark_used(self._files / name)
+            return True
+        return False
 
     def place(self, name: str, size: int, target: Path, download: Download) -> bool:
         """Put the file ``name`` at ``target``, which must not exist. Download it if the cache does not have it.
 
-        Returns True if the cache had it. Raises what ``download`` raises, `LoadError` if the disk is full, and
-        `Unavailable` if the server stops while another one downloads it. Nothing is left then.
+        Returns True if the cache had it. Raises what ``download`` raises, `LoadError` if the disk is full or the cache
+        was removed, and `Unavailable` if the server stops while another one downloads it. Nothing is left then.
         """
         if not self.keeps(size):
             with _worded(target, size):
                 _write_new(target, size, download)
             return False
-        had = True
-        while not self.take(name, size, target):
-            with self._filling(name) as descriptor:
-                if descriptor is None or is_whole(self._files / name, size):
-                    continue  # another server has filled it meanwhile
-                had = False
-                path = self._partial / name
-                with _worded(path, size):
+        had, path = True, self._partial / name
+        try:
+            while not self.take(name, size, target):
+                with _worded(path, size), self._filling(name) as descriptor:
+                    if descriptor is None or is_whole(self._files / name, size):
+                        continue  # another server has filled it meanwhile
+                    had = False
                     _fill(descriptor, size, download)
                     os.fchmod(descriptor, 0o400 if size > LINKED_BYTES else 0o600)
                     mark_written(descriptor, name)
-                with suppress(FileNotFoundError):  # the cache was closed
                     path.rename(self._files / name)
+        except FileNotFoundError as error:
+            if self._closing.is_set():  # `close` has removed the partial file
+                raise Unavailable("the server is stopping") from None
+            raise LoadError(f"the cache '{self.path}' was removed while it was in use") from error
         return had
 
     def make_room(self, size: int) -> None:
-        """Remove the entries used longest ago until ``size`` bytes more fit. Raises `LoadError` if the disk is full."""
+        """Remove the entries used longest ago until ``size`` bytes more fit. Raises `LoadError` if the disk is full.
+
+        Creates the directories again, if something has removed them, such as a program that empties ``/tmp``.
+        """
         if not self._max_bytes:
             return
+        self._make()
         entries = sorted(self._entries())  # the one used longest ago is the first
         total = sum(found for _, found, _ in entries)
         for _, found, path in entries:
