@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,11 +14,11 @@ from uuid import uuid4
 import fsspec
 import pytest
 
-from headrace import ConfigError, LoadError
+from headrace import ConfigError, LoadError, Storage
 from headrace_cloud import fsspec_store, register_storages
 from headrace_cloud.cloud_storage import schemes
 from headrace_cloud.stored_objects import PART_BYTES
-from tests.storages.cloud.faulty_s3 import faulty_s3
+from tests.storages.cloud.faulty_s3 import Handler, faulty_s3
 from tests.storages.cloud.opened_storage import new_directories, open_storage
 
 FILES = {"m/config.pbtxt": b"config", "m/1/weights": b"0123456789", "n/1/weights": b"n"}
@@ -58,10 +59,13 @@ def test_nothing_but_the_three_clouds_is_read_unless_it_is_allowed() -> None:
     ("url", "told"),
     [
         ("memory://x::file:///etc", "'::', by which fsspec opens one URL through another"),
-        ("http://user:secret@host/models", "has a password, which does not belong there"),
+        ("memory://user:secret@host/models", "has a user or a password, which do not belong there"),
+        ("http://secret@host/models", "has a user or a password, which do not belong there"),
+        ("http://host/models?token=secret", "has a query or a fragment; it is a folder"),
+        ("nothing://user:secret@host/models", "no plugin provides storage 'nothing'"),
     ],
 )
-def test_a_url_that_is_more_than_one_is_refused(url: str, told: str) -> None:
+def test_a_url_with_more_than_a_place_is_refused_and_no_secret_is_repeated(url: str, told: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         open_storage(url, schemes="http, MEMORY")
     assert told in refusal.value.message
@@ -89,13 +93,15 @@ def test_memory_is_read_and_followed(tmp_path: Path) -> None:
 
 def test_a_web_server_is_read_and_followed(site: tuple[str, Path], tmp_path: Path) -> None:
     url, folder = site
-    (folder / "n/1/large").write_bytes(os.urandom(PART_BYTES + 1))  # this server does not send parts
+    (folder / "n/1/large").write_bytes(os.urandom(2 * PART_BYTES + 1))  # this server does not send parts
+    (folder / "n/1/50 %").write_bytes(b"half")
     storage = open_storage(url, schemes="http", cache_directory=str(tmp_path / "cache"), timeout_s=5)
     assert sorted(storage.models()) == ["m", "n"]
     before = dict(storage.fingerprint("m"))
     assert set(before) == {"config.pbtxt", "1/weights"}
-    fetched = storage.fetch("n", ["1/large"], new_directories(tmp_path / "n"))
+    fetched = storage.fetch("n", ["1/large", "1/50 %"], new_directories(tmp_path / "n"))
     assert (fetched / "1/large").read_bytes() == (folder / "n/1/large").read_bytes()
+    assert (fetched / "1/50 %").read_bytes() == b"half"
     (folder / "m/1/weights").write_bytes(b"9876543210")
     os.utime(folder / "m/1/weights", (1, 1))
     assert dict(storage.fingerprint("m")) != before
@@ -112,6 +118,77 @@ def test_a_web_server_without_end_is_left(tmp_path: Path, monkeypatch: pytest.Mo
         storage = open_storage(url, schemes="http", cache_directory=str(tmp_path / "cache"), timeout_s=5)
         with pytest.raises(LoadError, match="has more than 20 folders"):
             storage.models()
+
+
+PAGES = {
+    "/models/": '<a href="?C=M;O=A">Last modified</a><a href="/">Parent Directory</a><a href="m/">m/</a>',
+    "/models/m/": '<a href="?C=M;O=A">Last modified</a><a href="/models/">Parent Directory</a><a href="1/">1/</a>',
+    "/models/m/1/": '<a href="?C=M;O=A">Last modified</a><a href="w">w</a>',
+}
+
+
+class Apache:
+    """Answers with pages as Apache writes them, which have no length. ``send`` answers a request for the file."""
+
+    def __init__(self) -> None:
+        self.size = 10
+        self.send: Callable[[Handler], bool] = lambda request: request.answer(200, "0123456789")
+
+    def __call__(self, request: Handler) -> bool:
+        page = PAGES.get(request.path)
+        if page is not None:
+            request.close_connection = True
+            request.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + page.encode())
+            return True
+        if request.command == "HEAD":
+            return request.answer(200, "", **{"Content-Length": str(self.size)})
+        return self.send(request)
+
+
+@pytest.fixture
+def apache(tmp_path: Path) -> Iterator[tuple[Apache, Storage]]:
+    """A web server, and the repository that it has."""
+    with faulty_s3() as server:
+        server.fault = found = Apache()
+        url = f"http://127.0.0.1:{server.port}/models"
+        yield found, open_storage(url, schemes="http", cache_directory=str(tmp_path / "cache"), timeout_s=5)
+
+
+def test_the_links_that_sort_a_page_are_no_files(apache: tuple[Apache, Storage]) -> None:
+    _, storage = apache
+    assert list(storage.models()) == ["m"]
+    assert set(storage.fingerprint("m")) == {"1/w"}
+
+
+@pytest.mark.parametrize("size", [10, 2 * PART_BYTES], ids=["whole", "parts"])
+def test_no_more_is_read_than_is_wanted(size: int, apache: tuple[Apache, Storage], tmp_path: Path) -> None:
+    server, storage = apache
+    server.size, sent = size, []
+
+    def send(request: Handler) -> bool:
+        request.close_connection = True
+        with suppress(OSError):
+            request.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            for _ in range(256):
+                request.wfile.write(bytes(1 << 20))
+                sent.append(1 << 20)
+        return True
+
+    server.send = send
+    with pytest.raises(LoadError, match="'m/1/w' has not the size of the listing"):
+        storage.fetch("m", ["1/w"], new_directories(tmp_path / "m"))
+    assert sum(sent) < 128 << 20
+
+
+@pytest.mark.parametrize("size", [10, 2 * PART_BYTES], ids=["whole", "parts"])
+def test_a_redirect_of_a_file_is_not_followed(size: int, apache: tuple[Apache, Storage], tmp_path: Path) -> None:
+    server, storage = apache
+    server.size = size
+    with faulty_s3() as other:
+        server.send = lambda request: request.answer(302, "", Location=f"http://127.0.0.1:{other.port}/w")
+        with pytest.raises(LoadError, match="'m/1/w' has not the size of the listing"):
+            storage.fetch("m", ["1/w"], new_directories(tmp_path / "m"))
+        assert other.requests == []
 
 
 def test_a_redirect_is_not_followed(tmp_path: Path) -> None:

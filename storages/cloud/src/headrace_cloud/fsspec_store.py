@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote, unquote
 
 from headrace import ConfigError, HeadraceError, LoadError, Unavailable, one_line
 from headrace_cloud.cloud_options import CloudStorageOptions
@@ -38,10 +39,14 @@ class FsspecStore(ObjectStore):
         scheme = scheme.lower()
         if "::" in url:
             raise ConfigError(f"'{url}' has '::', by which fsspec opens one URL through another; this is not allowed")
-        if ":" in rest.partition("@")[0] and "@" in rest.partition("/")[0]:
+        self._is_web = scheme in _WEB
+        user, at, _ = rest.partition("/")[0].rpartition("@")
+        if at and (self._is_web or ":" in user):  # the URL is not repeated
             raise ConfigError(
-                f"the URL of a model repository in '{scheme}' has a password, which does not belong there"
+                f"the URL of a model repository in '{scheme}' has a user or a password, which do not belong there"
             )
+        if self._is_web and not {"?", "#"}.isdisjoint(rest):
+            raise ConfigError(f"the URL of a model repository in '{scheme}' has a query or a fragment; it is a folder")
         import fsspec
 
         try:
@@ -53,15 +58,13 @@ class FsspecStore(ObjectStore):
         except Exception as error:
             raise Unavailable(f"'{url}' cannot be reached: {_short(error)}") from error
         self._url, self._root = url, str(root).rstrip("/")
-        #: A web server lists a folder at a path with a slash at its end, and redirects to it from the one without.
-        self._end = "/" if scheme in _WEB else ""
         self.identity = f"{scheme}://{self._root}"
 
     def objects(self, folder: str = "") -> Iterator[StoredObject]:
         with self._worded(f"listing '{folder}'"):
             self._files.invalidate_cache()
             try:
-                first = self._list(f"{self._root}/{folder}" if folder else self._root)
+                first = self._list(self._name_of(folder) if folder else self._root)
             except FileNotFoundError:
                 if folder:
                     return
@@ -81,8 +84,19 @@ class FsspecStore(ObjectStore):
 
     def _list(self, folder: str) -> list[Mapping[str, Any]]:
         """Return what lies directly below ``folder``."""
-        found = self._files.ls(f"{folder}{self._end}", detail=True)
-        return [info for info in found if info["name"].startswith(f"{folder}/") and info["name"] != f"{folder}/"]
+        # A web server redirects to the path with a slash at its end from the one without.
+        found = self._files.ls(f"{folder}/" if self._is_web else folder, detail=True)
+        below = [info for info in found if info["name"].startswith(f"{folder}/") and info["name"] != f"{folder}/"]
+        # Apache's pages have links that sort them, such as '?C=M;O=A'.
+        return [info for info in below if not self._is_web or {"?", "#"}.isdisjoint(info["name"])]
+
+    def _path_of(self, name: str) -> str:
+        """Return the path below the repository of the file that the driver calls ``name``."""
+        path = name[len(self._root) + 1 :]
+        return unquote(path) if self._is_web else path
+
+    def _name_of(self, path: str) -> str:
+        return f"{self._root}/{quote(path) if self._is_web else path}"
 
     def _object(self, name: str, info: Mapping[str, Any]) -> StoredObject:
         if info.get("size") is None:
@@ -93,27 +107,42 @@ class FsspecStore(ObjectStore):
         tag = next((info[key] for key in _TAGS if info.get(key)), time)
         if tag is None:  # there is nothing else to tell a change by
             tag = sorted((key, repr(value)) for key, value in info.items())
-        return StoredObject(name[len(self._root) + 1 :], int(info["size"]), str(tag), _seconds(time))
+        return StoredObject(self._path_of(name), int(info["size"]), str(tag), _seconds(time))
 
     def folders(self) -> list[str]:
         with self._worded("listing ''"):
             self._files.invalidate_cache()
             found = self._list(self._root)
-        return [each["name"].rstrip("/").rpartition("/")[2] for each in found if each["type"] == "directory"]
+        return [self._path_of(each["name"].rstrip("/")) for each in found if each["type"] == "directory"]
 
     def exists(self, each: StoredObject) -> bool:
         with self._worded(f"asking for '{each.path}'"):
-            return bool(self._files.exists(f"{self._root}/{each.path}"))
+            return bool(self._files.exists(self._name_of(each.path)))
 
     def read(self, each: StoredObject, start: int, end: int) -> memoryview:
         is_whole = end - start == each.size
         with self._worded(f"reading '{each.path}'"):
-            part = {} if is_whole else {"start": start, "end": end}
-            read = memoryview(self._files.cat_file(f"{self._root}/{each.path}", **part))
-        if len(read) == each.size and not is_whole:
-            raise NoRanges(f"the server does not send parts of '{each.path}'")
+            if self._is_web:
+                read = b"".join(self.stream(each)) if is_whole else self._read_part(each, start, end)
+            else:
+                part = {} if is_whole else {"start": start, "end": end}
+                read = self._files.cat_file(self._name_of(each.path), **part)
         if len(read) != end - start:
-            raise ObjectChanged(f"'{each.path}' has not the size of the listing, {each.size}")
+            raise _another_size(each)
+        return memoryview(read)
+
+    def _read_part(self, each: StoredObject, start: int, end: int) -> bytes:
+        """Read a part from a web server.
+
+        ``cat_file`` of fsspec would read the whole file into memory, as often as there are parts, if the server does
+        not send parts.
+        """
+        with self._files.open(self._name_of(each.path), "rb", size=each.size, cache_type="none") as file:
+            file.seek(start)
+            try:
+                read: bytes = file.read(end - start)
+            except ValueError:
+                raise NoRanges(f"the server does not send parts of '{each.path}'") from None
         return read
 
     def read_many(self, objects: Sequence[StoredObject]) -> Iterator[tuple[StoredObject, memoryview]]:
@@ -125,12 +154,13 @@ class FsspecStore(ObjectStore):
 
     def stream(self, each: StoredObject) -> Iterator[memoryview]:
         count = 0
-        with self._worded(f"reading '{each.path}'"), self._files.open(f"{self._root}/{each.path}", "rb") as file:
-            while part := file.read(PART_BYTES):
+        name, settings = self._name_of(each.path), {"size": each.size, "block_size": 0} if self._is_web else {}
+        with self._worded(f"reading '{each.path}'"), self._files.open(name, "rb", **settings) as file:
+            while count <= each.size and (part := file.read(PART_BYTES)):
                 count += len(part)
                 yield memoryview(part)
         if count != each.size:
-            raise ObjectChanged(f"'{each.path}' has {count} bytes, and {each.size} in the listing")
+            raise _another_size(each)
 
     @contextmanager
     def _worded(self, what: str) -> Iterator[None]:
@@ -142,6 +172,10 @@ class FsspecStore(ObjectStore):
             raise LoadError(f"{what} of '{self._url}' failed: it does not exist") from error
         except Exception as error:
             raise Unavailable(f"{what} of '{self._url}' failed: {_short(error)}") from error
+
+
+def _another_size(each: StoredObject) -> ObjectChanged:
+    return ObjectChanged(f"'{each.path}' has not the size of the listing, {each.size}")
 
 
 def _settings(scheme: str, options: CloudStorageOptions) -> dict[str, Any]:
