@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ class FaultyS3:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     s3: FaultyS3
 
     def log_message(self, format: str, *args: object) -> None:
@@ -113,9 +115,11 @@ def _listing(objects: Mapping[str, bytes], query: Mapping[str, list[str]], liste
 
 
 @contextmanager
-def faulty_s3() -> Iterator[FaultyS3]:
+def faulty_s3(tls: ssl.SSLContext | None = None) -> Iterator[FaultyS3]:
     handler = type("OwnHandler", (Handler,), {})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         server.daemon_threads = True
         handler.s3 = s3 = FaultyS3(server.server_port)  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import ssl
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from headrace import HeadraceError, LoadError, Storage, Unavailable
+from headrace import ConfigError, HeadraceError, LoadError, Storage, Unavailable
+from headrace_cloud import clouds
+from headrace_cloud.stored_objects import PART_BYTES
 from tests.storages.cloud.faulty_s3 import FaultyS3, Handler, error, etag, faulty_s3
 from tests.storages.cloud.opened_storage import new_directories, open_storage
 
@@ -92,6 +97,46 @@ def test_a_server_that_is_not_there_is_named(s3: FaultyS3) -> None:
         storage.models()
 
 
+def _openssl(folder: Path, *words: str) -> None:
+    subprocess.run(["openssl", *words], check=True, capture_output=True, cwd=folder)
+
+
+def test_a_certificate_that_is_refused_is_told_with_the_reason(tmp_path: Path) -> None:
+    new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    _openssl(tmp_path, *new, "-x509", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem")
+    _openssl(tmp_path, *new, "-subj", "/CN=localhost", "-keyout", "server.key", "-out", "server.csr")
+    (tmp_path / "names").write_text("subjectAltName=DNS:localhost")
+    signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-out", "server.pem"]
+    _openssl(tmp_path, "x509", "-req", "-in", "server.csr", *signed)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    authority = str(tmp_path / "ca.pem")
+    with faulty_s3(tls) as s3, faulty_s3() as plain:
+        s3.put(MODEL)
+        assert list(open_storage(f"s3://https://localhost:{s3.port}/bucket/models", ca_file=authority).models()) == [
+            "m"
+        ]
+        for place, file, why in (
+            (f"localhost:{s3.port}", "", "its certificate is not trusted; --cloud-ca-file names more authorities"),
+            (f"127.0.0.1:{s3.port}", authority, "its certificate is for another name"),
+            (f"localhost:{plain.port}", authority, "it does not speak TLS"),
+        ):
+            storage = open_storage(f"s3://https://{place}/bucket/models", ca_file=file, timeout_s=0.2)
+            with pytest.raises(Unavailable, match=rf"The storage failed: {why}\. It was asked at https://{place} for"):
+                storage.models()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [(None, "cannot be read: No such file"), (b"key", "has no certificate in PEM")]
+)
+def test_a_file_without_authorities_is_refused(content: bytes | None, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "ca.pem"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"^--cloud-ca-file: '{path}' {why}"):
+        open_storage("s3://bucket/models", ca_file=str(path))
+
+
 def test_a_slow_server_fails_within_twice_the_limit(s3: FaultyS3, storage: Storage) -> None:
     s3.fault = lambda request: s3.ending.wait(30)
     message = _told(s3, storage.models, Unavailable)
@@ -106,6 +151,41 @@ def test_a_connection_that_is_closed_is_told(s3: FaultyS3, storage: Storage) -> 
 
     s3.fault = close
     assert "it closed the connection" in _told(s3, storage.models, Unavailable)
+
+
+def test_a_large_object_in_one_answer_may_take_long(
+    s3: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clouds, "_LEAST_RATE", 1 << 60)
+    content = os.urandom(PART_BYTES + 1)
+    s3.put({"m/1/weights": content})
+    steps = 8
+
+    def send_slowly(request: Handler) -> bool:
+        if request.is_listing:
+            return False
+        request.answer(200, "", **{"Content-Length": str(len(content)), "ETag": etag(content)})
+        with suppress(OSError):  # the first requests want parts
+            for step in range(steps):
+                request.wfile.write(content[step * len(content) // steps : (step + 1) * len(content) // steps])
+                s3.ending.wait(0.1)
+        return True
+
+    s3.fault = send_slowly
+    found = open_storage(s3.url, timeout_s=0.5).fetch("m", ["1/weights"], new_directories(tmp_path))
+    assert (found / "1/weights").read_bytes() == content
+
+
+def test_an_answer_without_the_tag_of_the_listing_is_another_object(
+    s3: FaultyS3, storage: Storage, tmp_path: Path
+) -> None:
+    with faulty_s3() as other:  # a server that is no storage
+        other.fault = lambda request: request.answer(200, "INTERNAL!!")
+        place = f"http://127.0.0.1:{other.port}/"
+        s3.fault = lambda request: not request.is_listing and request.answer(307, "", Location=place)
+        with pytest.raises(LoadError, match="'m/1/weights' has changed since it was listed"):
+            storage.fetch("m", ["1/weights"], new_directories(tmp_path))
+        assert other.requests
 
 
 def test_half_a_file_is_completed_by_another_request(s3: FaultyS3, storage: Storage, tmp_path: Path) -> None:

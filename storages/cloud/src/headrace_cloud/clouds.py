@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 #: Tries of one request beside the first, while the server has no answer or answers 5xx.
 _RETRIES = 3
 _PAGE = 1000
+#: An answer that is slower than so many bytes a second fails, except that of `CloudStore.stream`.
+_LEAST_RATE = 1 << 16
+_DAY_S = 86_400.0
 #: Small objects that are read at once. More than parts of large ones: each waits for an answer, and not for bytes.
 _AT_ONCE = 64
 #: The tag of an object that a listing has without an ETag, followed by its version and time.
@@ -53,7 +57,12 @@ class CloudStore(ObjectStore):
         else:
             credentials = azure_credentials(url, location.account)
         self._location = location
-        self._client, endpoint = _connect(location, credentials, options)
+        answer_s = (
+            options.timeout_s + PART_BYTES / _LEAST_RATE
+        )  # the longest are parts of objects, and pages of listings
+        self._client, endpoint = _connect(location, credentials, options, answer_s)
+        #: Without a limit for the whole answer: an object may be of any size.
+        self._streaming, _ = _connect(location, credentials, options, _DAY_S)
         self.identity = f"{scheme}://{endpoint}/{location.bucket}/{location.prefix}"
         region = f", region {credentials.region}" if credentials.region else ""
         named = "container" if scheme == "as" else "bucket"
@@ -100,8 +109,8 @@ class CloudStore(ObjectStore):
 
     def read(self, each: StoredObject, start: int, end: int) -> memoryview:
         with self._reading(each):
-            found = self._get(each, None if end - start == each.size else (start, end))
-            read = memoryview(found.bytes())
+            part = None if end - start == each.size else (start, end)
+            read = memoryview(self._get(self._client, each, part).bytes())
         if len(read) != end - start:
             raise ObjectChanged(f"'{each.path}' has not the size of the listing, {each.size}")
         return read
@@ -128,18 +137,17 @@ class CloudStore(ObjectStore):
     def stream(self, each: StoredObject) -> Iterator[memoryview]:
         count = 0
         with self._reading(each):
-            for part in self._get(each, None).stream(min_chunk_size=PART_BYTES):
+            for part in self._get(self._streaming, each, None).stream(min_chunk_size=PART_BYTES):
                 count += len(part)
                 yield memoryview(part)
         if count != each.size:
             raise ObjectChanged(f"'{each.path}' has {count} bytes, and {each.size} in the listing")
 
-    def _get(self, each: StoredObject, part: tuple[int, int] | None) -> GetResult:
+    def _get(self, client: Client, each: StoredObject, part: tuple[int, int] | None) -> GetResult:
         """Ask for an object or a part of it, if it is still the one of the listing."""
         import obstore
 
-        found = obstore.get(self._client, self._location.key(each.path), options=_options(each, part))
-        return _checked(each, found)
+        return _checked(each, obstore.get(client, self._location.key(each.path), options=_options(each, part)))
 
     @contextmanager
     def _reading(self, each: StoredObject) -> Iterator[None]:
@@ -165,8 +173,10 @@ class CloudStore(ObjectStore):
         return failure(f"listing '{prefix}'", error, self._place)
 
 
-def _connect(location: Location, credentials: Credentials, options: CloudStorageOptions) -> tuple[Client, str]:
-    """Return obstore's client, and its endpoint."""
+def _connect(
+    location: Location, credentials: Credentials, options: CloudStorageOptions, answer_s: float
+) -> tuple[Client, str]:
+    """Return obstore's client, and its endpoint. A whole answer may take ``answer_s``."""
     from obstore.store import AzureStore, GCSStore, S3Store
 
     config: dict[str, Any] = dict(credentials.config)
@@ -203,8 +213,9 @@ def _connect(location: Location, credentials: Credentials, options: CloudStorage
         endpoint = endpoint or f"https://{config['account_name']}.blob.core.windows.net"
         config["endpoint"] = endpoint
         kind = AzureStore
+    client_options = _client_options(endpoint, options, answer_s)
     try:
-        store = kind(location.bucket, config=config, client_options=_client_options(endpoint, options), **common)
+        store = kind(location.bucket, config=config, client_options=client_options, **common)
     except Exception as error:
         _, told = answer_of(error)
         raise ConfigError(
@@ -213,17 +224,19 @@ def _connect(location: Location, credentials: Credentials, options: CloudStorage
     return store, endpoint
 
 
-def _client_options(endpoint: str, options: CloudStorageOptions) -> Mapping[str, Any]:
+def _client_options(endpoint: str, options: CloudStorageOptions, answer_s: float) -> Mapping[str, Any]:
     found: dict[str, Any] = {
         "allow_http": endpoint.startswith("http://"),
         "connect_timeout": timedelta(seconds=min(options.timeout_s, 10)),
         "read_timeout": timedelta(seconds=options.timeout_s),
-        # An answer is at most PART_BYTES, or a page of a listing, so a server that is slower than 64 KiB/s fails.
-        "timeout": timedelta(seconds=options.timeout_s + PART_BYTES / 65536),
+        "timeout": timedelta(seconds=answer_s),
     }
     if options.ca_file:
         try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(options.ca_file)
             found["root_certificate"] = Path(options.ca_file).read_bytes()
+        except ssl.SSLError as error:
+            raise ConfigError(f"--cloud-ca-file: '{options.ca_file}' has no certificate in PEM") from error
         except OSError as error:
             raise ConfigError(f"--cloud-ca-file: '{options.ca_file}' cannot be read: {error.strerror}") from error
     return found
@@ -256,7 +269,8 @@ def _options(each: StoredObject, part: tuple[int, int] | None) -> GetOptions:
 
 def _checked(each: StoredObject, found: GetResult) -> GetResult:
     tag = found.meta["e_tag"]
-    is_another = tag and not each.tag.startswith(_UNTAGGED) and _bare(tag) != _bare(each.tag)
+    # An answer without a tag is another one, too: a redirect may have led to a server that is no storage.
+    is_another = not each.tag.startswith(_UNTAGGED) and _bare(tag or "") != _bare(each.tag)
     if is_another or found.meta["size"] != each.size:
         raise ObjectChanged(f"'{each.path}' has changed since it was listed")
     return found
