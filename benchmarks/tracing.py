@@ -1,4 +1,4 @@
-"""What tracing and the access log take of a request: ``python benchmarks/tracing.py``.
+"""What tracing, the access log and the audit log take of a request: ``python benchmarks/tracing.py``.
 
 CPU of the whole process per request to an identity model on the event loop, over HTTP and gRPC, without sockets: a
 connection is handed the bytes of a request, and the next one when its answer is written. Each setting has a process of
@@ -38,7 +38,7 @@ from headrace_http.caller_limits import port_limits
 from headrace_http.open_connections import NativeConnections
 from headrace_http.protocol import HttpProtocol
 from headrace_http.routes import Routes
-from headrace_logging import AccessLogOptions
+from headrace_logging import AccessLogOptions, AuditLogOptions
 
 ROUND = 1000
 _CONFIG = """backend: "identity" max_batch_size: 64
@@ -61,6 +61,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "access log, JSON": (f"{_LOG}=1", "json"),
     "access log, 1 in 100": (f"{_LOG}=100",),
     "access log; another interceptor": (f"{_LOG}=1", "restricted"),
+    "audit log": ("audit",),
+    "audit log; another interceptor": ("audit", "restricted"),
     "access log; file, 1 in 1,000": (f"{_LOG}=1", _FILE, "level=TIMESTAMPS", "rate=1000"),
 }
 
@@ -159,9 +161,10 @@ def run(setting: str, rounds: int, counts: bool) -> dict[str, float]:
         words = SETTINGS[setting]
         logged = [int(word.partition("=")[2]) for word in words if word.startswith(_LOG)]
         form: Any = "json" if "json" in words else "text"
-        groups = [AccessLogOptions(f"{folder}/access.log", form, sample) for sample in logged]
+        groups: list[Any] = [AccessLogOptions(f"{folder}/access.log", form, sample) for sample in logged]
+        groups += [AuditLogOptions(f"{folder}/audit.log")] * ("audit" in words)
         restricted = {"model-repository": Restriction("key", "value")} if "restricted" in words else {}
-        others = (_LOG, "json", "restricted")
+        others = (_LOG, "json", "restricted", "audit")
         traced = [_setting(word.replace("FOLDER", folder)) for word in words if not word.startswith(others)]
         options = ServerOptions(
             model_repository=(f"{folder}/models",),

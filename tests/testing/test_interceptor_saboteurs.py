@@ -16,6 +16,7 @@ import pytest
 from headrace import (
     AnyOperation,
     Caller,
+    HeadraceError,
     InferRequest,
     Interceptor,
     ModelView,
@@ -149,6 +150,20 @@ class Answers(Doorman):
         return True
 
 
+class Liar(Doorman):
+    """Tells that everybody may infer."""
+
+    def who_may(self, operation: AnyOperation, transport: str) -> str:
+        return ""
+
+
+class Hasty(Doorman):
+    """Expects that every caller who is refused has a principal."""
+
+    def refused(self, caller: Caller, error: HeadraceError) -> None:
+        assert caller.principal
+
+
 class Open(Doorman):
     """Lets everybody in."""
 
@@ -250,6 +265,8 @@ class Late(Open):
         (Trusting, "every_operation_has_a_verdict"),
         (Silent, "every_operation_has_a_verdict"),
         (Answers, "every_operation_has_a_verdict"),
+        (Hasty, "every_operation_has_a_verdict"),
+        (Liar, "who_may_do_an_operation_agrees_with_what_is_refused"),
         (Open, "what_it_must_refuse_is_refused"),
         (Sleeper, "it_does_not_block_the_event_loop"),
         (Assumes, "its_recorder_takes_every_record_at_once"),

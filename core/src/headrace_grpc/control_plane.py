@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidArgument, Unavailable, Unsupported
 from headrace.frontends.access import ModelFilesRule
@@ -40,7 +40,7 @@ from headrace_grpc.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from headrace_grpc.rpc import Context, first
 
 if TYPE_CHECKING:
-    from headrace.engine import Engine
+    from headrace.engine import Caller, Engine
 
 _UNLOAD_DEPENDENTS = "unload_dependents"
 
@@ -125,7 +125,9 @@ async def load_model(
     restricted = "model-repository" in engine.options.grpc_restricted_protocol
     model_files_rule = ModelFilesRule(engine.options.model_files_from, restricted, "--grpc-restricted-protocol")
     model_files_rule.check(request.parameters, context.peer, partial(first, context.metadata))
-    await engine.load(request.model_name, _overrides(request.parameters))
+    overrides = _overrides(request.parameters)
+    _note(context, sizes={name: len(value) for name, value in overrides.items()})
+    await engine.load(request.model_name, overrides)
     return RepositoryModelLoadResponse()
 
 
@@ -139,8 +141,16 @@ async def unload_model(
         if value.WhichOneof("parameter_choice") != "bool_param":
             raise InvalidArgument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
         dependents = value.bool_param
+    _note(context, unload_dependents=dependents)
     await engine.unload(request.model_name, dependents)
     return RepositoryModelUnloadResponse()
+
+
+def _note(context: Context, **details: Any) -> None:
+    """Note what the operation is asked to change. ``context`` has a caller if the server has interceptors."""
+    caller: Caller | None = getattr(context, "caller", None)
+    if caller is not None:
+        caller.note(**details)
 
 
 def _overrides(parameters: Mapping[str, ModelRepositoryParameter]) -> dict[str, str | bytes]:

@@ -17,11 +17,11 @@ from headrace.frontends.failures import without_paths
 from headrace.off_loop import LARGE_BYTES
 from headrace_http.documents import as_boolean, as_object, as_string, malformed, parse_object
 from headrace_http.large_documents import LongString, read_object
-from headrace_http.message import HttpReply, HttpRequest, json_reply, json_type_reply
+from headrace_http.message import HttpReply, HttpRequest, Reply, json_reply, json_type_reply
 from headrace_http.url_paths import PathTarget
 
 if TYPE_CHECKING:
-    from headrace.engine import Engine, IndexEntry
+    from headrace.engine import Caller, Engine, IndexEntry
 
 
 class DescriptionHandlers:
@@ -102,17 +102,19 @@ class RepositoryHandlers:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
         return json_reply([_entry(entry) for entry in await self._engine.list_repository(ready_only)])
 
-    async def load(self, request: HttpRequest, target: PathTarget, peer: str) -> HttpReply:
-        """Load a model. ``peer`` is the address of the sender."""
+    async def load(self, request: HttpRequest, target: PathTarget, asking: Reply) -> HttpReply:
+        """Load a model for the caller who gets ``asking``."""
         _refuse_repository(target)
         given = (await self._document(request)).get("parameters", {})
         if type(given) is not dict:
             raise malformed("attempt to get members for non-object")
+        peer = getattr(asking, "peer", "")
         self._model_files_rule.check(given, peer, lambda name: request.headers.get(name.encode()))
         if request.body.nbytes <= LARGE_BYTES:
             values = _load_values(given)
         else:
             values = await self._engine.off_loop_work.run(partial(_load_values, given))
+        _note(asking, sizes={name: len(value) for name, value in values.items()})
         await self._engine.load(target.name, values)
         return json_type_reply()
 
@@ -121,10 +123,11 @@ class RepositoryHandlers:
             return parse_object(request.body)
         return await self._engine.off_loop_work.run(partial(read_object, request.body))
 
-    async def unload(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+    async def unload(self, request: HttpRequest, target: PathTarget, asking: Reply) -> HttpReply:
         _refuse_repository(target)
         given = as_object((await self._document(request)).get("parameters", {}), "parameters")
         dependents = as_boolean(given.get("unload_dependents", False), "unload_dependents")
+        _note(asking, unload_dependents=dependents)
         await self._engine.unload(target.name, dependents)
         return json_type_reply()
 
@@ -134,6 +137,13 @@ def _entry(entry: IndexEntry) -> dict[str, str | int]:
     fields = {"version": entry.version, "state": entry.state, "reason": without_paths(entry.reason)}
     fields["memory_bytes"] = entry.memory_bytes
     return {"name": entry.name, **{key: value for key, value in fields.items() if value}}
+
+
+def _note(asking: Reply, **details: Any) -> None:
+    """Note what the operation is asked to change. ``asking`` has a caller if the server has interceptors."""
+    caller: Caller | None = getattr(asking, "caller", None)
+    if caller is not None:
+        caller.note(**details)
 
 
 def _refuse_repository(target: PathTarget) -> None:

@@ -84,9 +84,11 @@ class HttpModelRepository(Extension):
     announces = ("model_repository", "model_repository(unload_dependents)")
     adds: ClassVar[tuple[type[Addition], ...]] = (
         callback_route("POST", paths.INDEX, Operation.INDEX, lambda handlers: handlers.task(handlers.repository.index)),
-        callback_route("POST", paths.LOAD, Operation.LOAD, lambda handlers: handlers.load_task(handlers.repository)),
         callback_route(
-            "POST", paths.UNLOAD, Operation.UNLOAD, lambda handlers: handlers.task(handlers.repository.unload)
+            "POST", paths.LOAD, Operation.LOAD, lambda handlers: handlers.control_task(handlers.repository.load)
+        ),
+        callback_route(
+            "POST", paths.UNLOAD, Operation.UNLOAD, lambda handlers: handlers.control_task(handlers.repository.unload)
         ),
     )
 

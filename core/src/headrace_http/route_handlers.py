@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import HeadraceError
@@ -64,11 +64,11 @@ class RouteHandlers:
 
         return handle
 
-    def load_task(self, repository: RepositoryHandlers) -> Handler:
-        """Return the handler of loads, which reads the sender's address."""
+    def control_task(self, coroutine: Callable[[HttpRequest, PathTarget, Reply], Awaitable[HttpReply]]) -> Handler:
+        """Return a handler as `task` does. ``coroutine`` gets the reply, too, which has the caller."""
 
         def handle(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
-            self.task(partial(repository.load, peer=getattr(reply, "peer", "")))(request, target, reply)
+            self.task(lambda request, target: coroutine(request, target, reply))(request, target, reply)
 
         return handle
 

@@ -153,10 +153,31 @@ class InterceptorChecks:
         async def ask() -> None:
             for operation, model in product(_OPERATIONS, ("", NAME)):
                 for caller in (Caller(transport), _caller(self.headers(), transport)):
-                    refusal = await self._refusal(self.make(), caller, operation, model)
+                    made = self.make()
+                    refusal = await self._refusal(made, caller, operation, model)
+                    if refusal is not None:
+                        made.refused(caller, refusal)  # as core does for every interceptor
                     caller.end(refusal)
                     self._require_sound_watches()
                     assert refusal is None or refusal.message, f"'{operation}' is refused without a text"
+
+        asyncio.run(ask())
+
+    def test_who_may_do_an_operation_agrees_with_what_is_refused(self) -> None:
+        """What needs no header is open to everybody, and what is refused without one is not."""
+
+        async def ask() -> None:
+            for transport, operation in product(("http", "grpc", "metrics"), _OPERATIONS):
+                made, caller = self.make(), Caller(transport, "192.0.2.1")
+                who = made.who_may(operation, transport)
+                assert who is None or isinstance(who, str), f"who_may returns {who!r}, which is no text"
+                refusal = await self._refusal(made, caller, operation)
+                caller.end(refusal)
+                is_judged = isinstance(refusal, Unauthenticated | PermissionDenied)
+                assert not is_judged or who != "", (
+                    f"who_may tells that everybody may do '{operation}' over {transport}, but a caller without "
+                    f"anything is refused: {refusal}"
+                )
 
         asyncio.run(ask())
 

@@ -70,6 +70,23 @@ class Door(Interceptor):
         raise self.error
 
 
+class Listener(Interceptor):
+    """Takes no operation, and hears of those that are refused."""
+
+    name = "listener"
+    refusals: ClassVar[list[tuple[str, HeadraceError]]] = []
+
+    def samples(self, operation: AnyOperation, model: Callable[[], str], traceparent: str) -> bool:
+        return False
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        raise AssertionError(f"it is asked about '{operation}'")
+
+    def refused(self, caller: Caller, error: HeadraceError) -> None:
+        assert not caller.is_over
+        self.refusals.append((str(caller.operation), error))
+
+
 class Own(HttpRoute):
     """A route of a plugin, whose operation is its own."""
 
@@ -213,6 +230,7 @@ def test_one_interceptor_refuses_every_operation_of_every_protocol(
                     assert (reply.status_code, reply.json()) == (status, {"error": error.message}), (verb, path)
                     assert headers.items() <= reply.headers.items()
                     assert Door.seen.pop()[:2] == ("http", operation)
+                    assert Listener.refusals.pop() == (operation, error)
         reply = httpx.get(f"http://127.0.0.1:{ports.metrics}/metrics")
         assert (reply.status_code, reply.json()) == (status, {"error": error.message})
         assert Door.seen.pop() == ("metrics", "metrics", "")
@@ -226,12 +244,14 @@ def test_one_interceptor_refuses_every_operation_of_every_protocol(
                     call = channel.stream_stream(path, bytes, bytes)(iter([b"\xff\xff"]), timeout=30)
                 assert (call.code().name, call.details()) == (code, error.message), path
                 assert Door.seen.pop()[:2] == ("grpc", str(method.operation))
+                assert Listener.refusals.pop() == (str(method.operation), error)
         with pytest.raises(type(error), match=error.message):
             ports.server.infer("m", {"x": np.zeros((1, 2), np.float32)})
         assert Door.seen.pop() == ("program", "infer", "m")
         assert ports.server.resolve("m").snapshot().success.count == 0
 
-    serve(scenario, Door, model_control_mode="explicit", load_model=["m"])
+    Listener.refusals.clear()
+    serve(scenario, Door, Listener, model_control_mode="explicit", load_model=["m"])
     assert Door.seen == []
 
 

@@ -20,9 +20,9 @@ from tritonclient.utils import InferenceServerException
 
 from headrace import BatchTimes, ConfigError, ServerOptions
 from headrace_logging import AccessLogOptions
-from headrace_logging.access_file import GATHER_S, MOST, AccessFile
 from headrace_logging.access_lines import Access, JsonLines, TextLines
 from headrace_logging.access_log import DROPPED, AccessLog
+from headrace_logging.line_file import GATHER_S, MOST, LineFile
 from headrace_testing import InterceptorConformance
 from tests.e2e.lines import Lines
 
@@ -294,7 +294,7 @@ def test_what_waits_is_bounded_and_what_was_dropped_is_told(
     pipe: tuple[Path, int], wait_until: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     path, reader = pipe
-    lines = AccessFile(str(path), TextLines())
+    lines = LineFile(str(path), TextLines(), "access log", "--access-log-file")
     count = MOST + 3000  # the pipe holds 64 KiB, and the thread has 512 more in its hands
 
     async def fill() -> None:

@@ -31,6 +31,9 @@ class ForwardedHeaders(Interceptor):
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
         """Allow every operation."""
 
+    def who_may(self, operation: AnyOperation, transport: str) -> str:
+        return ""
+
     def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:
         forwarding = self._forwarding.get(caller.transport)
         chosen = forwarding.parameters(caller.headers()) if forwarding is not None else None

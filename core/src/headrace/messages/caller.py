@@ -32,6 +32,9 @@ class Watch:
     def answered(self, answer: Answer, final: bool) -> None:
         """An inference has an answer, which the caller gets next. ``final`` is true for the last one."""
 
+    def noted(self, details: Mapping[str, Any]) -> None:
+        """A control operation is about to change something: the ``details`` of `Caller.note`."""
+
     def ended(self, outcome: Outcome) -> None:
         """The operation is over. Called once, after the last answer."""
 
@@ -121,6 +124,11 @@ class Caller:
     def watch(self, watch: Watch) -> None:
         """Let ``watch`` see the answers and the end."""
         self._watches = (*self._watches, watch)
+
+    def note(self, **details: Any) -> None:
+        """Tell what watches what a control operation is asked to change: never contents of files, never secrets."""
+        for watch in self._watches:
+            watch.noted(details)
 
     def answered(self, answer: Answer, final: bool) -> None:
         """Show an answer to what watches, the last interceptor first."""

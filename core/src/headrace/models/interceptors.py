@@ -92,6 +92,14 @@ class Interceptor(ABC):
         """
         return None
 
+    def refused(self, caller: Caller, error: HeadraceError) -> None:
+        """An interceptor has refused an operation by ``error``. Called also for one that leaves the operation out."""
+
+    def who_may(self, operation: AnyOperation, transport: str) -> str | None:
+        """Return whom it lets do ``operation`` over ``transport``, such as ``"callers with a key"``, for ``headrace
+        check --security``. An empty string is everybody; None leaves it open."""
+        return None
+
 
 class InterceptorChain:
     """The interceptors of a server, in order. Event loop only."""
@@ -104,6 +112,7 @@ class InterceptorChain:
         self._interceptors = self.interceptors = tuple(interceptors)
         self._readers = [each for each in interceptors if type(each).intercept is not Interceptor.intercept]
         self._samplers = [each for each in interceptors if type(each).samples is not Interceptor.samples]
+        self._told = [each for each in interceptors if type(each).refused is not Interceptor.refused]
         self.follows_trace_context = any(each.follows_trace_context for each in self._samplers)
         self.recorder = next((each.recorder for each in interceptors if each.recorder is not None), None)
         recorders = [each for each in interceptors if each.recorder is not None]
@@ -169,6 +178,7 @@ class InterceptorChain:
         """Return the chain of ``takers``, which take the operation; None if there are none."""
         if takers and takers not in self._chains:
             self._chains[takers] = InterceptorChain(takers, is_decided=True)
+            self._chains[takers]._told = self._told
         return self._chains.get(takers)
 
     def _takers(self, operation: AnyOperation, model: Callable[[], str], sent: str) -> tuple[Interceptor, ...]:
@@ -204,7 +214,7 @@ class InterceptorChain:
                         return self._wait(caller, operation, model, interceptor, verdict, asking)
                     _take(caller, interceptor, verdict)
         except BaseException as error:
-            raise _refusal(caller, operation, plugin_failure(error)) from None
+            raise self._refusal(caller, operation, plugin_failure(error)) from None
         return None
 
     async def _wait(
@@ -223,7 +233,7 @@ class InterceptorChain:
                 found = interceptor.admit(caller, operation, model)
                 _take(caller, interceptor, await found if isawaitable(found) else found)
         except BaseException as error:
-            raise _refusal(caller, operation, plugin_failure(error, has_left=True)) from None
+            raise self._refusal(caller, operation, plugin_failure(error, has_left=True)) from None
 
     def intercept(self, view: ModelView, ticket: Ticket, caller: Caller) -> None:
         """Pass the request of ``ticket``, which was admitted, to the interceptors, and its answers to the watches.
@@ -237,13 +247,21 @@ class InterceptorChain:
                     if replaced.model_name != ticket.request.model_name:
                         raise TypeError(f"interceptor '{interceptor.name}' made a request for another model")
                     ticket.request = replaced
-        except HeadraceError:
-            raise
         except BaseException as error:
-            raise _refusal(caller, Operation.INFER, plugin_failure(error)) from None
+            raise self._refusal(caller, Operation.INFER, plugin_failure(error)) from None
         ticket.request.send_as(caller)
         if caller.is_watched:
             ticket.watch(partial(_tell, caller))
+
+    def _refusal(self, caller: Caller, operation: AnyOperation, error: Exception) -> HeadraceError:
+        """Return the error that refuses the operation. An interceptor that fails refuses everything."""
+        if not isinstance(error, HeadraceError):
+            log.error("an interceptor raised an exception at the operation '%s'", operation, exc_info=error)
+            error = InternalError("the request failed inside the server; its log has the reason")
+        for interceptor in self._told:
+            interceptor.refused(caller, error)
+        caller.end(error)
+        return error
 
 
 def make_interceptors(kinds: Iterable[type[Interceptor]], options: ServerOptions) -> InterceptorChain | None:
@@ -266,12 +284,3 @@ def _take(caller: Caller, interceptor: Interceptor, verdict: object) -> None:
         caller.watch(verdict)
     elif verdict is not None:
         raise TypeError(f"interceptor '{interceptor.name}' returned {verdict!r}, which is neither a Watch nor None")
-
-
-def _refusal(caller: Caller, operation: AnyOperation, error: Exception) -> HeadraceError:
-    """Return the error that refuses the operation. An interceptor that fails refuses everything."""
-    if not isinstance(error, HeadraceError):
-        log.error("an interceptor raised an exception at the operation '%s'", operation, exc_info=error)
-        error = InternalError("the request failed inside the server; its log has the reason")
-    caller.end(error)
-    return error

@@ -127,7 +127,7 @@ class TextLines:
             map(bool, times), strict=True,
         )  # fmt: skip
         values = zip(
-            map(_second, seconds.tolist()),
+            map(second, seconds.tolist()),
             micros.tolist(),
             ((ended - np.array(arrivals, np.int64)) // 1000).tolist(),
             ids if _are_plain(ids) else map(self._word, ids),
@@ -149,13 +149,13 @@ class TextLines:
 
     @staticmethod
     def _word(text: str) -> str:
-        return _word(text)
+        return word(text)
 
     @staticmethod
     def _template(common: _Common) -> str:
         """Return the line of a record with ``common``, with places for the values of `lines`."""
-        named = "".join([f" {name}={_word(value)}" for name, value in common.texts.items()])
-        start = f"{_word(common.transport)} {_word(common.operation)} status={_word(common.status)}"
+        named = "".join([f" {name}={word(value)}" for name, value in common.texts.items()])
+        start = f"{word(common.transport)} {word(common.operation)} status={word(common.status)}"
         name = " id=%s" if common.has_id else _NONE
         read = f" version={common.version}{name} request_bytes=%d response_bytes=%d responses=%d"
         times = " queue_us=%d compute_us=%d" if common.has_times else _NONE * 2
@@ -173,14 +173,14 @@ class JsonLines(TextLines):
 
     @staticmethod
     def _word(text: str) -> str:
-        return _quoted(text)[1:-1]
+        return quoted(text)[1:-1]
 
     @staticmethod
     def _template(common: _Common) -> str:
         named = {
             "transport": common.transport, "operation": common.operation, "status": common.status, **common.texts
         }  # fmt: skip
-        members = "".join([f',"{name}":{_quoted(value)}' for name, value in named.items()])
+        members = "".join([f',"{name}":{quoted(value)}' for name, value in named.items()])
         name = ',"request_id":"%s"' if common.has_id else _NONE
         read = f',"version":"{common.version}"{name},"request_bytes":%d,"response_bytes":%d,"responses":%d'
         times = ',"queue_us":%d,"compute_us":%d' if common.has_times else _NONE * 2
@@ -206,13 +206,16 @@ def _are_plain(texts: Sequence[str]) -> bool:
 
 
 @lru_cache(4)
-def _second(seconds: int) -> str:
+def second(seconds: int) -> str:
+    """Return the UTC time of a second since 1970."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
-def _word(text: str) -> str:
+def word(text: str) -> str:
+    """Return ``text`` in a text line: as it is, or as a JSON string."""
     return text if _PLAIN(text) else json.dumps(text[:LONGEST])
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return ``text`` as a JSON string of at most `LONGEST` characters."""
     return f'"{text}"' if _PLAIN(text) else json.dumps(text[:LONGEST])

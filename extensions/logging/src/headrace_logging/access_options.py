@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 from headrace import Caller, OptionGroup
-from headrace_logging.access_file import AccessFile
 from headrace_logging.access_lines import JsonLines, TextLines
+from headrace_logging.line_file import LineFile
 from headrace_logging.running_operation import RunningOperation
 
 
@@ -35,6 +35,7 @@ class AccessLogOptions(OptionGroup):
         return {}
 
     @cached_property
-    def lines(self) -> AccessFile:
+    def lines(self) -> LineFile:
         """The file of the one server that has these options. Raises `ConfigError` if it can not be opened."""
-        return AccessFile(self.file, JsonLines() if self.format == "json" else TextLines())
+        lines = JsonLines() if self.format == "json" else TextLines()
+        return LineFile(self.file, lines, "access log", "--access-log-file")

@@ -62,6 +62,8 @@ class ChangeSettings(ReadSettings):
         for name, value in wanted.items():
             if name != "log_file":
                 call.read_value(value, _KINDS.get(name, bool))
+        if wanted:
+            call.caller.note(settings=wanted)
         await self.extension.change(
             wanted, lambda found: Unavailable(f"invalid argument for --log_format, got: {found}")
         )
@@ -82,6 +84,8 @@ class LogSettingsMethod(GrpcMethod):
         for name, setting in request.settings.items():
             if name in _FIELDS:
                 wanted[name] = _value(name, setting)
+        if wanted:
+            caller.note(settings=wanted)
         refusal = "invalid argument for log_format, got: "
         await self.extension.change(wanted, lambda found: InvalidArgument(f"{refusal}{found}"))
         response = grpc_service_pb2.LogSettingsResponse()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace import BatchTimes, Caller, InferResponse, Outcome, Watch
-from headrace_logging.access_file import AccessFile
 from headrace_logging.access_lines import LONGEST, Access
+from headrace_logging.line_file import LineFile
 
 if TYPE_CHECKING:
     from headrace import Answer
@@ -20,7 +20,7 @@ class RunningOperation(Watch):
         "times", "version",
     )  # fmt: skip
 
-    def __init__(self, caller: Caller, lines: AccessFile, running: dict[Caller, RunningOperation]) -> None:
+    def __init__(self, caller: Caller, lines: LineFile, running: dict[Caller, RunningOperation]) -> None:
         self._caller, self._lines, self._running = caller, lines, running
         self.request_id = ""
         self.version = self.request_bytes = self.response_bytes = self.responses = self.queued_ns = 0

@@ -52,6 +52,7 @@ class SystemUnregisterMethod(GrpcMethod):
         return pb.SystemSharedMemoryUnregisterRequest.FromString(message)
 
     async def answer(self, request: Any, caller: Caller) -> bytes:
+        caller.note(kind=self.memory_kind, region=request.name)
         await self.extension.unregister(self.memory_kind, request.name)
         return b""  # the response has no fields
 
@@ -76,7 +77,9 @@ class SystemRegisterMethod(GrpcMethod):
 
     async def answer(self, request: pb.SystemSharedMemoryRegisterRequest, caller: Caller) -> bytes:
         self.extension.require_allowed()
-        await self.extension.register_system(request.name, request.key, request.offset, request.byte_size)
+        size, offset = request.byte_size, request.offset
+        caller.note(kind="system", region=request.name, key=request.key, offset=offset, byte_size=size)
+        await self.extension.register_system(request.name, request.key, offset, size)
         return b""
 
 
@@ -91,5 +94,6 @@ class CudaRegisterMethod(GrpcMethod):
 
     async def answer(self, request: pb.CudaSharedMemoryRegisterRequest, caller: Caller) -> bytes:
         self.extension.require_allowed()
+        caller.note(kind="cuda", region=request.name, device=request.device_id, byte_size=request.byte_size)
         await self.extension.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
         return b""

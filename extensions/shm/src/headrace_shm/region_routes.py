@@ -39,6 +39,7 @@ class SystemUnregister(HttpRoute):
     memory_kind: ClassVar[Kind] = "system"
 
     async def answer(self, call: HttpCall) -> HttpReply:
+        call.caller.note(kind=self.memory_kind, region=call.values["name"])
         await self.extension.unregister(self.memory_kind, call.values["name"])
         return _DONE
 
@@ -62,6 +63,7 @@ class SystemRegister(HttpRoute):
         key = call.read_value(_asked(document, "key"), str)
         size = call.read_value(_asked(document, "byte_size"), int)
         offset = call.read_value(document["offset"], int) if "offset" in document else 0
+        call.caller.note(kind="system", region=name, key=key, offset=offset, byte_size=size)
         await self.extension.register_system(name, key, offset, size)
         return _DONE
 
@@ -86,6 +88,7 @@ class CudaRegister(HttpRoute):
         device = call.read_value(_member(document, "device_id"), int)
         if len(handle) != HANDLE_BYTES:
             raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
+        call.caller.note(kind="cuda", region=name, device=device, byte_size=size)
         await self.extension.register_cuda(name, handle, device, size)
         return _DONE
 

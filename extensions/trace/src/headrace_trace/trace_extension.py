@@ -50,7 +50,10 @@ class ChangeTraceSettings(ReadTraceSettings):
         model = call.values.get("name", "")
         await self.extension.require(model)
         document = await call.read_json()
-        await self.extension.change(model, read_document(document if isinstance(document, dict) else {}))
+        changes = read_document(document if isinstance(document, dict) else {})
+        if changes:
+            call.caller.note(settings=changes)
+        await self.extension.change(model, changes)
         return await super().answer(call)
 
 
@@ -69,7 +72,10 @@ class TraceSettingMethod(GrpcMethod):
     async def answer(self, request: grpc_service_pb2.TraceSettingRequest, caller: Caller) -> Any:
         await self.extension.require(request.model_name)
         given = {name: list(setting.value) for name, setting in request.settings.items()}
-        await self.extension.change(request.model_name, read_message(given))
+        changes = read_message(given)
+        if changes:
+            caller.note(settings=changes)
+        await self.extension.change(request.model_name, changes)
         response = grpc_service_pb2.TraceSettingResponse()
         for name, value in self.extension.settings(request.model_name).items():
             response.settings[name].value.extend([value] if isinstance(value, str) else value)

@@ -51,6 +51,9 @@ class Tracer(Interceptor):
     def enabled(self) -> bool:
         return self.start.may_trace
 
+    def who_may(self, operation: AnyOperation, transport: str) -> str:
+        return ""
+
     def close(self) -> None:
         """Write what is left. Blocks for at most a few seconds."""
         TRACERS.discard(self)

@@ -159,6 +159,7 @@ class LoadModel(_Route):
             if not isinstance(asked, dict):
                 raise InvalidArgument("the body is no JSON object")
             name, url = (call.read_member(asked, key, str) for key in ("model_name", "url"))
+            call.caller.note(model=name, url=url)
             await self.models.load(name, url)
         except HeadraceError as error:
             return _refusal(call, error)
@@ -172,6 +173,7 @@ class UnloadModel(_Route):
     async def answer(self, call: HttpCall) -> HttpReply:
         if call.values["name"] not in self.models.urls:
             return HttpReply(404)
+        call.caller.note(unload_dependents=True)
         await self.models.unload(call.values["name"])
         return HttpReply(200)
 

@@ -52,6 +52,9 @@ class Template(Interceptor):
         caller.principal = "key"
         return Log(caller)
 
+    def who_may(self, operation: AnyOperation, transport: str) -> str:
+        return "" if operation in OPEN else "callers with the key"
+
 
 class Log(Watch):
     """Logs an operation when it is over."""

@@ -64,7 +64,9 @@ class ChangeTraffic(ReadTraffic):
 
     async def answer(self, call: HttpCall) -> HttpReply:
         view, router = self.extension.find(call.values["name"], call.values["version"])
-        await self.extension.change(view, router, parse(call.request.body))
+        change = parse(call.request.body)
+        call.caller.note(version=view.version, traffic=change)
+        await self.extension.change(view, router, change)
         return await super().answer(call)
 
 
@@ -101,7 +103,9 @@ class ChangeTrafficMethod(ReadTrafficMethod):
 
     async def answer(self, request: dict[str, Any], caller: Caller) -> Struct:
         given = {key: value for key, value in request.items() if key not in ("model", "version")}
-        await self.extension.change(*self._find(request), given)
+        view, router = self._find(request)
+        caller.note(version=view.version, traffic=given)
+        await self.extension.change(view, router, given)
         return await super().answer(request, caller)
 
 

@@ -1,8 +1,8 @@
-"""The file of the access log, written by a thread of its own.
+"""The file of the access log, or of the audit log, written by a thread of its own.
 
 The event loop adds records to a bounded queue and never waits for the file. If the file is slow or its disk is full,
-records are dropped and counted: the log of the server says so once, and the access log says how many when it can be
-written again.
+records are dropped and counted: the log of the server says so once, and the file says how many when it can be written
+again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,10 +17,9 @@ from contextlib import suppress
 from itertools import repeat, starmap
 from pathlib import Path
 from time import monotonic_ns, time_ns
-from typing import Any
+from typing import Any, Protocol
 
 from headrace import ConfigError, rate_limited_logger
-from headrace_logging.access_lines import TextLines
 
 log = rate_limited_logger(__name__)
 
@@ -33,13 +31,30 @@ GATHER_S = 0.1
 _AT_ONCE = 512
 #: So long a stopping server waits for a slow file.
 _LAST_S = 2.0
+#: The descriptors of paths that are no files.
+_STREAMS = {"-": 1, "stderr": 2}
 
 
-class AccessFile:
-    """The lines of one server. `add` and `close` are for the event loop, everything else is the thread's.
+class Lines(Protocol):
+    """The form of the lines of a file."""
 
-    ``lines`` formats records. ``written`` counts them. The file is opened anew when it was moved or removed. Raises
-    `ConfigError` if it can not be opened at first.
+    def lines(self, records: list[tuple[Any, ...]], since_epoch_ns: int) -> str:
+        """Return a line with its newline for each of ``records``.
+
+        ``since_epoch_ns`` is the wall clock minus the monotonic one.
+        """
+
+    def note(self, dropped: int) -> str:
+        """Return the line that says how many records were dropped."""
+
+
+class LineFile:
+    """The lines of one server. `add` and `close` are for the event loop, `add_now` for any thread.
+
+    ``lines`` formats records. ``name`` is what the file is called in messages, and ``flag`` the one that has given
+    ``path``, which may be ``-`` for stdout or ``stderr``. ``written`` counts the lines, and ``size`` is the file's, in
+    bytes, when it was last written. The file is opened anew when it was moved or removed. Raises `ConfigError` if it
+    can not be opened at first.
 
     ``add`` takes a record and never blocks. Records come thousands of times a second, so it is usually the method of
     the queue itself, in C. What must be done now and then is done by `_tick`, and by the other functions that ``add``
@@ -49,9 +64,9 @@ class AccessFile:
                                deque.append --MOST wait--> _refuse --there is room--> deque.append
     """
 
-    def __init__(self, path: str, lines: TextLines) -> None:
-        self._path, self._lines = path, lines
-        self.written = 0
+    def __init__(self, path: str, lines: Lines, name: str, flag: str) -> None:
+        self._path, self._lines, self._name = path, lines, f"{name} '{path}'"
+        self.written = self.size = 0
         self._waiting: deque[tuple[Any, ...]] = deque()
         self.add: Callable[[tuple[Any, ...]], object] = self._wake_up
         self._wake = threading.Event()
@@ -63,14 +78,22 @@ class AccessFile:
             self._descriptor = _open(path)
         except OSError as error:
             reason = "it is a FIFO that nobody reads" if error.errno == errno.ENXIO else error.strerror
-            raise ConfigError(f"--access-log-file={path} can not be opened: {reason}") from error
-        self._thread = threading.Thread(target=self._run, name="access log", daemon=True)
+            raise ConfigError(f"{flag}={path} can not be opened: {reason}") from error
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def dropped(self) -> int:
         """The number of records that were dropped."""
         return self._refused + self._lost
+
+    def add_now(self, record: tuple[Any, ...]) -> None:
+        """Add a record that is written at once: for few of them. Any thread; never blocks."""
+        if len(self._waiting) >= MOST:
+            self._refuse(record)
+            return
+        self._waiting.append(record)
+        self._wake.set()
 
     def _wake_up(self, record: tuple[Any, ...]) -> None:
         self._waiting.append(record)
@@ -79,7 +102,7 @@ class AccessFile:
 
     def _refuse(self, record: tuple[Any, ...]) -> None:
         if self.dropped == self._told:
-            log.warning("the access log '%s' takes lines too slowly, and records are dropped", self._path)
+            log.warning("the %s takes lines too slowly, and records are dropped", self._name)
         self._refused += 1
 
     def _tick(self) -> None:
@@ -110,7 +133,7 @@ class AccessFile:
                 self._reopen_if_moved()
             while self._waiting:
                 self._write_some()
-        if self._path != "-":
+        if self._path not in _STREAMS:
             os.close(self._descriptor)
 
     def _write_some(self) -> None:
@@ -136,16 +159,17 @@ class AccessFile:
         self.written += kept
         self._lost += len(records) - kept
         if failure is None and self._is_failing:
-            log.warning("the access log '%s' is written again; %d records were dropped", self._path, untold)
+            log.warning("the %s is written again; %d records were dropped", self._name, untold)
         elif failure is not None and not self._is_failing:
-            log.warning("the access log '%s' can not be written, and records are dropped: %s", self._path, failure)
+            log.warning("the %s can not be written, and records are dropped: %s", self._name, failure)
         self._is_failing = failure is not None
 
     def _reopen_if_moved(self) -> None:
         """Open the path again if another file is there, or none: the log is being rotated."""
-        if self._path == "-":
-            return
         ours = os.fstat(self._descriptor)
+        self.size = ours.st_size
+        if self._path in _STREAMS:
+            return
         with suppress(FileNotFoundError):
             there = Path(self._path).stat()
             if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
@@ -153,16 +177,16 @@ class AccessFile:
         try:
             opened = _open(self._path)
         except OSError as error:  # the old file goes on
-            log.warning("the access log '%s' can not be opened again: %s", self._path, error.strerror)
+            log.warning("the %s can not be opened again: %s", self._name, error.strerror)
             return
         os.close(self._descriptor)
-        self._descriptor, self._is_torn = opened, False
+        self._descriptor, self._is_torn, self.size = opened, False, 0
 
 
 def _open(path: str) -> int:
     """Open ``path`` to append to it. Does not wait for the reader of a FIFO."""
-    if path == "-":
-        return sys.stdout.fileno()
+    if path in _STREAMS:
+        return _STREAMS[path]
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o640)
     os.set_blocking(descriptor, True)
     return descriptor

@@ -1,0 +1,178 @@
+"""The audit log: who has changed what, and who was refused.
+
+::
+
+    AuditLog.admit        a control operation: an `AuditedOperation` watches it
+    AuditedOperation      what it was asked to change, and how it ended
+    AuditLog.refused      an interceptor has refused any operation, such as an inference
+    ServerEvents          models that were loaded and unloaded, also by poll or at start
+    EventHandler          records of the logger ``headrace.audit``, such as that a key file was read again
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from headrace import (
+    AnyOperation,
+    Caller,
+    Engine,
+    Extension,
+    HeadraceError,
+    Interceptor,
+    Operation,
+    Outcome,
+    PublishedMetric,
+    ServedModel,
+    Server,
+    ServerOptions,
+    Watch,
+)
+from headrace_logging.audit_options import AuditLogOptions
+from headrace_logging.audit_trail import AuditTrail
+
+WRITTEN, DROPPED, LEFT_OUT = (f"headrace_audit_log_{each}_total" for each in ("written", "dropped", "left_out"))
+#: What plugins and core write to this logger, or to one below it, is in the audit log, too.
+LOGGER = logging.getLogger("headrace.audit")
+
+#: The categories of operations that change nothing.
+_READING = frozenset(("inference", "health", "metadata", "model-config", "statistics", ""))
+#: Operations of other categories that change nothing, or nothing unless they note it.
+_PERHAPS = frozenset(
+    (Operation.INDEX, Operation.SHARED_MEMORY_STATUS, Operation.LOG_SETTINGS, Operation.TRACE_SETTINGS)
+)
+_LOADS = (Operation.LOAD, Operation.UNLOAD)
+
+
+class AuditLog(Interceptor):
+    """Writes a line for each operation that changes something, and for each refusal."""
+
+    name: ClassVar[str] = "audit-log"
+    first: ClassVar[bool] = True
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+        self._options = options.group(AuditLogOptions)
+        self._running: dict[Caller, AuditedOperation] = {}
+        #: No inference is taken, and core need not ask about one.
+        self.spared = sys.maxsize
+        if self.enabled:
+            self._trail = self._options.trail
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self._options.file)
+
+    def samples(self, operation: AnyOperation, model: Callable[[], str], traceparent: str) -> bool:
+        return operation.category not in _READING
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch | None:
+        if operation.category in _READING:
+            return None
+        record = self._running[caller] = AuditedOperation(caller, self._trail, self._running)
+        if model and operation in _LOADS:
+            self._trail.busy.add(model)
+        return record
+
+    def refused(self, caller: Caller, error: HeadraceError) -> None:
+        record = self._running.pop(caller, None)
+        self._trail.refused(caller, error, {} if record is None else record.details)
+
+
+class AuditedOperation(Watch):
+    """A control operation that is not over."""
+
+    __slots__ = ("_caller", "_running", "_trail", "details")
+
+    def __init__(self, caller: Caller, trail: AuditTrail, running: dict[Caller, AuditedOperation]) -> None:
+        self._caller, self._trail, self._running = caller, trail, running
+        self.details: dict[str, Any] = {}
+
+    def noted(self, details: Mapping[str, Any]) -> None:
+        self.details.update(details)
+
+    def ended(self, outcome: Outcome) -> None:
+        caller = self._caller
+        self._trail.busy.discard(caller.model)
+        was_refused = self._running.pop(caller, None) is None
+        if not was_refused and (self.details or caller.operation not in _PERHAPS):
+            self._trail.ended(caller, outcome.error, self.details)
+
+
+class ServerEvents:
+    """What the server does by itself, for each server of this process that has an audit log."""
+
+    def __init__(self) -> None:
+        self._trails: WeakKeyDictionary[ServedModel, AuditTrail] = WeakKeyDictionary()
+
+    def observe(self, model: ServedModel, options: AuditLogOptions) -> None:
+        """Note which server loads ``model``."""
+        if options.file:
+            self._trails[model] = options.trail
+
+    def model(self, what: str, model: ServedModel) -> None:
+        """Tell that ``model`` was loaded or unloaded, unless that is a part of an operation that has its line."""
+        trail = self._trails.get(model)
+        if trail is not None and model.name not in trail.busy:
+            trail.event(what, model.name, version=model.version)
+
+    @staticmethod
+    def server(what: str, server: Server) -> None:
+        """Tell that ``server`` has started, or stops."""
+        options = server.options.group(AuditLogOptions)
+        if options.file:
+            options.trail.event(what, pid=os.getpid(), uid=os.getuid(), id=server.options.id)
+
+
+class EventHandler(logging.Handler):
+    """Writes the records of `LOGGER` to the audit log."""
+
+    def __init__(self, trail: AuditTrail) -> None:
+        super().__init__(logging.INFO)
+        self._trail = trail
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._trail.event("log", level=record.levelname, logger=record.name, message=record.getMessage())
+        except Exception:
+            self.handleError(record)
+
+
+class AuditLogFile(Extension):
+    """Counts the lines, and closes the file when the server has stopped."""
+
+    name: ClassVar[str] = "audit-log"
+    metrics: ClassVar[Sequence[PublishedMetric]] = (
+        PublishedMetric(WRITTEN, "Lines of the audit log that were written.", "counter"),
+        PublishedMetric(DROPPED, "Lines of the audit log that were dropped, because its file took none.", "counter"),
+        PublishedMetric(LEFT_OUT, "Lines of the audit log that were left out, because there were too many.", "counter"),
+    )
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._handler: EventHandler | None = None
+        if self.enabled:
+            self._handler = EventHandler(self._trail)
+            LOGGER.addHandler(self._handler)
+
+    @property
+    def _trail(self) -> AuditTrail:
+        return self.engine.options.group(AuditLogOptions).trail
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.engine.options.group(AuditLogOptions).file)
+
+    def measure(self) -> Mapping[str, float]:
+        trail = self._trail
+        return {WRITTEN: trail.file.written, DROPPED: trail.file.dropped, LEFT_OUT: trail.left_out}
+
+    def close(self) -> None:
+        if self._handler is not None:
+            LOGGER.removeHandler(self._handler)
+        self._trail.close()

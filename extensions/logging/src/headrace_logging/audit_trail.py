@@ -1,0 +1,125 @@
+"""What is written to the audit log, and how much of it: the bounds that a flood meets.
+
+::
+
+    refusals, and operations that failed    --audit-log-refusals a second; none if the file has --audit-log-size
+    operations that succeeded               100 a second; none if the file has twice that size
+    what the server does by itself          all
+
+Each second in which lines are left out has one line that says how many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from time import monotonic_ns
+from typing import Any
+
+from headrace import Caller, HeadraceError
+from headrace_logging.audit_lines import Audited, AuditJson, AuditText
+from headrace_logging.line_file import LineFile
+
+#: Operations per second that succeed and have a line of their own.
+_OPERATIONS = 100
+#: So many seconds of lines may come at once.
+_BURST_S = 10
+_NS = 1_000_000_000
+
+
+class LineAllowance:
+    """A number of lines per second, and what has been left out since it was told."""
+
+    __slots__ = ("_at_ns", "_most_ns", "_ns_each", "left_out")
+
+    def __init__(self, per_second: int) -> None:
+        """Without ``per_second``, there are none."""
+        self._ns_each = _NS // per_second if per_second else 1
+        self._most_ns = _BURST_S * _NS if per_second else -1
+        self._at_ns = 0
+        self.left_out = 0
+
+    def take(self, now_ns: int) -> bool:
+        """True if one more line may be written."""
+        begun_ns = max(self._at_ns, now_ns)
+        if begun_ns - now_ns > self._most_ns:
+            return False
+        self._at_ns = begun_ns + self._ns_each
+        return True
+
+
+class AuditTrail:
+    """The audit log of one server. Event loop only, except `event`."""
+
+    def __init__(self, path: str, is_json: bool, refusals: int, size: int) -> None:
+        """Open the file. Raises `ConfigError` if it can not be opened."""
+        lines = AuditJson() if is_json else AuditText()
+        self.file = LineFile(path, lines, "audit log", "--audit-log-file")
+        self._size = size
+        self._refusals, self._operations = LineAllowance(refusals), LineAllowance(_OPERATIONS)
+        self._is_telling = False
+        #: The lines that were left out.
+        self.left_out = 0
+        #: The models that operations load or unload now.
+        self.busy: set[str] = set()
+
+    def refused(self, caller: Caller, error: HeadraceError, details: Mapping[str, Any]) -> None:
+        """Add the line of an operation that an interceptor has refused."""
+        now_ns = monotonic_ns()
+        if self.file.size < self._size and self._refusals.take(now_ns):
+            self._add("refused", caller, error, details, now_ns)
+        else:
+            self._leave_out(self._refusals)
+
+    def ended(self, caller: Caller, error: HeadraceError | None, details: Mapping[str, Any]) -> None:
+        """Add the line of a control operation that was allowed, and is over."""
+        now_ns = monotonic_ns()
+        allowance, times = (self._operations, 2) if error is None else (self._refusals, 1)
+        if self.file.size < times * self._size and allowance.take(now_ns):
+            self._add("operation", caller, error, details, now_ns)
+        else:
+            self._leave_out(allowance)
+
+    def event(self, what: str, model: str = "", **details: Any) -> None:
+        """Add the line of what the server has done by itself. Any thread."""
+        self.file.add_now(Audited(monotonic_ns(), "server", "", what, "", model=model, details=details))
+
+    def close(self) -> None:
+        """Write what waits, and close the file."""
+        self._tell()
+        self.file.close()
+
+    def _add(
+        self, event: str, caller: Caller, error: HeadraceError | None, details: Mapping[str, Any], now_ns: int
+    ) -> None:
+        self.file.add_now(
+            Audited(
+                now_ns,
+                event,
+                caller.transport,
+                str(caller.operation),
+                "ok" if error is None else error.code.value,
+                caller.peer,
+                caller.principal,
+                str((caller.certificate or {}).get("serialNumber", "")),
+                caller.model or str(details.get("model", "")),
+                details,
+                "" if error is None else error.message,
+            )
+        )
+
+    def _leave_out(self, allowance: LineAllowance) -> None:
+        allowance.left_out += 1
+        self.left_out += 1
+        if not self._is_telling:
+            self._is_telling = True
+            asyncio.get_running_loop().call_later(1.0, self._tell)
+
+    def _tell(self) -> None:
+        """Add the line that says what was left out."""
+        self._is_telling = False
+        refusals, operations = self._refusals.left_out, self._operations.left_out
+        if refusals or operations:
+            self._refusals.left_out = self._operations.left_out = 0
+            counts = {"refusals": refusals, "operations": operations}
+            self.file.add_now(Audited(monotonic_ns(), "left_out", "", "", "", details=counts))
