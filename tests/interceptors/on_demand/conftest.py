@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import Server, ServerOptions
+from headrace import HeadraceError, Server, ServerOptions
 from headrace_on_demand import OnDemand, OnDemandOptions
 
 MIB = 1 << 20
@@ -38,6 +38,18 @@ _CONFIG = """backend: "python" max_batch_size: 0
 input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }
 parameters { key: "isolation" value { string_value: "thread" } }
 """
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait until ``holds`` returns something true."""
+    while not holds():
+        await asyncio.sleep(0.005)
+
+
+async def refusal(call: Awaitable[object]) -> HeadraceError:
+    with pytest.raises(HeadraceError) as caught:
+        await call
+    return caught.value
 
 
 class Probe:

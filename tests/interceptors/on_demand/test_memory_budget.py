@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from time import monotonic
 
 import pytest
 
@@ -103,3 +104,13 @@ def test_random_models_always_fit_after_their_victims() -> None:
         for position, each in enumerate(chosen):  # what needs it has gone before it
             above = {other.name for other in known.values() if each.name in other.needed}
             assert above <= {before.name for before in chosen[:position]}
+
+
+def test_thousands_of_busy_models_block_the_event_loop_for_milliseconds() -> None:
+    count = 5000
+    made = budget(count, **{f"m{number}": 1 for number in range(count)})
+    known = residents(*(state(f"m{number}", number) for number in range(count)))
+    began_s = monotonic()
+    assert made.victims([{"host": 1}], known, (), (), lambda each: False) is None
+    assert len(made.victims([{"host": count // 2}], known, (), (), any_may_go) or ()) == count // 2
+    assert monotonic() - began_s < 1  # not quadratic, which takes 10 s

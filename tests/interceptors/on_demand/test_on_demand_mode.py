@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -20,23 +20,11 @@ from headrace import Caller, HeadraceError, InferRequest, NotFound, Operation, U
 from headrace.messages.request import as_tensors
 from headrace_on_demand import OnDemandOptions
 from headrace_testing import InterceptorConformance, RefusedOperation
-from tests.interceptors.on_demand.conftest import MIB, SIZE, Repository
+from tests.interceptors.on_demand.conftest import MIB, SIZE, Repository, refusal, until
 
 #: Room for two models of the test, and for one: a model counts its files 3.5 times while it is loaded.
 TWO, ONE = f"{5 * SIZE // MIB}MiB", f"{4 * SIZE // MIB}MiB"
 BODY = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}
-
-
-async def until(holds: Callable[[], object]) -> None:
-    """Wait until ``holds`` returns something true."""
-    while not holds():
-        await asyncio.sleep(0.005)
-
-
-async def refusal(call: Awaitable[object]) -> HeadraceError:
-    with pytest.raises(HeadraceError) as caught:
-        await call
-    return caught.value
 
 
 # ---------------------------------------------------------------------- one load

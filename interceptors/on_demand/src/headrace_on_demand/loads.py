@@ -3,7 +3,7 @@
 ::
 
     begin -> _load -> _closure     the model and what it needs, as the repository has them now
-                   -> _make_room   one load at a time: evicts idle models, or waits for them; then charges
+                   -> _make_room   in line: the first one evicts idle models, or waits for them; then charges
                    -> models.load  several at once
                    -> _settle      charges what was measured
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, monotonic_ns
 
 from headrace import (
     ConfigError,
@@ -28,15 +28,14 @@ from headrace import (
 )
 from headrace_on_demand.memory import ServerMemory, process_bytes
 from headrace_on_demand.memory_budget import HOST, MemoryBudget
+from headrace_on_demand.memory_estimates import MemoryEstimates
 from headrace_on_demand.model_state import FailedLoad, ModelState, shown
 from headrace_on_demand.on_demand_options import OnDemandOptions, read_settings
 
 log = rate_limited_logger(__name__)
 
-#: What a process of a model has beside its files before one was measured: an interpreter and NumPy.
-_PROCESS_BYTES = 48 << 20
-#: An engine has the file, its parsed form and the weights at once while it loads: ONNX Runtime 3.3 times the file.
-_LOADING = 3.5
+#: The loads at the head of the line that may get room. The others only wait for their turn.
+_LOOKED_AT = 8
 
 
 class Loads:
@@ -45,7 +44,7 @@ class Loads:
     models: LoadControl
 
     def __init__(self, options: OnDemandOptions) -> None:
-        self._options = options
+        self._options, self._pinned_names = options, frozenset(options.pinned_names)
         self.budget = MemoryBudget(options.limits)
         #: The models that were asked for, by name.
         self.states: dict[str, ModelState] = {}
@@ -53,13 +52,12 @@ class Loads:
         self.open: dict[str, ModelState] = {}
         self.loaded = self.failures = self.evictions = 0
         self.server = ServerMemory()
-        self._turn = asyncio.Lock()
+        #: The loads that wait for room, the first one first.
+        self._line: list[_WaitingLoad] = []
         #: Set when a model has become idle, has left, or was loaded: a load that waits for room looks again.
         self._moved = asyncio.Event()
-        #: By backend, the most that a model had beside its files.
-        self._overhead: dict[str, int] = {}
+        self._estimates = MemoryEstimates(self.budget)
         self._has_stopped = False
-        self._missing: set[str] = set()
 
     def state(self, name: str) -> ModelState:
         """Return what is known of ``name``."""
@@ -74,7 +72,11 @@ class Loads:
 
     def phase(self, state: ModelState) -> str:
         """Return what a request for ``state`` waits for."""
-        return "its load" if state.name in self.budget.charges else "room in the memory of models"
+        return "its load" if self.has_begun(state) else "room in the memory of models"
+
+    def has_begun(self, state: ModelState) -> bool:
+        """True if ``state`` has its room, and is being loaded."""
+        return state.name in self.budget.charges and state.leaving is None
 
     # ------------------------------------------------------------------ load
 
@@ -109,7 +111,7 @@ class Loads:
             self._fail(state, error)
         finally:
             for name in charged:
-                if name not in self.open and self.states[name].leaving is None:
+                if name not in self.open and self.state(name).leaving is None:
                     self.budget.charges.pop(name, None)
             state.loading = None
             self._moved.set()
@@ -140,81 +142,72 @@ class Loads:
     async def _make_room(self, state: ModelState, wanted: Mapping[str, LoadableModel]) -> list[str]:
         """Charge the models of ``wanted`` that are not charged yet, when there is room for them. Return their names.
 
-        Models are evicted for it: idle ones at first. If these are not enough for a while, others take no new requests
-        until they are idle. Raises `LoadError` if the budget is too small, `_NotWanted` if nobody waits any more.
+        Loads wait in line. The first one evicts models: idle ones at first; if these are not enough for a while, others
+        take no new requests until they are idle. Another one gets its room at once if that takes nothing from those
+        before it. Raises `LoadError` if the budget is too small, `_NotWanted` if nobody waits any more.
         """
-        estimates: dict[str, Mapping[str, int]] = {name: self._least(model) for name, model in wanted.items()}
-        if why := self.budget.impossible(estimates):
-            raise LoadError(f"model '{state.name}' cannot be loaded: {why}")
-        guesses = {name: self._estimate(model) for name, model in wanted.items()}
-        if not self.budget.impossible(guesses):  # a guess refuses no model
-            estimates = guesses
-        async with self._turn:
-            began_s = monotonic()
+        load = _WaitingLoad()
+        self._line.append(load)
+        try:
             while True:
                 if not (state.waiting or state.in_flight):
                     raise _NotWanted(f"model '{state.name}' is not waited for any more")
                 self._moved.clear()
-                missing = [name for name in wanted if name not in self.budget.charges]
-                leaving = [name for name in wanted if self.states[name].leaving is not None]
-                if not leaving and not self._is_unmeasured(wanted):
-                    needed = {name: estimates[name] for name in missing}
-                    if not self.budget.excess(needed.values()):
-                        self.budget.charges |= needed
-                        return missing
-                    self._evict_for(state, wanted, list(needed.values()), monotonic() - began_s)
+                is_near = load in self._line[:_LOOKED_AT]
+                if is_near:
+                    needs = {name: (model, self.state(name)) for name, model in wanted.items()}
+                    estimates = self._estimates.of(state.name, needs, self._pinned_charges(wanted))
+                    load.needed = {name: need for name, need in estimates.items() if name not in self.budget.charges}
+                    if self._is_clear(wanted) and self._has_room(load):
+                        self.budget.charges |= load.needed
+                        return list(load.needed)
+                    if self._line[0] is load and self._is_clear(wanted):
+                        load.first_s = load.first_s or monotonic()
+                        self._evict_for(state, wanted, load)
                 with suppress(TimeoutError, asyncio.TimeoutError):  # a sequence ends, or patience, without a word
-                    await asyncio.wait_for(self._moved.wait(), 0.1)
+                    await asyncio.wait_for(self._moved.wait(), 0.1 if is_near else 1)
+        finally:
+            self._line.remove(load)
+            self._moved.set()
 
-    def _evict_for(
-        self,
-        state: ModelState,
-        wanted: Mapping[str, LoadableModel],
-        needed: list[Mapping[str, int]],
-        waited_s: float,
-    ) -> None:
-        """Evict idle models so that ``needed`` fits. After a while, close busy ones, too."""
-        is_patient = waited_s < self._options.patience
-        leaving = [each.name for each in self.states.values() if each.leaving is not None]
-        victims = self.budget.victims(
-            needed,
-            self.open,
-            wanted,
-            leaving,
-            lambda each: not self._is_pinned(each) and (each.is_idle or not is_patient),
-        )
+    def _has_room(self, load: _WaitingLoad) -> bool:
+        """True if there is room for ``load`` now, and still for those before it when the leaving models have left."""
+        if self.budget.excess(load.needed.values()):
+            return False
+        before = self._line[: self._line.index(load)]
+        needed = [each for other in (*before, load) for each in other.needed.values()]
+        return not before or not self.budget.excess(needed, self._leaving())
+
+    def _leaving(self) -> list[str]:
+        return [each.name for each in self.states.values() if each.leaving is not None]
+
+    def _evict_for(self, state: ModelState, wanted: Mapping[str, LoadableModel], load: _WaitingLoad) -> None:
+        """Evict idle models so that ``load`` fits. After a while, close busy ones, too."""
+        is_patient = monotonic() - load.first_s < self._options.patience
+
+        def may_go(each: ModelState) -> bool:
+            return not self._is_pinned(each) and (each.is_idle or not (is_patient or each.has_sequences))
+
+        victims = self.budget.victims(load.needed.values(), self.open, wanted, self._leaving(), may_go)
         for victim in victims or ():
             self.evict(victim, f"its {shown(self._charged(victim))} are needed for '{state.name}'")
 
-    def _is_unmeasured(self, wanted: Mapping[str, LoadableModel]) -> bool:
-        """True if a model of a backend of which none was measured yet is being loaded: its memory is the better
-        estimate for the next one."""
-        unknown = {_backend(model) for model in wanted.values() if _has_process(model)}
-        return any(
-            state.loading is not None
-            and state.name in self.budget.charges
-            and state.name not in self.open
-            and state.backend in unknown
-            and state.backend not in self._overhead
-            for state in self.states.values()
-        )
+    def _is_clear(self, wanted: Mapping[str, LoadableModel]) -> bool:
+        """False if a model of ``wanted`` is being unloaded, or if the first model of its backend is being loaded: its
+        memory is the better estimate for the next one."""
+        if any(self.state(name).leaving is not None for name in wanted):
+            return False
+        unknown = self._estimates.unmeasured(wanted.values())
+        loading = (self.state(name) for name in self.budget.charges if name not in self.open)
+        return not unknown or not any(each.backend in unknown and each.loading is not None for each in loading)
 
-    def _estimate(self, model: LoadableModel) -> Mapping[str, int]:
-        """Return what ``model`` is charged while it is loaded."""
-        least = self._least(model)
-        host = least[HOST]
-        if not self.states[model.name].measured:
-            beside = self._overhead.get(_backend(model), _PROCESS_BYTES if _has_process(model) else 0)
-            host = max(host, model.file_bytes + beside)
-        return {**least, HOST: max(host, int(_LOADING * model.file_bytes))}
-
-    def _least(self, model: LoadableModel) -> dict[str, int]:
-        """Return what ``model`` needs for certain: what was measured last, or its files, or what its config says."""
-        state = self.states[model.name]
-        host = max(state.settings.memory, state.measured.get(HOST, model.file_bytes))
-        gpus = [f"gpu {gpu}" for gpu in _gpus(model, self.budget)]
-        on_gpu = max(state.settings.gpu_memory, model.file_bytes)
-        return {HOST: host, **dict.fromkeys(gpus, on_gpu)}
+    def _pinned_charges(self, wanted: Mapping[str, LoadableModel]) -> Mapping[str, Mapping[str, int]]:
+        """Return the charges of the models that are never evicted, without those of ``wanted``: the pinned ones that
+        are loaded, and what they need."""
+        names = [name for name, state in self.open.items() if self._is_pinned(state)]
+        for name in names:  # grows in the loop
+            names += [each for each in self.state(name).needed if each in self.open and each not in names]
+        return {name: self.budget.charges.get(name, {}) for name in names if name not in wanted}
 
     async def _settle(self, wanted: Mapping[str, LoadableModel], loaded: Sequence[str]) -> None:
         """Charge the models ``loaded`` what was measured.
@@ -222,19 +215,19 @@ class Loads:
         Raises `LoadError`, and unloads the model, if that alone is above the budget.
         """
         for name in loaded:
-            state, executors = self.states[name], [e for each in self.models.served(name) for e in each.executors]
-            state.in_server = any(each.runs_on != "process" for each in executors)
-            await self._measure_processes(state)
-            if not state.in_server and executors:
-                beside, known = state.process_bytes - state.file_bytes, self._overhead.get(state.backend, 0)
-                self._overhead[state.backend] = max(known, beside)
+            executors = [executor for each in self.models.served(name) for executor in each.executors]
+            self.state(name).in_server = any(each.runs_on != "process" for each in executors)
+            await self._measure_processes(self.state(name))
         self._charge()
-        top = next(iter(wanted))
-        alone = {top: self.budget.charges.get(top, {})}
-        is_certain = not self.states[top].in_server or (len(self.open) == 1 and not self._is_moving)
-        if is_certain and (why := self.budget.impossible(alone)):
-            self.evict(self.states[top], "it is above the budget")
-            raise LoadError(f"model '{top}' was loaded and is unloaded again: {why}")
+        top = self.state(next(iter(wanted)))
+        alone = {top.name: self.budget.charges.get(top.name, {})}
+        is_certain = not top.in_server or (len(self.open) == 1 and not self._is_moving)
+        if is_certain and (why := self.budget.impossible(alone, self._pinned_charges(wanted))):
+            self.evict(top, "it is above the budget")
+            raise LoadError(f"model '{top.name}' was loaded and is unloaded again: {why}")
+        for state in map(self.state, loaded):
+            if state.process_bytes and not state.in_server:
+                self._estimates.learn(state)
         self._enforce()
 
     async def _measure_processes(self, state: ModelState) -> None:
@@ -261,7 +254,7 @@ class Loads:
     @property
     def _is_moving(self) -> bool:
         """True if a model is being loaded into the server, or evicted from it."""
-        charged = (self.states[name] for name in self.budget.charges if name not in self.open)
+        charged = (self.state(name) for name in self.budget.charges if name not in self.open)
         return any(state.in_server for state in charged)
 
     # ------------------------------------------------------------------ unload
@@ -299,10 +292,11 @@ class Loads:
 
     def unload_idle(self) -> None:
         """Unload the models whose keep-alive is over."""
+        needed = {name for state in self.open.values() for name in state.needed}
         for state in list(self.open.values()):
             keep_s = self._options.keep_alive if state.settings.keep_alive_s is None else state.settings.keep_alive_s
-            is_needed = any(state.name in other.needed for other in self.open.values())
-            if keep_s and not self._is_pinned(state) and not is_needed and state.is_idle and state.idle_for_s >= keep_s:
+            may_go = state.is_idle and state.name not in needed and not self._is_pinned(state)
+            if keep_s and may_go and state.idle_for_s >= keep_s:
                 self.evict(state, f"its keep-alive of {keep_s:g} s is over")
 
     async def measure(self) -> None:
@@ -316,9 +310,8 @@ class Loads:
     def _enforce(self) -> None:
         """If models have grown above the budget, evict idle ones."""
         if self.budget.excess():
-            leaving = [each.name for each in self.states.values() if each.leaving is not None]
             chosen = self.budget.victims(
-                (), self.open, (), leaving, lambda each: not self._is_pinned(each) and each.is_idle
+                (), self.open, (), self._leaving(), lambda each: not self._is_pinned(each) and each.is_idle
             )
             for victim in chosen or ():
                 self.evict(victim, "the models have grown above the budget")
@@ -334,6 +327,7 @@ class Loads:
         for name in served - self.open.keys():
             state = self.state(name)
             if state.leaving is None:
+                state.used_ns = monotonic_ns()  # it is not idle for longer than it is loaded
                 self.open[name] = state
 
     def stop(self) -> None:
@@ -345,31 +339,21 @@ class Loads:
             state.wake()
 
     def _is_pinned(self, state: ModelState) -> bool:
-        return state.settings.pinned or state.name in self._options.pinned_names
+        return state.settings.pinned or state.name in self._pinned_names
 
     def _charged(self, state: ModelState) -> int:
         return self.budget.charges.get(state.name, {}).get(HOST, 0)
 
 
+class _WaitingLoad:
+    """A load that waits for room."""
+
+    def __init__(self) -> None:
+        #: By model that is not charged yet: what it will be charged, by device.
+        self.needed: Mapping[str, Mapping[str, int]] = {}
+        #: The monotonic time since which it is the first in line.
+        self.first_s = 0.0
+
+
 class _NotWanted(Unavailable):
     """All callers that waited for a load have left. It is no failure of the model."""
-
-
-def _backend(model: LoadableModel) -> str:
-    return model.config.backend or model.config.platform
-
-
-def _has_process(model: LoadableModel) -> bool:
-    """True if the instances probably run in processes."""
-    isolation = model.config.parameters["isolation"].string_value if "isolation" in model.config.parameters else ""
-    return isolation == "process" or (not isolation and model.config.backend == "python")
-
-
-def _gpus(model: LoadableModel, budget: MemoryBudget) -> list[int]:
-    """Return the GPUs of the instances of ``model`` that have a budget."""
-    limited = [int(device.partition(" ")[2]) for device in budget.limits if device != HOST]
-    found: set[int] = set()
-    for group in model.config.instance_group:
-        if group.kind == group.KIND_GPU:
-            found.update(group.gpus or limited)
-    return [gpu for gpu in limited if gpu in found]

@@ -83,6 +83,11 @@ class ModelState(Watch):
         return 0.0 if self.in_flight or self.waiting else max(0.0, monotonic() - self.used_ns / 1e9)
 
     @property
+    def has_sequences(self) -> bool:
+        """True if a sequence may go on, which would be lost with the model."""
+        return self.idle_s > 0
+
+    @property
     def is_idle(self) -> bool:
         """True if it may be unloaded without loss: nothing is in flight, and no sequence goes on."""
         return not (self.in_flight or self.waiting) and self.idle_for_s >= self.idle_s

@@ -114,12 +114,11 @@ class OnDemand(ControlMode):
                     raise state.failed.refusal(name)
                 self.loads.begin(state)
                 if not await _woken(state, ends_s - monotonic()):
+                    if not deadline_ns or deadline_ns / 1e9 > ends_s:
+                        raise self._waited(state)
+                    phase = self.loads.phase(state)
                     raise Unavailable(
-                        f"model '{name}' is not loaded yet: the request has waited {self._settings.wait:g} s for "
-                        f"{self.loads.phase(state)} (--on-demand-wait)"
-                        if not deadline_ns or deadline_ns / 1e9 > ends_s
-                        else f"Request timeout expired while it waited for {self.loads.phase(state)} of model '{name}'",
-                        retry_after_s=1,
+                        f"Request timeout expired while it waited for {phase} of model '{name}'", retry_after_s=1
                     )
                 if not self.loads.exists(name):
                     return None
@@ -131,6 +130,14 @@ class OnDemand(ControlMode):
             state.waiting -= 1
         state.in_flight += 1
         return state
+
+    def _waited(self, state: ModelState) -> Unavailable:
+        """Return the error for a caller that has waited for ``state`` as long as it may."""
+        return Unavailable(
+            f"model '{state.name}' is not loaded yet: the request has waited {self._settings.wait:g} s for "
+            f"{self.loads.phase(state)} (--on-demand-wait)",
+            retry_after_s=1,
+        )
 
     async def _list(self) -> None:
         """List the repository again, unless that was done less than a second ago, or the server has not started."""
@@ -162,7 +169,10 @@ class OnDemand(ControlMode):
         return "loaded on demand"
 
     async def load(self, name: str) -> None:
-        """Load ``name`` now, or load what has changed of it. A pause after a failed load ends."""
+        """Load ``name`` now, or load what has changed of it. A pause after a failed load ends.
+
+        Waits for room as long as a request would, and for the load until it ends.
+        """
         state = self.loads.state(name)
         state.waiting += 1
         try:
@@ -173,7 +183,9 @@ class OnDemand(ControlMode):
             state.failed = None
             while name not in self._open:
                 self.loads.begin(state)
-                await _woken(state, self._settings.wait)
+                has_ended = await _woken(state, self._settings.wait)
+                if not has_ended and not self.loads.has_begun(state):
+                    raise self._waited(state)
                 if state.failed is not None:
                     raise state.failed.error
                 if not self.loads.exists(name):
