@@ -1,4 +1,4 @@
-"""Access keys for Headrace: who may do what with which models, over every protocol.
+"""Access for Headrace: who may do what with which models, over every protocol.
 
 ::
 
@@ -7,10 +7,14 @@
 
 ::
 
-    AccessControl   the interceptor: reads the key of a caller, and decides     (access_interceptor)
-    KeyFile         principals, their keys and what they are allowed            (key_file)
-    KeyFileWatcher  the key file of a server, which follows changes             (key_file_watcher)
-    headrace keys   adds, lists, revokes and checks keys                        (keys_command)
+    AccessControl    the interceptor: reads who a caller is, and decides               (access_interceptor)
+    KeyFile          principals, keys, roles and issuers of an access file             (key_file)
+    AccessRule       which operations are allowed on which models                      (access_rules)
+    Issuer           whose tokens are accepted, and what their claims mean             (issuers)
+    KeySet           the public keys of an issuer, from a file or an address           (key_sets)
+    Tokens           verifies tokens, and keeps them until they expire                 (tokens)
+    KeyFileWatcher   the access file of a server, which follows changes                (key_file_watcher)
+    headrace keys    changes the file, and explains what a key or a token may do       (keys_command, file_updates)
 """
 
 from __future__ import annotations

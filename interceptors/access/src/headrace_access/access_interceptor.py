@@ -1,6 +1,7 @@
-"""The interceptor ``access``: names the principal of a caller by its key, and allows what the principal may do.
+"""The interceptor ``access``: names the principal of a caller, and allows what the principal may do.
 
-A refusal depends on names only. A caller who may not use a model gets the same error whether the model exists or not.
+A caller shows a key, a token or a certificate. A refusal depends on names only: a caller who may not use a model gets
+the same error whether the model exists or not.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from headrace import (
     Watch,
     one_line,
 )
+from headrace_access.access_rules import Principal
 from headrace_access.key_file_watcher import KeyFileWatcher
 from headrace_access.key_options import AccessOptions
+from headrace_access.tokens import MOST_CHARACTERS, Verified
 
-#: A longer value is no key: the error comes before anything is computed from it.
-_MOST_CHARACTERS = 4096
 _CHALLENGE = 'Bearer realm="headrace"'
 
 
 class AccessControl(Interceptor):
-    """Refuses operations of callers without a key, and those that their principal is not allowed."""
+    """Refuses operations of callers without a key, a token or a certificate, and those that they are not allowed."""
 
     name: ClassVar[str] = "access"
 
@@ -51,26 +52,73 @@ class AccessControl(Interceptor):
             is_open = self._is_open[operation] = self._access.is_open(str(operation), operation.category)
         if is_open:
             return None
-        assert self._watcher is not None
-        given = key_of(caller)
-        if not given:
-            raise Unauthenticated(
-                "this server needs a key, in the header 'Authorization: Bearer <key>'", challenge=_CHALLENGE
-            )
-        principal = "it is too long" if len(given) > _MOST_CHARACTERS else self._watcher.current().find(given)
-        if isinstance(principal, str):
-            raise Unauthenticated(f"the key is refused: {principal}", challenge=_CHALLENGE)
-        caller.principal = principal.name
-        if not principal.may(str(operation), operation.category, model):
-            on = f" on model '{one_line(model)}'" if model else ""
-            raise PermissionDenied(f"'{principal.name}' may not do '{operation}'{on}")
+        found = self._principal(caller)
+        if isinstance(found, Principal):
+            _decide(found, caller, operation, model)
+            return None
+        return self._wait(found, caller, operation, model)
+
+    async def _wait(
+        self, found: Awaitable[Principal], caller: Caller, operation: AnyOperation, model: str
+    ) -> Watch | None:
+        _decide(await found, caller, operation, model)
         return None
 
+    def _principal(self, caller: Caller) -> Principal | Awaitable[Principal]:
+        """Return the principal of the caller. Raises `Unauthenticated`."""
+        assert self._watcher is not None
+        self._watcher.check()
+        file = self._watcher.file
+        given = credential_of(caller)
+        if not given:
+            if file.takes_certificates and caller.certificate is not None and caller.principal:
+                return file.holder(caller.principal, caller.certificate)
+            what = "a key or a token" if file.issuers else "a key"
+            raise Unauthenticated(
+                f"this server needs {what}, in the header 'Authorization: Bearer <key>'", challenge=_CHALLENGE
+            )
+        if len(given) > MOST_CHARACTERS:
+            raise _refused("key", "it is too long")
+        if not file.issuers or given.startswith("hr_"):
+            principal = file.find(given)
+            if isinstance(principal, str):
+                raise _refused("key", principal)
+            return principal
+        token = self._watcher.tokens.find(given)
+        return self._await(token) if isinstance(token, Awaitable) else _principal_of(token)
 
-def key_of(caller: Caller) -> str:
-    """Return the key that the caller sent, in ``Authorization: Bearer`` or in ``X-Api-Key``; empty without one."""
+    @staticmethod
+    async def _await(token: Awaitable[Verified | str]) -> Principal:
+        return _principal_of(await token)
+
+
+def credential_of(caller: Caller) -> str:
+    """Return what the caller sent in ``Authorization: Bearer`` or in ``X-Api-Key``; empty without one.
+
+    Raises `Unauthenticated` for several headers ``Authorization``: a proxy may have checked another one.
+    """
     given = caller.header("authorization")
     if given is None:
         return (caller.header("x-api-key") or "").strip()
+    if caller.transport == "grpc" and [name for name, _ in caller.headers()].count("authorization") > 1:
+        raise _refused("key", "there are several headers 'authorization'")  # over HTTP, commas join them to no key
     scheme, _, key = given.strip().partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _decide(principal: Principal, caller: Caller, operation: AnyOperation, model: str) -> None:
+    """Name the principal of the caller. Raises `PermissionDenied` if no rule allows the operation."""
+    caller.principal = principal.name
+    if not principal.may(str(operation), operation.category, model):
+        on = f" on model '{one_line(model)}'" if model else ""
+        raise PermissionDenied(f"'{principal.name}' may not do '{operation}'{on}")
+
+
+def _principal_of(token: Verified | str) -> Principal:
+    if isinstance(token, str):
+        raise _refused("token", token)
+    return token.principal
+
+
+def _refused(what: str, reason: str) -> Unauthenticated:
+    return Unauthenticated(f"the {what} is refused: {reason}", challenge=f'{_CHALLENGE}, error="invalid_token"')

@@ -1,14 +1,18 @@
-"""The key file: principals, their keys, and what each principal is allowed.
+"""The access file: principals, their keys, and what each of them is allowed.
 
 ::
 
     {
       "principals": {
         "alice": {
-          "keys": {"k4f2a91c": {"sha256": "<64 hex digits>", "created": "2026-11-26", "expires": "2027-01-01"}},
+          "keys": {"4f2a91c0": {"sha256": "<64 hex digits>", "created": "2026-11-26", "expires": "2027-01-01"}},
+          "roles": ["scientists"],
           "allow": [{"models": ["digits*"], "operations": ["inference", "metadata"]}]
         }
-      }
+      },
+      "roles": {"scientists": [{"models": ["*"], "operations": ["metadata"]}]},
+      "issuers": {"https://login.example.com": {...}},          (issuers)
+      "certificates": {"roles": "organizationalUnitName"}
     }
 
 A key is ``hr_<id>_<secret>``. The secret has 256 random bits, and the file has its SHA-256 only. A random secret of
@@ -22,72 +26,29 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
-from headrace import ConfigError, Operation, one_line, read_regular
+from headrace import ConfigError, one_line, open_regular
+from headrace_access.access_rules import (
+    AccessRule,
+    Principal,
+    known_members,
+    members,
+    read_name,
+    read_rules,
+    text_list,
+)
+from headrace_access.issuers import Issuer, read_issuer
 
 #: A larger file is refused. 10,000 principals with a key each have about 3 MB.
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 16 << 20
 _KEY = re.compile(r"hr_([0-9a-f]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_PRINCIPAL = re.compile(r"[A-Za-z0-9._@-]{1,128}", re.ASCII)
-_PATTERN = re.compile(r"[A-Za-z0-9_*?.\-]{1,128}", re.ASCII)
-#: Operations without a model that tell nothing about models: their names decide.
-_OF_NO_MODEL = frozenset(
-    (Operation.OPEN_STREAM, Operation.SERVER_METADATA, Operation.LIVE, Operation.READY, Operation.REFLECTION)
-)
-#: The decisions of a principal that are kept.
-_KEPT_DECISIONS = 1024
-
-
-def parse_patterns(text: str, where: str) -> tuple[str, ...]:
-    """Return the patterns in a list such as ``infer,metadata*``. Raises `ValueError` that names ``where``."""
-    return tuple(_pattern(each.strip(), where) for each in text.split(","))
-
-
-def matching(patterns: Iterable[str], *names: str) -> bool:
-    """True if a pattern matches one of ``names``."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names if name)
-
-
-@dataclass(frozen=True, slots=True)
-class AccessRule:
-    """Allows ``operations``, by name or category, on ``models``. Both are patterns as of a shell."""
-
-    models: tuple[str, ...]
-    operations: tuple[str, ...]
-
-    def allows(self, operation: str, category: str, model: str) -> bool:
-        """True if it allows the operation. An operation on the whole server needs the model pattern ``*``."""
-        if not matching(self.operations, operation, category):
-            return False
-        if model:
-            return matching(self.models, model)
-        return operation in _OF_NO_MODEL or "*" in self.models
-
-
-@dataclass(slots=True)
-class Principal:
-    """Who a key belongs to. Decisions are kept, because a principal asks for few models again and again."""
-
-    name: str
-    rules: Sequence[AccessRule]
-    _decided: dict[tuple[str, str], bool] = field(default_factory=dict)
-
-    def may(self, operation: str, category: str, model: str) -> bool:
-        """True if a rule allows the operation."""
-        found = self._decided.get((operation, model))
-        if found is None:
-            found = any(rule.allows(operation, category, model) for rule in self.rules)
-            if len(self._decided) >= _KEPT_DECISIONS:
-                self._decided.clear()
-            self._decided[operation, model] = found
-        return found
+_MEMBERS = ("principals", "roles", "issuers", "certificates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +60,22 @@ class Key:
     expires: datetime.date | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFile:
-    """The keys of a file. Any thread."""
+    """The content of a file. Any thread."""
 
-    def __init__(self, keys: Mapping[str, Key]) -> None:
-        self._keys = keys
+    keys: Mapping[str, Key]
+    principals: Mapping[str, Principal]
+    roles: Mapping[str, tuple[AccessRule, ...]] = field(default_factory=dict)
+    #: Who issues tokens, by ``iss``.
+    issuers: Mapping[str, Issuer] = field(default_factory=dict)
+    #: True if the common name of a verified certificate is a principal that needs no key.
+    takes_certificates: bool = False
+    #: The attribute of a certificate's subject that names roles; empty for none.
+    role_attribute: str = ""
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.keys)
 
     def find(self, given: str) -> Principal | str:
         """Return the principal of the key ``given``, or why there is none.
@@ -116,13 +85,26 @@ class KeyFile:
         parts = _KEY.fullmatch(given)
         if parts is None:
             return "it is no key of this server"
-        known = self._keys.get(parts[1])
+        known = self.keys.get(parts[1])
         digest = hashlib.sha256(parts[2].encode()).digest()
         if known is None or not compare_digest(digest, known.digest):
             return "it is not known"
-        if known.expires is not None and _today() >= known.expires:
+        if known.expires is not None and today() >= known.expires:
             return "it has expired"
         return known.principal
+
+    def named(self, name: str, roles: Iterable[str] = ()) -> Principal:
+        """Return the principal ``name``, also if the file does not name it, with the rules of ``roles`` as well."""
+        own = self.principals.get(name)
+        added = [rule for role in roles for rule in self.roles.get(role, ())]
+        if own is not None and not added:
+            return own
+        return Principal(name, (*(() if own is None else own.rules), *added))
+
+    def holder(self, name: str, certificate: Mapping[str, Any]) -> Principal:
+        """Return the principal whose ``certificate`` has the common name ``name``."""
+        subject = [pair for pairs in certificate.get("subject", ()) for pair in pairs]
+        return self.named(name, (value for attribute, value in subject if attribute == self.role_attribute))
 
     @classmethod
     def read(cls, path: Path) -> KeyFile:
@@ -131,40 +113,79 @@ class KeyFile:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any], path: Path) -> KeyFile:
-        """Return the keys in ``document``, which is the content of ``path``. Raises `ConfigError`."""
-        keys: dict[str, Key] = {}
+        """Return the content of ``path``, which is ``document``. Blocks, if it names files. Raises `ConfigError`."""
         try:
-            for name, given in _object(document["principals"], "principals").items():
-                where = f"principals.{one_line(name)}"
-                if not _PRINCIPAL.fullmatch(name):
-                    raise ValueError(f"{where}: a principal has 1 to 128 of A-Z, a-z, 0-9 and . _ @ -")
-                _known(given, where, "keys", "allow")
-                principal = Principal(name, _rules(given.get("allow"), f"{where}.allow"))
-                for key_id, key in _object(given.get("keys", {}), f"{where}.keys").items():
-                    if key_id in keys:
-                        raise ValueError(f"{where}.keys: the id '{one_line(key_id)}' belongs to another key, too")
-                    keys[key_id] = _key(key, principal, f"{where}.keys.{one_line(key_id)}")
+            return cls._parse(document, path)
         except KeyError as error:
-            raise ConfigError(f"key file '{path}': {error} is missing") from None
+            raise ConfigError(f"access file '{path}': {error} is missing") from None
         except ValueError as error:
-            raise ConfigError(f"key file '{path}': {error}") from None
-        return cls(keys)
+            raise ConfigError(f"access file '{path}': {error}") from None
+
+    @classmethod
+    def _parse(cls, document: Mapping[str, Any], path: Path) -> KeyFile:
+        roles = {
+            read_name(name, f"roles.{one_line(name)}"): read_rules(rules, f"roles.{one_line(name)}")
+            for name, rules in members(document.get("roles", {}), "roles").items()
+        }
+        principals: dict[str, Principal] = {}
+        keys: dict[str, Key] = {}
+        for name, given in members(document["principals"], "principals").items():
+            where = f"principals.{one_line(name)}"
+            read_name(name, where)
+            known_members(given, where, "keys", "roles", "allow")
+            rules = read_rules(given.get("allow", []), f"{where}.allow")
+            for role in text_list(given["roles"], f"{where}.roles", "['scientists']") if "roles" in given else ():
+                if role not in roles:
+                    raise ValueError(f"{where}.roles: there is no role '{one_line(role)}'")
+                rules += roles[role]
+            principals[name] = principal = Principal(name, rules)
+            for key_id, key in members(given.get("keys", {}), f"{where}.keys").items():
+                if key_id in keys:
+                    raise ValueError(f"{where}.keys: the id '{one_line(key_id)}' belongs to another key, too")
+                keys[key_id] = _key(key, principal, f"{where}.keys.{one_line(key_id)}")
+        issuers = {
+            name: read_issuer(name, given, path.parent)
+            for name, given in members(document.get("issuers", {}), "issuers").items()
+        }
+        certificates = document.get("certificates")
+        attribute = (
+            "" if certificates is None else known_members(certificates, "certificates", "roles").get("roles", "")
+        )
+        if not isinstance(attribute, str):
+            raise ValueError("certificates.roles is no attribute, such as 'organizationalUnitName'")
+        return cls(
+            keys=keys,
+            principals=principals,
+            roles=roles,
+            issuers=issuers,
+            takes_certificates=certificates is not None,
+            role_attribute=attribute,
+        )
 
 
 def load_document(path: Path) -> dict[str, Any]:
     """Return the JSON object in the file. Blocks. Raises `ConfigError`."""
     try:
-        content = read_regular(path)
+        with open_regular(path) as file:
+            content = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"key file '{path}' cannot be read: {error.strerror}") from error
+        raise ConfigError(f"access file '{path}' cannot be read: {error.strerror}") from error
     if len(content) > _MOST_BYTES:
-        raise ConfigError(f"key file '{path}' has {len(content)} bytes; the limit is {_MOST_BYTES}")
+        raise ConfigError(f"access file '{path}' has more than {_MOST_BYTES} bytes, which is the limit")
     try:
-        found = json.loads(content)
+        found = json.loads(content, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"key file '{path}' is no JSON: {one_line(str(error))}") from None
-    if not isinstance(found, dict) or found.keys() != {"principals"}:
-        raise ConfigError(f"key file '{path}' is no object with the one member 'principals'")
+        raise ConfigError(f"access file '{path}' is no JSON: {one_line(str(error))}") from None
+    if not isinstance(found, dict) or "principals" not in found or found.keys() - set(_MEMBERS):
+        raise ConfigError(f"access file '{path}' is no object with 'principals', and no others than {_MEMBERS[1:]}")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the member '{next(name for name in names if names.count(name) > 1)}' stands there twice")
     return found
 
 
@@ -174,12 +195,12 @@ def new_key() -> tuple[str, str, str]:
     return f"hr_{key_id}_{secret}", key_id, hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _today() -> datetime.date:
+def today() -> datetime.date:
     return datetime.datetime.now(datetime.timezone.utc).date()
 
 
 def _key(given: Any, principal: Principal, where: str) -> Key:
-    _known(given, where, "sha256", "created", "expires", "note")
+    known_members(given, where, "sha256", "created", "expires", "note")
     digest = given.get("sha256")
     if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
         raise ValueError(f"{where}.sha256 is not 64 hexadecimal digits")
@@ -189,39 +210,3 @@ def _key(given: Any, principal: Principal, where: str) -> Key:
     except (TypeError, ValueError):
         raise ValueError(f"{where}.expires is {one_line(repr(expires))}; expected a day such as 2027-01-31") from None
     return Key(bytes.fromhex(digest), principal, day)
-
-
-def _rules(given: Any, where: str) -> list[AccessRule]:
-    if not isinstance(given, list):
-        raise ValueError(f"{where} is no list of rules, each with 'models' and 'operations'")
-    rules = []
-    for number, each in enumerate(given):
-        place = f"{where}[{number}]"
-        _known(each, place, "models", "operations")
-        models, operations = (_patterns(each.get(name), f"{place}.{name}") for name in ("models", "operations"))
-        rules.append(AccessRule(models, operations))
-    return rules
-
-
-def _patterns(given: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(given, list) or not given or not all(isinstance(each, str) for each in given):
-        raise ValueError(f"{where} is no list of patterns, such as ['digits*']")
-    return tuple(_pattern(each, where) for each in given)
-
-
-def _pattern(text: str, where: str) -> str:
-    if not _PATTERN.fullmatch(text):
-        raise ValueError(f"{where}: '{one_line(text)}' is no pattern: 1 to 128 of A-Z, a-z, 0-9 and _ . - * ?")
-    return text
-
-
-def _object(given: Any, where: str) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise ValueError(f"{where} is no object")
-    return given
-
-
-def _known(given: Any, where: str, *names: str) -> None:
-    unknown = sorted(_object(given, where).keys() - set(names))
-    if unknown:
-        raise ValueError(f"{where}: unknown member '{one_line(unknown[0])}'; known: {', '.join(names)}")

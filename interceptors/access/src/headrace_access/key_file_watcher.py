@@ -1,40 +1,57 @@
-"""The key file of a running server: read again when it has changed."""
+"""The access file of a running server, and the key sets that it names: read again when they have changed."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace import ConfigError, FileChanges
 from headrace_access.key_file import KeyFile
+from headrace_access.tokens import Tokens
 
 log = logging.getLogger("headrace.access")
 
 
 class KeyFileWatcher:
-    """The content of ``path``. A changed file that is wrong leaves the former keys. Event loop only, after creation."""
+    """The content of ``path``. A changed file that is wrong leaves the former one. Event loop only, after creation."""
 
     def __init__(self, path: Path) -> None:
         """Read the file. Blocks. Raises `ConfigError`."""
-        self._path, self._changes = path, FileChanges(path)
+        self._path = path
         self._reading: asyncio.Task[None] | None = None
-        self.keys = KeyFile.read(path)
+        self._changes, self.file = _read(path)
+        self.tokens = Tokens(self.file)
+        #: Called when what was decided so far may be wrong now.
+        self.on_change: Callable[[], None] = lambda: None
 
-    def current(self) -> KeyFile:
-        """Return the keys. Starts to read a changed file in the background."""
+    def check(self) -> None:
+        """Read a changed file, and fetch old key sets, in the background. At most once per second."""
         if self._reading is None and self._changes.are_due():
             self._reading = asyncio.get_running_loop().create_task(self._read_if_changed())
-        return self.keys
+            self.tokens.keep_fresh()
 
     async def _read_if_changed(self) -> None:
         try:
             if not await asyncio.to_thread(self._changes.found):
                 return
-            self.keys = await asyncio.to_thread(KeyFile.read, self._path)
+            self._changes, self.file = await asyncio.to_thread(_read, self._path)
         except ConfigError as error:
             log.error("the former keys stay in use: %s", error.message)
         else:
-            log.info("key file '%s' has changed: %d keys are in use", self._path, len(self.keys))
+            self.tokens = Tokens(self.file, self.tokens)
+            self.tokens.on_forget = self.on_change
+            self.on_change()
+            log.info("access file '%s' has changed: %d keys are in use", self._path, len(self.file))
         finally:
             self._reading = None
+
+
+def _read(path: Path) -> tuple[FileChanges, KeyFile]:
+    """Return the content of the file, and what finds later changes. Blocks. Raises `ConfigError`."""
+    changes, found = FileChanges(path), KeyFile.read(path)
+    named = [issuer.keys for issuer in found.issuers.values() if not issuer.has_address]
+    if named:
+        changes, found = FileChanges(path, *named), KeyFile.read(path)  # again: they could have changed between
+    return changes, found

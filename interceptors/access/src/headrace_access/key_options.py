@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from headrace import OptionGroup
-from headrace_access.key_file import matching, parse_patterns
+from headrace_access.access_rules import matching, parse_patterns
+
+#: Whether a model is ready is not among them: it tells which models exist.
+DEFAULT_OPEN = "live,ready"
 
 
 @dataclass(frozen=True)
@@ -15,17 +18,22 @@ class AccessOptions(OptionGroup):
 
     name: ClassVar[str] = "access"
     keys: str = field(
-        default="", metadata={"help": "File with principals and keys, made by 'headrace keys'. A caller needs a key."}
+        default="",
+        metadata={
+            "help": "File with principals and keys, made by 'headrace keys'. Callers need a key, or what the file says."
+        },
     )
     open: str = field(
-        default="health",
-        metadata={"help": "Operations, or categories of operations, that need no key: a list such as health,metrics."},
+        default=DEFAULT_OPEN,
+        metadata={
+            "help": "Operations, or categories of operations, that need no key: a list such as live,ready,metrics."
+        },
     )
 
     def __post_init__(self) -> None:
-        if self.keys or self.open != "health":
+        if self.keys or self.open != DEFAULT_OPEN:
             parse_patterns(self.open, "--access-open")
-        if self.open != "health" and not self.keys:
+        if self.open != DEFAULT_OPEN and not self.keys:
             raise ValueError("--access-open needs --access-keys")
 
     def is_open(self, operation: str, category: str) -> bool:

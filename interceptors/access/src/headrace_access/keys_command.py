@@ -1,49 +1,56 @@
-"""``headrace keys``: adds, lists, revokes and checks the keys of a key file."""
+"""``headrace keys``: changes an access file, and explains what a key or a token may do."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import datetime
-import fcntl
 import json
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace import Command, ConfigError, HeadraceError, draw_table, one_line
-from headrace_access.key_file import KeyFile, Principal, load_document, new_key, parse_patterns
+from headrace import Command, ConfigError, HeadraceError, Operation, draw_table, one_line
+from headrace_access.access_rules import AccessRule, Principal, parse_patterns
+from headrace_access.file_updates import changed
+from headrace_access.key_file import KeyFile, load_document, new_key
+from headrace_access.key_sets import KeySet, read_address
+from headrace_access.tokens import Tokens, Verified, peek
 
 #: What a new principal may do, unless the command says more.
-_OPERATIONS = "inference,metadata,model-config"
+_OPERATIONS = "inference,metadata,model-config,health"
+#: The claims that `check` shows, beside those that the issuer names, and how.
+_TIMES = ("exp", "nbf", "iat")
 
 
 class AccessKeys(Command):
     name = "keys"
     help = "add, list, revoke and check access keys"
-    synopsis = "add FILE PRINCIPAL [options] | list FILE | revoke FILE KEY-ID | check FILE [options]"
+    synopsis = (
+        "add FILE PRINCIPAL [options] | allow FILE PRINCIPAL [options] | deny FILE PRINCIPAL [options] | "
+        "list FILE | revoke FILE KEY-ID | check FILE [options]"
+    )
     description = (
-        "Change the key file of --access-keys. A running server uses the changed file within a second. "
-        "'add' prints the new key once: the file has its digest only."
+        "Change the file of --access-keys. A running server uses the changed file within two seconds. "
+        "'add' prints the new key once: the file has its digest only. 'allow' adds a rule, 'deny' removes rules. "
+        "'check' explains what a key or a token may do, or why it is refused."
     )
     example = "headrace keys add access.json alice --models 'digits*' --expires 2027-01-31"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("action", choices=("add", "list", "revoke", "check"))
-        parser.add_argument("file", help="the key file; 'add' creates it")
-        parser.add_argument(
-            "subject", nargs="?", default="", help="the principal to add, or the id of the key to revoke"
-        )
-        parser.add_argument("--models", default=None, help="models that the principal may use, such as 'a,digits*'")
+        parser.add_argument("action", choices=("add", "allow", "deny", "list", "revoke", "check"))
+        parser.add_argument("file", help="the access file; 'add' and 'allow' create it")
+        parser.add_argument("subject", nargs="?", default="", help="the principal, or the id of the key to revoke")
+        parser.add_argument("--models", default=None, help="patterns of models, such as 'a,digits*'; * by default")
         parser.add_argument("--operations", default=None, help=f"operations or categories; {_OPERATIONS} by default")
+        parser.add_argument("--role", action="store_true", help="for 'allow' and 'deny': PRINCIPAL is a role")
+        parser.add_argument("--roles", default=None, help="for 'add': the roles of the principal, such as 'a,b'")
         parser.add_argument("--expires", default=None, metavar="DAY", help="the first day without the key: 2027-01-31")
         parser.add_argument("--note", default=None, help="where the key is used, for 'list'")
-        parser.add_argument("--key", default=None, help="for 'check': a key, or - to read it from stdin")
+        parser.add_argument("--key", default=None, help="for 'check': a key or a token, or - to read it from stdin")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        actions = {"add": add, "list": show, "revoke": revoke, "check": check}
+        actions = {"add": add, "allow": allow, "deny": deny, "list": show, "revoke": revoke, "check": check}
         try:
             return actions[arguments.action](arguments)
         except (HeadraceError, ValueError) as error:
@@ -56,17 +63,14 @@ class AccessKeys(Command):
 
 def add(arguments: argparse.Namespace) -> int:
     """Add a key for a principal, and the principal if it is new. Print the key."""
-    if not arguments.subject:
-        raise ValueError("name the principal: headrace keys add FILE PRINCIPAL")
     key, key_id, digest = new_key()
     with changed(Path(arguments.file)) as document:
-        principals = document["principals"]
-        principal = principals.setdefault(arguments.subject, {"keys": {}, "allow": []})
-        if arguments.models is not None or arguments.operations is not None or not principal["allow"]:
-            models = parse_patterns("*" if arguments.models is None else arguments.models, "--models")
-            named = _OPERATIONS if arguments.operations is None else arguments.operations
-            operations = parse_patterns(named, "--operations")
-            principal["allow"] = [{"models": list(models), "operations": list(operations)}]
+        principal = document["principals"].setdefault(_subject(arguments), {"keys": {}, "allow": []})
+        if arguments.roles is not None:
+            principal["roles"] = [each.strip() for each in arguments.roles.split(",")]
+        is_new = not principal.get("allow") and not principal.get("roles")
+        if arguments.models is not None or arguments.operations is not None or is_new:
+            principal["allow"] = [_rule(arguments)]
         entry = {"sha256": digest, "created": datetime.date.today().isoformat()}
         entry |= {name: value for name in ("expires", "note") if (value := getattr(arguments, name)) is not None}
         principal.setdefault("keys", {})[key_id] = entry
@@ -74,23 +78,59 @@ def add(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def allow(arguments: argparse.Namespace) -> int:
+    """Add a rule to a principal or a role, which may be new."""
+    rule = _rule(arguments)
+    with changed(Path(arguments.file)) as document:
+        rules = _rules(document, arguments)
+        if rule not in rules:
+            rules.append(rule)
+    print(f"{_who(arguments)} may: {_allowed(rules)}")
+    return 0
+
+
+def deny(arguments: argparse.Namespace) -> int:
+    """Remove a rule of a principal or a role, or all of them if the command names no rule."""
+    with changed(Path(arguments.file)) as document:
+        places = document.get("roles", {}) if arguments.role else document["principals"]
+        if _subject(arguments) not in places:
+            raise ConfigError(f"{_who(arguments)} is not in '{arguments.file}'")
+        rules = _rules(document, arguments)
+        if arguments.models is None and arguments.operations is None:
+            rules.clear()
+        elif (rule := _rule(arguments)) in rules:
+            rules.remove(rule)
+        else:
+            raise ConfigError(f"{_who(arguments)} has no such rule; it may: {_allowed(rules)}")
+    print(f"{_who(arguments)} may: {_allowed(rules)}")
+    return 0
+
+
 def show(arguments: argparse.Namespace) -> int:
-    """Print the principals and their keys, without secrets."""
+    """Print the principals and their keys, roles and issuers, without secrets."""
     document = load_document(Path(arguments.file))
-    KeyFile.parse(document, Path(arguments.file))
+    file = KeyFile.parse(document, Path(arguments.file))
     rows = [
         [
             name,
             key_id,
             key.get("created", ""),
             key.get("expires", ""),
-            "; ".join(f"{','.join(rule['operations'])} on {','.join(rule['models'])}" for rule in principal["allow"]),
+            _allowed(principal.get("allow", [])) if principal.get("allow") or not principal.get("roles") else "",
+            ",".join(principal.get("roles", [])),
             one_line(str(key.get("note", ""))),
         ]
         for name, principal in document["principals"].items()
         for key_id, key in (principal.get("keys") or {"-": {}}).items()
     ]
-    print(draw_table(["Principal", "Key", "Created", "Expires", "Allowed", "Note"], rows))
+    print(draw_table(["Principal", "Key", "Created", "Expires", "Allowed", "Roles", "Note"], rows))
+    if file.roles:
+        print(draw_table(["Role", "Allowed"], [[name, _told(rules)] for name, rules in file.roles.items()]))
+    if file.issuers:
+        issuers = [
+            [each.name, ",".join(each.audience), ",".join(each.algorithms), each.keys] for each in file.issuers.values()
+        ]
+        print(draw_table(["Issuer", "Audience", "Algorithms", "Keys"], issuers))
     return 0
 
 
@@ -106,38 +146,115 @@ def revoke(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# ---------------------------------------------------------------------- check
+
+
 def check(arguments: argparse.Namespace) -> int:
-    """Check the file; and what a key may do, if one is given."""
-    keys = KeyFile.read(Path(arguments.file))
+    """Check the file and its addresses; and what a key or a token may do, if one is given."""
+    file = KeyFile.read(Path(arguments.file))
     if arguments.key is None:
-        print(f"'{arguments.file}' is valid: {len(keys)} keys")
+        for issuer in file.issuers.values():
+            if issuer.has_address:
+                _fetch(issuer.keys, issuer.algorithms)
+        print(f"'{arguments.file}' is valid: {len(file)} keys")
         return 0
     given = sys.stdin.readline().strip() if arguments.key == "-" else arguments.key
-    found = keys.find(given)
+    what = "key" if not file.issuers or given.startswith("hr_") else "token"
+    found = file.find(given) if what == "key" else asyncio.run(_verified(file, given))
+    if what == "token":
+        _explain(file, given)
     if not isinstance(found, Principal):
-        print(f"headrace keys: the key is refused: {found}", file=sys.stderr)
+        print(f"headrace keys: the {what} is refused: {found}", file=sys.stderr)
         return 1
-    allowed = "; ".join(f"{','.join(rule.operations)} on {','.join(rule.models)}" for rule in found.rules)
-    print(f"the key belongs to '{found.name}', who may: {allowed or 'nothing'}")
-    return 0
+    print(f"the {what} belongs to '{found.name}', who may: {_told(found.rules)}")
+    return _decisions(found, arguments)
 
 
-@contextmanager
-def changed(path: Path) -> Iterator[dict[str, Any]]:
-    """Return the document of ``path``, or an empty one. Write it at the end, in one step, if it is valid.
+def _fetch(address: str, algorithms: tuple[str, ...]) -> None:
+    try:
+        KeySet.parse(read_address(address), algorithms)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the keys at '{address}' cannot be used: {one_line(str(error))}") from None
 
-    A lock beside the file keeps two commands from losing the change of one.
-    """
-    with path.with_name(f".{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        document = load_document(path) if path.exists() else {"principals": {}}
-        yield document
-        KeyFile.parse(document, path)
-        partial = path.with_name(f".{path.name}.partial")
-        partial.unlink(missing_ok=True)
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+
+async def _verified(file: KeyFile, token: str) -> Principal | str:
+    found = Tokens(file).find(token)
+    if not isinstance(found, Verified | str):
+        found = await found
+    return found if isinstance(found, str) else found.principal
+
+
+def _explain(file: KeyFile, given: str) -> None:
+    """Print what a token says, and what its issuer must say for it."""
+    token = peek(given)
+    if isinstance(token, str):
+        return
+    named = token.claims.get("iss")
+    issuer = file.issuers.get(named) if isinstance(named, str) else None
+    expected = {} if issuer is None else {"alg": ", ".join(issuer.algorithms), "aud": ", ".join(issuer.audience)}
+    expected["iss"] = ", ".join(file.issuers)
+    rows = [[name, _readable(name, token.header.get(name)), expected.get(name, "")] for name in ("alg", "kid")]
+    shown = ["iss", "aud", *_TIMES, *([] if issuer is None else [issuer.principal, issuer.roles])]
+    rows += [[name, _readable(name, token.claims.get(name)), expected.get(name, "")] for name in shown if name]
+    print(draw_table(["In the token", "Value", "In the file"], rows))
+
+
+def _readable(name: str, value: Any) -> str:
+    if name in _TIMES and isinstance(value, int | float):
+        try:
+            return datetime.datetime.fromtimestamp(value, datetime.timezone.utc).isoformat(timespec="seconds")
+        except (ValueError, OverflowError, OSError):
+            pass
+    return "" if value is None else one_line(value if isinstance(value, str) else json.dumps(value))[:200]
+
+
+def _decisions(principal: Principal, arguments: argparse.Namespace) -> int:
+    """Print if ``principal`` may do the operations on the models that the command names, one by one."""
+    if arguments.models is None and arguments.operations is None:
+        return 0
+    refused = 0
+    for model in (arguments.models or "").split(","):
+        for name in (arguments.operations or "infer").split(","):
+            category = next((each.category for each in Operation if each == name), "")
+            may = principal.may(name, category, model)
+            refused += not may
+            print(f"{'yes' if may else 'no'}: {one_line(name)}{f' on {one_line(model)}' if model else ''}")
+    return 1 if refused else 0
+
+
+# ---------------------------------------------------------------------- parts of the file
+
+
+def _subject(arguments: argparse.Namespace) -> str:
+    if not arguments.subject:
+        raise ValueError(f"name the principal: headrace keys {arguments.action} FILE PRINCIPAL")
+    return str(arguments.subject)
+
+
+def _who(arguments: argparse.Namespace) -> str:
+    return f"{'the role ' if arguments.role else ''}'{arguments.subject}'"
+
+
+def _rule(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    models = parse_patterns("*" if arguments.models is None else arguments.models, "--models")
+    operations = parse_patterns(_OPERATIONS if arguments.operations is None else arguments.operations, "--operations")
+    return {"models": list(models), "operations": list(operations)}
+
+
+def _rules(document: dict[str, Any], arguments: argparse.Namespace) -> list[dict[str, list[str]]]:
+    """Return the rules of the principal or the role in ``document``, to be changed."""
+    name = _subject(arguments)
+    found: list[dict[str, list[str]]]
+    if arguments.role:
+        found = document.setdefault("roles", {}).setdefault(name, [])
+    else:
+        found = document["principals"].setdefault(name, {}).setdefault("allow", [])
+    return found
+
+
+def _allowed(rules: list[dict[str, list[str]]]) -> str:
+    return _told(AccessRule(tuple(each["models"]), tuple(each["operations"])) for each in rules)
+
+
+def _told(rules: Any) -> str:
+    return "; ".join(map(str, rules)) or "nothing"

@@ -1,0 +1,129 @@
+"""Rules: which operations a principal may do on which models; and how members of the access file are checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from headrace import Operation, one_line
+
+_PATTERN = re.compile(r"[A-Za-z0-9_*?.\-]{1,128}", re.ASCII)
+#: The most characters of the name of a principal or of a role.
+_LONGEST_NAME = 256
+#: Operations without a model that tell nothing about models: their names decide.
+_OF_NO_MODEL = frozenset(
+    (Operation.OPEN_STREAM, Operation.SERVER_METADATA, Operation.LIVE, Operation.READY, Operation.REFLECTION)
+)
+#: The decisions of a principal that are kept.
+_KEPT_DECISIONS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRule:
+    """Allows ``operations``, by name or category, on ``models``. Both are patterns as of a shell."""
+
+    models: tuple[str, ...]
+    operations: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{','.join(self.operations)} on {','.join(self.models)}"
+
+    def allows(self, operation: str, category: str, model: str) -> bool:
+        """True if it allows the operation. An operation on the whole server needs the model pattern ``*``."""
+        if not matching(self.operations, operation, category):
+            return False
+        if model:
+            return matching(self.models, model)
+        return operation in _OF_NO_MODEL or "*" in self.models
+
+
+@dataclass(slots=True)
+class Principal:
+    """Who asks. Decisions are kept, because a principal asks for few models again and again."""
+
+    name: str
+    rules: Sequence[AccessRule]
+    _decided: dict[tuple[str, str], bool] = field(default_factory=dict)
+
+    def may(self, operation: str, category: str, model: str) -> bool:
+        """True if a rule allows the operation."""
+        found = self._decided.get((operation, model))
+        if found is None:
+            found = any(rule.allows(operation, category, model) for rule in self.rules)
+            if len(self._decided) >= _KEPT_DECISIONS:
+                self._decided.clear()
+            self._decided[operation, model] = found
+        return found
+
+
+def matching(patterns: Iterable[str], *names: str) -> bool:
+    """True if a pattern matches one of ``names``."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names if name)
+
+
+def is_name(text: object) -> bool:
+    """True if ``text`` can name a principal or a role. It stands in logs, errors and metrics."""
+    return isinstance(text, str) and 0 < len(text) <= _LONGEST_NAME and text.isprintable() and text == text.strip()
+
+
+# ---------------------------------------------------------------------- members of the file. All raise `ValueError`.
+
+
+def parse_patterns(text: str, where: str) -> tuple[str, ...]:
+    """Return the patterns in a list such as ``infer,metadata*``. Raises `ValueError` that names ``where``."""
+    return tuple(_pattern(each.strip(), where) for each in text.split(","))
+
+
+def read_rules(given: Any, where: str) -> tuple[AccessRule, ...]:
+    if not isinstance(given, list):
+        raise ValueError(f"{where} is no list of rules, each with 'models' and 'operations'")
+    rules = []
+    for number, each in enumerate(given):
+        place = f"{where}[{number}]"
+        known_members(each, place, "models", "operations")
+        models, operations = (_patterns(each.get(name), f"{place}.{name}") for name in ("models", "operations"))
+        rules.append(AccessRule(models, operations))
+    return tuple(rules)
+
+
+def read_name(given: object, where: str) -> str:
+    """Return ``given``, the name of a principal or of a role."""
+    if not is_name(given):
+        raise ValueError(f"{where} is no name: 1 to {_LONGEST_NAME} printable characters, without blanks around them")
+    return str(given)
+
+
+def members(given: Any, where: str) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise ValueError(f"{where} is no object")
+    return given
+
+
+def known_members(given: Any, where: str, *names: str) -> dict[str, Any]:
+    """Return the members of ``given``, which are some of ``names``."""
+    unknown = sorted(members(given, where).keys() - set(names))
+    if unknown:
+        raise ValueError(f"{where}: unknown member '{one_line(unknown[0])}'; known: {', '.join(names)}")
+    return members(given, where)
+
+
+def text_list(given: Any, where: str, example: str) -> tuple[str, ...]:
+    """Return a list of texts with at least one, none of them empty."""
+    if not isinstance(given, list) or not given or not all(isinstance(each, str) and each for each in given):
+        raise ValueError(f"{where} is no list such as {example}")
+    return tuple(given)
+
+
+def _patterns(given: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(given, list) or not given or not all(isinstance(each, str) for each in given):
+        raise ValueError(f"{where} is no list of patterns, such as ['digits*']")
+    return tuple(_pattern(each, where) for each in given)
+
+
+def _pattern(text: str, where: str) -> str:
+    if not _PATTERN.fullmatch(text):
+        raise ValueError(f"{where}: '{one_line(text)}' is no pattern: 1 to 128 of A-Z, a-z, 0-9 and _ . - * ?")
+    return text
