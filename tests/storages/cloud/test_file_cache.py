@@ -205,8 +205,29 @@ def test_a_full_disk_is_told_before_the_download(
         cache.place(source.name, source.size, tmp_path / "a", source)
     assert source.count == 0
     assert (_entries(cache), _partial(cache)) == (set(), [])
-    with pytest.raises(LoadError, match="is full: 9223372036854775807 bytes do not fit"):
-        make(2**63).make_room(2**63 - 1)
+
+
+def test_a_file_that_fits_no_disk_removes_nothing(
+    make: Callable[..., FileCache], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, source = make(2**63), Source(bytes(10 * KIB))
+    cache.place(source.name, source.size, tmp_path / "a", source)
+    with pytest.raises(LoadError, match="is full: 4611686018427387904 bytes do not fit"):
+        cache.make_room(2**62)
+    assert _entries(cache) == {source.name}
+    monkeypatch.setattr(cache, "_free", lambda: 0)  # removed, but not free: models have links to it
+    with pytest.raises(LoadError, match="is full: 5 bytes do not fit"):
+        cache.make_room(5)
+
+
+def test_a_full_disk_of_the_models_is_told_from_that_of_the_cache(
+    make: Callable[..., FileCache], tmp_path: Path
+) -> None:
+    def fill(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(LoadError, match=f"the disk of '{tmp_path}' is full: 7 bytes do not fit. TMPDIR names another"):
+        make(0).place(entry_name("x"), 7, tmp_path / "a", fill)
 
 
 def test_threads_and_servers_wait_for_the_one_that_downloads(make: Callable[..., FileCache], tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_a_model_is_complete_when_its_ready_file_is_the_newest() -> None:
     assert listing.models() == []
 
 
-def test_a_bad_key_fails_its_model_and_no_other() -> None:
+def test_a_bad_key_fails_its_model_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
     store = Kept("a/1/w", "m/1//w", "n/1/w")
     listing = _listing(store)
     assert listing.models() == ["a", "m", "n"]
@@ -182,6 +182,8 @@ def test_a_bad_key_fails_its_model_and_no_other() -> None:
     with pytest.raises(LoadError, match="the key 'm/1//w' is invalid"):
         listing.files("m")
     assert store.listings == ["", "a", "m", "n"]
+    listing.models()
+    assert [each.message for each in caplog.records] == ["the key 'm/1//w' is invalid; listing each model by itself"]
 
 
 @pytest.mark.parametrize("settle_s", [0.0, 5.0], ids=["none", "poll"])
