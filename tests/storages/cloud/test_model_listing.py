@@ -215,7 +215,7 @@ def test_a_file_that_is_a_folder_too_is_refused_and_an_empty_one_is_a_folder() -
 
 
 def test_files_beside_the_models_and_hidden_folders_are_no_models() -> None:
-    assert _listing(Kept("README", ".git/config", "m/1/w")).models() == ["m"]
+    assert _listing(Kept("README", ".git/config", "../x/w", "./w", "/w", "a\0b/w", "m/1/w")).models() == ["m"]
 
 
 def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
