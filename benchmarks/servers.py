@@ -70,6 +70,14 @@ def echo(server: str) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
+def listening(command: Sequence[str], *ports: int) -> Iterator[int]:
+    """The process id of ``command``, which listens on ``ports``."""
+    with _process(command) as process:
+        _until(lambda: all(_listens(port) for port in ports), process)
+        yield process.pid
+
+
+@contextlib.contextmanager
 def _v2(name: str, command: Sequence[str], repository: Path, flags: Sequence[str]) -> Iterator[Running]:
     http, grpc, metrics = free_ports(3)
     addresses = [f"--{part}-address=127.0.0.1" for part in ("http", "grpc", "metrics")]

@@ -24,7 +24,8 @@ from headrace_grpc.http2.stream import Stream
 from headrace_grpc.rpc import Rpc
 from headrace_grpc.single_calls import DirectCall, HeldCall, UnaryCall
 from headrace_grpc.stream_calls import StreamCall
-from headrace_hosts.listening import BACKLOG, listen_grpc
+from headrace_hosts.accepting import accept
+from headrace_hosts.listening import listen_grpc
 
 #: A peer can break the rules at any rate, so this log is limited. The module imports nothing else of the server.
 rate_limited_logger("headrace_grpc.http2.connection")
@@ -37,15 +38,22 @@ class GrpcFrontend(GrpcHost):
 
     async def serve(self) -> int:
         options = self.engine.options
-        context = None if self.tls is None else await asyncio.to_thread(self.tls.context, ["h2"])
         listener = await asyncio.to_thread(
             listen_grpc, options.grpc_address, options.grpc_port, options.reuse_grpc_port
         )
         self._calls = Calls(self.rpcs, options, self.engine.off_loop_work)
         self._connections = connections = Connections(self._calls, _limits(options), _keepalive(options))
-        self._acceptor = await asyncio.get_running_loop().create_server(
-            lambda: Connection(connections), sock=listener, backlog=BACKLOG, ssl=context
-        )
+        try:
+            self._acceptor = await accept(
+                lambda: Connection(connections),
+                listener,
+                self.tls,
+                ("h2",),
+                handshake_s=connections.limits.head_seconds,
+            )
+        except BaseException:
+            listener.close()
+            raise
         connections.watch()
         port: int = listener.getsockname()[1]
         return port

@@ -1,4 +1,4 @@
-"""TLS from PEM files, for a frontend that ends TLS itself.
+"""TLS from PEM files, with Mozilla's intermediate settings (https://wiki.mozilla.org/Security/Server_Side_TLS).
 
 Everything here reads files. Create contexts on a thread. The event loop reads the state of the files in a handshake, at
 most once per second, and their contents only if they have changed.
@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from headrace.config.option_parts import GrpcTlsOptions, HttpTlsOptions
 from headrace.errors import ConfigError
+from headrace_hosts.client_hello import offered_groups
 from headrace_hosts.file_changes import FileChanges
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,9 @@ PemFile: TypeAlias = "tuple[str, str]"
 
 #: The ciphers of TLS 1.2 that RFC 9113 does not prohibit. It prohibits none of TLS 1.3.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=2"
+#: The groups for the key exchange by their numbers of RFC 8446: X25519, P-256 and P-384. OpenSSL also has FFDHE, where
+#: a client can make the server compute for 100 ms. Python can tell it one group, so each has a context of its own.
+_GROUPS = {29: "X25519", 23: "prime256v1", 24: "secp384r1"}
 #: OpenSSL's reasons for a key that does not belong to the certificate.
 _MISFITS = {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"}
 
@@ -49,6 +53,10 @@ class TlsFiles:
         """
         return _Reloading(self, protocols).first
 
+    def contexts(self, protocols: Sequence[str]) -> TlsContexts:
+        """Return contexts as `context`, of which each has one safe group for the key exchange."""
+        return TlsContexts(self, protocols)
+
     def changes(self) -> FileChanges:
         """Return an object that finds later changes of the files. For hosts that do not use `context`."""
         return FileChanges(*(path for _, path in (self.certificate, self.key, self.authorities)))
@@ -58,6 +66,7 @@ class TlsFiles:
         result = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         result.minimum_version = ssl.TLSVersion.TLSv1_2
         result.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        result.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE  # the client knows what its processor is fast at
         result.set_ciphers(_CIPHERS)
         result.set_alpn_protocols(list(protocols))
         self.contents()  # validates that the files can be read
@@ -135,28 +144,58 @@ def grpc_tls(options: GrpcTlsOptions) -> TlsFiles | None:
     )
 
 
-class _Reloading:
-    """The contexts of ``files``. A handshake begins with ``first``, and goes on with the latest."""
+class TlsContexts:
+    """The contexts for handshakes, of the latest files that fit. On one event loop; create it on a thread."""
 
     def __init__(self, files: TlsFiles, protocols: Sequence[str]) -> None:
         self._files, self._protocols = files, protocols
         self._changes = files.changes()
-        self.first = self._latest = files.read(protocols)
-        self.first.sni_callback = self._choose
+        self._latest = self._read()
 
-    def _choose(self, handshake: Any, name: str | None, context: ssl.SSLContext) -> None:
-        """Called by OpenSSL in each handshake, with or without the name of a server."""
+    def choose(self, hello: bytes) -> ssl.SSLContext:
+        """Return the context for a client that begins with ``hello``. Reads the files if they have changed."""
         if self._changes.are_due() and self._changes.found():
             self._reload()
-        handshake.context = self._latest
+        latest = self._latest
+        for group in offered_groups(hello):
+            if group in latest:
+                return latest[group]
+        return next(iter(latest.values()))
+
+    def _read(self) -> dict[int, ssl.SSLContext]:
+        found = {}
+        for number, name in _GROUPS.items():
+            context = self._files.read(self._protocols)
+            try:
+                context.set_ecdh_curve(name)
+            except (ValueError, ssl.SSLError):
+                continue  # X25519 before OpenSSL 3
+            found[number] = context
+        return found
 
     def _reload(self) -> None:
         try:
-            self._latest = self._files.read(self._protocols)
+            self._latest = self._read()
         except (ConfigError, OSError) as error:  # OSError: a file was removed while it was read
             log.error("%s keeps its former certificate: %s", self._files.service, error)
         else:
             log.info("%s uses the new certificate in '%s'", self._files.service, self._files.certificate[1])
+
+
+class _Reloading(TlsContexts):
+    """The context of a library with handshakes of its own: they begin with ``first``, and go on with the latest."""
+
+    def __init__(self, files: TlsFiles, protocols: Sequence[str]) -> None:
+        super().__init__(files, protocols)
+        self.first = self._latest[0]
+        self.first.sni_callback = self._continue
+
+    def _read(self) -> dict[int, ssl.SSLContext]:
+        return {0: self._files.read(self._protocols)}
+
+    def _continue(self, handshake: Any, name: str | None, context: ssl.SSLContext) -> None:
+        """Called by OpenSSL in each handshake, with or without the name of a server."""
+        handshake.context = self.choose(b"")
 
 
 def _load_authorities(into: ssl.SSLContext, file: PemFile) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from typing import ClassVar
 
@@ -20,13 +19,7 @@ class HttpFrontend(HttpHost):
         routes = self.served.answering(has_sockets=False)
         self._connections = connections = NativeConnections(routes.dispatch, self.limits, self.engine.off_loop_work)
         routes.on_dispatch.append(connections.use)
-        self._acceptor = await asyncio.get_running_loop().create_server(
-            lambda: HttpProtocol(connections),
-            sock=listener,
-            backlog=self.backlog,
-            ssl=self.tls,
-            ssl_handshake_timeout=None if self.tls is None else self.limits.header_timeout_s or None,
-        )
+        self._acceptor = await self.accept(listener, lambda: HttpProtocol(connections))
         connections.watch()
 
     async def stop(self) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from headrace.errors import ConfigError
 from headrace.frontends.base import Frontend
+from headrace_hosts.accepting import Acceptor, accept
 from headrace_hosts.listening import BACKLOG, announce, listen_http
 from headrace_hosts.tls_files import TlsFiles, http_tls
 from headrace_http.caller_limits import HttpLimits, port_limits
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from headrace.engine import Engine
 
 log = logging.getLogger(__name__)
+
+#: What a client gets that does not speak TLS on a port with TLS.
+_NO_TLS = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: 50\r\nConnection: close\r\n\r\n"
+    b'{"error":"this port speaks TLS: connect by https"}'
+)
 
 
 class HttpPort(Frontend):
@@ -153,8 +159,6 @@ class HttpHost(Frontend):
     #: What it speaks over TLS, the best first (ALPN).
     alpn: ClassVar[Sequence[str]] = ("http/1.1",)
     port: int = 0
-    #: TLS of the port, once `serve` is called; None without.
-    tls: ssl.SSLContext | None = None
 
     def __init__(self, engine: Engine, served: HttpPort | None = None) -> None:
         super().__init__(engine)
@@ -169,10 +173,13 @@ class HttpHost(Frontend):
     def shares_port(self) -> bool:
         return self.served.shares_port
 
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files of TLS of the port; None without."""
+        return self.served.tls
+
     async def start(self) -> None:
         await asyncio.to_thread(self.prepare)
-        files = self.served.tls
-        self.tls = None if files is None else await asyncio.to_thread(files.context, self.alpn)
         address, port = self.served.place
         service = self.served.service or self.served.name
         listener = await asyncio.to_thread(listen_http, address, port, self.shares_port, service=service)
@@ -186,6 +193,14 @@ class HttpHost(Frontend):
 
     def prepare(self) -> None:
         """Read files and import what takes long, before the port is taken. On a thread. May raise `ConfigError`."""
+
+    async def accept(self, listener: socket.socket, make_protocol: Callable[[], asyncio.BaseProtocol]) -> Acceptor:
+        """Accept the connections of ``listener`` until the result is closed. Each gets a protocol of its own.
+
+        Over TLS, it gets it after the handshake. Handshakes are bounded in number and time.
+        """
+        handshake_s = self.limits.header_timeout_s
+        return await accept(make_protocol, listener, self.tls, self.alpn, handshake_s=handshake_s, no_tls=_NO_TLS)
 
     @abstractmethod
     async def serve(self, listener: socket.socket) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import re
 import socket
 import ssl
@@ -129,13 +130,17 @@ def test_requests_of_a_pipeline_are_answered_in_order_and_a_close_is_clean(serve
     serve(files(pem), scenario)
 
 
-def test_a_client_without_tls_is_not_answered_and_disturbs_no_other(serve: Serve, pem: Path) -> None:
+def test_a_client_without_tls_is_told_so_and_disturbs_no_other(serve: Serve, pem: Path) -> None:
     def scenario(port: int, metrics: int) -> None:
+        said = []
         for rubbish in (b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\xff\xff" + bytes(70_000), b""):
             with socket.create_connection(("127.0.0.1", port), 20) as plain:
                 plain.sendall(rubbish)
                 plain.shutdown(socket.SHUT_WR)
-                assert b"HTTP/1.1" not in _rest(plain)
+                said.append(_rest(plain))
+        assert said[0].startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert json.loads(said[0].partition(b"\r\n\r\n")[2]) == {"error": "this port speaks TLS: connect by https"}
+        assert not any(b"HTTP/1.1" in words for words in said[1:])
         assert get(port, "/v2", trusting(pem)) == 200
 
     serve(files(pem), scenario)

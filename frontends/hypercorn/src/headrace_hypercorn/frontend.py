@@ -27,7 +27,7 @@ class HypercornFrontend(HttpHost):
 
     async def serve(self, listener: socket.socket) -> None:
         self._server = self._server_class(self)
-        await self._server.start(listener, self.tls)
+        await self._server.start(listener)
 
     async def stop(self) -> None:
         await self._server.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import sys
 from typing import TYPE_CHECKING, cast
 
@@ -40,14 +39,10 @@ class HypercornServer:
         self._wrapped = ASGIWrapper(self._answer)  # type: ignore[arg-type]
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def start(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Accept connections of ``listener``, over TLS if ``tls`` is given."""
-        self._acceptor = await asyncio.get_running_loop().create_server(
-            lambda: HypercornConnection(self._connections, self._app.socket_limit, self._serve),
-            sock=listener,
-            backlog=self._host.backlog,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else self._host.limits.header_timeout_s or None,
+    async def start(self, listener: socket.socket) -> None:
+        """Accept connections of ``listener``, over TLS if the host has it."""
+        self._acceptor = await self._host.accept(
+            listener, lambda: HypercornConnection(self._connections, self._app.socket_limit, self._serve)
         )
         self._connections.watch()
 
