@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from headrace_engines.graph import Graph, GraphTensor
     from headrace_engines.graph_config import check_against_graph, complete_from_graph, default_max_batch_size
     from headrace_engines.instance_threads import threads_per_instance
-    from headrace_engines.onnx_references import check_onnx_references, onnx_repeats
+    from headrace_engines.onnx_references import OnnxFile, check_onnx_references, onnx_repeats, read_onnx_file
     from headrace_engines.private_modules import PrivateModules
 
 #: The module of each name, imported on first use: a process of a model may have no protobuf.
 _HOMES = {
     "Graph": "graph",
     "GraphTensor": "graph",
+    "OnnxFile": "onnx_references",
     "PrivateModules": "private_modules",
     "check_against_graph": "graph_config",
     "check_onnx_references": "onnx_references",
@@ -28,12 +29,14 @@ _HOMES = {
     "default_max_batch_size": "graph_config",
     "onnx_repeats": "onnx_references",
     "read_libraries": "engine_libraries",
+    "read_onnx_file": "onnx_references",
     "threads_per_instance": "instance_threads",
 }
 
 __all__ = [
     "Graph",
     "GraphTensor",
+    "OnnxFile",
     "PrivateModules",
     "check_against_graph",
     "check_onnx_references",
@@ -41,6 +44,7 @@ __all__ = [
     "default_max_batch_size",
     "onnx_repeats",
     "read_libraries",
+    "read_onnx_file",
     "threads_per_instance",
 ]
 

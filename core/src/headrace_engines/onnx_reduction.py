@@ -9,30 +9,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 from headrace import open_regular
 
-#: Numbers of fields: of a model, of its graph, and of an initializer.
-_GRAPH, _INITIALIZER, _EXTERNAL_DATA = 7, 5, 13
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+#: Tags of fields: the number, and how the value is written. Of a model, of its graph, and of an initializer.
+_GRAPH, _INITIALIZER, _EXTERNAL_DATA = 7 << 3 | _LENGTH, 5 << 3 | _LENGTH, 13 << 3 | _LENGTH
 #: A field of an initializer that is larger has values.
 _SMALL_BYTES = 1 << 10
 #: Files with more fields, or more bytes besides values, are not walked.
 _MOST_FIELDS, _MOST_BYTES = 100_000, 16 << 20
 _PIECE_BYTES = 64 << 10
+#: The longest head of a field: two numbers.
+_HEAD_BYTES = 20
 #: The mark of the engine's own format, at byte 4.
 _ENGINE_FORMAT = b"ORTM"
 
-
-class _WireField(NamedTuple):
-    """A field from ``start`` to ``end``. ``content`` is where its value begins."""
-
-    number: int
-    wire: int
-    start: int
-    content: int
-    end: int
+#: The tag of a field, where the field starts, where its value starts, and where both end.
+_WireField: TypeAlias = "tuple[int, int, int, int]"
 
 
 def reduced(path: Path) -> bytes | None:
@@ -44,7 +39,7 @@ def reduced(path: Path) -> bytes | None:
     with open_regular(path) as file:
         reader = _FieldReader(file.fileno(), os.fstat(file.fileno()).st_size)
         try:
-            if reader.read(4, 8) == _ENGINE_FORMAT:
+            if reader.copy(0, 8)[4:] == _ENGINE_FORMAT:
                 return None
             return b"".join(_model(reader))
         except ValueError:
@@ -52,25 +47,27 @@ def reduced(path: Path) -> bytes | None:
 
 
 def _model(reader: _FieldReader) -> Iterator[bytes]:
-    for field in reader.fields(0, reader.size):
-        if (field.number, field.wire) == (_GRAPH, _LENGTH):
-            yield _written(_GRAPH, b"".join(_graph(reader, field)))
-        else:
-            yield reader.copy(field)
+    copied = 0
+    for tag, start, content, end in reader.fields(0, reader.size):
+        if tag == _GRAPH:
+            yield reader.copy(copied, start)
+            yield _written(_GRAPH, b"".join(_graph(reader, content, end)))
+            copied = end
+    yield reader.copy(copied, reader.size)
 
 
-def _graph(reader: _FieldReader, graph: _WireField) -> Iterator[bytes]:
-    for field in reader.fields(graph.content, graph.end):
-        is_initializer = (field.number, field.wire) == (_INITIALIZER, _LENGTH)
-        if is_initializer and field.end - field.content > _SMALL_BYTES:
+def _graph(reader: _FieldReader, copied: int, graph_end: int) -> Iterator[bytes]:
+    for tag, start, content, end in reader.fields(copied, graph_end):
+        if tag == _INITIALIZER and end - content > _SMALL_BYTES:
+            yield reader.copy(copied, start)
             kept = [
-                reader.copy(part)
-                for part in reader.fields(field.content, field.end)
-                if part.number == _EXTERNAL_DATA or part.end - part.start <= _SMALL_BYTES
+                reader.copy(part, part_end)
+                for part_tag, part, _, part_end in reader.fields(content, end)
+                if part_tag == _EXTERNAL_DATA or part_end - part <= _SMALL_BYTES
             ]
             yield _written(_INITIALIZER, b"".join(kept))
-        else:
-            yield reader.copy(field)
+            copied = end
+    yield reader.copy(copied, graph_end)
 
 
 class _FieldReader:
@@ -82,59 +79,74 @@ class _FieldReader:
         self._start, self._piece = 0, b""
         self._fields, self._copied = 0, 0
 
-    def read(self, start: int, end: int) -> bytes:
-        offset, size = start - self._start, end - start
-        if offset < 0 or offset + size > len(self._piece):
-            self._start, self._piece = start, os.pread(self._descriptor, max(size, _PIECE_BYTES), start)
-            offset = 0
-        found = self._piece[offset : offset + size]
+    def copy(self, start: int, end: int) -> bytes:
+        """Return the bytes from ``start`` to ``end``."""
+        size = end - start
+        self._copied += size
+        if self._copied > _MOST_BYTES:
+            raise ValueError("too many bytes")
+        at = self._at(start, size)
+        found = self._piece[at : at + size]
         if len(found) < size:
             raise ValueError("the file is shorter")
         return found
-
-    def copy(self, field: _WireField) -> bytes:
-        self._copied += field.end - field.start
-        if self._copied > _MOST_BYTES:
-            raise ValueError("too many bytes")
-        return self.read(field.start, field.end)
 
     def fields(self, start: int, end: int) -> Iterator[_WireField]:
         """Yield the fields from ``start`` to ``end``."""
         while start < end:
             self._fields += 1
-            tag, content = self._varint(start)
-            number, wire = tag >> 3, tag & 7
+            at = self._at(start, min(_HEAD_BYTES, self.size - start))
+            piece = self._piece
+            tag, at = _number(piece, at)
+            wire = tag & 7
+            size, content = 0, at
             if wire == _LENGTH:
-                size, content = self._varint(content)
-                after = content + size
+                size, content = _number(piece, at)
             elif wire == _VARINT:
-                _, after = self._varint(content)
+                size = _number(piece, at)[1] - at
             elif wire in (_FIXED32, _FIXED64):
-                after = content + (4 if wire == _FIXED32 else 8)
+                size = 4 if wire == _FIXED32 else 8
             else:
                 raise ValueError("a group")
-            if number == 0 or after > end or self._fields > _MOST_FIELDS:
+            content += self._start
+            after = content + size
+            if tag < 8 or after > end or self._fields > _MOST_FIELDS:
                 raise ValueError("no field, or too many")
-            yield _WireField(number, wire, start, content, after)
+            yield tag, start, content, after
             start = after
 
-    def _varint(self, place: int) -> tuple[int, int]:
-        """Return a number and the place behind it."""
-        value = 0
-        for shift in range(0, 70, 7):
-            (byte,) = self.read(place, place + 1)
-            place += 1
+    def _at(self, start: int, size: int) -> int:
+        """Return where ``start`` lies in the piece, which then has the next ``size`` bytes, or all until the end."""
+        at = start - self._start
+        if at < 0 or at + size > len(self._piece):
+            self._start, self._piece = start, os.pread(self._descriptor, max(size, _PIECE_BYTES), start)
+            return 0
+        return at
+
+
+def _number(piece: bytes, at: int) -> tuple[int, int]:
+    """Return the number at ``at``, and the place behind it."""
+    try:
+        value = piece[at]
+        if value < 0x80:
+            return value, at + 1
+        value &= 0x7F
+        for shift in range(7, 70, 7):
+            at += 1
+            byte = piece[at]
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return value, place
-        raise ValueError("no number")
+                return value, at + 1
+    except IndexError:
+        raise ValueError("the file is shorter") from None
+    raise ValueError("no number")
 
 
-def _written(number: int, content: bytes) -> bytes:
+def _written(tag: int, content: bytes) -> bytes:
     """Return a field with ``content``."""
     size, left = bytearray(), len(content)
     while left > 0x7F:
         size.append(left & 0x7F | 0x80)
         left >>= 7
     size.append(left)
-    return bytes((number << 3 | _LENGTH, *size)) + content
+    return bytes((tag, *size)) + content

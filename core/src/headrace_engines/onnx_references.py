@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
@@ -21,6 +21,8 @@ from headrace_engines.onnx_reduction import reduced
 _ADDRESS = "*/_ORT_MEM_ADDR_"
 #: The node of a graph that an accelerator has compiled, and its attributes.
 _COMPILED = b"EPContext"
+_NAMING = frozenset((b"location", _COMPILED))
+_LOOP = b"Loop"
 _COMPILED_FILE, _IS_EMBEDDED, _SOURCE_FILE = b"ep_cache_context", b"embed_mode", b"onnx_model_filename"
 
 _PIECE_BYTES = 1 << 20
@@ -50,8 +52,19 @@ _SCHEMA: dict[str, dict[str, tuple[int, str | int]]] = {
 }
 
 
-def check_onnx_references(path: Path, folder: Path) -> list[str]:
-    """Return the names of the weight files of the ONNX graph in the file ``path``, once each.
+class OnnxFile(NamedTuple):
+    """What `read_onnx_file` finds: the names of weight files, once each, and whether the graph may have a loop.
+
+    The number of runs of a loop depends on the request. ``repeats`` is also True if the file only contains the word,
+    besides the values of weights.
+    """
+
+    weights: list[str]
+    repeats: bool
+
+
+def read_onnx_file(path: Path, folder: Path) -> OnnxFile:
+    """Return what the ONNX graph in the file ``path`` refers to. Reads the file once, without the values of weights.
 
     Raises `LoadError` if it names a file outside the model's directory ``folder``, which contains ``path``. A file that
     is not an ONNX graph passes: the engine reads or refuses it.
@@ -59,7 +72,8 @@ def check_onnx_references(path: Path, folder: Path) -> list[str]:
     # the path may leave the version's directory again: 1/../model.onnx
     inside = posixpath.normpath(path.relative_to(folder))
     levels, weights = inside.count("/"), {}
-    for name, is_weights in _names(path):
+    mentioned = _mentioned(path, {*_NAMING, _LOOP})
+    for name, is_weights in () if mentioned.isdisjoint(_NAMING) else _names(path):
         if is_weights:
             weights[name] = True
         reason = "it is an address in memory" if name.startswith(_ADDRESS) else why_path_leaves(name, levels)
@@ -69,38 +83,37 @@ def check_onnx_references(path: Path, folder: Path) -> list[str]:
             raise LoadError(
                 f"'{path}' names the file '{one_line(name)}', which must stay in the model directory: {reason}"
             )
-    return list(weights)
+    return OnnxFile(list(weights), _LOOP in mentioned)
+
+
+def check_onnx_references(path: Path, folder: Path) -> list[str]:
+    """Return the names of the weight files of the ONNX graph in the file ``path``, as `read_onnx_file`."""
+    return read_onnx_file(path, folder).weights
 
 
 def onnx_repeats(path: Path) -> bool:
-    """True if the ONNX graph in the file ``path`` may have a loop, whose number of runs depends on the request.
-
-    Also True if the file only contains the word, besides the values of weights.
-    """
-    return _mentions(path, b"Loop")
+    """Return `OnnxFile.repeats` of the file ``path``."""
+    return bool(_mentioned(path, {_LOOP}))
 
 
-def _mentions(path: Path, *words: bytes) -> bool:
-    """True if the file contains one of ``words``, besides the values of weights.
+def _mentioned(path: Path, words: set[bytes]) -> set[bytes]:
+    """Return those of ``words`` that the file contains, besides the values of weights.
 
     Read in pieces if it is no graph or most of it are no weights, so that other threads can run.
     """
     if (text := reduced(path)) is not None:
-        return any(word in text for word in words)
-    kept, longest = b"", max(map(len, words))
+        return {word for word in words if word in text}
+    found, kept, longest = set[bytes](), b"", max(map(len, words))
     with open_regular(path) as file:
         while piece := file.read(_PIECE_BYTES):
             text = kept + piece
-            if any(word in text for word in words):
-                return True
+            found |= {word for word in words if word in text}
             kept = text[1 - longest :]
-    return False
+    return found
 
 
 def _names(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the names of files, and whether each has weights. Most graphs name no file, and are not parsed."""
-    if not _mentions(path, b"location", _COMPILED):
-        return
+    """Yield the names of files, and whether each has weights."""
     model = _Model()
     try:
         model.ParseFromString(read_regular(path))

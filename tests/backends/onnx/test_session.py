@@ -28,7 +28,7 @@ AB = """
 def options_of(graphs: Any, config: str = "", **parameters: Any) -> Any:
     """The session options that ONNX Runtime was really given."""
     model = graphs.model(graphs.add(), AB + config, Parameters(**parameters))
-    return open_session(onnxruntime, model, Device("cpu"), {}).get_session_options()
+    return open_session(onnxruntime, model, Device("cpu"), {}).session.get_session_options()
 
 
 # ---------------------------------------------------------------------------- files

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from headrace import AnyInstance, Backend, Code, Instance, LoadError, Model, Shared, names_all_tensors
 from headrace_engines import check_against_graph, complete_from_graph, default_max_batch_size
 from headrace_onnx import providers
 from headrace_onnx.instance import DeviceInstance, OnnxInstance, OrtValueInstance, Plan
 from headrace_onnx.parameters import Parameters
-from headrace_onnx.session import load_engine, open_session, open_unoptimized, repeats, run_options
+from headrace_onnx.session import OpenedSession, load_engine, open_session, open_unoptimized, run_options
 from headrace_onnx.session_graph import graph_of
 
 
@@ -31,7 +29,7 @@ class OnnxRuntime(Backend):
         session = open_unoptimized(load_engine(), model, self.options)
         complete_from_graph(model.config, graph_of(session), default_max_batch_size(self.name, self.options))
 
-    def share(self, model: Model) -> Shared[str, Any]:
+    def share(self, model: Model) -> Shared[str, OpenedSession]:
         """Sessions by kind of device. ``Run`` of a session may be called by many threads at once."""
         return Shared()
 
@@ -39,15 +37,14 @@ class OnnxRuntime(Backend):
         onnxruntime = load_engine()
         device = providers.device_of(onnxruntime, model)
 
-        def make() -> Any:
+        def make() -> OpenedSession:
             return open_session(onnxruntime, model, device, self.options)
 
         is_shared = device.kind == "cpu" and model.parameters.share_session_between_instances
-        session = model.shared.get(device.kind, make) if is_shared else make()
+        session, repeats = model.shared.get(device.kind, make) if is_shared else make()
         graph = graph_of(session)
         check_against_graph(model.config, graph)
-        may_repeat = device.kind == "cpu" and repeats(model)  # others are not for the event loop anyway
-        plan, options = Plan.of(model.config, graph, may_repeat), run_options(onnxruntime, model)
+        plan, options = Plan.of(model.config, graph, repeats), run_options(onnxruntime, model)
         if plan.has_bfloat16:
             if plan.string_inputs:
                 raise LoadError(

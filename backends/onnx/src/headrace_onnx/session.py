@@ -14,10 +14,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace import ConfigError, Device, LoadError, Model, in_memory, one_line, open_regular
-from headrace_engines import check_onnx_references, onnx_repeats, read_libraries, threads_per_instance
+from headrace_engines import read_libraries, read_onnx_file, threads_per_instance
 from headrace_onnx import providers
 
 log = logging.getLogger("headrace.onnxruntime")
@@ -32,6 +32,13 @@ _pool_lock = threading.Lock()
 _pool_sizes: tuple[int, int] | None = None
 #: Values of ``optimization.graph.level``; every other value enables everything.
 _GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
+
+
+class OpenedSession(NamedTuple):
+    """An ``InferenceSession``. ``repeats`` is True if the time of an execution depends on the values of a request."""
+
+    session: Any
+    repeats: bool
 
 
 def load_engine() -> Any:
@@ -62,19 +69,19 @@ def reword(error: BaseException) -> str:
     return f"onnx runtime error {code[1]}: {text}" if code else f"onnx runtime error: {text}"
 
 
-def open_session(onnxruntime: Any, model: Model, device: Device, options: Mapping[str, str]) -> Any:
+def open_session(onnxruntime: Any, model: Model, device: Device, options: Mapping[str, str]) -> OpenedSession:
     """A session that is ready to run on ``device``; raises `LoadError` naming the file at fault,
     or `ConfigError`. ``options`` are the backend's."""
     session_options = _session_options(onnxruntime, model, options)
     chosen = providers.choose(onnxruntime, model, device)
     if device.kind == "gpu" and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()  # finds the CUDA libraries that pip has installed
-    session = _open(onnxruntime, model, session_options, chosen, copies_weights=True)
-    active = session.get_providers()
+    opened = _open(onnxruntime, model, session_options, chosen, copies_weights=True)
+    active = opened.session.get_providers()
     for name, _ in chosen:
         if name not in active:
             raise LoadError(f"model '{model.name}': {name} could not be started; active are {', '.join(active)}")
-    return session
+    return opened
 
 
 def open_unoptimized(onnxruntime: Any, model: Model, options: Mapping[str, str]) -> Any:
@@ -89,7 +96,7 @@ def open_unoptimized(onnxruntime: Any, model: Model, options: Mapping[str, str])
     if share_threads(onnxruntime, options):
         session_options.use_per_session_threads = False
     _register_libraries(session_options, model)
-    return _open(onnxruntime, model, session_options, [(providers.CPU, {})])
+    return _open(onnxruntime, model, session_options, [(providers.CPU, {})]).session
 
 
 def run_options(onnxruntime: Any, model: Model) -> Any:
@@ -164,29 +171,25 @@ def _register_libraries(options: Any, model: Model) -> None:
 
 def _open(
     onnxruntime: Any, model: Model, options: Any, chosen: providers.Providers, copies_weights: bool = False
-) -> Any:
+) -> OpenedSession:
     """Return the session. With ``copies_weights``, copy weights in other files into memory instead of mapping them.
 
     If a mapped file is shortened while the model is served, the process ends. Constants in branches and functions are
     still mapped; no exporter is known to write these to files.
     """
     path = _file_of(model.file("model.onnx"))
-    names = check_onnx_references(path, model.path.parent)
+    names, repeats = read_onnx_file(path, model.path.parent)
     with ExitStack() as opened:
         if copies_weights and names and _version(onnxruntime) >= _COPIES_WEIGHTS:
             contents = [opened.enter_context(_contents(model, path, name)) for name in names]
             options.add_external_initializers_from_files_in_memory(names, contents, [len(each) for each in contents])
         try:
             # The engine's own fallback would print to stdout and run elsewhere than asked.
-            return onnxruntime.InferenceSession(str(path), options, chosen, enable_fallback=0)
+            session = onnxruntime.InferenceSession(str(path), options, chosen, enable_fallback=0)
         except Exception as error:  # pybind raises classes of its own
             reason = reword(error).replace(f"Load model from {path} failed:", "")
             raise LoadError(f"unable to load model '{model.name}': '{path}': {reason}") from error
-
-
-def repeats(model: Model) -> bool:
-    """True if the time of an execution depends on the values of a request, or may be unlimited."""
-    return onnx_repeats(_file_of(model.file("model.onnx")))
+    return OpenedSession(session, repeats)
 
 
 @contextmanager
