@@ -120,6 +120,28 @@ def test_no_damage_to_a_text_gets_past_config_error(where: int, junk: str) -> No
         outcome_of(parse_text, damaged)
 
 
+ENDS = ["", "\n", ' "n"\n', ", ", ";\n", " # n\n", '\nname: "n"\n', "\n, ", '\n"n" ', "\nname: ''\n", "\n\n"]
+
+
+NAMES = ["", 'name: "m"', "name:'m'", '\n name : "m-1.x"', 'name: ""', 'name: "\\155"']
+RESTS = ["", "max_batch_size: 4", 'backend: "b"', "max_batch_size: x"]
+
+
+@given(st.sampled_from(NAMES), st.sampled_from(ENDS), st.sampled_from(RESTS))
+def test_a_text_is_read_as_protobuf_does_whatever_it_begins_with(name: str, end: str, rest: str) -> None:
+    text = name + end + rest
+    try:
+        expected = text_format.Parse(text, ModelConfig())
+    except text_format.ParseError as error:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=f":{error.GetLine()}:{error.GetColumn()}:"):
+                parse_text(text)
+    else:
+        assert [parse_text(text), parse_text(text)] == [expected, expected]
+        parse_text(text).max_batch_size = 9  # nobody else sees it
+        assert parse_text(text) == expected
+
+
 @pytest.mark.parametrize("opening", ["{", "[", "input {", "input [", "input <", "dynamic_batching {"])
 def test_a_million_levels_of_text_are_refused(opening: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -5,8 +5,10 @@ Source: docs/spec/behaviours.md sections 4.1 and 5.4.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -20,6 +22,8 @@ from headrace.errors import ConfigError
 
 #: The largest config that is parsed. No hand-written config is nearly as large.
 MAX_BYTES = 4 * 1024 * 1024
+#: A longer config is parsed again each time.
+_KEPT_CHARACTERS = 16 * 1024
 
 
 def find_config(model_path: Path, config_name: str = "") -> Path | None:
@@ -56,6 +60,13 @@ def read_config(path: Path) -> ModelConfig:
 def parse_text(text: str, source: str = "config") -> ModelConfig:
     """Return the config that ``text`` has in protobuf text format. Raises `ConfigError` that starts with
     ``source:line:column: field:``."""
+    with contextlib.suppress(ParseError):  # reported below, with its line
+        if len(text) <= _KEPT_CHARACTERS:
+            first = _NAME.match(text)
+            start, name = (first.end(), first[1]) if first is not None else (0, "")
+            config = ModelConfig.FromString(_parsed(text[start:], bool(name)))
+            config.name = name or config.name
+            return config
     config = ModelConfig()
     try:
         text_format.Parse(text, config)
@@ -64,6 +75,16 @@ def parse_text(text: str, source: str = "config") -> ModelConfig:
         message = f"{source}:{line}:{column}: {f'{field}: ' if field else ''}{reason}"
         raise ConfigError(message, field=field, line=line, column=column) from error
     return config
+
+
+@lru_cache(maxsize=64)  # the configs of many models differ only in the name, and models are loaded again
+def _parsed(text: str, has_name: bool) -> bytes:
+    """Return the serialized config that ``text`` has, after a line with a name if ``has_name``. Raises `ParseError`."""
+    config = ModelConfig()
+    text_format.Parse('name: "m"\n' + text if has_name else text, config)
+    if has_name and config.name != "m":
+        raise ParseError("the name goes on in the next line")
+    return config.SerializeToString()
 
 
 def place_of(field: str, path: Path) -> str:
@@ -75,6 +96,7 @@ def place_of(field: str, path: Path) -> str:
     return ":".join((str(path), *map(str, found or ()), f" {field}: "))
 
 
+_NAME = re.compile(r'\s{0,9}name {0,9}: {0,9}"([\w.-]{1,99})"[ \t]{0,9}\r?\n')
 _UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "([^"]*)"')
 _WRONG_VALUE = re.compile(
     r"Couldn't parse (integer|float)|Value out of range|Expected string|Expected \"true\" or|has no value named"
