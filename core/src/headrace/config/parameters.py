@@ -145,9 +145,9 @@ def unknown(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
 def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any], list[Problem], list[Problem]]:
     """Return the values of the fields of ``cls``, a problem for each wrong value, and one for each unknown key. All are
     in the order of the keys."""
-    if not fields(cls):
-        return {}, [], []
     keys, families = _layout(cls)
+    if not (keys or families):
+        return {}, [], []
     values: dict[str, Any] = {}
     wrong: list[Problem] = []
     unread: list[Problem] = []

@@ -5,12 +5,13 @@ Python's integers are unbounded, so no size overflows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from headrace.config.model_config_pb2 import ModelConfig
@@ -74,21 +75,39 @@ def _elements(dims: Sequence[int]) -> int:
 def check_enums(message: Message, prefix: str = "") -> Iterator[Problem]:
     """Yield a problem for every enum field, at any depth, whose number is no value of the enum."""
     for field, value in message.ListFields():
+        names = _enum_names(field)
+        if names is None:
+            continue
         path = f"{prefix}{field.name}"
-        if field.enum_type is not None:
-            names = field.enum_type.values_by_number
-            if value not in names:
-                known = ", ".join(names[number].name for number in sorted(names))
-                yield Problem(path, f"{path} is {value}, expected one of {known}")
-        else:
+        if not names:
             for key, item in _messages(field, value):
                 yield from check_enums(item, f"{path}{key}.")
+        elif value not in names:
+            known = ", ".join(names[number] for number in sorted(names))
+            yield Problem(path, f"{path} is {value}, expected one of {known}")
+
+
+@cache
+def _enum_names(field: FieldDescriptor) -> Mapping[int, str] | None:
+    """Return the names of an enum's values by number; none for a message that may have enums; None for other fields."""
+    if field.enum_type is not None:
+        return {number: value.name for number, value in field.enum_type.values_by_number.items()}
+    return {} if field.message_type is not None and _has_enums(field.message_type, ()) else None
+
+
+def _has_enums(message: Descriptor, above: tuple[Descriptor, ...]) -> bool:
+    """True if a field of ``message``, at any depth, is an enum. ``above`` are the messages around it."""
+    around = (*above, message)
+    for field in message.fields:
+        below = field.message_type
+        if field.enum_type is not None or (below is not None and below not in around and _has_enums(below, around)):
+            return True
+    return False
 
 
 def _messages(field: FieldDescriptor, value: Any) -> Iterator[tuple[str, Message]]:
     """Yield the messages in a field, each with the part of its path that follows the name of the field."""
-    if field.message_type is None:
-        return
+    assert field.message_type is not None
     if isinstance(value, Message):
         yield "", value
     elif not field.message_type.GetOptions().map_entry:
