@@ -161,6 +161,12 @@ class Needs(Memory):
         )
 
 
+class Parts(Memory):
+    """Says that it fetches whole models, and fetches parts."""
+
+    whole = True
+
+
 class Lends(Memory):
     """Gives the same directory to all."""
 
@@ -220,6 +226,7 @@ def forgotten() -> Iterator[None]:
         (Names, "a_change_of_a_file_shows", ({"1/weights": b"short"},)),
         (Haunted, "a_model_that_is_gone_has_no_files", ()),
         (Text, "what_is_fetched_is_what_was_stored", ("tmp_path",)),
+        (Parts, "files_can_be_fetched_by_themselves", ("tmp_path",)),
         (Needs, "files_can_be_fetched_by_themselves", ("tmp_path",)),
         (Lends, "a_fetch_leaves_the_repository_as_it_was", ("tmp_path",)),
         (Overwrites, "a_new_version_does_not_touch_the_one_that_is_served", ("tmp_path",)),

@@ -109,6 +109,7 @@ class StorageChecks:
         wanted = ["config.pbtxt", "2/weights"]
         directory = opened.fetch("m", wanted, NewDirectories(tmp_path))
         assert {path: (directory / path).read_bytes() for path in wanted} == {path: _FILES[path] for path in wanted}
+        assert not opened.whole or _read(directory) == _FILES, "the storage is `whole`, and its directory is not"
 
     def test_a_fetch_leaves_the_repository_as_it_was(self, opened: Storage, tmp_path: Path) -> None:
         before = dict(opened.fingerprint("m"))

@@ -41,8 +41,13 @@ class OpenedModel:
         """Return the directory to load ``version`` from. The caller gives it back. Blocks."""
         return self.directory.share() if self.is_whole else self.entry.fetch(files_of(self.files, version))
 
+    @property
+    def blocks(self) -> bool:
+        """True if `close` may block: agents are told, or files are removed."""
+        return self.agents is not None or not self.entry.repositories[0].whole
+
     def close(self, *, is_loaded: bool) -> None:
-        """End the load. Blocks."""
+        """End the load. Blocks if `blocks`."""
         if self.agents is not None:
             self.agents.ended(is_loaded=is_loaded)
         self.directory.give_back()
@@ -66,7 +71,7 @@ def open_model(
     except BaseException:
         directory.give_back()
         raise
-    return OpenedModel(entry, directory, files, config, is_whole=entry.is_temporary)
+    return OpenedModel(entry, directory, files, config, is_whole=entry.is_temporary or entry.repositories[0].whole)
 
 
 def _open_with_agents(

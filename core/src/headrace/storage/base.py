@@ -24,6 +24,9 @@ class Storage(ABC):
 
     #: The URL scheme, in lower case: ``s3`` for ``s3://bucket/models``. ``*``: each scheme that no storage has.
     name: ClassVar[str]
+    #: True if each directory that `fetch` returns has all files of the model, and `give_back` does nothing. Then core
+    #: calls `fetch` once per load, and not for each version, too.
+    whole: ClassVar[bool] = False
 
     def __init__(self, url: str, options: ServerOptions) -> None:
         """Create the storage of ``url``, the value of ``--model-repository``. Raise `ConfigError` if it is invalid."""

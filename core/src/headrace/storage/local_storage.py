@@ -34,6 +34,7 @@ class LocalStorage(Storage):
     """A directory of models. ``file:///srv/models`` and ``/srv/models`` are the same."""
 
     name = "file"
+    whole = True
 
     def __init__(self, url: str, options: ServerOptions) -> None:
         super().__init__(url, options)

@@ -47,6 +47,11 @@ class Repository:
         #: Its models that are served under these names, whatever their directories and configs say.
         self.mapped_names = frozenset(storage.names) if isinstance(storage, MappedStorage) else frozenset()
 
+    @property
+    def whole(self) -> bool:
+        """As `Storage.whole`."""
+        return self._storage.whole
+
     def models(self) -> list[str]:
         """Return the names of its models."""
         with self._worded("list models"):
