@@ -13,8 +13,8 @@ import pytest
 
 from headrace.backends.base import Device, Instance, Tensors
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.errors import InternalError
-from headrace.executors import instance_thread
+from headrace.errors import InternalError, LoadError
+from headrace.executors import instance_thread, threads
 from headrace.executors.instance import ExecutionRecorder, runner_for
 from headrace.executors.instance_thread import InstanceThread
 from headrace.executors.output_schema import OutputSchema
@@ -25,6 +25,7 @@ from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo, ScheduledModel, Wait
 from headrace.schedulers.dynamic import DirectScheduler
 from headrace.schedulers.model_queue import ModelQueue
+from headrace.telemetry.log_output import speak_for, speaker
 from headrace.telemetry.statistics import ModelStatistics
 from tests.core.conftest import make_ticket
 
@@ -65,6 +66,101 @@ async def ask(scheduler: ModelQueue) -> Answer:
     ticket = make_ticket("m", {"x": np.ones(1, np.float32)}, lambda given, final: answer.set_result(given))
     scheduler.submit(ticket)
     return await asyncio.wait_for(answer, 10)
+
+
+class Noting(Echo):
+    """Notes the thread of each call."""
+
+    def __init__(self) -> None:
+        self.threads = [threading.current_thread()]
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        self.threads.append(threading.current_thread())
+        return super().execute(inputs)
+
+    def close(self) -> None:
+        self.threads.append(threading.current_thread())
+
+
+def noting_thread(made: list[Noting]) -> InstanceThread:
+    schema = OutputSchema("m", "1", {"x": Spec("x", dtypes.FP32, (1,))}, False)
+
+    def load() -> tuple[Noting, Any]:
+        made.append(Noting())
+        return made[0], runner_for(made[0], schema)
+
+    return InstanceThread("m_0", load, ModelStatistics().for_instance)
+
+
+def test_a_loading_thread_goes_on_as_that_of_its_instance() -> None:
+    async def scenario() -> None:
+        made = list[Noting]()
+        thread, scheduler, loop = noting_thread(made), scheduler_of(ModelStatistics()), asyncio.get_running_loop()
+
+        def load() -> threading.Thread:
+            thread.load()
+            thread.serve(scheduler.sources[0], loop)
+            return threading.current_thread()
+
+        loading = await threads.apart(load, "headrace-load")
+        assert loading.name == "headrace-m_0"
+        assert isinstance(await ask(scheduler), InferResponse)
+        scheduler.close()
+        await asyncio.to_thread(thread.join)
+        assert made[0].threads == [loading] * 3
+        assert not loading.is_alive()
+
+    asyncio.run(scenario())
+
+
+def test_a_load_that_fails_later_closes_its_instance_on_its_own_thread() -> None:
+    async def scenario() -> None:
+        made = list[Noting]()
+        thread = noting_thread(made)
+
+        def load() -> None:
+            thread.load()
+            thread.join()
+            raise LoadError(threading.current_thread().name)
+
+        with pytest.raises(LoadError, match="headrace-m_0"):
+            await threads.apart(load, "headrace-load")
+        assert len({*made[0].threads}) == 1 < len(made[0].threads)
+        assert not thread.alive
+        await asyncio.to_thread(thread.join)
+
+    asyncio.run(scenario())
+
+
+def test_only_threads_that_may_be_reused_are_and_keep_nothing_of_their_work() -> None:
+    async def scenario() -> None:
+        def work() -> tuple[threading.Thread, str]:
+            before, current = speaker(), threading.current_thread()
+            speak_for("m")
+            return current, before
+
+        first = (await threads.apart(work, "a", is_reused=True))[0]
+        while not threads._idle:  # it has answered, and is about to wait
+            await asyncio.sleep(0)
+        second, spoke_for = await threads.apart(work, "b")
+        assert (second, second.name, spoke_for) == (first, "b", "")
+        assert (await threads.apart(work, "c"))[0] is not first
+        await asyncio.to_thread(first.join, 10)
+        assert not first.is_alive()
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_IDLE_S", 0.01)
+
+    async def scenario() -> None:
+        idle = await threads.apart(threading.current_thread, "a", is_reused=True)
+        await asyncio.to_thread(idle.join, 10)
+        assert not idle.is_alive()
+        assert not threads._idle
+
+    asyncio.run(scenario())
 
 
 def test_an_instance_asks_a_scheduler_that_has_failed_again(

@@ -16,7 +16,7 @@ from headrace.executors.instance import ExecutionRecorder, close_instance, run_b
 from headrace.executors.loop_policy import LoopPolicy
 from headrace.executors.loop_sink import LoopSink
 from headrace.executors.runner import LATER, Given, Runner
-from headrace.executors.threads import Wakeup
+from headrace.executors.threads import Wakeup, go_on_with
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
@@ -79,14 +79,25 @@ class InstanceThread:
         #: The first is this thread, or the event loop instead of it.
         self._threads = [BatchThread(ExecutionRecorder(name, statistics))]
         self._source: Future[tuple[BatchSource, asyncio.AbstractEventLoop] | None] = Future()
-        self._loaded: Future[None] = Future()
         self._is_leaving = threading.Event()
-        self._thread = threading.Thread(target=self._main, name=f"headrace-{name}", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def load(self) -> None:
-        """Start the thread and wait until the instance is loaded. Raises what loading raised."""
+        """Load the instance on its thread. Raises what loading raised.
+
+        The thread that calls this becomes that of the instance if it can (`go_on_with`): no other has to be started and
+        waited for. It serves when its work has ended.
+        """
+        name = f"headrace-{self.name}"
+        self._thread = go_on_with(self._serve_and_close)
+        if self._thread is not None:
+            self._thread.name = name
+            self._begin()
+            return
+        loaded: Future[None] = Future()
+        self._thread = threading.Thread(target=self._main, args=(loaded,), name=name, daemon=True)
         self._thread.start()
-        self._loaded.result()
+        loaded.result()
 
     def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
         """Start to take batches from ``source`` and to deliver on ``loop``. Each batch is reported to ``observers``."""
@@ -102,7 +113,10 @@ class InstanceThread:
         self._is_leaving.set()
         if not self._source.done():
             self._source.set_result(None)
-        self._thread.join()
+        if self._thread is threading.current_thread():
+            self._serve_and_close()
+        elif self._thread is not None:
+            self._thread.join()
 
     @property
     def alive(self) -> bool:
@@ -120,15 +134,24 @@ class InstanceThread:
         instance = self.instance
         return instance is not None and instance.is_ready()
 
-    def _main(self) -> None:
+    def _main(self, loaded: Future[None]) -> None:
         try:
-            self.instance, runner = self._load()
-            self._runner = runner
+            self._begin()
         except BaseException as error:  # load() raises it
-            self._loaded.set_exception(error)
+            loaded.set_exception(error)
             return
+        loaded.set_result(None)
+        self._serve_and_close()
+
+    def _begin(self) -> None:
+        self.instance, self._runner = self._load()
         self.has_check = type(self.instance).is_ready is not BaseInstance.is_ready
-        self._loaded.set_result(None)
+
+    def _serve_and_close(self) -> None:
+        """Serve until it is time to close. Does nothing if the instance is closed, or could not be loaded."""
+        runner = self._runner
+        if self.instance is None or runner is None:
+            return
         try:
             if (source := self._source.result()) is not None:
                 self._serve(runner, *source)

@@ -8,14 +8,19 @@ from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import TypeVar
 
 from headrace.errors import InternalError, summary
 from headrace.telemetry.log_limits import rate_limited_logger
+from headrace.telemetry.log_output import speak_for_nobody
 
 log = rate_limited_logger(__name__)
 
 T = TypeVar("T")
+
+#: How long a thread waits for more work, in s.
+_IDLE_S = 1.0
 
 
 class Wakeup:
@@ -91,6 +96,69 @@ def _nothing() -> None:
     """Do nothing: sent only for its wake-up."""
 
 
+class _Worker:
+    """A thread for ``work``. If ``is_reused``, it then waits `_IDLE_S` for more, and is the next to be started."""
+
+    def __init__(self, work: Callable[[], None], name: str, is_reused: bool) -> None:
+        #: What the thread goes on with when its work has ended.
+        self.then: Callable[[], None] | None = None
+        self.thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._work: Callable[[], None] | None = work
+        self._is_reused = is_reused
+        self._has_work = threading.Lock()
+        self._has_work.acquire()
+
+    def give(self, work: Callable[[], None], name: str, is_reused: bool) -> None:
+        self.thread.name, self._work, self._is_reused = name, work, is_reused
+        self._has_work.release()
+
+    def _main(self) -> None:
+        _local.worker = self
+        while (work := self._work) is not None:
+            self._work = None
+            work()
+            del work  # what it held must be free while this thread waits
+            if self.then is not None:
+                self.then()
+            elif self._is_reused:
+                speak_for_nobody()
+                self._wait_for_work()
+
+    def _wait_for_work(self) -> None:
+        _idle.append(self)
+        if not self._has_work.acquire(timeout=_IDLE_S):
+            try:
+                _idle.remove(self)
+            except ValueError:  # it has just been chosen
+                self._has_work.acquire()
+
+
+#: Threads that wait for work.
+_idle: list[_Worker] = []
+_local = threading.local()
+
+
+def _start(work: Callable[[], None], name: str, is_reused: bool = False) -> None:
+    try:
+        worker = _idle.pop()
+    except IndexError:
+        _Worker(work, name, is_reused).thread.start()
+    else:
+        worker.give(work, name, is_reused)
+
+
+def go_on_with(then: Callable[[], None]) -> threading.Thread | None:
+    """Let this thread call ``then`` when its work has ended, and return it.
+
+    None if it is no thread of `apart` or `side_by_side`, or has been told to go on with something else.
+    """
+    worker: _Worker | None = getattr(_local, "worker", None)
+    if worker is None or worker.then is not None:
+        return None
+    worker.then = then
+    return worker.thread
+
+
 def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
     """Do all ``works`` at the same time, each on a thread, and wait for all. Then raise what the first one raised.
 
@@ -110,17 +178,17 @@ def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
             end.set_result(None)
 
     for work, end in zip(works, ends, strict=True):
-        threading.Thread(target=run, args=(work, end), name=name, daemon=True).start()
+        _start(partial(run, work, end), name)
     wait(ends)
     for end in ends:
         end.result()
 
 
-def apart(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Start ``work`` on a new thread ``name``; return the future of its result. Event loop only.
+def apart(work: Callable[[], T], name: str, *, is_reused: bool = False) -> asyncio.Future[T]:
+    """Start ``work`` on a thread ``name``; return the future of its result. Event loop only.
 
     For work that may never end: it takes no thread from other work, and neither the loop nor the interpreter waits for
-    it when it exits.
+    it when it exits. If ``is_reused``, the thread may do other work afterwards, so ``work`` must leave nothing in it.
     """
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # it cannot be cancelled
@@ -131,7 +199,7 @@ def apart(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         except Exception as error:
             result.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    _start(run, name, is_reused)
     return asyncio.wrap_future(result)
 
 

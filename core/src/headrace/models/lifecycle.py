@@ -309,7 +309,7 @@ class Lifecycle:
         try:
             self.abandoned_loads.refuse(entry.name)
             wait = self._files_wait(entry.name)
-            return await self._slots.run(self._loader.plan, entry, loaded, wait=wait)
+            return await self._slots.run(self._loader.plan, entry, loaded, wait=wait, is_reused=True)
         except NoVersion as error:
             log.error("failed to load '%s': %s", entry.name, error.message)
             raise OperatorError(f"load failed for model '{entry.name}': {error.message}\n") from error
@@ -326,7 +326,11 @@ class Lifecycle:
             yield
             is_loaded = True
         finally:
-            await apart(partial(plan.opened.close, is_loaded=is_loaded), "headrace-load")
+            close = partial(plan.opened.close, is_loaded=is_loaded)
+            if plan.opened.blocks:
+                await apart(close, "headrace-load")
+            else:
+                close()
 
     def _files_wait(self, name: str) -> Wait[Any]:
         """Return the function that waits until the files of ``name`` are fetched and read."""

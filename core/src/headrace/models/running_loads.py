@@ -39,16 +39,18 @@ class LoadSlots:
         self._slots = CapacityLimiter(max(1, count))
         self._is_closed = False
 
-    async def run(self, function: Callable[..., T], *arguments: Any, wait: Wait[T] | None = None) -> T:
+    async def run(
+        self, function: Callable[..., T], *arguments: Any, wait: Wait[T] | None = None, is_reused: bool = False
+    ) -> T:
         """Run ``function`` on a thread when there is a slot. Return or raise its outcome.
 
         ``wait`` gets the future of the outcome. When it returns or raises, the slot is free, even if the thread still
-        runs.
+        runs. ``is_reused`` is that of `apart`.
         """
         async with self._slots:
             if self._is_closed:
                 raise Unavailable("the server is stopping")
-            running = apart(partial(function, *arguments), "headrace-load")
+            running = apart(partial(function, *arguments), "headrace-load", is_reused=is_reused)
             return await (running if wait is None else wait(running))
 
     @contextmanager
