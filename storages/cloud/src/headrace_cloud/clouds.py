@@ -210,7 +210,7 @@ def _connect(
         kind = GCSStore
     else:
         endpoint = location.endpoint or os.environ.get("AZURE_STORAGE_ENDPOINT", "")
-        endpoint = endpoint or f"https://{config['account_name']}.blob.core.windows.net"
+        endpoint = endpoint or f"https://{location.account}.blob.core.windows.net"  # the account may be of a credential
         config["endpoint"] = endpoint
         kind = AzureStore
     client_options = _client_options(endpoint, options, answer_s)
