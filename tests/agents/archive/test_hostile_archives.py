@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from headrace import LoadError
 from headrace_archive import Archive, members
 from tests.agents.archive.packing import PACKERS, items_of, tar, tar_gz, zipped
+from tests.agents.loading import Loader
 
 Refusal = Callable[..., str]
 
@@ -26,21 +26,13 @@ Refusal = Callable[..., str]
 @pytest.fixture
 def refusal(tmp_path: Path) -> Iterator[Refusal]:
     """Loads an archive: ``refusal(content, suffix)`` returns why it is refused. Nothing appears outside."""
-    numbers = iter(range(10_000))
     (tmp_path / "canary").write_bytes(b"canary")
-    place = tmp_path / "a/b/c"
+    (place := tmp_path / "a/b/c").mkdir(parents=True)
+    load = Loader(Archive, place)
 
     def act(content: bytes, suffix: str = ".tar", **parameters: str) -> str:
-        number = next(numbers)
-        model, target = place / f"model{number}", place / f"unpacked{number}"
-        for folder in (model, target):
-            folder.mkdir(parents=True)
-        (model / f"m{suffix}").write_bytes(content)
-        try:
-            Archive("m", parameters).load(model, lambda: target)
-        except LoadError as error:
-            return error.message
-        return ""
+        told = load({f"m{suffix}": content}, **parameters)
+        return told if isinstance(told, str) else ""
 
     yield act
     inside = [path for path in tmp_path.rglob("*") if place not in path.parents and path not in (place, *place.parents)]
