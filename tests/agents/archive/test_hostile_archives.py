@@ -287,6 +287,8 @@ def test_a_zip_of_another_method_or_version_or_without_names_is_refused(refusal:
     content = bytearray(zipped(items_of({"1/w": b"w"})))
     content[content.index(b"PK\1\2") + 6] = 99  # the version that is needed to extract it
     assert refusal(bytes(content), ".zip").endswith("it is damaged: zip file version 9.9")
+    name = zipped(items_of({"1/é": b"w"})).replace("é".encode(), b"\xff\xff")
+    assert "it is damaged: 'utf-8' codec can't decode" in refusal(name, ".zip")
     with zipfile.ZipFile(made := io.BytesIO(), "w") as archive:
         archive.writestr(zipfile.ZipInfo(""), b"w")
     assert refusal(made.getvalue(), ".zip")

@@ -85,12 +85,12 @@ def test_keys_of_the_file_are_read_again(write_file: Callable[[Any], Path]) -> N
 @pytest.mark.parametrize(
     ("document", "told"),
     [
-        ("{", "is no JSON"),
-        ({"s3": []}, "'s3' is not an object"),
-        ([], "is not an object"),
+        (f'{{"s3": "{_SECRET}"', "is no JSON"),
+        ({"s3": [_SECRET]}, "'s3' is not an object"),
+        ([_SECRET], "is not an object"),
         ({"s3": {"": _SECRET}}, "s3.'' is not an object with secret_key"),
         ({"s3": {"": {"key": _SECRET}}}, "unknown field 'key'"),
-        ({"s3": {"": {"key_id": 7}}}, "s3.''.key_id is not a string"),
+        ({"s3": {"": {"key_id": [_SECRET]}}}, "s3.''.key_id is not a string"),
         ({"s3": {"": {"key_id": _SECRET}}}, "only one of key_id and secret_key"),
         ({"s3": {"": {"profile": "nobody"}}}, "profile 'nobody' is in neither of the files"),
     ],
