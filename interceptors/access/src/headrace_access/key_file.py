@@ -26,7 +26,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from pathlib import Path
@@ -189,9 +189,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def new_key() -> tuple[str, str, str]:
-    """Return a new key, its id, and the digest for the file."""
+def new_key(taken: Container[str] = ()) -> tuple[str, str, str]:
+    """Return a new key, its id, which is not ``taken``, and the digest for the file."""
     key_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+    while key_id in taken:
+        key_id = secrets.token_hex(4)
     return f"hr_{key_id}_{secret}", key_id, hashlib.sha256(secret.encode()).hexdigest()
 
 

@@ -63,8 +63,10 @@ class AccessKeys(Command):
 
 def add(arguments: argparse.Namespace) -> int:
     """Add a key for a principal, and the principal if it is new. Print the key."""
-    key, key_id, digest = new_key()
     with changed(Path(arguments.file)) as document:
+        key, key_id, digest = new_key(
+            {each for owner in document["principals"].values() for each in owner.get("keys", ())}
+        )
         principal = document["principals"].setdefault(_subject(arguments), {"keys": {}, "allow": []})
         if arguments.roles is not None:
             principal["roles"] = [each.strip() for each in arguments.roles.split(",")]
