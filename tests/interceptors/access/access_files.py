@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import io
@@ -78,7 +79,11 @@ def ask(
 ) -> Caller:
     """Ask for an operation, which is admitted or raises."""
     caller = caller_with(credential)
-    assert access.admit(caller, operation, model) is None
+
+    async def admit() -> None:
+        assert access.admit(caller, operation, model) is None
+
+    asyncio.run(admit())
     return caller
 
 
