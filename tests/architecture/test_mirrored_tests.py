@@ -87,6 +87,7 @@ ELSEWHERE = {
     "tests/schedulers/ensemble/test_served.py": "headrace_cli.inspection.model_dependencies",
     "tests/schedulers/sequence/test_iterative.py": "headrace.schedulers.rescheduling_queue",
     "tests/commands/inspect/test_check.py": "headrace_cli.inspection.inspector",
+    "tests/commands/inspect/test_security.py": "headrace_cli.security.review",
     "tests/backends/onnx/test_graph_config_completion.py": "headrace_engines.graph_config",
     "tests/commands/inspect/test_explain.py": "headrace_cli.server_command",
     "tests/frontends/hypercorn/test_frontend.py": "headrace_http.strict_requests",

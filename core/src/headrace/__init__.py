@@ -133,6 +133,7 @@ if TYPE_CHECKING:
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
     from headrace_cli.command_line import WordError, parse_options
     from headrace_cli.inspection.inspector import Findings, InspectedModel, Inspector
+    from headrace_cli.security.review import SecurityReview
     from headrace_cli.serve import Serve
     from headrace_cli.server_command import ServerCommand
     from headrace_cli.usage import FlagHelp
@@ -185,6 +186,7 @@ _HOMES = {
     "headrace.caches.packing": ("pack_response", "unpack_response"),
     "headrace.command": ("Command",),
     "headrace_cli.command_line": ("WordError", "parse_options"),
+    "headrace_cli.security.review": ("SecurityReview",),
     "headrace_cli.serve": ("Serve",),
     "headrace_cli.server_command": ("ServerCommand",),
     "headrace_cli.usage": ("FlagHelp",),
@@ -426,6 +428,7 @@ __all__ = [
     "Scheduler",
     "SchedulerContext",
     "SchedulerHarness",
+    "SecurityReview",
     "Serve",
     "ServedModel",
     "Server",

@@ -1,9 +1,12 @@
-"""The plugin ``commands``: the commands that come with core, registered through the same hook as everybody else's."""
+"""The plugin ``commands``: the commands that come with core, and the flags ``--security-...``, registered through the
+same hooks as everybody else's."""
 
 from __future__ import annotations
 
 from headrace.command import Command
+from headrace.config.option_groups import OptionGroup
 from headrace.hookspecs import hookimpl
+from headrace.models.interceptors import Interceptor
 
 
 @hookimpl
@@ -12,3 +15,17 @@ def register_commands() -> list[type[Command]]:
     from headrace_cli.serve import Serve
 
     return [Serve, ListPlugins]
+
+
+@hookimpl
+def add_options() -> list[type[OptionGroup]]:
+    from headrace_cli.security.security_options import SecurityOptions
+
+    return [SecurityOptions]
+
+
+@hookimpl
+def register_interceptors() -> list[type[Interceptor]]:
+    from headrace_cli.security.closed_operations import ClosedOperations
+
+    return [ClosedOperations]

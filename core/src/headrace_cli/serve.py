@@ -28,6 +28,9 @@ from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
 from headrace_cli import command_line, startup, usage
 from headrace_cli.garbage_collection import CollectionPolicy
+from headrace_cli.option_files import with_files
+from headrace_cli.security.profile_words import with_profile
+from headrace_cli.security.security_options import SecurityOptions
 from headrace_cli.startup import log_openness
 from headrace_cli.usage import FlagHelp
 
@@ -44,7 +47,11 @@ class Serve(Command):
     default_words: ClassVar[Sequence[str]] = ()
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        return argparse.Namespace(words=[*self.default_words, *words])
+        """Return the command line, with the flags of ``@files``. Raises SystemExit if one cannot be read."""
+        try:
+            return argparse.Namespace(words=with_profile([*self.default_words, *with_files(words)]))
+        except ConfigError as error:
+            raise SystemExit(self.refuse(error, [])) from None
 
     @staticmethod
     def flags(groups: Sequence[type[OptionGroup]] = ()) -> list[FlagHelp]:
@@ -76,7 +83,7 @@ class Serve(Command):
             with contextlib.closing(logs):
                 for warning in (*warnings, *support.without_effect(options)):
                     log.warning("%s", warning)
-                return run_loop(_supervise(words, options) if options.workers else _serve(options, logs))
+                return run_loop(_supervise(words, options) if options.workers else _serve(words, options, logs))
         finally:
             _flush_output()
 
@@ -107,16 +114,25 @@ def run_loop(main: Coroutine[None, None, int]) -> int:
     return uvloop.run(main)
 
 
-async def _serve(options: ServerOptions, logs: Log) -> int:
+async def _serve(words: Sequence[str], options: ServerOptions, logs: Log) -> int:
     told_to_stop = asyncio.Event()
     _watch_signals(told_to_stop)
     try:
         server = Server(options)
+        enforce_profile(server, words)
     except Exception as error:
         _complain(options, f"error: creating server: {_words(error)}")
         return 1
     server.engine.log = logs
     return await serve_until(told_to_stop, server)
+
+
+def enforce_profile(server: Server, words: Sequence[str]) -> None:
+    """Raise `ConfigError` if ``server``, with the command line ``words``, has open what its profile closes."""
+    if server.options.group(SecurityOptions).profile != "none":
+        from headrace_cli.security.profiles import enforce
+
+        enforce(server, words)
 
 
 async def _supervise(words: Sequence[str], options: ServerOptions) -> int:

@@ -22,6 +22,7 @@ Serve the models of a repository over HTTP (8000), gRPC (8001) and metrics (8002
   headrace serve --model-repository=/srv/models --http-address=127.0.0.1 --log-verbose=1
 
 Every flag of tritonserver is accepted. Write --flag=value or --flag value; an unambiguous prefix of a flag is enough.
+@<path> is a file with a flag in each line, for secrets that the list of processes should not show.
 <bool> is true, on, 1, false, off or 0.
 """
 _MARKS = {

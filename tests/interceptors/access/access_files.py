@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hmac
 import io
@@ -49,12 +48,9 @@ def keys(*words: str, stdin: str = "") -> Ended:
 
 def make(path: Path, **rules: Any) -> dict[str, str]:
     """Write an access file. Return the key of each principal."""
-    made: dict[str, str] = {}
-    principals: dict[str, Any] = {}
-    taken: set[str] = set()
+    made, principals = {}, {}
     for name, allow in rules.items():
-        made[name], key_id, digest = new_key(taken)
-        taken.add(key_id)
+        made[name], key_id, digest = new_key()
         principals[name] = {"keys": {key_id: {"sha256": digest}}, "allow": allow}
     path.write_text(json.dumps({"principals": principals}))
     return made
@@ -79,11 +75,7 @@ def ask(
 ) -> Caller:
     """Ask for an operation, which is admitted or raises."""
     caller = caller_with(credential)
-
-    async def admit() -> None:
-        assert access.admit(caller, operation, model) is None
-
-    asyncio.run(admit())
+    assert access.admit(caller, operation, model) is None
     return caller
 
 

@@ -28,6 +28,7 @@ from headrace import (
 from headrace_inspect.ensemble_graphs import as_svg, as_text
 from headrace_inspect.reports import ModelReport, report_on
 from headrace_inspect.resource_scopes import ResourceScopes
+from headrace_inspect.security_report import review
 from headrace_inspect.trial import Trial
 
 _RED, _GREEN, _DIM, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
@@ -45,16 +46,22 @@ _FLAGS = {
 class Check(Command):
     name = "check"
     help = "list the problems of a repository"
-    synopsis = "[options] <path> ..."
+    synopsis = "[options] <path> ... | --security [--json] -- [headrace serve | tritonserver] <flags of the server>"
     description = (
-        "Check every model of a repository, or one model, as a load does. Exits with 1 if there is any problem."
+        "Check every model of a repository, or one model, as a load does. Exits with 1 if there is any problem. "
+        "With --security: say what a server with these flags has open to whom, without a start; exits with 1 if "
+        "something is open that --security-profile=public closes."
     )
     example = "headrace check /srv/models"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "path", nargs="+", help="directory that holds one directory per model, or that of one model"
+            "path",
+            nargs="*",
+            help="directory that holds one directory per model, or that of one model; with --security, behind '--', "
+            "the flags of the server",
         )
+        parser.add_argument("--security", action="store_true", help="say what the server has open to whom")
         parser.add_argument(
             "--no-load", action="store_true", help="check only the configs; start no engine and load no model"
         )
@@ -74,6 +81,11 @@ class Check(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print a report on each model. Return 1 if there is any problem, else 0."""
+        if arguments.security:
+            return review(arguments.path, arguments.json)
+        if not arguments.path:
+            print("headrace check: name a repository or a model; headrace check --help shows more", file=sys.stderr)
+            return 1
         repositories, models = _split(arguments.path)
         for model in models:
             print(f"'{model}' is a model, not a repository: this model alone is checked", file=sys.stderr)

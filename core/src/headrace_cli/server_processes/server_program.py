@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
 from headrace_cli import command_line
-from headrace_cli.serve import option_groups, run_loop, serve_until
+from headrace_cli.serve import enforce_profile, option_groups, run_loop, serve_until
 from headrace_cli.server_processes.metric_sums import write_families
 from headrace_cli.server_processes.model_changes import SharedControl
 from headrace_processes.ipc.framing import Frame
@@ -38,6 +38,7 @@ async def _serve(channel: socket.socket) -> int:
     with contextlib.closing(Log(LogSettings.from_options(options))) as logs:
         server = Server(options)
         server.engine.log = logs
+        enforce_profile(server, words)
 
         async def measure() -> list[Any]:
             return write_families(server.engine.collect())

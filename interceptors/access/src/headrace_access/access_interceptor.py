@@ -6,7 +6,7 @@ the same error whether the model exists or not.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,21 +14,18 @@ from headrace import (
     AnyOperation,
     Caller,
     Interceptor,
-    Operation,
     PermissionDenied,
     ServerOptions,
     Unauthenticated,
     Watch,
     one_line,
 )
-from headrace_access.kept_permits import KeptPermits
+from headrace_access.access_rules import Principal
 from headrace_access.key_file_watcher import KeyFileWatcher
 from headrace_access.key_options import AccessOptions
 from headrace_access.tokens import MOST_CHARACTERS, Verified
 
 _CHALLENGE = 'Bearer realm="headrace"'
-_INSIDE = ("program", "model")
-_NOTHING: Mapping[str, str] = {}
 
 
 class AccessControl(Interceptor):
@@ -42,55 +39,45 @@ class AccessControl(Interceptor):
         #: By operation, True if it needs no key.
         self._is_open: dict[str, bool] = {}
         self._watcher = KeyFileWatcher(Path(self._access.keys)) if self._access.keys else None
-        if self._watcher is not None:
-            self.permits = self._permits = KeptPermits(self._watcher.check)
-            self._watcher.on_change = self._permits.clear
 
     @property
     def enabled(self) -> bool:
         return self._watcher is not None
 
-    def who_may(self, operation: AnyOperation, transport: str) -> str | None:
-        if transport in _INSIDE:
-            return None
-        return "" if self._needs_nothing(operation) else "callers with a key, token or certificate that allows it"
-
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch | Awaitable[Watch | None] | None:
-        if caller.transport in _INSIDE or self._needs_nothing(operation):
+        if caller.transport in ("program", "model"):
             return None
-        credential = caller.header("authorization")
-        if credential is not None and operation is Operation.INFER:
-            principal = self._permits.get(credential, _NOTHING).get(model)
-            if principal is not None and (caller.transport != "grpc" or _is_single(caller)):
-                caller.principal = principal
-                return None
-        found = self._verified(caller, credential)
-        if isinstance(found, Verified):
-            self._decide(found, caller, operation, model)
-            return None
-        return self._wait(found, caller, operation, model)
-
-    def _needs_nothing(self, operation: AnyOperation) -> bool:
         is_open = self._is_open.get(operation)
         if is_open is None:
             is_open = self._is_open[operation] = self._access.is_open(str(operation), operation.category)
-        return is_open
+        if is_open:
+            return None
+        found = self._principal(caller)
+        if isinstance(found, Principal):
+            _decide(found, caller, operation, model)
+            return None
+        return self._wait(found, caller, operation, model)
 
     async def _wait(
-        self, found: Awaitable[Verified | str], caller: Caller, operation: AnyOperation, model: str
+        self, found: Awaitable[Principal], caller: Caller, operation: AnyOperation, model: str
     ) -> Watch | None:
-        self._decide(_right(await found), caller, operation, model)
+        _decide(await found, caller, operation, model)
         return None
 
-    def _verified(self, caller: Caller, credential: str | None) -> Verified | Awaitable[Verified | str]:
-        """Return who the caller is, and how long what he has shown is right. Raises `Unauthenticated`."""
+    def who_may(self, operation: AnyOperation, transport: str) -> str:
+        if self._watcher is None or self._access.is_open(str(operation), operation.category):
+            return ""
+        return self._watcher.file.who_may(str(operation), operation.category)
+
+    def _principal(self, caller: Caller) -> Principal | Awaitable[Principal]:
+        """Return the principal of the caller. Raises `Unauthenticated`."""
         assert self._watcher is not None
         self._watcher.check()
         file = self._watcher.file
-        given = _key_in(caller, credential)
+        given = credential_of(caller)
         if not given:
             if file.takes_certificates and caller.certificate is not None and caller.principal:
-                return Verified(file.holder(caller.principal, caller.certificate), 0)
+                return file.holder(caller.principal, caller.certificate)
             what = "a key or a token" if file.issuers else "a key"
             raise Unauthenticated(
                 f"this server needs {what}, in the header 'Authorization: Bearer <key>'", challenge=_CHALLENGE
@@ -98,45 +85,44 @@ class AccessControl(Interceptor):
         if len(given) > MOST_CHARACTERS:
             raise _refused("key", "it is too long")
         if not file.issuers or given.startswith("hr_"):
-            found = file.find(given)
-            if isinstance(found, str):
-                raise _refused("key", found)
-            return Verified(found.principal, found.until_s)
+            principal = file.find(given)
+            if isinstance(principal, str):
+                raise _refused("key", principal)
+            return principal
         token = self._watcher.tokens.find(given)
-        return token if isinstance(token, Awaitable) else _right(token)
+        return self._await(token) if isinstance(token, Awaitable) else _principal_of(token)
 
-    def _decide(self, found: Verified, caller: Caller, operation: AnyOperation, model: str) -> None:
-        """Name the principal of the caller. Raises `PermissionDenied` if no rule allows the operation."""
-        principal = found.principal
-        caller.principal = principal.name
-        if not principal.may(str(operation), operation.category, model):
-            on = f" on model '{one_line(model)}'" if model else ""
-            raise PermissionDenied(f"'{principal.name}' may not do '{operation}'{on}")
-        if operation is Operation.INFER and (credential := caller.header("authorization")):
-            self._permits.keep(credential, model, principal.name, found.until_s)
+    @staticmethod
+    async def _await(token: Awaitable[Verified | str]) -> Principal:
+        return _principal_of(await token)
 
 
-def _key_in(caller: Caller, credential: str | None) -> str:
+def credential_of(caller: Caller) -> str:
     """Return what the caller sent in ``Authorization: Bearer`` or in ``X-Api-Key``; empty without one.
 
     Raises `Unauthenticated` for several headers ``Authorization``: a proxy may have checked another one.
     """
-    if credential is None:
+    given = caller.header("authorization")
+    if given is None:
         return (caller.header("x-api-key") or "").strip()
-    if caller.transport == "grpc" and not _is_single(caller):
+    if caller.transport == "grpc" and [name for name, _ in caller.headers()].count("authorization") > 1:
         raise _refused("key", "there are several headers 'authorization'")  # over HTTP, commas join them to no key
-    scheme, _, key = credential.strip().partition(" ")
+    scheme, _, key = given.strip().partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _is_single(caller: Caller) -> bool:
-    return [name for name, _ in caller.headers()].count("authorization") == 1
+def _decide(principal: Principal, caller: Caller, operation: AnyOperation, model: str) -> None:
+    """Name the principal of the caller. Raises `PermissionDenied` if no rule allows the operation."""
+    caller.principal = principal.name
+    if not principal.may(str(operation), operation.category, model):
+        on = f" on model '{one_line(model)}'" if model else ""
+        raise PermissionDenied(f"'{principal.name}' may not do '{operation}'{on}")
 
 
-def _right(token: Verified | str) -> Verified:
+def _principal_of(token: Verified | str) -> Principal:
     if isinstance(token, str):
         raise _refused("token", token)
-    return token
+    return token.principal
 
 
 def _refused(what: str, reason: str) -> Unauthenticated:

@@ -24,11 +24,9 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import math
 import re
 import secrets
-import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from pathlib import Path
@@ -39,6 +37,7 @@ from headrace_access.access_rules import (
     AccessRule,
     Principal,
     known_members,
+    matching,
     members,
     read_name,
     read_rules,
@@ -50,6 +49,8 @@ from headrace_access.issuers import Issuer, read_issuer
 _MOST_BYTES = 16 << 20
 _KEY = re.compile(r"hr_([0-9a-f]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+#: `KeyFile.who_may` names so many principals.
+_MOST_NAMES = 20
 _MEMBERS = ("principals", "roles", "issuers", "certificates")
 
 
@@ -60,13 +61,6 @@ class Key:
     digest: bytes
     principal: Principal
     expires: datetime.date | None = None
-
-    @property
-    def until_s(self) -> float:
-        """The end of the last day on which the key counts, UTC, in seconds since 1970."""
-        if self.expires is None:
-            return math.inf
-        return datetime.datetime.combine(self.expires, datetime.time(), datetime.timezone.utc).timestamp()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +80,8 @@ class KeyFile:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def find(self, given: str) -> Key | str:
-        """Return the key ``given``, or why there is none.
+    def find(self, given: str) -> Principal | str:
+        """Return the principal of the key ``given``, or why there is none.
 
         The time to compare a secret does not depend on its content.
         """
@@ -98,7 +92,9 @@ class KeyFile:
         digest = hashlib.sha256(parts[2].encode()).digest()
         if known is None or not compare_digest(digest, known.digest):
             return "it is not known"
-        return known if time.time() < known.until_s else "it has expired"
+        if known.expires is not None and today() >= known.expires:
+            return "it has expired"
+        return known.principal
 
     def named(self, name: str, roles: Iterable[str] = ()) -> Principal:
         """Return the principal ``name``, also if the file does not name it, with the rules of ``roles`` as well."""
@@ -112,6 +108,24 @@ class KeyFile:
         """Return the principal whose ``certificate`` has the common name ``name``."""
         subject = [pair for pairs in certificate.get("subject", ()) for pair in pairs]
         return self.named(name, (value for attribute, value in subject if attribute == self.role_attribute))
+
+    def who_may(self, operation: str, category: str) -> str:
+        """Return who may do the operation on any model: principals, and roles that tokens and certificates name."""
+        roles = self.roles if self.issuers or self.role_attribute else {}
+        holders: dict[str, Mapping[str, Iterable[AccessRule]]] = {
+            "principals": {name: principal.rules for name, principal in self.principals.items()},
+            "roles": roles,
+        }
+        found = []
+        for kind, rules_of in holders.items():
+            names = sorted(
+                name
+                for name, rules in rules_of.items()
+                if any(matching(rule.operations, operation, category) for rule in rules)
+            )
+            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+            found += [f"{kind}: {', '.join(names[:_MOST_NAMES])}{more}"] if names else []
+        return " or ".join(found) or "nobody"
 
     @classmethod
     def read(cls, path: Path) -> KeyFile:
@@ -196,12 +210,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def new_key(taken: Container[str] = ()) -> tuple[str, str, str]:
-    """Return a new key, its id, which is not ``taken``, and the digest for the file."""
+def new_key() -> tuple[str, str, str]:
+    """Return a new key, its id, and the digest for the file."""
     key_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
-    while key_id in taken:
-        key_id = secrets.token_hex(4)
     return f"hr_{key_id}_{secret}", key_id, hashlib.sha256(secret.encode()).hexdigest()
+
+
+def today() -> datetime.date:
+    return datetime.datetime.now(datetime.timezone.utc).date()
 
 
 def _key(given: Any, principal: Principal, where: str) -> Key:

@@ -11,7 +11,8 @@ from headrace import ConfigError, FileChanges
 from headrace_access.key_file import KeyFile
 from headrace_access.tokens import Tokens
 
-log = logging.getLogger("headrace.access")
+#: What it writes is in the audit log, too.
+log = logging.getLogger("headrace.audit.access")
 
 
 class KeyFileWatcher:
@@ -23,7 +24,6 @@ class KeyFileWatcher:
         self._reading: asyncio.Task[None] | None = None
         self._changes, self.file = _read(path)
         self.tokens = Tokens(self.file)
-        self.tokens.on_forget = self._changed
         #: Called when what was decided so far may be wrong now.
         self.on_change: Callable[[], None] = lambda: None
 
@@ -33,21 +33,16 @@ class KeyFileWatcher:
             self._reading = asyncio.get_running_loop().create_task(self._read_if_changed())
             self.tokens.keep_fresh()
 
-    def _changed(self) -> None:
-        self.on_change()
-
     async def _read_if_changed(self) -> None:
         try:
             if not await asyncio.to_thread(self._changes.found):
                 return
             self._changes, self.file = await asyncio.to_thread(_read, self._path)
-        except RuntimeError:
-            return  # the server stops: it has no threads any more
         except ConfigError as error:
             log.error("the former keys stay in use: %s", error.message)
         else:
             self.tokens = Tokens(self.file, self.tokens)
-            self.tokens.on_forget = self._changed
+            self.tokens.on_forget = self.on_change
             self.on_change()
             log.info("access file '%s' has changed: %d keys are in use", self._path, len(self.file))
         finally:

@@ -1,0 +1,42 @@
+"""``--security-profile``: what the server of a profile must have to start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from headrace.errors import ConfigError
+from headrace.server import Server
+from headrace_cli import command_line
+from headrace_cli.security.profile_words import FLAG, PROFILES
+from headrace_cli.security.review import SecurityReview
+from headrace_cli.security.security_options import SecurityOptions
+
+log = logging.getLogger("headrace.security")
+
+
+def enforce(server: Server, words: Sequence[str]) -> None:
+    """Check what the profile of ``server`` asks for. ``words`` are the command line, behind those of the profile.
+
+    Logs a warning for each thing that a flag opens. Raises `ConfigError` for what is open though no flag asks for it.
+    """
+    profile = server.options.group(SecurityOptions).profile
+    given = _given(words[len(PROFILES[profile]) :])
+    is_refused = False
+    for each in SecurityReview(server).exposures():
+        opening = [flag for flag in each.flags if flag in given]
+        if each.is_open and opening:
+            log.warning("%s=%s: %s opens: %s", FLAG, profile, ", ".join(opening), each)
+        elif each.is_open and each.flags:
+            is_refused = True
+            log.error("%s=%s: %s; give %s", FLAG, profile, each, each.remedy)
+        elif each.is_open:  # a file, which the operator may be unable to change
+            log.warning("%s=%s: %s; %s", FLAG, profile, each, each.remedy)
+    if is_refused:
+        raise ConfigError(f"{FLAG}={profile} starts no server that is open to strangers; see the errors above")
+
+
+def _given(words: Sequence[str]) -> set[str]:
+    """Return the flags in ``words`` by their whole names."""
+    given, rest = command_line.split(words)
+    return {f"--{one.flag.name}" for one in given} | {word.partition("=")[0] for word in rest if word.startswith("--")}
