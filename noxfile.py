@@ -230,6 +230,12 @@ def attack(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["workshop"], default=False)
+def image(session: nox.Session) -> None:
+    """Build the container image as root, with Debian's buildah and debootstrap, and serve from its tree: 4 minutes."""
+    _run(session, "pytest", "-s", "--image", *(session.posargs or ["tests/deploy/test_image.py"]))
+
+
+@nox.session(venv_backend="none", requires=["workshop"], default=False)
 def architecture(session: nox.Session) -> None:
     """Import directions, banned calls, documentation that matches the code."""
     _run(session, "pytest", *(session.posargs or ["tests/architecture"]))

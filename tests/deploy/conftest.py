@@ -44,3 +44,7 @@ def _unpack(package: str, folder: Path) -> None:
     if wrong:
         text = f"apt-get could not fetch {package}: {wrong}"
         pytest.fail(text) if os.environ.get("CI") == "true" else pytest.skip(text)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--image", action="store_true", help="build the container image, as root, and serve from it")

@@ -31,6 +31,7 @@ from headrace import (
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace_testing import InterceptorConformance, RefusedOperation
+from headrace_testing.example import NAME
 
 
 class Doorman(Interceptor):
@@ -241,6 +242,30 @@ class Dawdles(Notes):
         time.sleep(0.12)  # what the check is there to find
 
 
+class Permits(Doorman):
+    """Permits whoever was asked once, as another principal if it was admitted."""
+
+    who = "guest"
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+        self.permits: dict[str | bytes, dict[str, str]] = {}
+
+    def check(self, caller: Caller) -> None:
+        super().check(caller)
+        self.permits[caller.header("authorization") or ""] = {NAME: self.who}
+
+
+class PermitsAll(Permits):
+    """Permits also those that it refuses."""
+
+    who = ""
+
+    def check(self, caller: Caller) -> None:
+        self.permits[caller.header("authorization") or ""] = {}
+        super().check(caller)
+
+
 def test_a_sound_recorder_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(register_interceptors=hookimpl(lambda: [Notes]))
     monkeypatch.setitem(sys.modules, "headrace_doorman", module)
@@ -271,6 +296,8 @@ class Late(Open):
         (Sleeper, "it_does_not_block_the_event_loop"),
         (Assumes, "its_recorder_takes_every_record_at_once"),
         (Dawdles, "its_recorder_takes_every_record_at_once"),
+        (Permits, "it_permits_those_that_it_admits"),
+        (PermitsAll, "it_permits_those_that_it_admits"),
         (Keeps, "a_caller_that_leaves_while_it_waits_leaves_nothing"),
         (Redirects, "a_request_is_kept_or_replaced_by_one_for_the_same_model"),
         (Scribbles, "a_request_is_kept_or_replaced_by_one_for_the_same_model"),

@@ -30,7 +30,7 @@ from headrace.messages.request import InferRequest, with_strings_encoded
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import ticket_of
 from headrace.models.control_mode import ControlMode, held
-from headrace.models.interceptors import Interceptor, InterceptorChain
+from headrace.models.interceptors import Interceptor, InterceptorChain, Permits
 from headrace.models.open_streams import OpenStreams
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import IndexEntry, index_of
@@ -67,6 +67,7 @@ __all__ = [
     "ModelView",
     "Operation",
     "Outcome",
+    "Permits",
     "Phase",
     "Recorder",
     "RequestSubmitter",

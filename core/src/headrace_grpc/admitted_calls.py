@@ -31,9 +31,9 @@ from headrace_grpc.rpc import (
     Stream,
     Unary,
     awaited,
+    caller_of,
     first,
     serialize,
-    texts,
 )
 from headrace_grpc.usual_messages import ReadMessage, unpack
 from headrace_grpc.wire import FIXED_SIZES, LENGTH_DELIMITED, Buffer, RawRequest, read_varint
@@ -41,22 +41,6 @@ from headrace_grpc.wire import FIXED_SIZES, LENGTH_DELIMITED, Buffer, RawRequest
 #: The model's name is searched in at most 64 fields of a message. Clients write it first.
 _MOST_FIELDS = 64
 _MODEL_FIELD, _ID_FIELD = 1, 3
-
-
-def caller_of(context: Context) -> Caller:
-    """Return the caller of the call."""
-    found = getattr(context, "caller", None)
-    if isinstance(found, Caller):
-        return found
-    metadata = context.metadata
-    return Caller(
-        "grpc",
-        context.peer,
-        context.certificate,
-        partial(first, metadata),
-        partial(texts, metadata),
-        deadline_ns=context.deadline_ns,
-    )
 
 
 class AdmittedContext:
@@ -155,7 +139,7 @@ class _Guard:
             except TooLargeForLoop:
                 return self._start(self._answer_skipped(awaited(unadmitted), body, context, reply))
 
-        return self._admission.select(admit, skip, self._rpc.recorded, _trace_context, _model_name)
+        return self._admission.select(admit, skip, self._rpc.recorded, _trace_context, _model_name, self._rpc.permitted)
 
     def _start(self, answering: Coroutine[Any, Any, None]) -> Cancel:
         """Run ``answering`` as a task. Return a function that cancels it."""

@@ -34,7 +34,7 @@ from headrace_grpc.grpc_service_pb2 import (
     ServerReadyRequest,
 )
 from headrace_grpc.health_pb2 import HealthCheckRequest
-from headrace_grpc.infer import model_infer, recorded_infer
+from headrace_grpc.infer import model_infer, permitted_infer, recorded_infer
 from headrace_grpc.large_requests import unpack_large
 from headrace_grpc.own_methods import HEALTH_SERVICE, OwnMethod, message, message_method, model_field, own_method
 from headrace_grpc.plugin_methods import MethodServices, read_name
@@ -54,6 +54,7 @@ def _model_infer(method: OwnMethod, services: MethodServices) -> Rpc:
         direct=partial(model_infer, services.inference),
         unadmitted=partial(model_infer, plain),
         recorded=partial(recorded_infer, plain),
+        permitted=partial(permitted_infer, plain),
         parse_large=unpack_large,
         model_field=model_field(Operation.INFER, ModelInferRequest),
     )

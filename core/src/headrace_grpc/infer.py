@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,14 @@ from headrace_grpc import usual_messages
 from headrace_grpc.decode import Change, Decoded, decode
 from headrace_grpc.encode import encode
 from headrace_grpc.located_messages import LocatedMessages
-from headrace_grpc.rpc import Cancel, Context, Direct, Reply, first
+from headrace_grpc.rpc import Cancel, Context, Direct, Reply, caller_of, first
 from headrace_grpc.usual_messages import ReadMessage, unpack
 from headrace_grpc.wire import Buffer, RawRequest
+from headrace_hosts.permitted import PermittedCaller
 from headrace_locations.tensor_locations import TensorLocations
 
 if TYPE_CHECKING:
-    from headrace.engine import Engine, ModelView, Recorder
+    from headrace.engine import Engine, ModelView, Permits, Recorder
 
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 #: What a call is told that the server has no more time for.
@@ -134,6 +136,46 @@ def recorded_infer(inference: Inference, recorder: Recorder, otherwise: Direct) 
             start(view, ticket)
         except Exception as error:
             answer.refuse(error)
+        return ticket.cancel
+
+    return infer
+
+
+def permitted_infer(inference: Inference, permits: Permits, otherwise: Direct) -> Direct:
+    """Return `model_infer` for requests that ``permits`` lets pass. It takes the message as received.
+
+    ``otherwise`` admits all others, and answers those that are large, or refused before they are submitted.
+    ``inference`` has no admission.
+    """
+    find, start = inference.single.find, inference.single.start
+    decode, ticket_for, large = inference.decode, inference.ticket, inference.off_loop_work
+
+    def infer(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
+        given = None
+        for key, value in context.metadata:
+            if key == "authorization":
+                if given is not None:
+                    return otherwise(body, context, reply)
+                given = value
+        try:
+            permit = permits[given]  # type: ignore[index]
+            raw_request = unpack(body)
+            message = raw_request.message
+            name = message.model_name
+            principal = permit[name]
+            if context.draining:
+                return otherwise(body, context, reply)
+            view = find(name, message.model_version)
+            decoded = decode(raw_request)
+        except Exception:
+            return otherwise(body, context, reply)
+        answer, request = _Answer(view, reply, large), decoded.request
+        answer.classes = decoded.classes
+        if deadline_ns := context.deadline_ns:
+            request.expire_at(deadline_ns)
+        request.send_as(PermittedCaller(partial(caller_of, context), principal, name))
+        ticket = ticket_for(request, answer)
+        start(view, ticket)
         return ticket.cancel
 
     return infer

@@ -23,8 +23,7 @@ from headrace.engine import AnyOperation, Caller
 from headrace.errors import CallerError, Code, HeadraceError, plugin_failure
 from headrace.frontends.extension import Addition, check_operation, require_async
 from headrace.off_loop import LARGE_BYTES, TooLargeForLoop
-from headrace_grpc.admitted_calls import caller_of
-from headrace_grpc.rpc import Answer, Context, Rpc, Send, serialize
+from headrace_grpc.rpc import Answer, Context, Rpc, Send, caller_of, serialize
 
 if TYPE_CHECKING:
     from headrace_grpc.infer import Inference

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from google.protobuf.message import Message
 
-from headrace.engine import AnyOperation, Recorder
+from headrace.engine import AnyOperation, Caller, Permits, Recorder
 from headrace.errors import HeadraceError
 from headrace.frontends.failures import log_fault
 
@@ -94,6 +94,9 @@ class Rpc:
     #: Returns ``direct`` for calls, with messages as received, that only a recorder takes. Its second argument answers
     #: rare ones.
     recorded: Callable[[Recorder, Direct], Direct] | None = None
+    #: Returns ``direct`` for calls, with messages as received, that permits let pass. Its second argument admits
+    #: others.
+    permitted: Callable[[Permits, Direct], Direct] | None = None
     #: Number and name of the field of its message that names a model; None without one.
     model_field: tuple[int, str] | None = None
 
@@ -162,3 +165,19 @@ def first(metadata: Metadata, key: str) -> str | None:
 def texts(metadata: Metadata) -> list[tuple[str, str]]:
     """Return the entries that are text."""
     return [(name, value) for name, value in metadata if isinstance(value, str)]
+
+
+def caller_of(context: Context) -> Caller:
+    """Return the caller of the call."""
+    found = getattr(context, "caller", None)
+    if isinstance(found, Caller):
+        return found
+    metadata = context.metadata
+    return Caller(
+        "grpc",
+        context.peer,
+        context.certificate,
+        partial(first, metadata),
+        partial(texts, metadata),
+        deadline_ns=context.deadline_ns,
+    )

@@ -54,7 +54,7 @@ def _complete(rpc: Rpc, engine: Engine) -> Rpc:
 
 def _changed(rpc: Rpc, changed: Rpc) -> Rpc:
     """Return ``changed``, which is made from ``rpc``, without the handlers that pass by another ``direct``."""
-    return changed if changed.direct is rpc.direct else replace(changed, unadmitted=None, recorded=None)
+    return changed if changed.direct is rpc.direct else replace(changed, unadmitted=None, recorded=None, permitted=None)
 
 
 def _complete_again(table: list[Rpc], offered: list[Rpc], engine: Engine) -> None:

@@ -17,7 +17,7 @@ class Acceptor(Protocol):
     """Accepts connections until it is closed."""
 
     def close(self) -> None:
-        """Accept no more. Open connections stay, and handshakes that have begun go on."""
+        """Accept no more. Open connections stay."""
 
 
 async def accept(
@@ -39,5 +39,17 @@ async def accept(
     if tls is not None:
         contexts = await asyncio.to_thread(tls.contexts, protocols)
         port = TlsPort(make_protocol, contexts, HandshakeQueue(handshake_s), no_tls)
-        return await loop.create_server(lambda: TlsConnection(port), sock=listener, backlog=BACKLOG)
+        server = await loop.create_server(lambda: TlsConnection(port), sock=listener, backlog=BACKLOG)
+        return _TlsAcceptor(server, port.handshakes)
     return await loop.create_server(make_protocol, sock=listener, backlog=BACKLOG)
+
+
+class _TlsAcceptor:
+    """Closes what is before the end of its handshake, too: nobody else knows it."""
+
+    def __init__(self, server: asyncio.Server, handshakes: HandshakeQueue) -> None:
+        self._server, self._handshakes = server, handshakes
+
+    def close(self) -> None:
+        self._server.close()
+        self._handshakes.abort()

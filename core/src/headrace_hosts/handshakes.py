@@ -91,6 +91,14 @@ class HandshakeQueue:
         if not network.pending:
             del self._networks[pending.network]
 
+    def abort(self) -> None:
+        """Close all connections."""
+        for connection in tuple(self._pending):
+            self._abort(connection)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def delay(self, cost_s: float, read: Callable[[], None]) -> None:
         """Call ``read`` when the peers that send little but framing have had no more than their share of the time.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import Unavailable
+from headrace_hosts.inherited_sockets import take_inherited
 
 if TYPE_CHECKING:
     from headrace.engine import Engine
@@ -24,8 +25,11 @@ Listen: TypeAlias = "Callable[[str, int, bool, bool], socket.socket]"
 def bind(address: str, port: int, is_shared: bool, listens: bool = True) -> socket.socket:
     """Return a socket that listens on ``address``, or only reserves the port. Port 0 takes a free one.
 
-    ``is_shared`` lets other processes listen on the same port. Raises OSError.
+    If systemd listens on the port for this process, return its socket. ``is_shared`` lets other processes listen on the
+    same port. Raises OSError.
     """
+    if inherited := take_inherited(port):
+        return inherited
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except UnicodeError as error:

@@ -30,6 +30,8 @@ _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=2"
 #: The groups for the key exchange by their numbers of RFC 8446: X25519, P-256 and P-384. OpenSSL also has FFDHE, where
 #: a client can make the server compute for 100 ms. Python can tell it one group, so each has a context of its own.
 _GROUPS = {29: "X25519", 23: "prime256v1", 24: "secp384r1"}
+#: Begins a list of revoked certificates, which may stand beside the authorities.
+_REVOCATIONS = b"-----BEGIN X509 CRL-----"
 #: OpenSSL's reasons for a key that does not belong to the certificate.
 _MISFITS = {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"}
 
@@ -41,7 +43,7 @@ class TlsFiles:
     service: str
     certificate: PemFile
     key: PemFile
-    #: The authorities that sign the certificates of clients.
+    #: The authorities that sign the certificates of clients. With their lists of revoked certificates, if there is one.
     authorities: PemFile
     mutual: bool = False
 
@@ -70,7 +72,7 @@ class TlsFiles:
         result.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE  # the client knows what its processor is fast at
         result.set_ciphers(_CIPHERS)
         result.set_alpn_protocols(list(protocols))
-        self.contents()  # validates that the files can be read
+        authorities = self.contents()[2]  # validates that the files can be read
         # Validates that the file is a PEM certificate. The context is discarded.
         _load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.certificate)
         self._load_identity(result)
@@ -81,12 +83,23 @@ class TlsFiles:
             result.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in grpc, any authority given is trusted
             result.options |= ssl.OP_NO_TICKET  # a resumed session would not check the certificate again
             result.num_tickets = 0  # the same for TLS 1.3
+            if authorities is not None and _REVOCATIONS in authorities:
+                result.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
         return result
 
     def contents(self) -> tuple[bytes, bytes, bytes | None]:
         """Return certificate, key and authorities, or None for the latter. Raises `ConfigError` as `context`."""
         certificate, key = self._read(self.certificate), self._read(self.key)
         return certificate, key, self._read(self.authorities) if self.mutual or self.authorities[1] else None
+
+    def require_no_revocations(self, host: str) -> None:
+        """Raise `ConfigError` if the files have a list of revoked certificates, which ``host`` can not check."""
+        authorities = self.contents()[2]
+        if authorities is not None and _REVOCATIONS in authorities:
+            flag, path = self.authorities
+            raise ConfigError(
+                f"{flag}: '{path}' has a list of revoked certificates, which the host {host} can not check"
+            )
 
     def _read(self, file: PemFile) -> bytes:
         flag, path = file
@@ -112,7 +125,7 @@ class TlsFiles:
         except ssl.SSLError as error:
             if error.reason in _MISFITS:
                 raise ConfigError(
-                    f"{key_flag}: the key in '{key}' does not fit the certificate in '{certificate}'"
+                    f"{key_flag}: the key in '{key}' does not fit the first certificate in '{certificate}'"
                 ) from error
             if error.reason and error.reason.startswith(("EE_", "CA_")):  # too short a key, too weak a digest
                 raise ConfigError(f"{certificate_flag}: OpenSSL refuses '{certificate}': {error.reason}") from error

@@ -19,6 +19,8 @@ from headrace.messages.request import InferRequest, Undecoded
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Respond, Ticket
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, OffLoopWork, TooLargeForLoop
+from headrace_hosts.permitted import PermittedCaller
+from headrace_http.admitted_requests import caller_of
 from headrace_http.caller_limits import json_too_large
 from headrace_http.documents import checked, parse
 from headrace_http.infer_request import BodyLayoutCache, decode, decode_raw, header_length
@@ -31,7 +33,7 @@ from headrace_http.request_deadline import TIMEOUT, RequestDeadline, deadline_in
 from headrace_http.url_paths import PathTarget
 
 if TYPE_CHECKING:
-    from headrace.engine import Engine, ModelView, Recorder
+    from headrace.engine import Engine, ModelView, Permits, Recorder
     from headrace.messages.tensor import Tensor
 
 #: See `headrace_http.route_handlers.Handler`.
@@ -133,6 +135,31 @@ class InferenceHandler:
                 start(view, ticket)
             except Exception as error:
                 answer.refuse(error)
+            return ticket.cancel
+
+        return infer
+
+    def permitted(self, transport: str, permits: Permits, otherwise: _Handler) -> _Handler:
+        """Return a handler of requests that ``permits`` lets pass. ``otherwise`` admits all others, and answers those
+        that are compressed, have a deadline, are large, or are refused before they are submitted."""
+        plain = self.without_admission()
+        find, read, start = plain._find, plain._read, plain._start
+        ticket_for, large = plain._ticket, plain._large
+
+        def infer(http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
+            headers, name = http.headers, target.name
+            try:
+                principal = permits[headers[b"authorization"]][name]
+                if b"content-encoding" in headers or TIMEOUT in headers:
+                    return otherwise(http, target, reply)
+                view, accepted = find(name, target.version), headers.get(b"accept-encoding")
+                answer = Answer(view, reply, response_encoding(accepted) if accepted else b"identity", large)
+                request = read(http, name, target.version, answer, LARGE_BYTES)
+            except Exception:
+                return otherwise(http, target, reply)
+            request.send_as(PermittedCaller(partial(caller_of, http, reply, transport), principal, name))
+            ticket = ticket_for(request, answer)
+            start(view, ticket)
             return ticket.cancel
 
         return infer
@@ -287,5 +314,4 @@ def _nobody(reply: HttpReply) -> None:
 
 
 def _unsupported_encoding() -> HttpReply:
-    plain = error_reply(Unsupported("Unsupported compression type"))
-    return plain._replace(headers=(*plain.headers, _ACCEPT))
+    return error_reply(Unsupported("Unsupported compression type")).with_header(*_ACCEPT)

@@ -103,6 +103,12 @@ class ErrorReply(HttpReply):
 
     failure: Failure
 
+    def with_header(self, name: bytes, value: bytes) -> ErrorReply:
+        """Return this reply with one more header."""
+        reply = self._replace(headers=(*self.headers, (name, value)))
+        reply.failure = self.failure
+        return reply
+
 
 #: Takes the one answer to a request. Event loop only.
 Reply: TypeAlias = Callable[[HttpReply], None]
@@ -139,7 +145,7 @@ def json_type_reply() -> HttpReply:
     return HttpReply(200, JSON_TYPE)
 
 
-def error_reply(error: HeadraceError) -> HttpReply:
+def error_reply(error: HeadraceError) -> ErrorReply:
     """Return ``error`` in Triton's form: one JSON object with the single key ``error``."""
     status, headers, parts = text_error(STATUS[error.code], without_paths(error.message))
     reply = ErrorReply(status, (*headers, *_advice(error)), parts)

@@ -147,6 +147,7 @@ class Routes:
             partial(handler.recorded, self._transport),
             _trace_context,
             _model_name,
+            partial(handler.permitted, self._transport),
         )
 
     def _answer(self, handler: Handler, request: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:

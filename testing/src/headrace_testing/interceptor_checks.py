@@ -241,6 +241,26 @@ class InterceptorChecks:
         quickest = min(asyncio.run(add()))
         assert quickest < self.blocking_s, f"each record keeps the event loop for {quickest:.3f} s"
 
+    def test_it_permits_those_that_it_admits(self) -> None:
+        """A permitted inference passes without a call: it must be one that a call would admit."""
+
+        async def ask() -> None:
+            made, caller = self.make(), _caller(self.headers())
+            if made.permits is None:
+                pytest.skip(f"{NOT_RUN}'{self.interceptor}' permits no inference")
+            assert await self._refusal(made, caller) is None
+            refused = [each.headers for each in self.refusals() if each.operation is Operation.INFER and not each.after]
+            for headers in refused:
+                await self._refusal(made, _caller(headers))
+            for form in (str, str.encode):
+                given = [form(each.get("authorization", "")) for each in (self.headers(), *refused)]
+                found = made.permits.get(given[0], {}).get(NAME, caller.principal)
+                assert found == caller.principal, f"it permits an inference of '{caller.principal}' as '{found}'"
+                for wrong in given[1:]:
+                    assert wrong not in made.permits, f"it permits {dict(made.permits[wrong])} what it refuses"
+
+        asyncio.run(ask())
+
     # ------------------------------------------------------------------ requests
 
     def test_a_request_is_kept_or_replaced_by_one_for_the_same_model(self, tmp_path: Path) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import stat
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from headrace import ConfigError, HeadraceError
+from headrace import ConfigError
 from headrace_archive import Archive
 from headrace_testing import AgentConformance
 from tests.agents.archive.packing import PACKERS, items_of, tar, zipped
+from tests.agents.loading import Loader, files_of, lock_directories, write
 
 
 class TestTarZst(AgentConformance):
@@ -40,32 +39,12 @@ FILES = {"config.pbtxt": b"a", "1/model.onnx": bytes(range(256)) * 10_000, "2/de
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Callable[..., Path | str]:
-    """Loads files by the agent: ``load(files, **parameters)`` returns the directory, or the error."""
-    numbers = iter(range(1000))
-
-    def act(files: Mapping[str, bytes], **parameters: str) -> Path | str:
-        number = next(numbers)
-        (target := tmp_path / f"unpacked{number}").mkdir(mode=0o700)
-        model = tmp_path / f"model{number}"
-        for path, content in files.items():
-            (model / path).parent.mkdir(parents=True, exist_ok=True)
-            (model / path).write_bytes(content)
-        try:
-            return Archive("m", parameters).load(model, lambda: target)
-        except HeadraceError as error:
-            return error.message
-
-    return act
-
-
-def files_of(directory: Path | str) -> dict[str, bytes]:
-    assert isinstance(directory, Path), directory
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+def load(tmp_path: Path) -> Loader:
+    return Loader(Archive, tmp_path)
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
-def test_every_format_is_unpacked_and_the_archive_is_left_out(load: Callable[..., Path | str], suffix: str) -> None:
+def test_every_format_is_unpacked_and_the_archive_is_left_out(load: Loader, suffix: str) -> None:
     assert files_of(load({f"model{suffix}": PACKERS[suffix](items_of(FILES))})) == FILES
     assert (
         files_of(load({f"a/M{suffix.upper()}": PACKERS[suffix](items_of(FILES))}, archive=f"a/M{suffix.upper()}"))
@@ -74,12 +53,10 @@ def test_every_format_is_unpacked_and_the_archive_is_left_out(load: Callable[...
 
 
 @pytest.mark.parametrize("words", [("--format=gnu",), ("--format=pax",), ("--format=ustar",), ("--format=v7",)])
-def test_archives_of_gnu_tar_are_read(load: Callable[..., Path | str], tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_archives_of_gnu_tar_are_read(load: Loader, tmp_path: Path, words: tuple[str, ...]) -> None:
     source = tmp_path / "source"
     files = {**FILES, "1/" + "long" * (40 if "v7" not in words[0] and "ustar" not in words[0] else 10): b"x"}
-    for path, content in files.items():
-        (source / path).parent.mkdir(parents=True, exist_ok=True)
-        (source / path).write_bytes(content)
+    write(source, files)
     (source / "1/model.onnx").chmod(0o755)
     subprocess.run(["tar", *words, "-czf", tmp_path / "m.tar.gz", "-C", source, "."], check=True)
     unpacked = load({"m.tar.gz": (tmp_path / "m.tar.gz").read_bytes()})
@@ -91,7 +68,7 @@ def test_archives_of_gnu_tar_are_read(load: Callable[..., Path | str], tmp_path:
     assert stat.S_IMODE((unpacked / "labels.txt").stat().st_mode) == 0o600
 
 
-def test_a_zip_of_the_library_with_directories_and_modes_is_read(load: Callable[..., Path | str]) -> None:
+def test_a_zip_of_the_library_with_directories_and_modes_is_read(load: Loader) -> None:
     unpacked = load(
         {"m.zip": zipped([("1", None, {}), ("1/t", b"t", {"external_attr": (stat.S_IFREG | 0o755) << 16})])}
     )
@@ -100,13 +77,13 @@ def test_a_zip_of_the_library_with_directories_and_modes_is_read(load: Callable[
     assert stat.S_IMODE((unpacked / "1/t").stat().st_mode) == 0o700
 
 
-def test_files_beside_the_archive_are_copied(load: Callable[..., Path | str]) -> None:
+def test_files_beside_the_archive_are_copied(load: Loader) -> None:
     beside = {"config.pbtxt": b"outer", "2/other": b"o", ".hidden": b""}
     unpacked = load({**beside, "m.tar": tar(items_of({"1/w": b"w", ".git/x": b"", "1/__pycache__/y": b""}))})
     assert files_of(unpacked) == {"config.pbtxt": b"outer", "2/other": b"o", "1/w": b"w"}
 
 
-def test_an_empty_version_is_kept(load: Callable[..., Path | str]) -> None:
+def test_an_empty_version_is_kept(load: Loader) -> None:
     """As that of an ensemble."""
     unpacked = load({"m.tar": tar([("./", None, {}), ("./config.pbtxt", b"c", {}), ("./1/", None, {})])})
     assert isinstance(unpacked, Path)
@@ -114,7 +91,7 @@ def test_an_empty_version_is_kept(load: Callable[..., Path | str]) -> None:
 
 
 @pytest.mark.parametrize(("config", "found"), [("archive", b"inner"), ("repository", b"outer")])
-def test_of_two_configs_the_parameter_chooses(load: Callable[..., Path | str], config: str, found: bytes) -> None:
+def test_of_two_configs_the_parameter_chooses(load: Loader, config: str, found: bytes) -> None:
     files = {"config.pbtxt": b"outer", "m.tar": tar(items_of({"config.pbtxt": b"inner", "1/w": b""}))}
     assert files_of(load(files, config=config))["config.pbtxt"] == found
     told = load(files)
@@ -127,7 +104,7 @@ def test_of_two_configs_the_parameter_chooses(load: Callable[..., Path | str], c
     assert files_of(load(alone, config=config))["config.pbtxt"] == b"outer"
 
 
-def test_members_are_moved_by_parameters(load: Callable[..., Path | str]) -> None:
+def test_members_are_moved_by_parameters(load: Loader) -> None:
     packed = {"m.tar": tar(items_of({"top/sub/model.onnx": b"m", "top/sub/a/b": b"b"}))}
     assert files_of(load(packed, strip_components="2", into="1")) == {"1/model.onnx": b"m", "1/a/b": b"b"}
     told = load(packed, strip_components="3")
@@ -148,7 +125,7 @@ def test_members_are_moved_by_parameters(load: Callable[..., Path | str]) -> Non
     ],
 )
 def test_what_cannot_be_unpacked_is_explained(
-    load: Callable[..., Path | str], files: dict[str, bytes], parameters: dict[str, str], why: str
+    load: Loader, files: dict[str, bytes], parameters: dict[str, str], why: str
 ) -> None:
     told = load(files, **parameters)
     assert isinstance(told, str)
@@ -176,17 +153,8 @@ def test_a_parameter_that_cannot_be_right_is_refused(parameters: dict[str, str],
     assert why in caught.value.message
 
 
-def test_a_directory_that_cannot_be_read_is_not_left_out(
-    load: Callable[..., Path | str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scandir = os.scandir
-
-    def refuse(path: str) -> object:
-        if str(path).endswith("/locked"):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
+def test_a_directory_that_cannot_be_read_is_not_left_out(load: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock_directories(monkeypatch, "locked")
     told = load({"m.tar": tar(items_of({"1/w": b""})), "locked/w": b""})
     assert isinstance(told, str)
     assert told.endswith("'m.tar' cannot be unpacked: Permission denied")

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from headrace import LoadError
 from headrace_archive import Archive, members
 from tests.agents.archive.packing import PACKERS, items_of, tar, tar_gz, zipped
+from tests.agents.loading import Loader
 
 Refusal = Callable[..., str]
 
@@ -26,21 +26,13 @@ Refusal = Callable[..., str]
 @pytest.fixture
 def refusal(tmp_path: Path) -> Iterator[Refusal]:
     """Loads an archive: ``refusal(content, suffix)`` returns why it is refused. Nothing appears outside."""
-    numbers = iter(range(10_000))
     (tmp_path / "canary").write_bytes(b"canary")
-    place = tmp_path / "a/b/c"
+    (place := tmp_path / "a/b/c").mkdir(parents=True)
+    load = Loader(Archive, place)
 
     def act(content: bytes, suffix: str = ".tar", **parameters: str) -> str:
-        number = next(numbers)
-        model, target = place / f"model{number}", place / f"unpacked{number}"
-        for folder in (model, target):
-            folder.mkdir(parents=True)
-        (model / f"m{suffix}").write_bytes(content)
-        try:
-            Archive("m", parameters).load(model, lambda: target)
-        except LoadError as error:
-            return error.message
-        return ""
+        told = load({f"m{suffix}": content}, **parameters)
+        return told if isinstance(told, str) else ""
 
     yield act
     inside = [path for path in tmp_path.rglob("*") if place not in path.parents and path not in (place, *place.parents)]
@@ -295,6 +287,8 @@ def test_a_zip_of_another_method_or_version_or_without_names_is_refused(refusal:
     content = bytearray(zipped(items_of({"1/w": b"w"})))
     content[content.index(b"PK\1\2") + 6] = 99  # the version that is needed to extract it
     assert refusal(bytes(content), ".zip").endswith("it is damaged: zip file version 9.9")
+    name = zipped(items_of({"1/é": b"w"})).replace("é".encode(), b"\xff\xff")
+    assert "it is damaged: 'utf-8' codec can't decode" in refusal(name, ".zip")
     with zipfile.ZipFile(made := io.BytesIO(), "w") as archive:
         archive.writestr(zipfile.ZipInfo(""), b"w")
     assert refusal(made.getvalue(), ".zip")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import resource
@@ -14,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace import ConfigError, HeadraceError, Server
+from headrace import ConfigError, Server
 from headrace_decrypt import Decrypt
 from headrace_decrypt.encrypt_command import Encrypt
 from headrace_decrypt.file_format import Header, encrypt, new_package_id
 from headrace_testing import AgentConformance, CommandConformance
+from tests.agents.loading import Loader, files_of, lock_directories, write
 
 KEY = bytes(range(32))
 LINE = f"2026-11 {b64encode(KEY).decode()}"
@@ -67,33 +67,9 @@ class TestEncrypt(CommandConformance):
     bad = ("/nowhere", "/nowhere/either", "--key-file", "/nowhere/keys")
 
 
-def write(directory: Path, files: Mapping[str, bytes]) -> Path:
-    for path, content in files.items():
-        (directory / path).parent.mkdir(parents=True, exist_ok=True)
-        (directory / path).write_bytes(content)
-    return directory
-
-
-def files_of(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-
-
 @pytest.fixture
-def load(tmp_path: Path) -> Callable[..., Path | str]:
-    """Loads files by the agent: ``load(files, **parameters)`` returns the directory, or the error."""
-    numbers = iter(range(100))
-
-    def act(files: Mapping[str, bytes], **parameters: str) -> Path | str:
-        number = next(numbers)
-        clear = tmp_path / f"clear{number}"
-        clear.mkdir(mode=0o700)
-        try:
-            agent = Decrypt("m", parameters or {"key_env": "MODEL_KEYS"})
-            return agent.load(write(tmp_path / f"model{number}", files), lambda: clear)
-        except HeadraceError as error:
-            return error.message
-
-    return act
+def load(tmp_path: Path) -> Loader:
+    return Loader(Decrypt, tmp_path)
 
 
 def run(*words: str) -> int:
@@ -102,7 +78,7 @@ def run(*words: str) -> int:
 
 
 def test_the_command_writes_what_the_agent_reads(
-    tmp_path: Path, keys: Path, load: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, keys: Path, load: Loader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = bytes(range(256)) * 8192 + b"."  # two chunks and a byte
     latin = os.fsdecode(b"1/gr\xfcn")  # the name is not UTF-8
@@ -121,6 +97,7 @@ def test_the_command_writes_what_the_agent_reads(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     clear = load(found, key_file=str(keys), plain="labels.txt")
     assert files_of(clear) == files
+    assert isinstance(clear, Path)
     (target / "3").rmdir()
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in clear.rglob("*")}
     assert modes == {"config.pbtxt": 0o600, "configs": 0o700, "b.pbtxt": 0o600, "1": 0o700, "w": 0o600,
@@ -183,7 +160,7 @@ def test_a_disk_that_takes_no_more_is_told_with_the_target(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["keys", "plain"]
 
 
-def test_a_wrong_key_names_model_file_and_source_and_no_secret(load: Callable[..., str], keys: Path) -> None:
+def test_a_wrong_key_names_model_file_and_source_and_no_secret(load: Loader, keys: Path) -> None:
     files = {"config.pbtxt": b"", **encrypted({"1/w": b"secret"})}
     keys.write_text(OTHER_LINE)
     assert load(files, key_file=str(keys)) == (
@@ -209,22 +186,22 @@ def test_a_wrong_key_names_model_file_and_source_and_no_secret(load: Callable[..
     ],
 )
 def test_files_that_do_not_belong_to_the_model_are_refused(
-    load: Callable[..., Path | str], change: Callable[[dict[str, bytes]], dict[str, bytes]], why: str
+    load: Loader, change: Callable[[dict[str, bytes]], dict[str, bytes]], why: str
 ) -> None:
     files = {"config.pbtxt": b"", **encrypted({"1/w": b"content"})}
-    assert isinstance(load(files), Path)
+    assert isinstance(load(files, key_env="MODEL_KEYS"), Path)
     told = load(change(files), key_env="MODEL_KEYS", plain="labels.txt")
     assert isinstance(told, str)
     assert why in told
 
 
-def test_a_plain_file_takes_the_place_of_no_encrypted_one(load: Callable[..., Path | str]) -> None:
+def test_a_plain_file_takes_the_place_of_no_encrypted_one(load: Loader) -> None:
     files = {"config.pbtxt": b"", "1/w": b"planted", **encrypted({"1/w": b"content"})}
     told = load(files, key_env="MODEL_KEYS", plain="1/*")
     assert told == "agent 'decrypt' of model 'm': file '1/w.enc': the model has '1/w', too, which is not encrypted"
 
 
-def test_plain_patterns_match_within_a_directory_and_hidden_files_are_left_out(load: Callable[..., Path]) -> None:
+def test_plain_patterns_match_within_a_directory_and_hidden_files_are_left_out(load: Loader) -> None:
     files = encrypted({"1/w": b"w"})
     plain = {"config.pbtxt": b"", "1/a.md": b"", "labels.txt": b""}
     hidden = {".DS_Store": b"", "1/__pycache__/model.pyc": b"", "1/.b/c": b""}
@@ -256,16 +233,7 @@ def test_plaintext_is_private_and_gone_after_the_unload(tmp_path: Path, keys: Pa
     assert not place.parent.exists()
 
 
-def test_a_directory_that_cannot_be_read_is_not_left_out(
-    load: Callable[..., Path | str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scandir = os.scandir
-
-    def refuse(path: str) -> object:
-        if str(path).endswith("/locked"):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
+def test_a_directory_that_cannot_be_read_is_not_left_out(load: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock_directories(monkeypatch, "locked")
     with pytest.raises(PermissionError):  # core words it
-        load({"config.pbtxt": b"", **encrypted({"1/w": b"w", "locked/w": b"w"})})
+        load({"config.pbtxt": b"", **encrypted({"1/w": b"w", "locked/w": b"w"})}, key_env="MODEL_KEYS")

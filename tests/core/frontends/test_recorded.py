@@ -81,5 +81,15 @@ def test_nothing_is_kept_when_it_is_answered() -> None:
         gc.enable()
 
 
-def test_a_certificate_names_the_principal() -> None:
-    assert principal_of({"subject": ((("commonName", "alice"),),)}) == "alice"
+@pytest.mark.parametrize(
+    ("subject", "others", "name"),
+    [
+        (((("organizationName", "x"), ("commonName", "alice")), (("commonName", "bob"),)), (), "alice"),
+        (((("commonName", "alice"),),), (("URI", "spiffe://x/y"),), "alice"),
+        (((("commonName", ""),),), (("DNS", "x.y"), ("URI", "spiffe://x/y")), "spiffe://x/y"),
+        ((), (("IP Address", "::1"), ("DNS", "x.y"), ("DNS", "z")), "x.y"),
+        ((), (), ""),
+    ],
+)
+def test_a_certificate_names_the_principal(subject: object, others: object, name: str) -> None:
+    assert principal_of({"subject": subject, "subjectAltName": others}) == name

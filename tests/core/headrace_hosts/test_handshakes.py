@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from headrace_hosts import handshakes
-from headrace_hosts.accepting import accept
+from headrace_hosts.accepting import Acceptor, accept
 from headrace_hosts.listening import bind
 from headrace_hosts.tls_connections import TlsConnection
 from headrace_hosts.tls_files import TlsFiles
@@ -62,6 +62,7 @@ class BufferedEcho(asyncio.BufferedProtocol):
 class Serving:
     port: int
     made: list[asyncio.BaseProtocol]
+    acceptor: Acceptor
 
 
 @asynccontextmanager
@@ -90,9 +91,12 @@ async def serving(
     )
     acceptor = await accept(make, listener, files, ("http/1.1",), handshake_s=handshake_s, no_tls=b"no TLS")
     try:
-        yield Serving(listener.getsockname()[1], made)
+        yield Serving(listener.getsockname()[1], made, acceptor)
     finally:
         acceptor.close()
+        for each in made:
+            each.transport.abort()  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
 
 
 def hello(pem: Path) -> bytes:

@@ -81,8 +81,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
       for file in ("empty", "text", "der.crt")),
     *(({"key": file}, f"--grpc-server-key: '{{}}/{file}' is no private key in PEM form")
       for file in ("empty", "text", "a.crt")),
-    ({"key": "b.key"}, "--grpc-server-key: the key in '{0}/b.key' does not fit the certificate in '{0}/a.crt'"),
-    ({"key": "ec.key"}, "--grpc-server-key: the key in '{0}/ec.key' does not fit the certificate in '{0}/a.crt'"),
+    ({"key": "b.key"}, "--grpc-server-key: the key in '{0}/b.key' does not fit the first certificate in '{0}/a.crt'"),
+    ({"key": "ec.key"}, "--grpc-server-key: the key in '{0}/ec.key' does not fit the first certificate in '{0}/a.crt'"),
     ({"key": "locked.key"}, "--grpc-server-key: the key is encrypted; give one that needs no password"),
     ({"cert": "fifo"}, "--grpc-server-cert: '{}/fifo' is not a regular file"),
     ({"cert": "short.crt", "key": "short.key"}, "--grpc-server-cert: OpenSSL refuses '{}/short.crt': EE_KEY_TOO_SMALL"),
@@ -177,6 +177,39 @@ def test_mutual_tls_wants_a_certificate_of_the_authority(pem: Path) -> None:
 
 def test_a_root_alone_demands_nothing(pem: Path) -> None:
     assert handshake(made(folder=pem, root="b.crt"), client_of(pem))[1] == "h2"
+
+
+def test_a_revoked_certificate_is_refused(pem: Path, tmp_path: Path) -> None:
+    """The list stands beside the authority, and is read again with it."""
+
+    def openssl(*words: object) -> None:
+        subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True, cwd=tmp_path)
+
+    (tmp_path / "index").touch()
+    (tmp_path / "ca.cnf").write_text("[ca]\ndefault_ca=b\n[b]\ndatabase=index\ndefault_md=sha256\ndefault_crl_days=2\n")
+    for name in ("good", "bad"):
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{name}.key"]
+        openssl("req", *key, "-subj", f"/CN={name}", "-out", "request")
+        issuer = ["-CA", pem / "b.crt", "-CAkey", pem / "b.key", "-set_serial", "7" if name == "bad" else "8"]
+        openssl("x509", "-req", "-in", "request", *issuer, "-days", "2", "-out", f"{name}.crt")
+    revoking = ["ca", "-config", "ca.cnf", "-cert", pem / "b.crt", "-keyfile", pem / "b.key"]
+    openssl(*revoking, "-revoke", "bad.crt")
+    openssl(*revoking, "-gencrl", "-out", "list")
+    (pem / "revoking.crt").write_bytes((pem / "b.crt").read_bytes() + (tmp_path / "list").read_bytes())
+
+    server: dict[str, Any] = {"folder": pem, "root": "revoking.crt", "mutual": True}
+    for name, context in ((name, client_of(pem)) for name in ("good", "bad")):
+        context.load_cert_chain(tmp_path / f"{name}.crt", tmp_path / f"{name}.key")
+        if name == "good":
+            assert handshake(made(**server), context)[1] == "h2"
+        else:
+            with pytest.raises(OSError):  # noqa: PT011
+                handshake(made(**server), context)
+            assert handshake(made(folder=pem, root="b.crt", mutual=True), context)[1] == "h2"
+    files = grpc_tls(options(**server))
+    assert files is not None
+    with pytest.raises(ConfigError, match="has a list of revoked certificates, which the host grpcio can not check"):
+        files.require_no_revocations("grpcio")
 
 
 # ------------------------------------------------------------------ files that change

@@ -168,13 +168,14 @@ def test_a_handshake_that_does_not_end_is_closed(serve: Serve, pem: Path) -> Non
 
 def test_interceptors_know_clients_by_their_certificates(serve: Serve, pem: Path, http_server: str) -> None:
     def scenario(port: int, metrics: int) -> None:
-        assert get(port, "/v2", trusting(pem, "b")) == 200
-        for stranger in ("", "ec"):
-            with pytest.raises(OSError):  # noqa: PT011
-                get(port, "/v2", trusting(pem, stranger))
+        for each, path in ((port, "/v2"), (metrics, "/metrics")):
+            assert get(each, path, trusting(pem, "b")) == 200
+            for stranger in ("", "ec"):
+                with pytest.raises(OSError):  # noqa: PT011
+                    get(each, path, trusting(pem, stranger))
 
-    serve(files(pem, client_ca="b.crt"), scenario)
-    assert Witness.seen == [("http", "b", True)]
+    serve(files(pem, client_ca="b.crt") | {"metrics_use_ssl": True}, scenario)
+    assert Witness.seen == [("http", "b", True), ("metrics", "b", True)]
 
 
 @pytest.mark.parametrize("has_tls", [True, False])
@@ -200,7 +201,7 @@ def test_tls_of_metrics_needs_that_of_http(serve: Serve) -> None:
     ("given", "text"),
     [
         ({"certificate": ""}, "HTTP over TLS needs --http-server-cert: the path of a PEM file"),
-        ({"key": "b.key"}, "--http-server-key: the key in '{0}/b.key' does not fit the certificate in '{0}/a.crt'"),
+        ({"key": "b.key"}, "--http-server-key: the key in '{0}/b.key' does not fit the first certificate in '{0}/a"),
         ({"client_ca": "text"}, "--http-root-cert: '{}/text' is no certificate in PEM form"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
@@ -793,6 +794,158 @@ def test_inferences_that_are_spared_are_left_out_without_a_question(serve: Serve
     serve(scenario, Sparing)
     assert Sampling.asked == ["", "", "", "00-1"]
     assert Sampling.taken == ["http infer m", "grpc infer m", "http infer m", "http infer m"]
+
+
+# ---------------------------------------------------------------------- an interceptor that permits inferences
+
+
+class Permitting(Interceptor):
+    """Admits the bearer of a word, and permits its next inferences with the same model."""
+
+    name = "permitting"
+    admitted: ClassVar[list[str]] = []
+    made: ClassVar[dict[str | bytes, dict[str, str]]] = {}
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.permits = self.made
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        self.admitted.append(f"{caller.transport} {operation} {model}")
+        given = caller.header("authorization")
+        if given != "please":
+            raise Unauthenticated("say the word")
+        caller.principal = "alice"
+        if operation is Operation.INFER:
+            for form in (given, given.encode()):
+                self.made.setdefault(form, {})[model] = "alice"
+
+
+@pytest.fixture
+def no_permits() -> Iterator[None]:
+    yield
+    Permitting.admitted.clear()
+    Permitting.made.clear()
+
+
+def call_with(ports: Ports, *words: str, size: int = 2) -> str:
+    """Return the code of an inference over gRPC, whose metadata have ``words``: ``name=value``, or a credential."""
+    request = service_pb2.ModelInferRequest(model_name="m")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, size]).contents.fp32_contents.extend([0.5] * size)
+    named = [word.partition("=") if "=" in word else ("authorization", "=", word) for word in words]
+    metadata = tuple((name, value) for name, _, value in named)
+    with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
+        found: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
+            request, metadata=metadata, timeout=30
+        )
+        return str(found.code().name)
+
+
+@pytest.mark.usefixtures("no_permits")
+def test_a_permitted_inference_is_not_admitted_again(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        for _ in range(3):
+            assert post(ports.http, authorization="please").status_code == 200
+            assert call_with(ports, "please") == "OK"
+        assert Permitting.admitted == ["http infer m"]
+        Permitting.made.clear()
+        assert call_with(ports, "please") == "OK"
+        assert post(ports.http, authorization="please").status_code == 200
+        assert Permitting.admitted.pop() == "grpc infer m"
+        assert Permitting.admitted == ["http infer m"]
+
+    serve(scenario, Permitting)
+
+
+@pytest.mark.usefixtures("no_permits")
+def test_what_is_not_permitted_is_admitted(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        assert post(ports.http, authorization="please").status_code == 200
+        Permitting.admitted.clear()
+        for word in ("now", "", "Please"):
+            assert post(ports.http, authorization=word).status_code == 401
+        assert [call_with(ports, word) for word in ("now", "Please", "")] == ["UNAUTHENTICATED"] * 3
+        assert call_with(ports) == "UNAUTHENTICATED"
+        assert len(Permitting.admitted) == 3 + 4
+        Permitting.admitted.clear()
+        # Rare ones are admitted, as are all operations that are no inference.
+        assert call_with(ports, "please", "now") == "OK"  # the interceptor reads the first one
+        assert post(ports.http, 50_000, authorization="please").status_code == 200
+        assert call_with(ports, "please", size=50_000) == "OK"
+        url = f"http://127.0.0.1:{ports.http}/v2/models/m"
+        assert httpx.get(url, headers={"authorization": "please"}).status_code == 200
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [0.5]}
+        for path, sent, status in (
+            ("m", {"triton-request-timeout": "5000000"}, 200),
+            ("m", {"content-encoding": "br"}, 501),
+            ("none", {}, 404),
+        ):
+            sent = {"authorization": "please", **sent}
+            where = f"http://127.0.0.1:{ports.http}/v2/models/{path}/infer"
+            found = httpx.post(where, json={"inputs": [tensor]}, headers=sent)
+            assert found.status_code == status, found.text
+        assert len(Permitting.admitted) >= 6
+
+    serve(scenario, Permitting)
+
+
+@pytest.mark.usefixtures("no_permits")
+def test_a_permitted_request_has_its_sender(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    senders: list[Any] = []
+
+    def note(view: ModelView, ticket: Ticket, call: Any = None) -> None:
+        senders.append(ticket.request.sender)
+        if senders[-1] is not None:
+            found = senders[-1]
+            senders[-1] = (found.transport, found.peer, found.principal, str(found.operation), found.model)
+            senders[-1] += (found.header("x-user"), dict(found.trace_context), found.deadline_ns > 0, found.parent)
+        check_and_enqueue(view, ticket, call)
+
+    def scenario(ports: Ports) -> None:
+        for _ in range(2):
+            post(ports.http, user="bob", authorization="please", traceparent="00-1")
+            call_with(ports, "please", "x-user=bob", "traceparent=00-1")
+
+    monkeypatch.setattr("headrace.models.submission.check_and_enqueue", note)
+    serve(scenario, Permitting)
+    assert len(Permitting.admitted) == 1
+    told = "127.0.0.1", "alice", "infer", "m", "bob", {"traceparent": "00-1"}
+    assert senders[-2:] == [("http", *told, False, None), ("grpc", *told, True, None)]
+
+
+@pytest.mark.usefixtures("no_permits")
+def test_a_permitted_request_that_is_wrong_is_told_so(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        assert post(ports.http, authorization="please").status_code == 200
+        tensor = {"name": "x", "datatype": "INT32", "shape": [1, 1], "data": [1]}
+        url = f"http://127.0.0.1:{ports.http}/v2/models/m/infer"
+        for document in ("{", '{"inputs": []}', json.dumps({"inputs": [tensor]})):
+            told = []
+            for _ in range(2):  # permitted, then admitted
+                found = httpx.post(url, content=document, headers={"authorization": "please"})
+                told.append((found.status_code, found.text))
+                Permitting.made.clear()
+            assert told[0] == told[1]
+            assert told[0][0] >= 400
+            assert post(ports.http, authorization="please").status_code == 200
+        request = service_pb2.ModelInferRequest(model_name="m")
+        with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
+            asked: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
+                request, metadata=(("authorization", "please"),), timeout=30
+            )
+            assert asked.code().name == "INVALID_ARGUMENT"
+
+    serve(scenario, Permitting)
+
+
+@pytest.mark.usefixtures("no_permits", "no_samples")
+def test_beside_others_every_inference_is_admitted(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        for _ in range(3):
+            assert post(ports.http, authorization="please").status_code == 200
+
+    serve(scenario, Permitting, Guide)
+    assert Permitting.admitted == ["http infer m"] * 3
 
 
 # ---------------------------------------------------------------------- an interceptor that gets records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import io
@@ -48,9 +49,12 @@ def keys(*words: str, stdin: str = "") -> Ended:
 
 def make(path: Path, **rules: Any) -> dict[str, str]:
     """Write an access file. Return the key of each principal."""
-    made, principals = {}, {}
+    made: dict[str, str] = {}
+    principals: dict[str, Any] = {}
+    taken: set[str] = set()
     for name, allow in rules.items():
-        made[name], key_id, digest = new_key()
+        made[name], key_id, digest = new_key(taken)
+        taken.add(key_id)
         principals[name] = {"keys": {key_id: {"sha256": digest}}, "allow": allow}
     path.write_text(json.dumps({"principals": principals}))
     return made
@@ -75,7 +79,11 @@ def ask(
 ) -> Caller:
     """Ask for an operation, which is admitted or raises."""
     caller = caller_with(credential)
-    assert access.admit(caller, operation, model) is None
+
+    async def admit() -> None:
+        assert access.admit(caller, operation, model) is None
+
+    asyncio.run(admit())
     return caller
 
 

@@ -224,10 +224,10 @@ def test_a_token_is_verified_once_until_it_expires(path: Path, monkeypatch: pyte
     for ahead, is_valid in ((59, True), (88, True), (91, False)):  # 60 s and 30 s of leeway
         monkeypatch.setattr(tokens, "time", lambda ahead=ahead: now_s + ahead)
         if is_valid:
-            ask(access, right)
+            ask(access, right, Operation.MODEL_METADATA)
         else:
             with pytest.raises(Unauthenticated, match="it has expired"):
-                ask(access, right)
+                ask(access, right, Operation.MODEL_METADATA)
     assert verified == [right, wrong]
 
 

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from headrace import ConfigError
+from headrace_cloud import CloudStorageOptions
 from headrace_cloud import google_credentials as google
 from headrace_cloud import s3_credentials as s3
 from headrace_cloud.azure_credentials import azure_credentials
+from headrace_cloud.clouds import CloudStore
 from headrace_cloud.credentials import Credentials
 from headrace_cloud.google_credentials import google_credentials
 from headrace_cloud.s3_credentials import s3_credentials
@@ -82,12 +85,12 @@ def test_keys_of_the_file_are_read_again(write_file: Callable[[Any], Path]) -> N
 @pytest.mark.parametrize(
     ("document", "told"),
     [
-        ("{", "is no JSON"),
-        ({"s3": []}, "'s3' is not an object"),
-        ([], "is not an object"),
+        (f'{{"s3": "{_SECRET}"', "is no JSON"),
+        ({"s3": [_SECRET]}, "'s3' is not an object"),
+        ([_SECRET], "is not an object"),
         ({"s3": {"": _SECRET}}, "s3.'' is not an object with secret_key"),
         ({"s3": {"": {"key": _SECRET}}}, "unknown field 'key'"),
-        ({"s3": {"": {"key_id": 7}}}, "s3.''.key_id is not a string"),
+        ({"s3": {"": {"key_id": [_SECRET]}}}, "s3.''.key_id is not a string"),
         ({"s3": {"": {"key_id": _SECRET}}}, "only one of key_id and secret_key"),
         ({"s3": {"": {"profile": "nobody"}}}, "profile 'nobody' is in neither of the files"),
     ],
@@ -131,12 +134,45 @@ def test_a_profile_has_its_keys_in_one_file_and_its_region_in_another(
     assert _s3().region == "eu-west-1"
 
 
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [("", "default"), ("profile", "default"), ("profile", "work"), ("variables", "default"), ("variables", "work")],
+)
+def test_a_region_is_found_as_by_amazons_own_library(
+    keys: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also that of a profile without keys, as on a machine that has a role."""
+    lines = "aws_access_key_id = k\naws_secret_access_key = s\n" if keys == "profile" else ""
+    config = "[default]\nregion = eu-north-1\n[profile work]\nregion = eu-west-3\n"
+    _profiles(monkeypatch, tmp_path, f"[{name}]\n{lines}", config)
+    if keys == "variables":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    if name != "default":
+        monkeypatch.setenv("AWS_PROFILE", name)
+    found, session = _s3(), boto3.Session()
+    assert found.region == session.region_name
+    assert (found.provider is None) == (session.get_credentials() is None)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    assert _s3().region == boto3.Session().region_name == "eu-west-1"
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.setenv("AWS_REGION", "eu-west-2")
+    assert _s3().region == "eu-west-2"
+
+
 def test_a_profile_file_that_is_damaged_is_not_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _profiles(monkeypatch, tmp_path, f"aws_secret_access_key = {_SECRET}")
     with pytest.raises(ConfigError) as refusal:
         _s3()
     assert "is no file of AWS profiles" in refusal.value.message
     assert _SECRET not in refusal.value.message
+
+
+def test_a_profile_that_is_named_must_have_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _profiles(monkeypatch, tmp_path, config="[profile work]\nregion = eu-west-3\n")
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    with pytest.raises(ConfigError, match=r"profile 'work' in .* has no aws_access_key_id and aws_secret_access_key"):
+        _s3()
 
 
 def test_a_profile_by_another_program_needs_boto3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -240,6 +276,13 @@ def test_azure_has_a_key_an_identity_or_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AZURE_STORAGE_AUTH_TYPE", "magic")
     with pytest.raises(ConfigError, match="the auth type 'magic' is neither 'managed_identity' nor 'default'"):
         azure_credentials(url, "account")
+
+
+def test_the_url_names_the_server_of_azure_whatever_account_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "mine")
+    monkeypatch.setenv("AZURE_STORAGE_KEY", "a2V5")
+    store = CloudStore("as://account/container/models", CloudStorageOptions())
+    assert store.identity == "as://https://account.blob.core.windows.net/container/models"
 
 
 def test_the_credential_file_has_accounts_of_azure(write_file: Callable[[Any], Path]) -> None:

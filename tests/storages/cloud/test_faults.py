@@ -72,7 +72,7 @@ def test_a_redirect_to_another_region_is_named(s3: FaultyS3, storage: Storage) -
     assert "set AWS_DEFAULT_REGION to its region" in _told(s3, storage.models, Unavailable)
 
 
-def test_no_credentials_follow_a_redirect_to_another_host(s3: FaultyS3, storage: Storage) -> None:
+def test_no_signature_follows_a_redirect_to_another_host(s3: FaultyS3, storage: Storage) -> None:
     seen = []
     with faulty_s3() as other:
         s3.fault = lambda request: request.answer(

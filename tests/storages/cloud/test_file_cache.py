@@ -82,13 +82,27 @@ def test_a_small_file_is_copied_and_a_large_one_is_linked(make: Callable[..., Fi
     assert (linked.st_nlink, linked.st_mode & 0o777) == (2, 0o400)
 
 
+def _with_its_times(path: Path, change: Callable[[], object]) -> None:
+    """Change an entry as somebody who sets its times back."""
+    found = path.lstat()
+    change()
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)
+
+
+def _link(path: Path) -> None:
+    """Put a link in the place of an entry of 7 bytes, which is as long as the path that it leads to."""
+    path.unlink()
+    path.symlink_to("/bin/sh")
+
+
 @pytest.mark.parametrize(
     "change",
     [
         pytest.param(lambda path: path.write_bytes(b"CONTENT"), id="written"),
         pytest.param(lambda path: path.write_bytes(b"longer content"), id="longer"),
         pytest.param(lambda path: path.unlink(), id="removed"),
-        pytest.param(lambda path: (path.unlink(), path.symlink_to("/etc/hostname")), id="a link"),
+        pytest.param(lambda path: _with_its_times(path, lambda: path.write_bytes(b"longer content")), id="times kept"),
+        pytest.param(lambda path: _with_its_times(path, lambda: _link(path)), id="a link"),
     ],
 )
 def test_an_entry_that_somebody_has_changed_is_downloaded_again(
@@ -205,8 +219,29 @@ def test_a_full_disk_is_told_before_the_download(
         cache.place(source.name, source.size, tmp_path / "a", source)
     assert source.count == 0
     assert (_entries(cache), _partial(cache)) == (set(), [])
-    with pytest.raises(LoadError, match="is full: 9223372036854775807 bytes do not fit"):
-        make(2**63).make_room(2**63 - 1)
+
+
+def test_a_file_that_fits_no_disk_removes_nothing(
+    make: Callable[..., FileCache], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, source = make(2**63), Source(bytes(10 * KIB))
+    cache.place(source.name, source.size, tmp_path / "a", source)
+    with pytest.raises(LoadError, match="is full: 4611686018427387904 bytes do not fit"):
+        cache.make_room(2**62)
+    assert _entries(cache) == {source.name}
+    monkeypatch.setattr(cache, "_free", lambda: 0)  # removed, but not free: models have links to it
+    with pytest.raises(LoadError, match="is full: 5 bytes do not fit"):
+        cache.make_room(5)
+
+
+def test_a_full_disk_of_the_models_is_told_from_that_of_the_cache(
+    make: Callable[..., FileCache], tmp_path: Path
+) -> None:
+    def fill(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(LoadError, match=f"the disk of '{tmp_path}' is full: 7 bytes do not fit. TMPDIR names another"):
+        make(0).place(entry_name("x"), 7, tmp_path / "a", fill)
 
 
 def test_threads_and_servers_wait_for_the_one_that_downloads(make: Callable[..., FileCache], tmp_path: Path) -> None:
@@ -241,16 +276,28 @@ def test_a_server_that_stops_does_not_wait_for_another(make: Callable[..., FileC
         first.result()
 
 
-def test_a_directory_of_another_user_is_refused(make: Callable[..., FileCache], tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_refused(
+    make: Callable[..., FileCache], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> None:
+        with pytest.raises(ConfigError, match="is not a directory that only the server's user can write to"):
+            make()
+
     path = make().path
-    path.chmod(0o777)
-    with pytest.raises(ConfigError, match="is not a directory that only the server's user can write to"):
-        make()
+    for mode in (0o720, 0o702):
+        path.chmod(mode)
+        refused()
     path.chmod(0o700)
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="is not a directory that only the server's user can write to"):
-        make()
+    path.rename(elsewhere := tmp_path / "elsewhere")
+    path.symlink_to(elsewhere)
+    refused()
+    path.unlink()
+    path.write_bytes(b"")
+    path.chmod(0o600)
+    refused()
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    elsewhere.rename(path.with_name("headrace-cloud-4711"))
+    refused()
 
 
 # ---------------------------------------------------------------------------

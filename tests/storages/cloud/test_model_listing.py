@@ -174,7 +174,7 @@ def test_a_model_is_complete_when_its_ready_file_is_the_newest() -> None:
     assert listing.models() == []
 
 
-def test_a_bad_key_fails_its_model_and_no_other() -> None:
+def test_a_bad_key_fails_its_model_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
     store = Kept("a/1/w", "m/1//w", "n/1/w")
     listing = _listing(store)
     assert listing.models() == ["a", "m", "n"]
@@ -182,6 +182,8 @@ def test_a_bad_key_fails_its_model_and_no_other() -> None:
     with pytest.raises(LoadError, match="the key 'm/1//w' is invalid"):
         listing.files("m")
     assert store.listings == ["", "a", "m", "n"]
+    listing.models()
+    assert [each.message for each in caplog.records] == ["the key 'm/1//w' is invalid; listing each model by itself"]
 
 
 @pytest.mark.parametrize("settle_s", [0.0, 5.0], ids=["none", "poll"])
@@ -213,7 +215,7 @@ def test_a_file_that_is_a_folder_too_is_refused_and_an_empty_one_is_a_folder() -
 
 
 def test_files_beside_the_models_and_hidden_folders_are_no_models() -> None:
-    assert _listing(Kept("README", ".git/config", "m/1/w")).models() == ["m"]
+    assert _listing(Kept("README", ".git/config", "../x/w", "./w", "/w", "a\0b/w", "m/1/w")).models() == ["m"]
 
 
 def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

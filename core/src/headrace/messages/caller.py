@@ -60,7 +60,8 @@ class Caller:
     header: Callable[[str], str | None] = _no_header
     #: Returns all headers, as names and values.
     headers: Callable[[], Iterable[tuple[str, str]]] = tuple
-    #: The identity of the caller: the common name of the certificate, until an interceptor sets it.
+    #: The identity of the caller, until an interceptor sets it: the first common name of the certificate. Without one,
+    #: its first URI as a subject alternative name, such as a SPIFFE id; without that, its first DNS name.
     principal: str = ""
     #: When the caller stops waiting, in monotonic nanoseconds; 0 for never.
     deadline_ns: int = 0
@@ -85,8 +86,7 @@ class Caller:
             self.deadline_ns = self.deadline_ns or parent.deadline_ns
             self.trace_context = self.trace_context or parent.trace_context
         if self.certificate and not self.principal:
-            for names in self.certificate.get("subject", ()):
-                self.principal = dict(names).get("commonName", self.principal)
+            self.principal = _holder(self.certificate)
         if not self.trace_context:
             del self.trace_context  # hardly any operation has one, and few are asked for it
 
@@ -153,3 +153,10 @@ class Caller:
                 watch.ended(outcome)
             except BaseException as error:
                 log.error("an interceptor failed at the end of an operation", exc_info=plugin_failure(error))
+
+
+def _holder(certificate: Mapping[str, Any]) -> str:
+    """Return whom ``certificate`` names, as `Caller.principal` says; empty for nobody."""
+    names = [pair for pairs in certificate.get("subject", ()) for pair in pairs]
+    names += certificate.get("subjectAltName", ())
+    return next((name for kind in ("commonName", "URI", "DNS") for key, name in names if key == kind and name), "")

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -35,6 +35,8 @@ rate_limited_logger("headrace.messages.caller")
 Verdict: TypeAlias = "Watch | None"
 #: A handler of a protocol, with three arguments.
 Handler: TypeAlias = Callable[[Any, Any, Any], Any]
+#: See `Interceptor.permits`.
+Permits: TypeAlias = Mapping["str | bytes", Mapping[str, str]]
 
 
 class Interceptor(ABC):
@@ -60,6 +62,9 @@ class Interceptor(ABC):
     #: Takes the records of finished inferences. It replaces `admit` and `intercept` for an inference over HTTP or by
     #: ModelInfer that no other interceptor takes, unless it is a rare one, such as a large one or one that is refused.
     recorder: Recorder | None = None
+    #: Inferences over HTTP and by ModelInfer that pass without a call of `admit` and `intercept`: the principal, by the
+    #: header ``authorization``, as bytes (HTTP) and as text (gRPC), and by the model. May change at any time.
+    permits: Permits | None = None
     #: True if `samples` reads ``traceparent``.
     follows_trace_context: bool = False
     #: The inferences that are left out next, without a call of `samples` unless they have a trace context that is
@@ -131,12 +136,14 @@ class InterceptorChain:
         recorded: Callable[[Recorder, Handler], Handler] | None,
         traceparent: Callable[[Any, Any], str],
         model: Callable[[Any, Any], str],
+        permitted: Callable[[Permits, Handler], Handler] | None = None,
     ) -> Handler:
         """Return a handler of inferences that calls another one, with its own arguments:
 
         ::
 
             left_out                        no interceptor takes the inference
+            permitted(permits, otherwise)   only an interceptor with these permits does; ``otherwise`` admits
             recorded(recorder, otherwise)   only an interceptor with this recorder does; ``otherwise`` admits
             partial(admitted, chain)        those of ``chain`` do. Without ``recorded``, also for a recorder
 
@@ -152,7 +159,8 @@ class InterceptorChain:
             return handlers[chain]
 
         if not self.is_selective:
-            return handler_of(self)
+            permits = self._interceptors[0].permits if len(self._interceptors) == 1 else None
+            return handler_of(self) if permitted is None or permits is None else permitted(permits, handler_of(self))
         spared = handler_of(self._only(tuple(each for each in self._interceptors if each not in self._samplers)))
         if not self._samplers:
             return spared

@@ -30,6 +30,9 @@ class MappedStorage(Storage):
     def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
         return self._storage.fetch(self._own(model), files, new_directory)
 
+    def size(self, model: str, files: Collection[str]) -> int:
+        return self._storage.size(self._own(model), files)
+
     def give_back(self, model: str, directory: Path) -> None:
         self._storage.give_back(self._own(model), directory)
 

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 #: In grpc's numbers. Its core picks an algorithm that the client accepts: gzip for low, else deflate.
 #: It has no levels per RPC, so that they apply to all, where Triton compresses inference only.
 _COMPRESSION_LEVELS: dict[str, int] = {"none": 0, "low": 1, "medium": 2, "high": 3}
+#: The names of a client's certificate that grpc's core passes on beside its common name.
+_NAMES = {"URI": "peer_uri", "DNS": "peer_dns"}
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 #: Calls that grpc's core may hold for us, of all connections together. Beyond its own 1,000 it refuses any of them as
@@ -265,8 +267,14 @@ class _Call:
 
     @property
     def certificate(self) -> Mapping[str, Any] | None:
-        names = self._context.auth_context().get("x509_common_name", ())
-        return {"subject": tuple((("commonName", name.decode()),) for name in names)} if names else None
+        found = self._context.auth_context()
+        if "x509_common_name" not in found:
+            return None
+        others = [(kind, name.decode()) for kind, key in _NAMES.items() for name in found.get(key, ())]
+        return {
+            "subject": tuple((("commonName", name.decode()),) for name in found["x509_common_name"]),
+            "subjectAltName": tuple(others),
+        }
 
     @property
     def has_left(self) -> bool:
@@ -292,6 +300,7 @@ def credentials_of(files: TlsFiles) -> grpc.ServerCredentials:
 
     def read() -> grpc.ServerCertificateConfiguration:
         files.read(["h2"])  # only for its errors
+        files.require_no_revocations("grpcio")
         certificate, key, authorities = files.contents()
         return grpc.ssl_server_certificate_configuration([(key, certificate)], authorities)
 

@@ -6,7 +6,7 @@ the same error whether the model exists or not.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,18 +14,21 @@ from headrace import (
     AnyOperation,
     Caller,
     Interceptor,
+    Operation,
     PermissionDenied,
     ServerOptions,
     Unauthenticated,
     Watch,
     one_line,
 )
-from headrace_access.access_rules import Principal
+from headrace_access.kept_permits import KeptPermits
 from headrace_access.key_file_watcher import KeyFileWatcher
 from headrace_access.key_options import AccessOptions
 from headrace_access.tokens import MOST_CHARACTERS, Verified
 
 _CHALLENGE = 'Bearer realm="headrace"'
+_INSIDE = ("program", "model")
+_NOTHING: Mapping[str, str] = {}
 
 
 class AccessControl(Interceptor):
@@ -39,45 +42,55 @@ class AccessControl(Interceptor):
         #: By operation, True if it needs no key.
         self._is_open: dict[str, bool] = {}
         self._watcher = KeyFileWatcher(Path(self._access.keys)) if self._access.keys else None
+        if self._watcher is not None:
+            self.permits = self._permits = KeptPermits(self._watcher.check)
+            self._watcher.on_change = self._permits.clear
 
     @property
     def enabled(self) -> bool:
         return self._watcher is not None
 
+    def who_may(self, operation: AnyOperation, transport: str) -> str | None:
+        if self._watcher is None or transport in _INSIDE:
+            return None
+        return "" if self._needs_nothing(operation) else self._watcher.file.who_may(str(operation), operation.category)
+
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch | Awaitable[Watch | None] | None:
-        if caller.transport in ("program", "model"):
+        if caller.transport in _INSIDE or self._needs_nothing(operation):
             return None
-        is_open = self._is_open.get(operation)
-        if is_open is None:
-            is_open = self._is_open[operation] = self._access.is_open(str(operation), operation.category)
-        if is_open:
-            return None
-        found = self._principal(caller)
-        if isinstance(found, Principal):
-            _decide(found, caller, operation, model)
+        credential = caller.header("authorization")
+        if credential is not None and operation is Operation.INFER:
+            principal = self._permits.get(credential, _NOTHING).get(model)
+            if principal is not None and (caller.transport != "grpc" or _is_single(caller)):
+                caller.principal = principal
+                return None
+        found = self._verified(caller, credential)
+        if isinstance(found, Verified):
+            self._decide(found, caller, operation, model)
             return None
         return self._wait(found, caller, operation, model)
 
+    def _needs_nothing(self, operation: AnyOperation) -> bool:
+        is_open = self._is_open.get(operation)
+        if is_open is None:
+            is_open = self._is_open[operation] = self._access.is_open(str(operation), operation.category)
+        return is_open
+
     async def _wait(
-        self, found: Awaitable[Principal], caller: Caller, operation: AnyOperation, model: str
+        self, found: Awaitable[Verified | str], caller: Caller, operation: AnyOperation, model: str
     ) -> Watch | None:
-        _decide(await found, caller, operation, model)
+        self._decide(_right(await found), caller, operation, model)
         return None
 
-    def who_may(self, operation: AnyOperation, transport: str) -> str:
-        if self._watcher is None or self._access.is_open(str(operation), operation.category):
-            return ""
-        return self._watcher.file.who_may(str(operation), operation.category)
-
-    def _principal(self, caller: Caller) -> Principal | Awaitable[Principal]:
-        """Return the principal of the caller. Raises `Unauthenticated`."""
+    def _verified(self, caller: Caller, credential: str | None) -> Verified | Awaitable[Verified | str]:
+        """Return who the caller is, and how long what he has shown is right. Raises `Unauthenticated`."""
         assert self._watcher is not None
         self._watcher.check()
         file = self._watcher.file
-        given = credential_of(caller)
+        given = _key_in(caller, credential)
         if not given:
             if file.takes_certificates and caller.certificate is not None and caller.principal:
-                return file.holder(caller.principal, caller.certificate)
+                return Verified(file.holder(caller.principal, caller.certificate), 0)
             what = "a key or a token" if file.issuers else "a key"
             raise Unauthenticated(
                 f"this server needs {what}, in the header 'Authorization: Bearer <key>'", challenge=_CHALLENGE
@@ -85,44 +98,45 @@ class AccessControl(Interceptor):
         if len(given) > MOST_CHARACTERS:
             raise _refused("key", "it is too long")
         if not file.issuers or given.startswith("hr_"):
-            principal = file.find(given)
-            if isinstance(principal, str):
-                raise _refused("key", principal)
-            return principal
+            found = file.find(given)
+            if isinstance(found, str):
+                raise _refused("key", found)
+            return Verified(found.principal, found.until_s)
         token = self._watcher.tokens.find(given)
-        return self._await(token) if isinstance(token, Awaitable) else _principal_of(token)
+        return token if isinstance(token, Awaitable) else _right(token)
 
-    @staticmethod
-    async def _await(token: Awaitable[Verified | str]) -> Principal:
-        return _principal_of(await token)
+    def _decide(self, found: Verified, caller: Caller, operation: AnyOperation, model: str) -> None:
+        """Name the principal of the caller. Raises `PermissionDenied` if no rule allows the operation."""
+        principal = found.principal
+        caller.principal = principal.name
+        if not principal.may(str(operation), operation.category, model):
+            on = f" on model '{one_line(model)}'" if model else ""
+            raise PermissionDenied(f"'{principal.name}' may not do '{operation}'{on}")
+        if operation is Operation.INFER and (credential := caller.header("authorization")):
+            self._permits.keep(credential, model, principal.name, found.until_s)
 
 
-def credential_of(caller: Caller) -> str:
+def _key_in(caller: Caller, credential: str | None) -> str:
     """Return what the caller sent in ``Authorization: Bearer`` or in ``X-Api-Key``; empty without one.
 
     Raises `Unauthenticated` for several headers ``Authorization``: a proxy may have checked another one.
     """
-    given = caller.header("authorization")
-    if given is None:
+    if credential is None:
         return (caller.header("x-api-key") or "").strip()
-    if caller.transport == "grpc" and [name for name, _ in caller.headers()].count("authorization") > 1:
+    if caller.transport == "grpc" and not _is_single(caller):
         raise _refused("key", "there are several headers 'authorization'")  # over HTTP, commas join them to no key
-    scheme, _, key = given.strip().partition(" ")
+    scheme, _, key = credential.strip().partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _decide(principal: Principal, caller: Caller, operation: AnyOperation, model: str) -> None:
-    """Name the principal of the caller. Raises `PermissionDenied` if no rule allows the operation."""
-    caller.principal = principal.name
-    if not principal.may(str(operation), operation.category, model):
-        on = f" on model '{one_line(model)}'" if model else ""
-        raise PermissionDenied(f"'{principal.name}' may not do '{operation}'{on}")
+def _is_single(caller: Caller) -> bool:
+    return [name for name, _ in caller.headers()].count("authorization") == 1
 
 
-def _principal_of(token: Verified | str) -> Principal:
+def _right(token: Verified | str) -> Verified:
     if isinstance(token, str):
         raise _refused("token", token)
-    return token.principal
+    return token
 
 
 def _refused(what: str, reason: str) -> Unauthenticated:

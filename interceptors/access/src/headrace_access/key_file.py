@@ -24,9 +24,11 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import math
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from pathlib import Path
@@ -62,6 +64,13 @@ class Key:
     principal: Principal
     expires: datetime.date | None = None
 
+    @property
+    def until_s(self) -> float:
+        """The end of the last day on which the key counts, UTC, in seconds since 1970."""
+        if self.expires is None:
+            return math.inf
+        return datetime.datetime.combine(self.expires, datetime.time(), datetime.timezone.utc).timestamp()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFile:
@@ -80,8 +89,8 @@ class KeyFile:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def find(self, given: str) -> Principal | str:
-        """Return the principal of the key ``given``, or why there is none.
+    def find(self, given: str) -> Key | str:
+        """Return the key ``given``, or why there is none.
 
         The time to compare a secret does not depend on its content.
         """
@@ -92,9 +101,7 @@ class KeyFile:
         digest = hashlib.sha256(parts[2].encode()).digest()
         if known is None or not compare_digest(digest, known.digest):
             return "it is not known"
-        if known.expires is not None and today() >= known.expires:
-            return "it has expired"
-        return known.principal
+        return known if time.time() < known.until_s else "it has expired"
 
     def named(self, name: str, roles: Iterable[str] = ()) -> Principal:
         """Return the principal ``name``, also if the file does not name it, with the rules of ``roles`` as well."""
@@ -210,14 +217,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def new_key() -> tuple[str, str, str]:
-    """Return a new key, its id, and the digest for the file."""
+def new_key(taken: Container[str] = ()) -> tuple[str, str, str]:
+    """Return a new key, its id, which is not ``taken``, and the digest for the file."""
     key_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+    while key_id in taken:
+        key_id = secrets.token_hex(4)
     return f"hr_{key_id}_{secret}", key_id, hashlib.sha256(secret.encode()).hexdigest()
-
-
-def today() -> datetime.date:
-    return datetime.datetime.now(datetime.timezone.utc).date()
 
 
 def _key(given: Any, principal: Principal, where: str) -> Key:

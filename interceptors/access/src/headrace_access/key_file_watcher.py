@@ -24,6 +24,7 @@ class KeyFileWatcher:
         self._reading: asyncio.Task[None] | None = None
         self._changes, self.file = _read(path)
         self.tokens = Tokens(self.file)
+        self.tokens.on_forget = self._changed
         #: Called when what was decided so far may be wrong now.
         self.on_change: Callable[[], None] = lambda: None
 
@@ -33,16 +34,21 @@ class KeyFileWatcher:
             self._reading = asyncio.get_running_loop().create_task(self._read_if_changed())
             self.tokens.keep_fresh()
 
+    def _changed(self) -> None:
+        self.on_change()
+
     async def _read_if_changed(self) -> None:
         try:
             if not await asyncio.to_thread(self._changes.found):
                 return
             self._changes, self.file = await asyncio.to_thread(_read, self._path)
+        except RuntimeError:
+            return  # the server stops: it has no threads any more
         except ConfigError as error:
             log.error("the former keys stay in use: %s", error.message)
         else:
             self.tokens = Tokens(self.file, self.tokens)
-            self.tokens.on_forget = self.on_change
+            self.tokens.on_forget = self._changed
             self.on_change()
             log.info("access file '%s' has changed: %d keys are in use", self._path, len(self.file))
         finally:

@@ -13,7 +13,7 @@ from typing import Any
 from headrace import Command, ConfigError, HeadraceError, Operation, draw_table, one_line
 from headrace_access.access_rules import AccessRule, Principal, parse_patterns
 from headrace_access.file_updates import changed
-from headrace_access.key_file import KeyFile, load_document, new_key
+from headrace_access.key_file import Key, KeyFile, load_document, new_key
 from headrace_access.key_sets import KeySet, read_address
 from headrace_access.tokens import Tokens, Verified, peek
 
@@ -63,8 +63,10 @@ class AccessKeys(Command):
 
 def add(arguments: argparse.Namespace) -> int:
     """Add a key for a principal, and the principal if it is new. Print the key."""
-    key, key_id, digest = new_key()
     with changed(Path(arguments.file)) as document:
+        key, key_id, digest = new_key(
+            {each for owner in document["principals"].values() for each in owner.get("keys", ())}
+        )
         principal = document["principals"].setdefault(_subject(arguments), {"keys": {}, "allow": []})
         if arguments.roles is not None:
             principal["roles"] = [each.strip() for each in arguments.roles.split(",")]
@@ -160,14 +162,17 @@ def check(arguments: argparse.Namespace) -> int:
         return 0
     given = sys.stdin.readline().strip() if arguments.key == "-" else arguments.key
     what = "key" if not file.issuers or given.startswith("hr_") else "token"
-    found = file.find(given) if what == "key" else asyncio.run(_verified(file, given))
-    if what == "token":
+    found: Key | Verified | str
+    if what == "key":
+        found = file.find(given)
+    else:
+        found = asyncio.run(_verified(file, given))
         _explain(file, given)
-    if not isinstance(found, Principal):
+    if isinstance(found, str):
         print(f"headrace keys: the {what} is refused: {found}", file=sys.stderr)
         return 1
-    print(f"the {what} belongs to '{found.name}', who may: {_told(found.rules)}")
-    return _decisions(found, arguments)
+    print(f"the {what} belongs to '{found.principal.name}', who may: {_told(found.principal.rules)}")
+    return _decisions(found.principal, arguments)
 
 
 def _fetch(address: str, algorithms: tuple[str, ...]) -> None:
@@ -177,11 +182,9 @@ def _fetch(address: str, algorithms: tuple[str, ...]) -> None:
         raise ConfigError(f"the keys at '{address}' cannot be used: {one_line(str(error))}") from None
 
 
-async def _verified(file: KeyFile, token: str) -> Principal | str:
+async def _verified(file: KeyFile, token: str) -> Verified | str:
     found = Tokens(file).find(token)
-    if not isinstance(found, Verified | str):
-        found = await found
-    return found if isinstance(found, str) else found.principal
+    return found if isinstance(found, Verified | str) else await found
 
 
 def _explain(file: KeyFile, given: str) -> None:

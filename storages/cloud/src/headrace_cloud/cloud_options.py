@@ -32,9 +32,9 @@ class CloudStorageOptions(OptionGroup):
         metadata={"help": "Where downloaded files are kept for the next load. Empty: below the temporary directory."},
     )
     cache_size_mb: int = field(
-        default=20_480, metadata={"help": "Most MiB that the cache keeps on disk. 0: it keeps nothing."}
+        default=20_480, metadata={"help": "The cache keeps at most so many MiB on disk. 0: it keeps nothing."}
     )
-    parallel: int = field(default=8, metadata={"help": "Parts of files that one load downloads at once."})
+    parallel: int = field(default=8, metadata={"help": "Parts of a large file that one load downloads at once."})
     timeout_s: float = field(
         default=30.0, metadata={"help": "Seconds without an answer after which a request of the storage fails."}
     )

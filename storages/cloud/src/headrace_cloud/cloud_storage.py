@@ -95,4 +95,4 @@ class OtherStorage(CloudStorage):
 
 def schemes() -> set[str]:
     """Return the schemes of fsspec, and of other drivers that are installed for it."""
-    return {*SCHEMES, *(each.name.lower() for each in entry_points(group="fsspec.specs"))} - {"file", "local"}
+    return {*SCHEMES, *(each.name.lower() for each in entry_points(group="fsspec.specs"))}

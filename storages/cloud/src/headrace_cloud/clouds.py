@@ -1,7 +1,9 @@
 """Objects in S3, Google Cloud Storage and Azure Storage, by obstore.
 
-obstore is used directly and not through its store for fsspec, which lists folder by folder, tells no times, cannot ask
+obstore is used directly and not through its store for fsspec, which lists folder by folder, has no times, cannot ask
 for a range of the object that was listed only, and copies what it reads.
+
+obstore follows redirects, and has no setting for that. `_checked` accepts an object only with the ETag of the listing.
 """
 
 from __future__ import annotations
@@ -210,7 +212,7 @@ def _connect(
         kind = GCSStore
     else:
         endpoint = location.endpoint or os.environ.get("AZURE_STORAGE_ENDPOINT", "")
-        endpoint = endpoint or f"https://{config['account_name']}.blob.core.windows.net"
+        endpoint = endpoint or f"https://{location.account}.blob.core.windows.net"  # the account may be of a credential
         config["endpoint"] = endpoint
         kind = AzureStore
     client_options = _client_options(endpoint, options, answer_s)

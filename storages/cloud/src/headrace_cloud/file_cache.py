@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 #: Larger files are linked, not copied.
 LINKED_BYTES = 16 << 20
 _WAIT_S = 0.1
+#: What says where the cache and the directories of the models lie.
+_CACHE, _MODELS = "--cloud-cache-directory", "TMPDIR"
 
 #: Writes a file of known size to a file descriptor.
 Download = Callable[[int], None]
@@ -90,13 +92,13 @@ class FileCache:
         was removed, and `Unavailable` if the server stops while another one downloads it. Nothing is left then.
         """
         if not self.keeps(size):
-            with _worded(target, size):
+            with _worded(target, size, _MODELS):
                 _write_new(target, size, download)
             return False
         had, path = True, self._partial / name
         try:
             while not self.take(name, size, target):
-                with _worded(path, size), self._filling(name) as descriptor:
+                with _worded(path, size, _CACHE), self._filling(name) as descriptor:
                     if descriptor is None or is_whole(self._files / name, size):
                         continue  # another server has filled it meanwhile
                     had = False
@@ -120,13 +122,15 @@ class FileCache:
         self._make()
         entries = sorted(self._entries())  # the one used longest ago is the first
         total = sum(found for _, found, _ in entries)
+        if size > self._free() + total:  # it would be in vain to remove them
+            raise _full(self.path, size, _CACHE)
         for _, found, path in entries:
             if total + size <= self._max_bytes and self._free() >= size:
                 return
             path.unlink(missing_ok=True)
             total -= found
         if size > self._free():
-            raise _full(self.path, size)
+            raise _full(self.path, size, _CACHE)
 
     def _free(self) -> int:
         found = os.statvfs(self.path)
@@ -151,7 +155,7 @@ class FileCache:
             mark_used(path)
             if size > LINKED_BYTES and self._link(path, target):
                 return True
-            with _worded(target, size):
+            with _worded(target, size, _MODELS):
                 shutil.copyfile(path, target)
         except FileNotFoundError:  # another server has removed it
             target.unlink(missing_ok=True)
@@ -256,18 +260,16 @@ def _write_new(target: Path, size: int, download: Download) -> None:
 
 
 @contextmanager
-def _worded(path: Path, size: int) -> Iterator[None]:
+def _worded(path: Path, size: int, setting: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _full(path.parent, size) from error
+            raise _full(path.parent, size, setting) from error
         raise LoadError(f"'{path}' cannot be written: {error.strerror}") from error
 
 
-def _full(path: Path, size: int) -> LoadError:
-    return LoadError(
-        f"the disk of '{path}' is full: {size} bytes do not fit. --cloud-cache-directory names another place"
-    )
+def _full(path: Path, size: int, setting: str) -> LoadError:
+    return LoadError(f"the disk of '{path}' is full: {size} bytes do not fit. {setting} names another place")

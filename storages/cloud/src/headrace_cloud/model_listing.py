@@ -61,6 +61,8 @@ class ModelListing:
         self._begun = self._succeeded = 0
         self._names: list[str] = []
         self._was_empty = False
+        #: The warning of the last listing, which is not logged at every poll.
+        self._warning = ""
         #: What the last listing of all models found, without what was taken out of it; and when it began.
         self._fresh: dict[str, Files | LoadError] = {}
         self._listed_at = 0.0
@@ -132,8 +134,11 @@ class ModelListing:
                 if slash and name and not name.startswith(".") and "\0" not in name:
                     objects.setdefault(name, []).append(each)
         except InvalidKey as error:
-            log.warning("%s; listing each model by itself", error.message)
+            if error.message != self._warning:
+                self._warning = error.message
+                log.warning("%s; listing each model by itself", error.message)
             return {name: self._list_one(name) for name in self._store.folders() if not name.startswith(".")}
+        self._warning = ""
         if not objects:
             self._check_empty()
             if not self._was_empty:

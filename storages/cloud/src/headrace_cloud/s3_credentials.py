@@ -80,7 +80,7 @@ def _from_environment(location: Location, region: str = "") -> Credentials:
         raise ConfigError("only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set")
     if profile := of("AWS_PROFILE"):
         return _of_profile(profile, region)
-    if _profile("default")[1]:
+    if _has_credentials(_profile("default")[1]):  # else it has a region only, for credentials from elsewhere
         return _of_profile("default", region)
     for variable in _WORKLOAD:
         if of(variable):
@@ -95,8 +95,11 @@ def _anonymous(source: str, region: str) -> Credentials:
     return Credentials(f"{source}: anonymous requests", {"skip_signature": True}, region=region or _region())
 
 
-def _region() -> str:
-    return os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION") or _DEFAULT_REGION
+def _region(profile: str = "") -> str:
+    """Return the region of the variables, or that of ``profile``, which is by default the one in use."""
+    of = os.environ.get
+    given = of("AWS_DEFAULT_REGION") or of("AWS_REGION")
+    return given or _profile(profile or of("AWS_PROFILE") or "default")[1].get("region") or _DEFAULT_REGION
 
 
 def _keys(key: str, secret: str, token: str | None, *, is_renewed: bool = False) -> dict[str, Any]:
@@ -113,9 +116,9 @@ def _of_profile(name: str, region: str) -> Credentials:
     where, settings = _profile(name)
     if not settings:
         raise ConfigError(f"the profile '{name}' is in neither of the files {' and '.join(map(str, _files()))}")
-    region = region or os.environ.get("AWS_DEFAULT_REGION") or settings.get("region") or _region()
+    region = region or _region(name)
     source = f"profile '{name}' in {where}"
-    if settings.get("aws_access_key_id") and settings.get("aws_secret_access_key"):
+    if _has_keys(settings):
         return Credentials(source, provider=lambda: _profile_keys(name), region=region)
     indirect = next((each for each in _INDIRECT if each in settings), None)
     if indirect is None:
@@ -123,6 +126,14 @@ def _of_profile(name: str, region: str) -> Credentials:
     if find_spec("boto3") is None:
         raise ConfigError(f"{source} has its credentials by '{indirect}', which needs boto3: pip install boto3")
     return Credentials(source, provider=_by_boto3(name), region=region)
+
+
+def _has_keys(settings: Mapping[str, str]) -> bool:
+    return bool(settings.get("aws_access_key_id") and settings.get("aws_secret_access_key"))
+
+
+def _has_credentials(settings: Mapping[str, str]) -> bool:
+    return _has_keys(settings) or any(each in settings for each in _INDIRECT)
 
 
 def _by_boto3(name: str) -> Callable[[], Any]:

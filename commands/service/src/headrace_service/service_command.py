@@ -1,0 +1,73 @@
+"""The command ``headrace service print``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace import Command
+from headrace_service.units import ServerUnit, render_service, render_sockets
+
+_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+
+
+class ServiceCommand(Command):
+    """Prints the systemd units that run a server with given flags."""
+
+    name = "service"
+    help = "print a systemd unit that runs a server"
+    synopsis = "print [options] -- <flags of headrace serve>"
+    description = (
+        "Print a unit of systemd: ready when the models are loaded, restarted if the server ends or hangs, "
+        "without rights that a server does not need."
+    )
+    example = "headrace service print -- --model-repository=/srv/models > /etc/systemd/system/headrace.service"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("action", choices=("print",), metavar="print", help="print the unit on stdout")
+        parser.add_argument(
+            "--socket",
+            action="store_true",
+            help="print headrace.socket: systemd listens, and starts the server at the first connection",
+        )
+        parser.add_argument("--user", default="", help="the user that the server runs as; default: one made by systemd")
+        parser.add_argument("--gpu", action="store_true", help="let the server open GPU devices")
+        parser.add_argument(
+            "--watchdog", type=int, default=30, metavar="SECONDS", help="restart after a hang; 0: never; default: 30"
+        )
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Return the arguments. What follows ``--`` is ``flags``, which `headrace serve` reads when the unit starts."""
+        own = list(words[: words.index("--")] if "--" in words else words)
+        arguments = super().parse(own)
+        arguments.flags = list(words[len(own) + 1 :])
+        return arguments
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        for name, port in _PORTS.items():
+            flags.add_argument(f"--{name}-port", type=int, default=port)
+            flags.add_argument(f"--{name}-address", default="0.0.0.0")
+        flags.add_argument("--exit-timeout-secs", type=int, default=30)
+        flags.add_argument("--workers", type=int, default=0)
+        try:
+            known, _ = flags.parse_known_args(arguments.flags)
+        except SystemExit:  # argparse has printed why
+            return 1
+        if arguments.socket:
+            ports = {name: (getattr(known, f"{name}_address"), getattr(known, f"{name}_port")) for name in _PORTS}
+            print(render_sockets(ports), end="")
+            return 0
+        words = (str(Path(sys.executable).with_name("headrace")), "serve", *arguments.flags)
+        service = ServerUnit(
+            words,
+            user=arguments.user,
+            uses_gpu=arguments.gpu,
+            exit_timeout_s=known.exit_timeout_secs,
+            watchdog_s=0 if known.workers else arguments.watchdog,
+            has_workers=bool(known.workers),
+        )
+        print(render_service(service), end="")
+        return 0

@@ -1,0 +1,35 @@
+"""Callers of inferences that pass by `Interceptor.permits`: made only if something reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from headrace.engine import Caller, Operation
+
+
+class PermittedCaller(Caller):
+    """The `Caller` of an inference that was permitted. It is made by ``make`` when its first attribute is read."""
+
+    __slots__ = ("_make", "_permit")
+
+    def __init__(self, make: Callable[[], Caller], principal: str, model: str) -> None:
+        self._make: Callable[[], Caller] | None = make
+        self._permit = principal, model
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            make = self._make
+            if make is None:
+                return super().__getattr__(name)
+            self._make, made = None, make()
+            for each in _FIELDS:
+                setattr(self, each, getattr(made, each))
+            self.operation, (self.principal, self.model) = Operation.INFER, self._permit
+            return getattr(self, name)
+
+
+#: All but the trace context, which a caller reads when it is first asked for.
+_FIELDS = [each.name for each in fields(Caller) if each.name != "trace_context"]

@@ -1,0 +1,65 @@
+"""What was decided for a credential: kept, so that the next inference passes by two look-ups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import time
+
+#: Kept credentials, their characters, and the models of each.
+_MOST_CREDENTIALS, _MOST_CHARACTERS, _MOST_MODELS = 4096, 4 << 20, 256
+#: Every second, those that have expired are removed, and changes of files are noticed.
+TICK_S = 1.01
+#: After so many ticks all are removed, so that a server without callers need not wake up.
+_TICKS = 30
+
+
+class KeptPermits(dict["str | bytes", dict[str, str]]):
+    """Principals by credential and model, for `headrace.Interceptor.permits`. Event loop only.
+
+    A credential is the value of the header ``authorization``, as text and as bytes. Only those that were found right
+    are here. A look-up takes as long whatever the credential is, because the hashes of
+    Python have a secret seed.
+    """
+
+    def __init__(self, each_second: Callable[[], None]) -> None:
+        super().__init__()
+        self._each_second = each_second
+        self._until_s: dict[str, float] = {}
+        self._characters = self._ticks = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def keep(self, credential: str, model: str, principal: str, until_s: float) -> None:
+        """Let inferences with ``model`` pass until ``until_s``, in seconds since 1970."""
+        if not credential.isascii():
+            return
+        models = self.get(credential)
+        if models is None:
+            if len(self) >= 2 * _MOST_CREDENTIALS or self._characters >= _MOST_CHARACTERS:
+                self.clear()
+            models = self[credential] = self[credential.encode()] = {}
+            self._characters += len(credential)
+        elif len(models) >= _MOST_MODELS:
+            models.clear()
+        models[model] = principal
+        self._until_s[credential] = until_s
+        if self._timer is None:
+            self._ticks = 0
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def clear(self) -> None:
+        super().clear()
+        self._until_s.clear()
+        self._characters = 0
+
+    def _tick(self) -> None:
+        self._timer, self._ticks = None, self._ticks + 1
+        now_s = time()
+        for credential in [each for each, until_s in self._until_s.items() if until_s <= now_s]:
+            del self[credential], self[credential.encode()], self._until_s[credential]
+            self._characters -= len(credential)
+        if self._ticks >= _TICKS:
+            self.clear()
+        if self:
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        self._each_second()

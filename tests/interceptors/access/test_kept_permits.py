@@ -1,0 +1,252 @@
+"""Decisions that are kept: how inferences pass, and when they no longer do."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tritonclient import grpc as grpc_client
+
+from headrace import Operation, PermissionDenied, Unauthenticated
+from headrace_access import AccessControl, AccessOptions, kept_permits
+from headrace_access.kept_permits import KeptPermits
+from headrace_hosts import file_changes
+from headrace_hosts.permitted import PermittedCaller
+from headrace_testing.serving import serve
+from tests.interceptors.access.access_files import TENANT, access_of, caller_with, keys, make, token, write_issuer
+from tests.interceptors.access.test_every_operation import CONFIG
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "access.json"
+    write_issuer_into(path)
+    return path
+
+
+def write_issuer_into(path: Path) -> str:
+    key = make(path, tenant=TENANT)["tenant"]
+    write_issuer(path)
+    return key
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ticks every 10 ms, and files that are checked each time."""
+    monkeypatch.setattr(kept_permits, "TICK_S", 0.01)
+    monkeypatch.setattr(file_changes, "CHECK_S", 0.0)
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    while not claim():
+        await asyncio.sleep(0.005)
+
+
+def run(main: Any) -> None:
+    asyncio.run(asyncio.wait_for(main, 30))
+
+
+def test_an_inference_is_kept_for_its_credential_and_its_model(path: Path) -> None:
+    key = write_issuer_into(path)
+
+    async def main() -> None:
+        access = access_of(path)
+        permits = access.permits
+        assert permits == {}
+        for credential, transport in ((key, "grpc"), (token(sub="tenant"), "http")):
+            access.admit(caller_with(credential, transport), Operation.INFER, "own_1")
+            text = f"Bearer {credential}"
+            assert permits is access.permits is not None
+            assert permits[text] == permits[text.encode()] == {"own_1": "tenant"}
+        assert permits is not None
+        before = {name: dict(models) for name, models in permits.items()}
+        for operation, model in ((Operation.MODEL_METADATA, "own_2"), (Operation.OPEN_STREAM, "")):
+            access.admit(caller_with(key), operation, model)
+        with pytest.raises(PermissionDenied):
+            access.admit(caller_with(key), Operation.INFER, "other")
+        with pytest.raises(Unauthenticated):
+            access.admit(caller_with(key[:-1]), Operation.INFER, "own_1")
+        assert permits == before
+
+    run(main())
+
+
+def test_a_changed_file_and_the_end_of_a_token_end_what_is_kept(
+    path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_permits, "_TICKS", 10_000)
+    key = write_issuer_into(path)
+
+    async def main() -> None:
+        access = access_of(path)
+        access.admit(caller_with(key), Operation.INFER, "own_1")
+        ends = token(sub="tenant", exp=int(time.time()) - 29)  # 30 s of leeway
+        access.admit(caller_with(ends), Operation.INFER, "own_1")
+        assert access.permits is not None
+        assert len(access.permits) == 4
+        await until(lambda: len(access.permits or ()) == 2)
+        assert f"Bearer {key}" in access.permits
+        assert keys("revoke", str(path), key).returncode == 0
+        await until(lambda: not access.permits)
+        with pytest.raises(Unauthenticated):
+            access.admit(caller_with(key), Operation.INFER, "own_1")
+
+    run(main())
+
+
+def test_a_key_ends_at_midnight(path: Path) -> None:
+    key = write_issuer_into(path)
+    document = json.loads(path.read_text())
+    next(iter(document["principals"]["tenant"]["keys"].values()))["expires"] = "2999-01-01"
+    path.write_text(json.dumps(document))
+
+    async def main() -> None:
+        access = access_of(path)
+        access.admit(caller_with(key), Operation.INFER, "own_1")
+        assert isinstance(access.permits, KeptPermits)
+        assert set(access.permits._until_s.values()) == {32472144000.0}  # date -u -d 2999-01-01 +%s
+
+    run(main())
+
+
+def test_what_is_kept_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
+    monkeypatch.setattr(kept_permits, "_MOST_CREDENTIALS", 10)
+    monkeypatch.setattr(kept_permits, "_MOST_MODELS", 3)
+    monkeypatch.setattr(kept_permits, "_MOST_CHARACTERS", 1000)
+    ticks = 0
+
+    def count() -> None:
+        nonlocal ticks
+        ticks += 1
+
+    async def main() -> None:
+        permits = KeptPermits(count)
+        for number in range(50):
+            permits.keep(f"key-{number}", "m", "p", math.inf)
+            assert permits[f"key-{number}"] == permits[f"key-{number}".encode()] == {"m": "p"}
+            assert len(permits) <= 20
+            permits.keep("k", f"model-{number}", "p", math.inf)
+            assert len(permits["k"]) <= 3
+        permits.clear()
+        for number in range(10):
+            permits.keep(f"{number}" * 400, "m", "p", math.inf)
+            assert sum(map(len, permits)) == 2 * permits._characters <= 2800
+        permits.keep("Bearer \u2003", "m", "p", math.inf)
+        assert "Bearer \u2003" not in permits
+        await until(lambda: not permits)
+        before = ticks
+        assert 25 <= before <= 31
+        await asyncio.sleep(0.05)
+        assert ticks == before  # a server without callers does not wake up
+        permits.keep("k", "m", "p", math.inf)
+        await until(lambda: ticks > before)
+
+    run(main())
+
+
+# ---------------------------------------------------------------------- over sockets
+
+
+@pytest.fixture
+def admissions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    admit = AccessControl.admit
+
+    def note(access: AccessControl, caller: Any, operation: Any, model: str) -> Any:
+        found.append(f"{caller.transport} {operation} {model}")
+        return admit(access, caller, operation, model)
+
+    monkeypatch.setattr(AccessControl, "admit", note)
+    return found
+
+
+@pytest.fixture
+def server(path: Path, tmp_path: Path) -> Iterator[Any]:
+    (tmp_path / "models/own_1/1").mkdir(parents=True)
+    (tmp_path / "models/own_1/config.pbtxt").write_text(CONFIG)
+    with serve(tmp_path / "models", listen=True, plugin_options=[AccessOptions(keys=str(path))]) as server:
+        yield server
+
+
+def test_inferences_pass_without_admission_and_leave_nothing(
+    server: Any, path: Path, admissions: list[str], quick: None
+) -> None:
+    key = token(sub="tenant")
+    ports = {each.protocol or each.name: each.port for each in server.frontends}
+    url = f"http://127.0.0.1:{ports['http']}/v2/models/own_1/infer"
+    body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+    headers = {"authorization": f"Bearer {key}"}
+    tensor = grpc_client.InferInput("x", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+    kept_permits.TICK_S = 5.0  # set back by ``quick``
+    with (
+        httpx.Client(headers=headers) as http,
+        grpc_client.InferenceServerClient(f"127.0.0.1:{ports['grpc']}") as client,
+    ):
+
+        def ask() -> None:
+            assert http.post(url, json=body).json()["outputs"][0]["data"] == [1]
+            assert client.infer("own_1", [tensor], headers=headers).as_numpy("y").tolist() == [[1]]
+
+        for _ in range(3):
+            ask()
+        assert admissions == ["http infer own_1"]
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                ask()
+            left = [each for each in gc.get_objects() if type(each) is PermittedCaller]
+        finally:
+            gc.enable()
+        assert len(left) <= 2  # of the last ones
+    assert admissions == ["http infer own_1"]
+
+
+# ---------------------------------------------------------------------- the comparison, by count
+
+
+def steps(function: Callable[[], Any]) -> int:
+    """Return how many bytecodes ``function`` executes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_a_wrong_key_takes_as_many_steps_however_much_of_it_is_right(path: Path) -> None:
+    key = write_issuer_into(path)
+    access = access_of(path)
+    assert access._watcher is not None
+    file = access._watcher.file
+    other = make(path.with_name("other.json"), a=[])["a"]
+    counts = {}
+    for right in range(43):
+        wrong = key[:12] + key[12 : 12 + right] + ("A" if key[12 + right] != "A" else "B") * (43 - right)
+        assert file.find(wrong) == "it is not known"
+        counts[right] = steps(lambda wrong=wrong: file.find(wrong))  # type: ignore[misc]
+    counts[-1] = steps(lambda: file.find(other))  # another id takes as many, but for the comparison itself
+    assert len({count for right, count in counts.items() if right >= 0}) == 1, counts
+    assert abs(counts[-1] - counts[0]) <= 8, counts
