@@ -69,10 +69,10 @@ def test_the_file_counts_before_the_variables(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "variable")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "1")
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "of the variables")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-the-variables")
     write_file({"s3": {"s3://bucket": {"key_id": "file", "secret_key": "2"}}})
     assert _keys(_s3()) == ("file", "2", None)
-    assert _keys(_s3("s3://other")) == ("variable", "1", "of the variables")
+    assert _keys(_s3("s3://other")) == ("variable", "1", "of-the-variables")
 
 
 def test_keys_of_the_file_are_read_again(write_file: Callable[[Any], Path]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from headrace import ConfigError, HeadraceError, LoadError, Storage, Unavailable
-from headrace_cloud import clouds
+from headrace_cloud import clouds, s3_credentials
 from headrace_cloud.stored_objects import PART_BYTES
 from tests.storages.cloud.faulty_s3 import FaultyS3, Handler, error, etag, faulty_s3
 from tests.storages.cloud.opened_storage import new_directories, open_storage
@@ -227,6 +229,65 @@ def test_a_file_that_has_changed_since_the_listing_is_not_loaded(
     with pytest.raises(LoadError, match="'m/1/weights' has changed since it was listed"):
         storage.fetch("m", ["1/weights"], new_directories(tmp_path))
     assert asked == [etag(MODEL["m/1/weights"])]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "why"),
+    [
+        ("AWS_ACCESS_KEY_ID", "user\n", "credentials from AWS_ACCESS_KEY_ID have a key or token that is empty, or has"),
+        ("AWS_SESSION_TOKEN", "tökén", "credentials from AWS_ACCESS_KEY_ID have a key or token that is empty, or has"),
+        (
+            "AWS_DEFAULT_REGION",
+            "eu west",
+            "the region 'eu west', for credentials from AWS_ACCESS_KEY_ID, cannot be one",
+        ),
+        ("AWS_ENDPOINT_URL", "minio:9000", "'minio:9000' is not the URL of a server"),
+        ("AWS_ENDPOINT_URL", "http://user:canary@minio", "credentials do not belong in a URL"),
+    ],
+)
+def test_what_cannot_be_in_a_request_is_refused_at_once(
+    variable: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """obstore would panic: its exception is none that a server catches."""
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError) as refusal:
+        open_storage("s3://bucket/models")
+    assert why in refusal.value.message
+    assert "canary" not in refusal.value.message
+
+
+def test_a_bucket_is_no_part_of_an_address(s3: FaultyS3) -> None:
+    with pytest.raises(ConfigError, match="virtual needs a server with a name, which '127"):
+        open_storage(s3.url, s3_addressing="virtual")
+
+
+def test_a_panic_of_obstore_is_an_error_of_the_storage(
+    s3: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(s3_credentials, "_KEY", re.compile(".*", re.DOTALL))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "line\nbreak")
+    storage = open_storage(s3.url, timeout_s=0.5)
+    assert "failed. The storage failed: called" in _told(s3, storage.models, Unavailable)
+
+
+def test_keys_that_are_broken_while_the_server_runs_are_told(
+    s3: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "credentials.json"
+    monkeypatch.setenv("TRITON_CLOUD_CREDENTIAL_PATH", str(path))
+    monkeypatch.setattr(s3_credentials, "_READ_AGAIN", timedelta(0))
+    keys = '{"s3": {"": {"key_id": "%s", "secret_key": "canary"}}}'
+    path.write_text(keys % "user")
+    storage = open_storage(s3.url, timeout_s=0.5)
+    assert list(storage.models()) == ["m"]
+    for broken, why in ((keys % "user\\n", "have a key or token that is empty, or has blanks"), ("{", "is no JSON")):
+        path.write_text(broken)
+        with pytest.raises(HeadraceError) as caught:
+            storage.models()
+        assert why in caught.value.message
+        assert "canary" not in caught.value.message
+    path.write_text(keys % "user")
+    assert list(storage.models()) == ["m"]
 
 
 def test_an_empty_answer_of_a_proxy_unloads_nothing(s3: FaultyS3, storage: Storage) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace import ConfigError
-from headrace_cloud.urls import Location, parse_url
+from headrace_cloud.urls import Location, checked_endpoint, parse_url
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,8 @@ def test_a_url_names_a_prefix_of_a_bucket(url: str, location: Location) -> None:
         ("s3://bucket/a\nb", "in its path"),
         ("s3://bucket/a?versionId=3", "has a query"),
         ("as://account/container/a#b", "has a fragment"),
+        ("s3://my bucket!/models", "names 'my bucket!', which cannot be a bucket, container or account"),
+        ("as://account:1/container", "names 'account:1', which cannot be"),
     ],
 )
 def test_another_url_is_refused_with_the_rule(url: str, told: str) -> None:
@@ -71,6 +73,33 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str, told: str) 
         parse_url(url)
     assert told in refusal.value.message
     assert "secret" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://minio:9000", "https://s3.example.com/", "http://[::1]:9000", "http://127.0.0.1:1/account"]
+)
+def test_an_endpoint_is_the_url_of_a_server(endpoint: str) -> None:
+    assert checked_endpoint(endpoint) == endpoint.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        *(
+            "minio:9000",
+            "ftp://minio",
+            "http://",
+            "http://minio:99999",
+            "http://minio:port",
+            "http://::1",
+            "http://[::1",
+        ),
+        *("http://mi nio", "http://minio/a?b", "http://minio\n", "http://minio/a#b", "ht!tp://minio", "http://minio:0"),
+    ],
+)
+def test_what_is_no_endpoint_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="is not the URL of a server: expected https://host:port"):
+        checked_endpoint(endpoint)
 
 
 def test_a_key_lies_below_the_prefix() -> None:

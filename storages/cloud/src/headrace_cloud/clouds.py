@@ -25,7 +25,7 @@ from headrace_cloud.google_credentials import EMULATOR, google_credentials
 from headrace_cloud.s3_credentials import s3_credentials
 from headrace_cloud.store_errors import answer_of, failure
 from headrace_cloud.stored_objects import PART_BYTES, InvalidKey, NoRanges, ObjectChanged, ObjectStore, StoredObject
-from headrace_cloud.urls import Location, parse_url
+from headrace_cloud.urls import Location, checked_endpoint, is_address, parse_url
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
@@ -42,6 +42,8 @@ _AT_ONCE = 64
 #: The tag of an object that a listing has without an ETag, followed by its version and time.
 _UNTAGGED = "untagged"
 _BAD_KEY = "Encountered object with invalid path: "
+#: The module of the exception for a panic.
+_PANICS = "pyo3_runtime"
 #: In obstore's error for an answer with the status 200, and not 206, to a request for a part.
 _NOT_PARTIAL = "Received non-partial response"
 
@@ -79,34 +81,29 @@ class CloudStore(ObjectStore):
         above = self._location.prefix
         start = len(above) + 1 if above else 0
         prefix = self._location.key(folder) if folder else above
-        try:
+        with self._asking(f"listing '{prefix}'"):
             for page in obstore.list(self._client, prefix=prefix or None, chunk_size=_PAGE):
                 for found in page:
                     tag = found["e_tag"] or f"{_UNTAGGED} {found['version']} {found['last_modified']}"
                     yield StoredObject(found["path"][start:], found["size"], tag, found["last_modified"].timestamp())
-        except Exception as error:
-            raise self._listing_failure(error, prefix) from None
 
     def folders(self) -> list[str]:
         import obstore
 
         prefix = self._location.prefix
-        try:
+        with self._asking(f"listing '{prefix}'"):
             found = obstore.list_with_delimiter(self._client, prefix=prefix or None)
-        except Exception as error:
-            raise self._listing_failure(error, prefix) from None
         return [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
 
     def exists(self, each: StoredObject) -> bool:
         import obstore
 
         key = self._location.key(each.path)
-        try:
-            obstore.head(self._client, key)
-        except FileNotFoundError:
-            return False
-        except Exception as error:
-            raise failure(f"asking for '{key}'", error, self._place) from None
+        with self._asking(f"asking for '{key}'"):
+            try:
+                obstore.head(self._client, key)
+            except FileNotFoundError:
+                return False
         return True
 
     def read(self, each: StoredObject, start: int, end: int) -> memoryview:
@@ -155,24 +152,32 @@ class CloudStore(ObjectStore):
     def _reading(self, each: StoredObject) -> Iterator[None]:
         from obstore.exceptions import PreconditionError
 
+        with self._asking(f"reading '{self._location.key(each.path)}'"):
+            try:
+                yield
+            except (PreconditionError, FileNotFoundError):
+                raise ObjectChanged(f"'{each.path}' has changed since it was listed") from None
+            except Exception as error:
+                if _NOT_PARTIAL in str(error):
+                    raise NoRanges(f"the server does not send parts of '{each.path}'") from None
+                raise
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        """Turn what obstore raises into a `HeadraceError`. A panic of its Rust code is no `Exception`."""
+        from obstore.exceptions import InvalidPathError
+
         try:
             yield
         except HeadraceError:
             raise
-        except (PreconditionError, FileNotFoundError):
-            raise ObjectChanged(f"'{each.path}' has changed since it was listed") from None
-        except Exception as error:
-            if _NOT_PARTIAL in str(error):
-                raise NoRanges(f"the server does not send parts of '{each.path}'") from None
-            raise failure(f"reading '{self._location.key(each.path)}'", error, self._place) from None
-
-    def _listing_failure(self, error: Exception, prefix: str) -> HeadraceError:
-        from obstore.exceptions import InvalidPathError
-
-        if isinstance(error, InvalidPathError):
-            _, told = answer_of(error)
-            return InvalidKey(f"a key below '{prefix}' cannot be the path of a file: {told.removeprefix(_BAD_KEY)}")
-        return failure(f"listing '{prefix}'", error, self._place)
+        except InvalidPathError as error:
+            told = answer_of(error)[1].removeprefix(_BAD_KEY)
+            raise InvalidKey(f"{what} failed: a key cannot be the path of a file: {told}") from None
+        except BaseException as error:
+            if isinstance(error, Exception) or type(error).__module__ == _PANICS:
+                raise failure(what, error, self._place) from None
+            raise
 
 
 def _connect(
@@ -196,11 +201,13 @@ def _connect(
     if credentials.provider is not None:
         common["credential_provider"] = credentials.provider
     if location.scheme == "s3":
-        endpoint = _s3_endpoint(location, credentials, options)
+        endpoint = checked_endpoint(_s3_endpoint(location, credentials, options))
         config |= {"region": credentials.region, "endpoint": endpoint}
         config["virtual_hosted_style_request"] = is_virtual = _is_virtual(endpoint, location.bucket, options)
         if is_virtual:
             way, _, host = endpoint.partition("://")
+            if is_address(endpoint):
+                raise ConfigError(f"--cloud-s3-addressing=virtual needs a server with a name, which '{host}' is not")
             config["endpoint"] = f"{way}://{location.bucket}.{host}"
         config["aws_endpoint_url_s3"] = config["endpoint"]  # else the variable of this name counts
         kind: Any = S3Store
@@ -208,12 +215,12 @@ def _connect(
         endpoint = os.environ.get(EMULATOR, "").rstrip("/") or "https://storage.googleapis.com"
         if "://" not in endpoint:
             endpoint = f"http://{endpoint}"
-        config["base_url"] = endpoint
+        config["base_url"] = endpoint = checked_endpoint(endpoint)
         kind = GCSStore
     else:
         endpoint = location.endpoint or os.environ.get("AZURE_STORAGE_ENDPOINT", "")
         endpoint = endpoint or f"https://{location.account}.blob.core.windows.net"  # the account may be of a credential
-        config["endpoint"] = endpoint
+        config["endpoint"] = endpoint = checked_endpoint(endpoint)
         kind = AzureStore
     client_options = _client_options(endpoint, options, answer_s)
     try:

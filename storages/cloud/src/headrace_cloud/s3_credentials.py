@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from configparser import ConfigParser, Error
 from datetime import datetime, timedelta, timezone
@@ -10,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from headrace import ConfigError
+from headrace import ConfigError, one_line
 from headrace_cloud.credentials import (
     Credentials,
     entry_of_file,
@@ -22,6 +23,8 @@ from headrace_cloud.urls import Location
 
 _FIELDS = ("secret_key", "key_id", "region", "session_token", "profile")
 _DEFAULT_REGION = "us-east-1"
+_REGION = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+_KEY = re.compile(r"[!-~]+")
 #: Files with keys are read again after this time: other programs renew the keys in them.
 _READ_AGAIN = timedelta(minutes=5)
 #: Where a profile has its credentials from, if it is not from keys. Needs boto3.
@@ -42,6 +45,13 @@ _WORKLOAD = (
 
 def s3_credentials(url: str, location: Location) -> Credentials:
     """Return the credentials for ``url``. Blocks for at most `METADATA_S` seconds. Raises `ConfigError`."""
+    found = _find(url, location)
+    if not _REGION.fullmatch(found.region):
+        raise ConfigError(f"the region '{one_line(found.region)}', for credentials from {found.source}, cannot be one")
+    return found
+
+
+def _find(url: str, location: Location) -> Credentials:
     found = entry_of_file("s3", url)
     if found is None:
         return _from_environment(location)
@@ -50,6 +60,7 @@ def s3_credentials(url: str, location: Location) -> Credentials:
     if "key_id" in fields or "secret_key" in fields:
         if not {"key_id", "secret_key"} <= fields.keys():
             raise ConfigError(f"{entry_source('s3', prefix)} has only one of key_id and secret_key")
+        _entry_keys(url)
         return Credentials(
             entry_source("s3", prefix), provider=lambda: _entry_keys(url), region=fields.get("region") or _region()
         )
@@ -65,7 +76,7 @@ def _entry_keys(url: str) -> dict[str, Any]:
         raise ConfigError(f"the credential file has no entry for '{url}' any more")
     fields = texts_of_entry("s3", *found, _FIELDS)
     keys = (fields.get("key_id", ""), fields.get("secret_key", ""), fields.get("session_token"))
-    return _keys(*keys, is_renewed=True)
+    return _keys(entry_source("s3", found[0]), *keys, is_renewed=True)
 
 
 def _from_environment(location: Location, region: str = "") -> Credentials:
@@ -74,7 +85,7 @@ def _from_environment(location: Location, region: str = "") -> Credentials:
         return _anonymous("AWS_SKIP_SIGNATURE", region)
     key, secret = of("AWS_ACCESS_KEY_ID"), of("AWS_SECRET_ACCESS_KEY")
     if key and secret:
-        keys = _keys(key, secret, of("AWS_SESSION_TOKEN"))
+        keys = _keys("AWS_ACCESS_KEY_ID", key, secret, of("AWS_SESSION_TOKEN"))
         return Credentials("AWS_ACCESS_KEY_ID", provider=lambda: keys, region=region or _region())
     if key or secret:
         raise ConfigError("only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set")
@@ -102,7 +113,13 @@ def _region(profile: str = "") -> str:
     return given or _profile(profile or of("AWS_PROFILE") or "default")[1].get("region") or _DEFAULT_REGION
 
 
-def _keys(key: str, secret: str, token: str | None, *, is_renewed: bool = False) -> dict[str, Any]:
+def _keys(source: str, key: str, secret: str, token: str | None, *, is_renewed: bool = False) -> dict[str, Any]:
+    """Return the keys for obstore. Raises `ConfigError` for those that cannot be in a request: obstore panics then."""
+    if not all(map(_KEY.fullmatch, (key, secret, token or "-"))):
+        raise ConfigError(
+            f"credentials from {source} have a key or token that is empty, or has blanks, line breaks, or characters "
+            "that are not ASCII"
+        )
     expiry = datetime.now(timezone.utc) + _READ_AGAIN if is_renewed else None
     return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": expiry}
 
@@ -119,6 +136,7 @@ def _of_profile(name: str, region: str) -> Credentials:
     region = region or _region(name)
     source = f"profile '{name}' in {where}"
     if _has_keys(settings):
+        _profile_keys(name)
         return Credentials(source, provider=lambda: _profile_keys(name), region=region)
     indirect = next((each for each in _INDIRECT if each in settings), None)
     if indirect is None:
@@ -145,9 +163,9 @@ def _by_boto3(name: str) -> Callable[[], Any]:
 
 def _profile_keys(name: str) -> dict[str, Any]:
     """Return the keys that the profile has now."""
-    _, settings = _profile(name)
+    where, settings = _profile(name)
     key, secret = settings.get("aws_access_key_id", ""), settings.get("aws_secret_access_key", "")
-    return _keys(key, secret, settings.get("aws_session_token"), is_renewed=True)
+    return _keys(f"profile '{name}' in {where}", key, secret, settings.get("aws_session_token"), is_renewed=True)
 
 
 def _profile(name: str) -> tuple[Path, Mapping[str, str]]:

@@ -14,11 +14,17 @@ Source: docs/spec/behaviours.md section 5.8.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
-from headrace import ConfigError
+from headrace import ConfigError, one_line
 
 _AZURE_HOST = ".blob.core.windows.net"
+#: Of a bucket, a container such as ``$web``, or an account.
+_NAME = re.compile(r"[A-Za-z0-9._$-]+", re.ASCII)
+_ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~/-]*)?", re.ASCII | re.IGNORECASE)
 _FORMS = {
     "s3": "s3://bucket/prefix, or s3://https://host:port/bucket/prefix",
     "gs": "gs://bucket/prefix",
@@ -66,12 +72,38 @@ def parse_url(url: str) -> Location:
         raise ConfigError(f"'{url}' has {bad!r} in its path; a model repository is {_FORMS[scheme]}")
     if len(parts) < needed:
         raise ConfigError(f"'{url}' names no {'container' if parts else 'bucket'}; it should be {_FORMS[scheme]}")
+    odd = next((part for part in parts[:needed] if not _NAME.fullmatch(part)), None)
+    if odd is not None:
+        raise ConfigError(f"'{url}' names '{odd}', which cannot be a bucket, container or account")
     account = parts.pop(0) if scheme == "as" else ""
     if account.endswith(_AZURE_HOST):
         account = account.removesuffix(_AZURE_HOST)
     if account and endpoint:
         endpoint = f"{endpoint}/{account}"
     return Location(scheme, parts[0], "/".join(parts[1:]), endpoint, account)
+
+
+def checked_endpoint(endpoint: str) -> str:
+    """Return ``endpoint``, the URL of a server, without a slash at its end. Raises `ConfigError`."""
+    try:
+        parts = urlsplit(endpoint)
+        is_server = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
+    except ValueError:  # a port or an address that cannot be
+        is_server = False
+    if "@" in endpoint:  # it is not repeated: it has a secret
+        raise ConfigError("the URL of a cloud's server has an '@'; credentials do not belong in a URL")
+    if not is_server or not _ENDPOINT.fullmatch(endpoint):
+        raise ConfigError(f"'{one_line(endpoint)}' is not the URL of a server: expected https://host:port")
+    return endpoint.rstrip("/")
+
+
+def is_address(endpoint: str) -> bool:
+    """True if the server has an IP address, and no name."""
+    try:
+        ip_address(urlsplit(endpoint).hostname or "")
+    except ValueError:
+        return False
+    return True
 
 
 def _split_endpoint(scheme: str, rest: str) -> tuple[str, str]:
