@@ -16,7 +16,7 @@ from headrace.executors.instance import ExecutionRecorder, close_instance, run_b
 from headrace.executors.loop_policy import LoopPolicy
 from headrace.executors.loop_sink import LoopSink
 from headrace.executors.runner import LATER, Given, Runner
-from headrace.executors.threads import Wakeup, go_on_with
+from headrace.executors.threads import Wakeup, go_on_with, started
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
@@ -90,14 +90,12 @@ class InstanceThread:
         """
         name = f"headrace-{self.name}"
         self._thread = go_on_with(self._serve_and_close)
-        if self._thread is not None:
-            self._thread.name = name
-            self._begin()
+        if self._thread is None:
+            started(self.load, name).result()
             return
-        loaded: Future[None] = Future()
-        self._thread = threading.Thread(target=self._main, args=(loaded,), name=name, daemon=True)
-        self._thread.start()
-        loaded.result()
+        self._thread.name = name
+        self.instance, self._runner = self._load()
+        self.has_check = type(self.instance).is_ready is not BaseInstance.is_ready
 
     def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
         """Start to take batches from ``source`` and to deliver on ``loop``. Each batch is reported to ``observers``."""
@@ -133,19 +131,6 @@ class InstanceThread:
     def check_ready(self) -> bool:
         instance = self.instance
         return instance is not None and instance.is_ready()
-
-    def _main(self, loaded: Future[None]) -> None:
-        try:
-            self._begin()
-        except BaseException as error:  # load() raises it
-            loaded.set_exception(error)
-            return
-        loaded.set_result(None)
-        self._serve_and_close()
-
-    def _begin(self) -> None:
-        self.instance, self._runner = self._load()
-        self.has_check = type(self.instance).is_ready is not BaseInstance.is_ready
 
     def _serve_and_close(self) -> None:
         """Serve until it is time to close. Does nothing if the instance is closed, or could not be loaded."""

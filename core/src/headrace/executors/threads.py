@@ -138,13 +138,24 @@ _idle: list[_Worker] = []
 _local = threading.local()
 
 
-def _start(work: Callable[[], None], name: str, is_reused: bool = False) -> None:
+def started(work: Callable[[], T], name: str, *, is_reused: bool = False) -> Future[T]:
+    """Start ``work`` on a thread ``name``, and return the future of its result. It is as for `apart`."""
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # it cannot be cancelled
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # SystemExit of a plugin is its error, too
+            result.set_exception(error)
+
     try:
         worker = _idle.pop()
     except IndexError:
-        _Worker(work, name, is_reused).thread.start()
+        _Worker(run, name, is_reused).thread.start()
     else:
-        worker.give(work, name, is_reused)
+        worker.give(run, name, is_reused)
+    return result
 
 
 def go_on_with(then: Callable[[], None]) -> threading.Thread | None:
@@ -167,18 +178,7 @@ def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
     if len(works) == 1:  # this thread would only wait
         works[0]()
         return
-    ends: list[Future[None]] = [Future() for _ in works]
-
-    def run(work: Callable[[], None], end: Future[None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # SystemExit of a plugin is its error, too
-            end.set_exception(error)
-        else:
-            end.set_result(None)
-
-    for work, end in zip(works, ends, strict=True):
-        _start(partial(run, work, end), name)
+    ends = [started(work, name) for work in works]
     wait(ends)
     for end in ends:
         end.result()
@@ -190,17 +190,7 @@ def apart(work: Callable[[], T], name: str, *, is_reused: bool = False) -> async
     For work that may never end: it takes no thread from other work, and neither the loop nor the interpreter waits for
     it when it exits. If ``is_reused``, the thread may do other work afterwards, so ``work`` must leave nothing in it.
     """
-    result: Future[T] = Future()
-    result.set_running_or_notify_cancel()  # it cannot be cancelled
-
-    def run() -> None:
-        try:
-            result.set_result(contained(work))
-        except Exception as error:
-            result.set_exception(error)
-
-    _start(run, name, is_reused)
-    return asyncio.wrap_future(result)
+    return asyncio.wrap_future(started(partial(contained, work), name, is_reused=is_reused))
 
 
 def contained(work: Callable[[], T]) -> T:
