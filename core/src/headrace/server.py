@@ -71,8 +71,12 @@ class Server:
     `infer_async`. No port is opened unless `start_frontends` is awaited, before `start` or after it.
     """
 
-    def __init__(self, repository: str | PathLike[str] | ServerOptions, **options: Any) -> None:
+    def __init__(
+        self, repository: str | PathLike[str] | ServerOptions, *, found_plugins: Any = None, **options: Any
+    ) -> None:
         """Create a server. ``options`` are fields of `ServerOptions`, if ``repository`` is a path.
+
+        ``found_plugins`` are the `Plugins` that these options allow, for this server alone. If None, they are searched.
 
         Raises `ConfigError` for an option without an implementation that must not be ignored, and for a required option
         of a plugin that is missing.
@@ -81,7 +85,7 @@ class Server:
             repository = ServerOptions(model_repository=(fspath(repository),), **options)
         support.refuse(repository)
         learn_paths(repository.model_repository)
-        self.plugins = Plugins.discover(repository.plugins)
+        self.plugins: Plugins = found_plugins or Plugins.discover(repository.plugins)
         support.refuse_without({part.name for part in self.plugins.extensions}, repository, ("trace_config",))
         self.options = replace(
             repository, plugin_options=complete_groups(self.plugins.options, repository.plugin_options)

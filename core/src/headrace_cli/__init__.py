@@ -6,9 +6,10 @@ Exit codes: 0 for success, and 1 for failure or invalid arguments (docs/spec/beh
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,8 @@ def _run(name: str, words: Sequence[str]) -> int:
     from headrace.errors import LoadError
 
     try:
-        command = _find(name)()
+        with without_collections():
+            command = _find(name)()
     except LoadError as error:
         print(f"headrace: {error.message}", file=sys.stderr)
         return 1
@@ -55,6 +57,19 @@ def _run(name: str, words: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Collect no garbage in this context: imports make many objects that stay. Freeze them at its end."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def _find(name: str) -> type[Command]:

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, NoReturn
@@ -22,11 +22,10 @@ from headrace.config import support
 from headrace.config.option_groups import OptionGroup
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError, HeadraceError
-from headrace.models.interceptors import Interceptor
 from headrace.plugins import Plugins
 from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
-from headrace_cli import command_line, startup, usage
+from headrace_cli import command_line, startup, usage, without_collections
 from headrace_cli.garbage_collection import CollectionPolicy
 from headrace_cli.option_files import with_files
 from headrace_cli.security.profile_words import with_profile
@@ -71,10 +70,12 @@ class Serve(Command):
         """Serve until SIGINT or SIGTERM. Return the exit code."""
         words, groups = arguments.words, list[type[OptionGroup]]()
         try:
-            groups = option_groups(words)
+            with without_collections():
+                plugins = find_plugins(words)
+            groups = list(plugins.options)
             if command_line.wants_help(words):
                 return self.show_help(groups)
-            options, warnings = command_line.read_options(words, os.environ, groups, _interceptors(words))
+            options, warnings = command_line.read_options(words, os.environ, groups, plugins.interceptors)
             logs = _open_log(options)
         except ConfigError as error:
             return self.refuse(error, groups)
@@ -83,20 +84,15 @@ class Serve(Command):
             with contextlib.closing(logs):
                 for warning in (*warnings, *support.without_effect(options)):
                     log.warning("%s", warning)
-                return run_loop(_supervise(words, options) if options.workers else _serve(words, options, logs))
+                work = _supervise(words, options) if options.workers else _serve(words, options, plugins, logs)
+                return run_loop(work)
         finally:
             _flush_output()
 
 
-def option_groups(words: Sequence[str]) -> list[type[OptionGroup]]:
-    """Return the option groups of the plugins that ``words`` select."""
-    allowed = None if command_line.wants_help(words) else command_line.allowed_plugins(words)
-    return list(Plugins.discover(allowed).options)
-
-
-def _interceptors(words: Sequence[str]) -> Iterator[type[Interceptor]]:
-    """Yield the interceptors of the plugins that ``words`` select. Finds the plugins when it is first asked."""
-    yield from Plugins.discover(command_line.allowed_plugins(words)).interceptors
+def find_plugins(words: Sequence[str]) -> Plugins:
+    """Return the plugins that ``words`` select."""
+    return Plugins.discover(None if command_line.wants_help(words) else command_line.allowed_plugins(words))
 
 
 def _open_log(options: ServerOptions) -> Log:
@@ -114,11 +110,11 @@ def run_loop(main: Coroutine[None, None, int]) -> int:
     return uvloop.run(main)
 
 
-async def _serve(words: Sequence[str], options: ServerOptions, logs: Log) -> int:
+async def _serve(words: Sequence[str], options: ServerOptions, plugins: Plugins, logs: Log) -> int:
     told_to_stop = asyncio.Event()
     _watch_signals(told_to_stop)
     try:
-        server = Server(options)
+        server = Server(options, found_plugins=plugins)
         enforce_profile(server, words)
     except Exception as error:
         _complain(options, f"error: creating server: {_words(error)}")

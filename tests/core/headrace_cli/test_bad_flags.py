@@ -17,7 +17,7 @@ from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
 from headrace_cli import command_line
 from headrace_cli.flags import FLAGS
-from headrace_cli.serve import option_groups
+from headrace_cli.serve import find_plugins
 
 if TYPE_CHECKING:
     from tests.core.headrace_cli.conftest import Process
@@ -34,7 +34,7 @@ PORTS = [f"--{port}-{what}" for port in ("http", "grpc", "metrics") for what in 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag not in OF_OTHER_PROCESSES])
 def test_a_bad_value_is_taken_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
     monkeypatch.chdir(tmp_path)  # a log file may be made
-    groups = option_groups([])
+    groups = list(find_plugins([]).options)
 
     async def try_all() -> None:
         for value in VALUES:

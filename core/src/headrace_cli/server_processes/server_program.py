@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
 from headrace_cli import command_line
-from headrace_cli.serve import enforce_profile, option_groups, run_loop, serve_until
+from headrace_cli.serve import enforce_profile, find_plugins, run_loop, serve_until
 from headrace_cli.server_processes.metric_sums import write_families
 from headrace_cli.server_processes.model_changes import SharedControl
 from headrace_processes.ipc.framing import Frame
@@ -32,11 +32,12 @@ async def _serve(channel: socket.socket) -> int:
     await line.connect(channel)
     told = await line.settings
     words = told["words"]
-    given, _ = command_line.read_options(words, os.environ, option_groups(words))
+    plugins = find_plugins(words)
+    given, _ = command_line.read_options(words, os.environ, list(plugins.options))
     # The supervisor has reserved the ports for all servers, and it serves the metrics page.
     options = replace(given, **told["ports"], reuse_http_port=True, reuse_grpc_port=True, allow_metrics=False)
     with contextlib.closing(Log(LogSettings.from_options(options))) as logs:
-        server = Server(options)
+        server = Server(options, found_plugins=plugins)
         server.engine.log = logs
         enforce_profile(server, words)
 

@@ -13,7 +13,7 @@ from headrace_cli.command_line import read_options
 from headrace_cli.security.profile_words import PROFILES, with_profile
 from headrace_cli.security.profiles import enforce
 from headrace_cli.security.review import SecurityReview
-from headrace_cli.serve import enforce_profile, option_groups
+from headrace_cli.serve import enforce_profile, find_plugins
 
 PUBLIC = "--security-profile=public"
 TLS = [
@@ -35,7 +35,7 @@ def models(tmp_path: Path) -> str:
 def composed(*words: str) -> tuple[Server, Sequence[str]]:
     """A server with the flags ``words`` that has not started, and its command line."""
     given = with_profile(words)
-    return Server(read_options(given, {}, option_groups(given))[0]), given
+    return Server(read_options(given, {}, list(find_plugins(given).options))[0]), given
 
 
 def test_a_server_with_tls_and_credentials_starts_without_a_word(models: str, caplog: pytest.LogCaptureFixture) -> None:
