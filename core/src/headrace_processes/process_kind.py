@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 from weakref import WeakSet
 
 from headrace.backends.base import Backend, Isolation, Model
 from headrace.config.config_json import config_to_json
 from headrace.config.parameters import PROCESS
 from headrace.executors.kind import ExecutorKind, ExecutorResources, InstancePlan
-from headrace_processes.config_completion import complete_apart
-from headrace_processes.handshake import InstanceSpec
-from headrace_processes.process_executor import ProcessExecutor
+
+if TYPE_CHECKING:  # the first model that has a process imports them: 25 modules, 3 % of a start
+    from headrace_processes.handshake import InstanceSpec
+    from headrace_processes.process_executor import ProcessExecutor
 
 #: For backends whose `Isolation` names no entry.
 _ENTRY = "headrace_processes.handshake:load"
@@ -31,6 +32,8 @@ class ProcessExecutors(ExecutorKind):
         self._open: WeakSet[ProcessExecutor] = WeakSet()
 
     def create(self, plan: InstancePlan) -> ProcessExecutor:
+        from headrace_processes.process_executor import ProcessExecutor
+
         isolation = plan.version.isolation or Isolation()
         isolation = replace(isolation, entry=isolation.entry or _ENTRY)
         siblings = cast("Sequence[ProcessExecutor]", plan.version.executors)  # all of a version are of one kind
@@ -40,6 +43,8 @@ class ProcessExecutors(ExecutorKind):
 
     @classmethod
     def complete_config(cls, backend: Backend, model: Model, isolation: Isolation) -> None:
+        from headrace_processes.config_completion import complete_apart
+
         complete_apart(backend, model, isolation)
 
     def stop_loading(self, model: str) -> None:
@@ -54,6 +59,8 @@ class ProcessExecutors(ExecutorKind):
 
 def _spec(plan: InstancePlan, entry: str) -> InstanceSpec:
     """Return what the child of an instance loads."""
+    from headrace_processes.handshake import InstanceSpec
+
     model, version, backend = plan.model, plan.version, type(plan.version.backend)
     return InstanceSpec(
         entry,
