@@ -26,6 +26,8 @@ from headrace.messages.request import InferRequest
 # For this process it is pytest's rewriting of assertions, half of the time that collecting all tests takes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# NumPy's BLAS starts a thread per core when it is imported, and each spins for 25 ms before it sleeps.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 with contextlib.suppress(ImportError):  # the session `bare` has next to nothing
     from hypothesis import HealthCheck, settings
