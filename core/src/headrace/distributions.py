@@ -28,6 +28,7 @@ _AGENTS = {name: f"headrace-{name}" for name in ("archive", "checksum", "decrypt
 _COMMANDS = {
     **dict.fromkeys(("check", "explain"), "headrace-inspect"),
     "encrypt": "headrace-decrypt",
+    "batch": "headrace-batch",
     "service": "headrace-service",
     "trace": "headrace-trace",
     "traffic": "headrace-router",

@@ -1,0 +1,217 @@
+"""One job: chunks are read, inferred and written as parts, several at a time; then the result is put together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from headrace import InvalidArgument, ModelView, Server, ServerOptions
+from headrace_batch.column_mapping import ColumnMapping, kept_fields
+from headrace_batch.result_files import COPIED_JSON, WRITERS, ResultParts, write_result
+from headrace_batch.row_files import ARRAY, Chunk, Column, RowFile, open_rows
+from headrace_batch.row_inference import Piece, RowInference
+
+#: Chunks in memory at a time: one is read or written while another is inferred.
+_CHUNKS = 3
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """What ``headrace batch`` does. ``inputs`` maps inputs to patterns of columns; empty ``outputs`` are all."""
+
+    repository: Sequence[str]
+    model: str
+    source: Path
+    result: Path
+    inputs: Mapping[str, str]
+    outputs: Sequence[str]
+    keep: Sequence[str] | None
+    version: str = ""
+    in_flight: int = 0
+    chunk_rows: int = 4096
+    stops_at_error: bool = False
+    overwrites: bool = False
+    restarts: bool = False
+
+
+@dataclass
+class JobProgress:
+    """Rows that are in the parts, and how many of them have failed. ``total`` is None if it is not known yet."""
+
+    rows: int = 0
+    errors: int = 0
+    total: int | None = None
+    #: Rows of parts that an earlier run has written.
+    resumed: int = 0
+    #: The number of the first row that failed, from 1, and why; in this run.
+    first_error: tuple[int, str] | None = None
+
+
+async def run(job: BatchJob, report: Callable[[JobProgress], None]) -> JobProgress:
+    """Infer all rows and write the result. ``report`` is called after each part. Raises `HeadraceError`."""
+    if job.result.suffix.lower() not in WRITERS:
+        raise InvalidArgument(f"'{job.result}' ends in '{job.result.suffix}'; the endings are {', '.join(WRITERS)}")
+    if job.result.exists() and not job.overwrites:
+        raise InvalidArgument(f"'{job.result}' exists; --overwrite replaces it")
+    source = open_rows(job.source)
+    options = ServerOptions(
+        model_repository=tuple(job.repository), model_control_mode="explicit", load_model=(job.model,)
+    )
+    async with Server(options) as server:
+        model = server.engine.resolve(job.model, job.version)
+        return await _Run(job, source, server, model, report).finish()
+
+
+class _Run:
+    def __init__(
+        self, job: BatchJob, source: RowFile, server: Server, model: ModelView, report: Callable[[JobProgress], None]
+    ) -> None:
+        if model.decoupled:
+            raise InvalidArgument(f"model '{model.name}' is decoupled: it has any number of answers for a row")
+        for name in job.outputs:
+            if name not in model.outputs:
+                raise InvalidArgument(f"model '{model.name}' has no output '{name}'; it has {', '.join(model.outputs)}")
+        self._job, self._source, self._report = job, source, report
+        mapping = ColumnMapping(model, job.inputs, list(source.columns))
+        instances = len(server.served(model.name, model.version)[0].executors)
+        self._inference = RowInference(server, model, mapping, job.outputs, job.in_flight or 2 * instances)
+        self._mapping = mapping
+        self._schema: pa.Schema | None = None
+        self._check_array(model)
+        self._parts = ResultParts(job.result, self._identity(model), job.restarts)
+        self._progress = JobProgress(total=source.total)
+
+    def _check_array(self, model: ModelView) -> None:
+        """A NumPy file has one array: one output of one shape."""
+        if self._job.result.suffix.lower() != ".npy":
+            return
+        outputs = self._inference.outputs
+        if len(outputs) != 1:
+            raise InvalidArgument(f"a NumPy file has one output; choose one by --outputs: {', '.join(outputs)}")
+        ((name, spec),) = outputs.items()
+        if -1 in spec.dims or spec.datatype.name == "BYTES":
+            raise InvalidArgument(f"output '{name}' has {spec.datatype} {list(spec.dims)}, which no NumPy file holds")
+
+    def _identity(self, model: ModelView) -> Mapping[str, Any]:
+        """What a run must have in common with the one that it goes on."""
+        job, state = self._job, self._job.source.stat()
+        return {
+            "input": str(job.source.absolute()),
+            "size": state.st_size,
+            "time": state.st_mtime_ns,
+            "model": model.name,
+            "version": model.version,
+            "map": dict(job.inputs),
+            "outputs": list(job.outputs),
+            "keep": None if job.keep is None else list(job.keep),
+            "chunk": job.chunk_rows,
+        }
+
+    async def finish(self) -> JobProgress:
+        chunks, done = self._source.chunks(self._job.chunk_rows), 0
+        running: set[asyncio.Task[None]] = set()
+        try:
+            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                done += 1
+                self._schema = self._schema or self._schema_of(chunk)
+                self._check_columns(chunk)
+                if self._parts.has(chunk.number):
+                    self._count(chunk.count, self._parts.errors(chunk.number), resumed=True)
+                    continue
+                running.add(asyncio.create_task(self._infer(chunk)))
+                if len(running) == _CHUNKS:
+                    running = await _wait_for_one(running)
+            while running:
+                running = await _wait_for_one(running)
+            self._progress.total = self._progress.rows
+            await asyncio.to_thread(self._write, done)
+        except (OSError, pa.ArrowException) as error:
+            raise InvalidArgument(f"row {self._progress.rows + 1} or later of '{self._job.source}': {error}") from error
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            self._parts.close()
+        return self._progress
+
+    async def _infer(self, chunk: Chunk) -> None:
+        pieces, broken = await self._inference.infer(chunk)
+        if broken and (self._job.stops_at_error or self._job.result.suffix.lower() == ".npy"):
+            row = min(broken)
+            raise InvalidArgument(f"row {chunk.first + row + 1}: {broken[row]}")
+        batch = await asyncio.to_thread(self._batch, chunk, pieces, broken)
+        await asyncio.to_thread(self._parts.write, chunk.number, batch)
+        self._count(chunk.count, len(broken))
+        if broken:
+            first = (chunk.first + min(broken) + 1, broken[min(broken)])
+            self._progress.first_error = min(first, self._progress.first_error or first)
+
+    def _count(self, rows: int, errors: int, resumed: bool = False) -> None:
+        self._progress.rows += rows
+        self._progress.errors += errors
+        self._progress.resumed += rows if resumed else 0
+        self._report(self._progress)
+
+    def _schema_of(self, chunk: Chunk) -> pa.Schema:
+        names = [name for name in (self._source.columns or chunk.columns) if name != ARRAY]
+        if self._job.keep is None:
+            kept = self._mapping.others(names) if names else []
+        else:
+            kept = list(self._job.keep)
+            if missing := [name for name in kept if name not in names]:
+                raise InvalidArgument(f"--keep names column '{missing[0]}'; the file has {', '.join(names)}")
+        if clash := [name for name in kept if name in {*self._inference.outputs, "error"}]:
+            raise InvalidArgument(f"column '{clash[0]}' has the name of an output: choose the columns by --keep")
+        fields = kept_fields(kept, self._source.columns)
+        if not self._source.columns:  # any JSON value
+            fields = pa.schema([each.with_metadata(COPIED_JSON) for each in fields])
+        return self._inference.schema(fields)
+
+    def _check_columns(self, chunk: Chunk) -> None:
+        """Raise if a line of JSON has a column that would not be copied."""
+        assert self._schema is not None
+        if self._source.columns or self._job.keep is not None:
+            return
+        if new := [name for name in self._mapping.others(list(chunk.columns)) if name not in self._schema.names]:
+            raise InvalidArgument(
+                f"a row from {chunk.first + 1} on has column '{new[0]}', which no row of the first chunk has: "
+                "choose the columns by --keep"
+            )
+
+    def _batch(self, chunk: Chunk, pieces: Sequence[Piece], broken: Mapping[int, str]) -> pa.RecordBatch:
+        assert self._schema is not None
+        columns = self._inference.columns(pieces, chunk.count)
+        columns["error"] = pa.array([broken.get(row) for row in range(chunk.count)], pa.string())
+        for each in self._schema:
+            if each.name not in columns:
+                columns[each.name] = _copied(chunk.columns.get(each.name), each, chunk.count)
+        return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
+
+    def _write(self, parts: int) -> None:
+        schema = self._schema
+        if schema is None:
+            raise InvalidArgument(f"'{self._job.source}' has no rows")
+        if self._job.result.suffix.lower() == ".npy":
+            schema = pa.schema([each for each in schema if each.name in self._inference.outputs])
+        write_result(self._job.result, schema, self._parts.read(parts), self._progress.rows)
+        self._parts.remove()
+
+
+async def _wait_for_one(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    done, left = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+    return left
+
+
+def _copied(column: Column | None, field: pa.Field, count: int) -> pa.Array:
+    if isinstance(column, pa.Array):
+        return column
+    values = [None] * count if column is None else column
+    return pa.array([None if each is None else json.dumps(each) for each in values], pa.string())

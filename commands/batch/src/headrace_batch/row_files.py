@@ -1,0 +1,202 @@
+"""Reads the rows of a file in chunks: Parquet, Arrow, CSV, JSON lines, NumPy.
+
+A chunk has its rows as columns by name. The columns of a CSV file are text, so that a wrong value is the error of its
+row, and not of the file. A line that is no JSON is the error of its row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.ipc
+import pyarrow.parquet
+
+from headrace import InvalidArgument
+
+#: A column: Arrow's array, or Python objects of any type (JSON), or a NumPy array with a row in each first index.
+Column: TypeAlias = "pa.Array | Sequence[Any] | np.ndarray[Any, Any]"
+#: The name of the column of a NumPy file.
+ARRAY = "array"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows from ``first`` on. ``broken`` has why a row cannot be read, by its place in the chunk."""
+
+    number: int
+    first: int
+    count: int
+    columns: Mapping[str, Column]
+    broken: Mapping[int, str] = field(default_factory=dict)
+
+
+class RowFile:
+    """A file of rows. ``total`` is their number, or None if only reading tells."""
+
+    total: int | None = None
+    #: The columns by name, with their types, as far as the file says so: those of JSON lines are empty.
+    columns: Mapping[str, pa.DataType]
+
+    def __init__(self, path: Path) -> None:
+        """Raises `InvalidArgument` if it is no such file."""
+        self.path = path
+        self.columns = {}
+
+    def chunks(self, size: int) -> Iterator[Chunk]:
+        """Yield all rows in order, ``size`` in each chunk but the last. Raises `InvalidArgument`."""
+        first = number = 0
+        for columns, count, broken in self.read(size):
+            yield Chunk(number, first, count, columns, broken)
+            first, number = first + count, number + 1
+
+    def read(self, size: int) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
+        """Yield columns, the number of rows, and the rows that cannot be read."""
+        raise NotImplementedError
+
+
+class ParquetRows(RowFile):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._file = pa.parquet.ParquetFile(path)
+        self.total = self._file.metadata.num_rows
+        self.columns = {each.name: each.type for each in self._file.schema_arrow}
+
+    def read(self, size: int) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
+        yield from _of_batches(self._file.iter_batches(batch_size=size), size)
+
+
+class ArrowRows(RowFile):
+    """Arrow's file format, or its stream."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        source = pa.memory_map(str(path))
+        try:
+            reader = pa.ipc.open_file(source)
+            self._batches: Iterator[pa.RecordBatch] = map(reader.get_batch, range(reader.num_record_batches))
+        except pa.ArrowInvalid:
+            source.seek(0)
+            reader = pa.ipc.open_stream(source)
+            self._batches = iter(reader)
+        self.columns = {each.name: each.type for each in reader.schema}
+
+    def read(self, size: int) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
+        yield from _of_batches(self._batches, size)
+
+
+class CsvRows(RowFile):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        with pa.csv.open_csv(path) as reader:
+            names = reader.schema.names
+        if len(set(names)) != len(names):
+            raise InvalidArgument(f"two columns of '{path}' have one name: {', '.join(names)}")
+        self.columns = dict.fromkeys(names, pa.string())
+        options = pa.csv.ConvertOptions(column_types=self.columns, strings_can_be_null=False)
+        self._reader = pa.csv.open_csv(path, convert_options=options)
+
+    def read(self, size: int) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
+        yield from _of_batches(self._reader, size)
+
+
+class JsonRows(RowFile):
+    """A JSON object in each line; empty lines are no rows."""
+
+    def read(self, size: int) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
+        rows: list[Mapping[str, Any]] = []
+        broken: dict[int, str] = {}
+        with self.path.open("rb") as lines:
+            for line in lines:
+                if line.isspace():
+                    continue
+                row, error = _json_row(line)
+                if error:
+                    broken[len(rows)] = error
+                rows.append(row)
+                if len(rows) == size:
+                    yield _of_objects(rows), len(rows), broken
+                    rows, broken = [], {}
+        if rows:
+            yield _of_objects(rows), len(rows), broken
+
+
+class NumpyRows(RowFile):
+    """A row in each first index of an array. The file is mapped, not read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(self._array, np.ndarray) or not self._array.ndim:
+            raise InvalidArgument(f"'{path}' has no array with rows")
+        self.total = len(self._array)
+        self.columns = {ARRAY: pa.null()}
+
+    def read(self, size: int) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
+        for first in range(0, len(self._array), size):
+            piece = self._array[first : first + size]
+            yield {ARRAY: piece}, len(piece), {}
+
+
+#: The kinds of files by their ending.
+KINDS: dict[str, type[RowFile]] = {
+    ".parquet": ParquetRows,
+    ".arrow": ArrowRows,
+    ".csv": CsvRows,
+    ".jsonl": JsonRows,
+    ".npy": NumpyRows,
+}
+
+
+def open_rows(path: Path) -> RowFile:
+    """Return the rows of the file. Raises `InvalidArgument` if it cannot be read, or has an unknown ending."""
+    kind = KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise InvalidArgument(f"'{path}' ends in '{path.suffix}'; the endings are {', '.join(KINDS)}")
+    try:
+        return kind(path)
+    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
+        raise InvalidArgument(f"cannot read '{path}': {error}") from error
+
+
+def _of_batches(
+    batches: Iterator[pa.RecordBatch], size: int
+) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
+    """Yield the rows of ``batches`` in pieces of exactly ``size`` but for the last."""
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += len(batch)
+        if count < size:
+            continue
+        table = pa.Table.from_batches(held)
+        for first in range(0, count - size + 1, size):
+            yield _columns(table.slice(first, size)), size, {}
+        rest = count % size
+        held, count = table.slice(len(table) - rest).to_batches(), rest
+    if count:
+        yield _columns(pa.Table.from_batches(held)), count, {}
+
+
+def _columns(table: pa.Table) -> Mapping[str, Column]:
+    return {name: table[name].combine_chunks() for name in table.column_names}
+
+
+def _json_row(line: bytes) -> tuple[Mapping[str, Any], str]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return {}, f"the line is no JSON: {error}"
+    return (found, "") if isinstance(found, dict) else ({}, f"the line is a {type(found).__name__}, not an object")
+
+
+def _of_objects(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Column]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}

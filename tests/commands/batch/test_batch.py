@@ -1,0 +1,326 @@
+"""``headrace batch``: each row of a file is answered once, as the engine called directly answers it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+
+from headrace_cli import main
+from headrace_testing import CommandConformance
+
+EXAMPLES = Path(__file__).parents[3] / "examples/models"
+ROWS = 1000
+IMAGES = np.random.default_rng(1).integers(0, 17, (ROWS, 8, 8)).astype(np.uint8)
+KINDS = (".parquet", ".arrow", ".csv", ".jsonl", ".npy")
+Array = npt.NDArray[Any]
+
+
+class TestBatchCommand(CommandConformance):
+    plugin, command = "headrace_batch", "batch"
+    bad = ("--model-repository=nowhere", "--model=m", "--input=no.csv", "--output=out.csv")
+
+    @pytest.fixture(autouse=True)
+    def _rows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        np.save("in.npy", IMAGES[:3])
+
+    good = (f"--model-repository={EXAMPLES}", "--model=digits", "--input=in.npy", "--output=out.npy", "--overwrite")
+
+
+@pytest.fixture(scope="module")
+def expected() -> Array:
+    session = onnxruntime.InferenceSession(EXAMPLES / "digits/1/model.onnx")
+    return np.asarray(session.run(["probabilities"], {"image": IMAGES})[0])
+
+
+def write(path: Path, images: Array = IMAGES) -> Path:
+    count = len(images)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(images.ravel()), 64)
+    table = pa.table({"id": pa.array([f"row {i}" for i in range(count)]), "image": lists})
+    if path.suffix == ".parquet":
+        pa.parquet.write_table(table, path, row_group_size=300)
+    elif path.suffix == ".arrow":
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, 300)
+    elif path.suffix == ".csv":
+        pixels = {f"p{place:02d}": pa.array(images.reshape(count, 64)[:, place]) for place in range(64)}
+        pa.csv.write_csv(pa.table({"id": table["id"], **pixels}), path)
+    elif path.suffix == ".jsonl":
+        rows = [{"id": f"row {i}", "image": image.tolist()} for i, image in enumerate(images)]
+        path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    else:
+        np.save(path, images)
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a result."""
+    if path.suffix == ".npy":
+        return [{"probabilities": row} for row in np.load(path)]
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    if path.suffix == ".csv":
+        found = pa.csv.read_csv(path).to_pylist()
+        return [{**row, "probabilities": json.loads(row["probabilities"] or "null")} for row in found]
+    table = pa.parquet.read_table(path) if path.suffix == ".parquet" else pa.ipc.open_file(path).read_all()
+    return list(table.to_pylist())
+
+
+def batch(source: Path, result: Path, *more: str, model: str = "digits", repository: Path = EXAMPLES) -> int:
+    words = [f"--model-repository={repository}", f"--model={model}", f"--input={source}", f"--output={result}"]
+    mapped = ["--map=image=p*"] if source.suffix == ".csv" and model == "digits" else []
+    return main(["batch", *words, *mapped, "--chunk=128", *more])
+
+
+@pytest.mark.parametrize(
+    ("source", "result"), [*((kind, ".parquet") for kind in KINDS), *((".jsonl", kind) for kind in KINDS[1:])]
+)
+def test_every_row_has_the_answer_of_the_engine(tmp_path: Path, expected: Array, source: str, result: str) -> None:
+    out = tmp_path / f"out{result}"
+    assert batch(write(tmp_path / f"in{source}"), out, *(["--keep="] if result == ".npy" else [])) == 0
+    rows = read(out)
+    np.testing.assert_allclose([row["probabilities"] for row in rows], expected, rtol=1e-5, atol=1e-6)
+    assert not any(row.get("error") for row in rows)
+    if ".npy" not in (source, result):
+        assert [row["id"] for row in rows] == [f"row {i}" for i in range(ROWS)], "other columns are copied"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"in{source}", f"out{result}"])
+
+
+def test_a_wrong_row_is_noted_and_fails_no_other(
+    tmp_path: Path, expected: Array, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl")
+    lines = source.read_text().split("\n\n")
+    wrong = {
+        3: ('{"image": ', r"the line is no JSON"),
+        4: ("[1]", r"the line is a list, not an object"),
+        130: ('{"image": [1, 2]}', r"input 'image': it takes shape \[8, 8\]; the row has 2 elements"),
+        131: ('{"id": "no image"}', r"input 'image': a value is missing"),
+        132: (json.dumps({"image": [[300] * 8] * 8}), r"input 'image': .*300"),
+        133: (json.dumps({"image": [["x"] * 8] * 8}), r"input 'image': "),
+        999: (json.dumps({"image": [[0.5] * 8] * 8}), r"input 'image': .*0\.5"),
+    }
+    for place, (line, _) in wrong.items():
+        lines[place] = line
+    source.write_text("\n".join(lines))
+    assert batch(source, tmp_path / "out.parquet") == 3
+    for place, row in enumerate(read(tmp_path / "out.parquet")):
+        if place in wrong:
+            assert row["probabilities"] is None
+            assert re.search(wrong[place][1], row["error"]), row["error"]
+        else:
+            assert row["error"] is None
+            np.testing.assert_allclose(row["probabilities"], expected[place], rtol=1e-5, atol=1e-6)
+    assert "7 rows failed; the first: row 4: the line is no JSON" in capsys.readouterr().err
+
+
+def test_wrong_text_in_a_csv_is_the_error_of_its_row(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.csv", IMAGES[:5])
+    lines = source.read_text().splitlines()
+    lines[2] = re.sub(r",\d+$", ",many", lines[2])
+    lines[4] = re.sub(r",\d+$", ",", lines[4])
+    source.write_text("\n".join(lines))
+    assert batch(source, tmp_path / "out.csv") == 3
+    errors = [row["error"] for row in read(tmp_path / "out.csv")]
+    assert [bool(error) for error in errors] == [False, True, False, True, False]
+    assert "many" in errors[1]
+
+
+@pytest.mark.parametrize("result", ["out.npy", "out.parquet"])
+def test_a_job_can_end_at_the_first_error(tmp_path: Path, result: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A NumPy file has no place for an error."""
+    source = write(tmp_path / "in.csv", IMAGES[:5])
+    source.write_text(re.sub(r",\d+$", ",many", source.read_text(), flags=re.MULTILINE))
+    more = ["--keep="] if result == "out.npy" else ["--stop-on-error"]
+    assert batch(source, tmp_path / result, *more) == 1
+    assert "row 1: input 'image': " in capsys.readouterr().err
+    assert not (tmp_path / result).exists()
+
+
+MODEL = """
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        text = [each.decode() for each in pb_utils.get_input_tensor_by_name(request, "text").as_numpy().ravel()]
+        with open(os.environ["SEEN"], "a") as file:
+            file.writelines(each + "\\n" for each in text)
+        if "crash" in text:
+            os._exit(3)
+        if "wrong" in text:
+            raise ValueError("a wrong text")
+        time.sleep(float(os.environ.get("DELAY_S", "0")))
+        said = np.array([[b"\\xff" if each == "binary" else each.upper().encode()] for each in text], object)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("said", said.reshape(-1, *DIMS))])
+"""
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the model `texts`, which says them in capitals; by default without a batch axis."""
+
+    def make(max_batch_size: int = 0, isolation: str = "thread") -> Path:
+        folder = tmp_path / "models/texts/1"
+        folder.mkdir(parents=True)
+        (folder / "model.py").write_text(MODEL.replace("DIMS", "(1,)" if max_batch_size else "()"))
+        (folder.parent / "config.pbtxt").write_text(
+            f'backend: "python" max_batch_size: {max_batch_size} '
+            'input { name: "text" data_type: TYPE_STRING dims: 1 } '
+            'output { name: "said" data_type: TYPE_STRING dims: 1 } '
+            f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}'
+        )
+        return tmp_path / "models"
+
+    return make
+
+
+@pytest.mark.parametrize("max_batch_size", [0, 8])
+def test_text_goes_in_and_out(
+    tmp_path: Path, texts: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, max_batch_size: int
+) -> None:
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    words = ["one", "two", "wrong", "binary", "", "drei \u00e4"]
+    pa.csv.write_csv(pa.table({"text": words}), tmp_path / "in.csv")
+    repository = texts(max_batch_size)
+    assert batch(tmp_path / "in.csv", tmp_path / "out.jsonl", model="texts", repository=repository) == 3
+    rows = read(tmp_path / "out.jsonl")
+    assert [row["said"] for row in rows] == ["ONE", "TWO", None, None, "", "DREI \u00c4"]
+    assert "a wrong text" in rows[2]["error"]
+    assert "is no text" in rows[3]["error"]
+
+
+def test_a_row_that_ends_the_process_of_the_model_fails_alone(
+    tmp_path: Path, texts: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    monkeypatch.setattr("headrace_batch.row_inference.PAUSE_S", 1.0)
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"text": "{word}"}}\n' for word in ("a", "b", "crash", "c")))
+    repository = texts(8, "process")
+    assert batch(tmp_path / "in.jsonl", tmp_path / "out.jsonl", model="texts", repository=repository) == 3
+    rows = read(tmp_path / "out.jsonl")
+    assert [row["said"] for row in rows] == ["A", "B", None, "C"]
+    assert "exited with status 3" in rows[2]["error"]
+
+
+def test_a_killed_job_goes_on_and_infers_no_finished_row_again(
+    tmp_path: Path, texts: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., None]
+) -> None:
+    seen = tmp_path / "seen"
+    monkeypatch.setenv("SEEN", str(seen))
+    repository = texts(8)
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"text": "w{i}"}}\n' for i in range(400)))
+    words = [
+        f"--model-repository={repository}", "--model=texts", f"--input={tmp_path / 'in.jsonl'}",
+        f"--output={tmp_path / 'out.jsonl'}", "--chunk=40",
+    ]  # fmt: skip
+    parts = tmp_path / "out.jsonl.parts"
+    monkeypatch.setenv("DELAY_S", "0.02")
+    with subprocess.Popen([Path(sys.executable).with_name("headrace"), "batch", *words]) as job:
+        wait_until(lambda: len(list(parts.glob("*.arrow"))) >= 3, "three parts are written")
+        assert main(["batch", *words]) == 1, "one process at a time writes"
+        job.send_signal(signal.SIGKILL)
+    kept = len(list(parts.glob("*.arrow")))
+    assert kept < 10
+    seen.write_text("")
+    monkeypatch.setenv("DELAY_S", "0")
+    assert main(["batch", *words]) == 0
+    assert [row["said"] for row in read(tmp_path / "out.jsonl")] == [f"W{i}" for i in range(400)]
+    assert len(seen.read_text().split()) == 400 - 40 * kept
+    assert not parts.exists()
+
+
+def test_another_job_does_not_go_on_with_these_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], expected: Array
+) -> None:
+    source, out = write(tmp_path / "in.parquet"), tmp_path / "out.parquet"
+    assert batch(source, out, "--stop-on-error", "--map=image=id") == 1  # leaves parts
+    assert "row 1: input 'image'" in capsys.readouterr().err
+    assert batch(source, out) == 1
+    assert "of a job with another map: {'image': 'id'}, now {}; --restart begins anew" in capsys.readouterr().err
+    assert batch(source, out, "--restart") == 0
+    np.testing.assert_allclose([row["probabilities"] for row in read(out)], expected, rtol=1e-5, atol=1e-6)
+    assert batch(source, out) == 1
+    assert f"'{out}' exists; --overwrite replaces it" in capsys.readouterr().err
+    assert batch(source, out, "--overwrite") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--map=picture=id"], "--map names input 'picture'; model 'digits' has 'image'"),
+        (["--map=image=imag"], r"no column 'imag' for input 'image' \(--map image=COLUMN\); did you mean 'image'\?"),
+        (["--map=image=zzz"], "; the file has 'id', 'image'"),
+        (["--outputs=scores"], "model 'digits' has no output 'scores'; it has probabilities"),
+        (["--keep=name"], "--keep names column 'name'; the file has id, image"),
+        (["--model-version=7"], "7"),
+        (["--output=out.txt"], "ends in '.txt'; the endings are .parquet, .arrow, .csv, .jsonl, .npy"),
+        (["--input=in.txt"], "ends in '.txt'"),
+        (["--input=none.parquet"], "cannot read '.*none.parquet'"),
+        (["--input=cut.parquet"], "cannot read '.*cut.parquet'"),
+        (["--input=cut.npy"], "cannot read '.*cut.npy'"),
+        (["--input=pickle.npy"], "cannot read '.*pickle.npy': .*Python objects"),
+        (["--input=wide.npy"], "the array has int64; input 'image' takes UINT8"),
+        (["--input=flat.npy"], r"input 'image': it takes shape \[8, 8\]; the row has 63 elements"),
+        (["--input=empty.jsonl"], "has no rows"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    why: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = write(tmp_path / "in.parquet")
+    Path("cut.parquet").write_bytes(source.read_bytes()[:-100])
+    Path("cut.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    np.save("pickle.npy", np.array([{}], object), allow_pickle=True)
+    np.save("wide.npy", IMAGES.astype(np.int64))
+    np.save("flat.npy", IMAGES.reshape(ROWS, 64)[:, :63])
+    Path("empty.jsonl").write_text("\n")
+    assert batch(source, tmp_path / "out.parquet", *words) == 1
+    assert re.search(why, capsys.readouterr().err)
+    assert not Path("out.parquet").exists()
+
+
+def test_a_column_that_would_be_lost_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "in.jsonl", IMAGES[:200])
+    source.write_text(source.read_text() + json.dumps({"image": IMAGES[0].tolist(), "label": 3}))
+    assert batch(source, tmp_path / "out.jsonl") == 1
+    assert "a row from 129 on has column 'label', which no row of the first chunk has" in capsys.readouterr().err
+
+
+def test_rows_of_different_shape_are_not_in_one_request(tmp_path: Path) -> None:
+    folder = tmp_path / "models/echo/1"
+    folder.mkdir(parents=True)
+    (folder.parent / "config.pbtxt").write_text(
+        'backend: "identity" max_batch_size: 8 '
+        'input [{ name: "x" data_type: TYPE_FP32 dims: [-1] }, { name: "n" data_type: TYPE_INT64 dims: 1 }] '
+        'output [{ name: "x" data_type: TYPE_FP32 dims: [-1] }, { name: "n" data_type: TYPE_INT64 dims: 1 }]'
+    )
+    lists = [[0.5] * (place % 4) for place in range(1, 300)]
+    pa.parquet.write_table(pa.table({"x": lists, "n": list(range(299))}), tmp_path / "in.parquet")
+    found = batch(tmp_path / "in.parquet", tmp_path / "out.parquet", model="echo", repository=tmp_path / "models")
+    assert found == 0
+    assert [(row["x"], row["n"]) for row in read(tmp_path / "out.parquet")] == list(zip(lists, range(299), strict=True))
