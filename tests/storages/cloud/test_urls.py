@@ -80,6 +80,7 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str, told: str) 
 )
 def test_an_endpoint_is_the_url_of_a_server(endpoint: str) -> None:
     assert checked_endpoint(endpoint) == endpoint.rstrip("/")
+    assert checked_endpoint(endpoint.replace("http", "HTTP")) == endpoint.rstrip("/")
 
 
 @pytest.mark.parametrize(

@@ -9,30 +9,24 @@ obstore follows redirects, and has no setting for that. `_checked` accepts an ob
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from headrace import ConfigError, HeadraceError
+from headrace import HeadraceError
 from headrace_cloud.azure_credentials import azure_credentials
 from headrace_cloud.cloud_options import CloudStorageOptions
-from headrace_cloud.credentials import Credentials
-from headrace_cloud.google_credentials import EMULATOR, google_credentials
+from headrace_cloud.google_credentials import google_credentials
 from headrace_cloud.s3_credentials import s3_credentials
+from headrace_cloud.store_clients import connect
 from headrace_cloud.store_errors import answer_of, failure
 from headrace_cloud.stored_objects import PART_BYTES, InvalidKey, NoRanges, ObjectChanged, ObjectStore, StoredObject
-from headrace_cloud.urls import Location, checked_endpoint, is_address, parse_url
+from headrace_cloud.urls import parse_url
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
     from obstore.store import ObjectStore as Client
 
-#: Tries of one request beside the first, while the server has no answer or answers 5xx.
-_RETRIES = 3
 _PAGE = 1000
 #: An answer that is slower than so many bytes a second fails, except that of `CloudStore.stream`.
 _LEAST_RATE = 1 << 16
@@ -64,9 +58,9 @@ class CloudStore(ObjectStore):
         answer_s = (
             options.timeout_s + PART_BYTES / _LEAST_RATE
         )  # the longest are parts of objects, and pages of listings
-        self._client, endpoint = _connect(location, credentials, options, answer_s)
+        self._client, endpoint = connect(location, credentials, options, answer_s)
         #: Without a limit for the whole answer: an object may be of any size.
-        self._streaming, _ = _connect(location, credentials, options, _DAY_S)
+        self._streaming, _ = connect(location, credentials, options, _DAY_S)
         self.identity = f"{scheme}://{endpoint}/{location.bucket}/{location.prefix}"
         region = f", region {credentials.region}" if credentials.region else ""
         named = "container" if scheme == "as" else "bucket"
@@ -178,92 +172,6 @@ class CloudStore(ObjectStore):
             if isinstance(error, Exception) or type(error).__module__ == _PANICS:
                 raise failure(what, error, self._place) from None
             raise
-
-
-def _connect(
-    location: Location, credentials: Credentials, options: CloudStorageOptions, answer_s: float
-) -> tuple[Client, str]:
-    """Return obstore's client, and its endpoint. A whole answer may take ``answer_s``."""
-    from obstore.store import AzureStore, GCSStore, S3Store
-
-    config: dict[str, Any] = dict(credentials.config)
-    common: dict[str, Any] = {
-        "retry_config": {
-            "max_retries": _RETRIES,
-            "retry_timeout": timedelta(seconds=options.timeout_s * 2),
-            "backoff": {
-                "init_backoff": timedelta(milliseconds=100),
-                "max_backoff": timedelta(seconds=2),
-                "base": 2,
-            },
-        },
-    }
-    if credentials.provider is not None:
-        common["credential_provider"] = credentials.provider
-    if location.scheme == "s3":
-        endpoint = checked_endpoint(_s3_endpoint(location, credentials, options))
-        config |= {"region": credentials.region, "endpoint": endpoint}
-        config["virtual_hosted_style_request"] = is_virtual = _is_virtual(endpoint, location.bucket, options)
-        if is_virtual:
-            way, _, host = endpoint.partition("://")
-            if is_address(endpoint):
-                raise ConfigError(f"--cloud-s3-addressing=virtual needs a server with a name, which '{host}' is not")
-            config["endpoint"] = f"{way}://{location.bucket}.{host}"
-        config["aws_endpoint_url_s3"] = config["endpoint"]  # else the variable of this name counts
-        kind: Any = S3Store
-    elif location.scheme == "gs":
-        endpoint = os.environ.get(EMULATOR, "").rstrip("/") or "https://storage.googleapis.com"
-        if "://" not in endpoint:
-            endpoint = f"http://{endpoint}"
-        config["base_url"] = endpoint = checked_endpoint(endpoint)
-        kind = GCSStore
-    else:
-        endpoint = location.endpoint or os.environ.get("AZURE_STORAGE_ENDPOINT", "")
-        endpoint = endpoint or f"https://{location.account}.blob.core.windows.net"  # the account may be of a credential
-        config["endpoint"] = endpoint = checked_endpoint(endpoint)
-        kind = AzureStore
-    client_options = _client_options(endpoint, options, answer_s)
-    try:
-        store = kind(location.bucket, config=config, client_options=client_options, **common)
-    except Exception as error:
-        _, told = answer_of(error)
-        raise ConfigError(
-            f"'{location.scheme}' cannot be used with credentials from {credentials.source}: {told}"
-        ) from None
-    return store, endpoint
-
-
-def _client_options(endpoint: str, options: CloudStorageOptions, answer_s: float) -> Mapping[str, Any]:
-    found: dict[str, Any] = {
-        "allow_http": endpoint.startswith("http://"),
-        "connect_timeout": timedelta(seconds=min(options.timeout_s, 10)),
-        "read_timeout": timedelta(seconds=options.timeout_s),
-        "timeout": timedelta(seconds=answer_s),
-    }
-    if options.ca_file:
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(options.ca_file)
-            found["root_certificate"] = Path(options.ca_file).read_bytes()
-        except ssl.SSLError as error:
-            raise ConfigError(f"--cloud-ca-file: '{options.ca_file}' has no certificate in PEM") from error
-        except OSError as error:
-            raise ConfigError(f"--cloud-ca-file: '{options.ca_file}' cannot be read: {error.strerror}") from error
-    return found
-
-
-def _s3_endpoint(location: Location, credentials: Credentials, options: CloudStorageOptions) -> str:
-    given = location.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if given:
-        return given.rstrip("/")
-    region = credentials.region
-    return f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
-
-
-def _is_virtual(endpoint: str, bucket: str, options: CloudStorageOptions) -> bool:
-    """True if the bucket is a part of the host."""
-    if options.s3_addressing != "auto":
-        return options.s3_addressing == "virtual"
-    return ".amazonaws.com" in endpoint and "." not in bucket  # their certificate is for one more name
 
 
 def _options(each: StoredObject, part: tuple[int, int] | None) -> GetOptions:

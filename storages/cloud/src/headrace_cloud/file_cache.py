@@ -15,31 +15,25 @@ that a model that writes to its own files changes nobody else's.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headrace import ConfigError, LoadError, Unavailable
 from headrace_cloud.cache_entry import is_whole, mark_used, mark_written, sync
-from headrace_cloud.stored_objects import PART_BYTES
+from headrace_cloud.file_writes import CACHE, MODELS, Download, fill, full, worded, write_new
 
 log = logging.getLogger(__name__)
 
 #: Larger files are linked, not copied.
 LINKED_BYTES = 16 << 20
 _WAIT_S = 0.1
-#: What says where the cache and the directories of the models lie.
-_CACHE, _MODELS = "--cloud-cache-directory", "TMPDIR"
-
-#: Writes a file of known size to a file descriptor.
-Download = Callable[[int], None]
 
 
 class FileCache:
@@ -92,17 +86,17 @@ class FileCache:
         was removed, and `Unavailable` if the server stops while another one downloads it. Nothing is left then.
         """
         if not self.keeps(size):
-            with _worded(target, size, _MODELS):
-                _write_new(target, size, download)
+            with worded(target, size, MODELS):
+                write_new(target, size, download)
             return False
         had, path = True, self._partial / name
         try:
             while not self.take(name, size, target):
-                with _worded(path, size, _CACHE), self._filling(name) as descriptor:
+                with worded(path, size, CACHE), self._filling(name) as descriptor:
                     if descriptor is None or is_whole(self._files / name, size):
                         continue  # another server has filled it meanwhile
                     had = False
-                    _fill(descriptor, size, download)
+                    fill(descriptor, size, download)
                     os.fchmod(descriptor, 0o400 if size > LINKED_BYTES else 0o600)
                     mark_written(descriptor, name)
                     path.rename(self._files / name)
@@ -123,14 +117,14 @@ class FileCache:
         entries = sorted(self._entries())  # the one used longest ago is the first
         total = sum(found for _, found, _ in entries)
         if size > self._free() + total:  # it would be in vain to remove them
-            raise _full(self.path, size, _CACHE)
+            raise full(self.path, size, CACHE)
         for _, found, path in entries:
             if total + size <= self._max_bytes and self._free() >= size:
                 return
             path.unlink(missing_ok=True)
             total -= found
         if size > self._free():
-            raise _full(self.path, size, _CACHE)
+            raise full(self.path, size, CACHE)
 
     def _free(self) -> int:
         found = os.statvfs(self.path)
@@ -155,7 +149,7 @@ class FileCache:
             mark_used(path)
             if size > LINKED_BYTES and self._link(path, target):
                 return True
-            with _worded(target, size, _MODELS):
+            with worded(target, size, MODELS):
                 shutil.copyfile(path, target)
         except FileNotFoundError:  # another server has removed it
             target.unlink(missing_ok=True)
@@ -242,34 +236,3 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
-
-
-def _fill(descriptor: int, size: int, download: Download) -> None:
-    if size > PART_BYTES:  # a full disk is found before the download, not in its middle
-        os.posix_fallocate(descriptor, 0, size)
-    if size:
-        download(descriptor)
-
-
-def _write_new(target: Path, size: int, download: Download) -> None:
-    descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        _fill(descriptor, size, download)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _worded(path: Path, size: int, setting: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _full(path.parent, size, setting) from error
-        raise LoadError(f"'{path}' cannot be written: {error.strerror}") from error
-
-
-def _full(path: Path, size: int, setting: str) -> LoadError:
-    return LoadError(f"the disk of '{path}' is full: {size} bytes do not fit. {setting} names another place")

@@ -84,7 +84,7 @@ def parse_url(url: str) -> Location:
 
 
 def checked_endpoint(endpoint: str) -> str:
-    """Return ``endpoint``, the URL of a server, without a slash at its end. Raises `ConfigError`."""
+    """Return the URL of a server, with its scheme in lower case, and no slash at its end. Raises `ConfigError`."""
     try:
         parts = urlsplit(endpoint)
         is_server = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
@@ -94,7 +94,8 @@ def checked_endpoint(endpoint: str) -> str:
         raise ConfigError("the URL of a cloud's server has an '@'; credentials do not belong in a URL")
     if not is_server or not _ENDPOINT.fullmatch(endpoint):
         raise ConfigError(f"'{one_line(endpoint)}' is not the URL of a server: expected https://host:port")
-    return endpoint.rstrip("/")
+    way, mark, rest = endpoint.partition("://")
+    return f"{way.lower()}{mark}{rest.rstrip('/')}"
 
 
 def is_address(endpoint: str) -> bool:
