@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 
 from headrace.config.option_parts import DeviceOptions
 from headrace.config.options import ServerOptions
+from headrace.config.secret_settings import shown
 from headrace.frontends.access import is_loopback
 from headrace.models.configuring import backend_settings, find_backend
 from headrace.server import Server
@@ -48,7 +49,8 @@ def _backends(server: Server) -> list[tuple[str, str, str]]:
     rows = []
     for name in sorted({model.config.backend for model in server.served()} - {""}):
         part = find_backend(name, plugins.backends, plugins.hook, options)
-        rows.append((name, part.location(), json.dumps(common | backend_settings(name, part, options))))
+        settings = {key: shown(key, value) for key, value in backend_settings(name, part, options).items()}
+        rows.append((name, part.location(), json.dumps(common | settings)))
     return rows
 
 

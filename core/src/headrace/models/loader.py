@@ -18,6 +18,7 @@ from headrace.caches.model_cache import ModelCache, ServerCache
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.config.parameters import parse_parameters
+from headrace.config.secret_settings import shown
 from headrace.errors import HeadraceError, LoadError
 from headrace.executors.devices import Placement, available_gpus, fill_groups, plan_instances
 from headrace.executors.instance import failures_worded, share
@@ -348,5 +349,8 @@ def _other(served: ServedModel, ask: Callable[[Ticket], None]) -> OtherModel:
 
 def _tell_completed(config: ModelConfig) -> None:
     if log.isEnabledFor(logging.DEBUG):
-        text = text_format.MessageToString(config)
+        told = ModelConfig.FromString(config.SerializeToString())
+        for name, value in told.parameters.items():
+            value.string_value = shown(name, value.string_value)
+        text = text_format.MessageToString(told)
         log.debug("Server side auto-completed config: ", extra={"table": text, "model": config.name})

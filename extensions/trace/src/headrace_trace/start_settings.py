@@ -6,6 +6,7 @@ Source: docs/spec/behaviours.md section 8.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -91,6 +92,7 @@ def read_options(options: ServerOptions) -> StartSettings:
     return StartSettings(settings, exporter, resource)
 
 
+_USER = re.compile(r"(?<=://)[^/@]+@")
 _KEYS = {
     ("", "mode"): "mode",
     ("", "rate"): "rate",
@@ -111,7 +113,13 @@ def _check_collector(exporter: Mapping[str, str]) -> None:
         )
     parts = urlsplit(url if "://" in url else f"//{url}")
     if not parts.hostname or (protocol == _PROTOCOLS[0] and parts.scheme not in ("http", "https")):
-        raise ConfigError(f"--trace-config: invalid argument for opentelemetry,url, got: {url}; expected http://host")
+        shown = without_user(url)
+        raise ConfigError(f"--trace-config: invalid argument for opentelemetry,url, got: {shown}; expected http://host")
+
+
+def without_user(url: str) -> str:
+    """Return ``url``, the address of a collector, without its user and its password."""
+    return _USER.sub("***@", url)
 
 
 def _known() -> str:

@@ -23,7 +23,7 @@ from headrace import (
 )
 from headrace_trace.setting_changes import read_document, read_message
 from headrace_trace.settings import Changes, SettingsTable
-from headrace_trace.start_settings import read_options
+from headrace_trace.start_settings import read_options, without_user
 from headrace_trace.tracer import tracer_of
 
 #: A message of millions of settings would take long to parse.
@@ -124,7 +124,8 @@ class Trace(Extension):
                 "trace_file": settings.file,
                 "trace_mode": settings.mode,
             }
-        shown |= {"trace_mode": settings.mode, **self._start.exporter}
+        exporter = {name: without_user(value) for name, value in self._start.exporter.items()}
+        shown |= {"trace_mode": settings.mode, **exporter}
         if self._start.resource:
             shown["resource"] = ",".join(f"{name}={value}" for name, value in self._start.resource.items())
         return shown
