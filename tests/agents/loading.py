@@ -37,6 +37,15 @@ def write(directory: Path, files: Mapping[str, bytes]) -> Path:
     return directory
 
 
+def write_volume(directory: Path, files: Mapping[str, bytes]) -> Path:
+    """Write ``files`` as Kubernetes does: each is a link to the one below ``..data``, which is a link."""
+    write(directory / "..2026_11_26", files)
+    (directory / "..data").symlink_to("..2026_11_26")
+    for name in {path.partition("/")[0] for path in files}:
+        (directory / name).symlink_to(f"..data/{name}")
+    return directory
+
+
 def files_of(directory: Path | str) -> dict[str, bytes]:
     """Return the contents of the files below ``directory``, which is no error, by their paths."""
     assert isinstance(directory, Path), directory

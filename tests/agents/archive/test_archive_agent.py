@@ -13,7 +13,7 @@ from headrace import ConfigError
 from headrace_archive import Archive
 from headrace_testing import AgentConformance
 from tests.agents.archive.packing import PACKERS, items_of, tar, zipped
-from tests.agents.loading import Loader, files_of, lock_directories, write
+from tests.agents.loading import Loader, files_of, lock_directories, write, write_volume
 
 
 class TestTarZst(AgentConformance):
@@ -81,6 +81,12 @@ def test_files_beside_the_archive_are_copied(load: Loader) -> None:
     beside = {"config.pbtxt": b"outer", "2/other": b"o", ".hidden": b""}
     unpacked = load({**beside, "m.tar": tar(items_of({"1/w": b"w", ".git/x": b"", "1/__pycache__/y": b""}))})
     assert files_of(unpacked) == {"config.pbtxt": b"outer", "2/other": b"o", "1/w": b"w"}
+
+
+def test_a_volume_of_kubernetes_is_read(tmp_path: Path) -> None:
+    volume = write_volume(tmp_path / "volume", {"config.pbtxt": b"c", "m.tar": tar(items_of({"1/w": b"w"}))})
+    (tmp_path / "unpacked").mkdir()
+    assert files_of(Archive("m", {}).load(volume, lambda: tmp_path / "unpacked")) == {"config.pbtxt": b"c", "1/w": b"w"}
 
 
 def test_an_empty_version_is_kept(load: Loader) -> None:

@@ -18,7 +18,7 @@ from headrace_decrypt import Decrypt
 from headrace_decrypt.encrypt_command import Encrypt
 from headrace_decrypt.file_format import Header, encrypt, new_package_id
 from headrace_testing import AgentConformance, CommandConformance
-from tests.agents.loading import Loader, files_of, lock_directories, write
+from tests.agents.loading import Loader, files_of, lock_directories, write, write_volume
 
 KEY = bytes(range(32))
 LINE = f"2026-11 {b64encode(KEY).decode()}"
@@ -209,6 +209,15 @@ def test_plain_patterns_match_within_a_directory_and_hidden_files_are_left_out(l
     assert isinstance(clear, Path), clear
     assert set(files_of(clear)) == {"1/w", *plain}
     assert isinstance(load({**files, "1/deep/a.md": b""}, key_env="MODEL_KEYS", plain="1/*"), str)
+
+
+def test_a_volume_of_kubernetes_is_read(tmp_path: Path, keys: Path) -> None:
+    plain = write_volume(tmp_path / "plain", {"config.pbtxt": b"", "w": b"w"})
+    assert run(str(plain), str(tmp_path / "secret"), "--key-file", str(keys)) == 0
+    volume = write_volume(tmp_path / "volume", files_of(tmp_path / "secret"))
+    (tmp_path / "clear").mkdir()
+    clear = Decrypt("m", {"key_file": str(keys)}).load(volume, lambda: tmp_path / "clear")
+    assert files_of(clear) == {"config.pbtxt": b"", "w": b"w"}
 
 
 def test_an_unknown_parameter_is_refused() -> None:

@@ -125,11 +125,13 @@ def is_hidden(path: str) -> bool:
 def make_folders(directory: Path, target: Path) -> Iterator[str]:
     """Create the directories of ``directory`` in ``target``. Yield the path of each file after its directory exists.
 
-    Hidden directories are created, too. A link to a directory is yielded as a file, which cannot be opened.
+    Hidden directories are created, too, except those of a Kubernetes volume: it has each file in ``..data``, and a link
+    to it. Another link to a directory is yielded as a file, which cannot be opened.
     """
     for folder, folders, files in os.walk(directory, onerror=_fail):
         below = Path(folder).relative_to(directory)
         (target / below).mkdir(mode=0o700, exist_ok=True)
+        folders[:] = [name for name in folders if not name.startswith("..")]
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
         folders[:] = sorted(name for name in folders if name not in links)
         yield from (str(below / name) for name in sorted([*files, *links]))
