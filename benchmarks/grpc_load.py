@@ -63,8 +63,8 @@ def constant(model: str, inputs: list[str]) -> Iterator[tuple[bytes, bytes]]:
 class Load:
     """What all connections share."""
 
-    def __init__(self, requests: Iterator[tuple[bytes, bytes]]) -> None:
-        self.requests = requests
+    def __init__(self, requests: Iterator[tuple[bytes, bytes]], fields: tuple[tuple[str, str], ...]) -> None:
+        self.requests, self.fields = requests, fields
         self.is_over = False
         self.took_ns: list[int] = []
         self.failure = ""
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
         self._rest = b""
         self._stream, self._sent_ns, self._has_data = -1, 0, False
         encoder = hpack.Encoder()
-        self._first, self._block = (encoder.encode(list(_FIELDS), huffman=False) for _ in range(2))
+        self._first, self._block = (encoder.encode(list(load.fields), huffman=False) for _ in range(2))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
@@ -127,9 +127,15 @@ class Connection(asyncio.Protocol):
         self._load.failure = self._load.failure or why
 
 
-async def run(port: int, requests: Iterator[tuple[bytes, bytes]], connections: int, seconds: float) -> dict[str, float]:
-    """Requests per second, and their latencies in microseconds. Raises `SystemExit` if one was not answered."""
-    load, loop = Load(requests), asyncio.get_running_loop()
+async def run(
+    port: int, requests: Iterator[tuple[bytes, bytes]], connections: int, seconds: float, authorization: str = ""
+) -> dict[str, float]:
+    """Requests per second, and their latencies in microseconds. Raises `SystemExit` if one was not answered.
+
+    Requests have the header ``authorization``, unless it is empty.
+    """
+    own = (("authorization", authorization),) if authorization else ()
+    load, loop = Load(requests, (*_FIELDS, *own)), asyncio.get_running_loop()
     began = perf_counter_ns()
     for _ in range(connections):
         await loop.create_connection(lambda: Connection(load), "127.0.0.1", port)
@@ -150,10 +156,12 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--constant", action="store_true", help="the same request again and again, without an id")
+    parser.add_argument("--authorization", default="", help="the value of a header of this name")
     options = parser.parse_args()
     kind = constant if options.constant else varied
     requests = kind(options.model, options.inputs.split(","))
-    print(json.dumps(uvloop.run(run(options.port, requests, options.connections, options.seconds))))
+    asked = run(options.port, requests, options.connections, options.seconds, options.authorization)
+    print(json.dumps(uvloop.run(asked)))
 
 
 if __name__ == "__main__":

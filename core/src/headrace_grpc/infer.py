@@ -93,20 +93,26 @@ def model_infer(inference: Inference, raw_request: ReadMessage, context: Context
     return ticket.cancel
 
 
-def recorded_infer(inference: Inference, recorder: Recorder, otherwise: Direct) -> Direct:
+def recorded_infer(
+    inference: Inference, recorder: Recorder, otherwise: Direct, permits: Permits | None = None
+) -> Direct:
     """Return `model_infer` for requests whose records ``recorder`` gets, in place of admission.
 
-    It takes the message as received. ``otherwise`` answers rare ones: those that are large, or refused before they are
-    submitted. ``inference`` has no admission.
+    With ``permits``, it does so for those that they let pass. It takes the message as received. ``otherwise`` answers
+    all others, and rare ones: those that are large, or refused before they are submitted. ``inference`` has no
+    admission.
     """
     find, start = inference.single.find, inference.single.start
     decode, ticket_for, large = inference.decode, inference.ticket, inference.off_loop_work
 
     def infer(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
-        arrival_ns = monotonic_ns()
+        arrival_ns, principal = monotonic_ns(), ""
         try:
+            permit = None if permits is None else permits[_only(context, "authorization")]
             raw_request = unpack(body)
             message = raw_request.message
+            if permit is not None:
+                principal = permit[message.model_name]
             if context.draining:
                 return otherwise(body, context, reply)
             view = find(message.model_name, message.model_version)
@@ -122,7 +128,7 @@ def recorded_infer(inference: Inference, recorder: Recorder, otherwise: Direct) 
             arrival_ns,
             "grpc",
             context.peer,
-            "" if certificate is None else principal_of(certificate),
+            principal if certificate is None or principal else principal_of(certificate),
             (first(context.metadata, "traceparent") or "")[:LONGEST_TEXT],
             message.model_name,
             view.version,
@@ -131,6 +137,8 @@ def recorded_infer(inference: Inference, recorder: Recorder, otherwise: Direct) 
         )
         if deadline_ns := context.deadline_ns:
             request.expire_at(deadline_ns)
+        if permits is not None:
+            request.send_as(PermittedCaller(partial(caller_of, context), principal, message.model_name))
         answer.ticket = ticket = ticket_for(request, answer)
         try:
             start(view, ticket)
@@ -139,6 +147,14 @@ def recorded_infer(inference: Inference, recorder: Recorder, otherwise: Direct) 
         return ticket.cancel
 
     return infer
+
+
+def _only(context: Context, key: str) -> str:
+    """Return the metadata ``key``. Raises `KeyError` if there is none, or several."""
+    found = [value for name, value in context.metadata if name == key]
+    if len(found) != 1 or not isinstance(found[0], str):
+        raise KeyError(key)
+    return found[0]
 
 
 def permitted_infer(inference: Inference, permits: Permits, otherwise: Direct) -> Direct:

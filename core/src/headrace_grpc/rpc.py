@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from google.protobuf.message import Message
 
-from headrace.engine import AnyOperation, Caller, Permits, Recorder
+from headrace.engine import AnyOperation, Caller, Permits
 from headrace.errors import HeadraceError
 from headrace.frontends.failures import log_fault
 
@@ -91,9 +91,9 @@ class Rpc:
     parse_large: Callable[[Any], Any] | None = None
     #: ``direct`` for calls that all interceptors leave out; None if it does not matter.
     unadmitted: Direct | None = None
-    #: Returns ``direct`` for calls, with messages as received, that only a recorder takes. Its second argument answers
-    #: rare ones.
-    recorded: Callable[[Recorder, Direct], Direct] | None = None
+    #: Returns ``direct`` for calls, with messages as received, that only a recorder takes; with `Permits` as a third
+    #: argument, also one that has them. Its second argument answers all others.
+    recorded: Callable[..., Direct] | None = None
     #: Returns ``direct`` for calls, with messages as received, that permits let pass. Its second argument admits
     #: others.
     permitted: Callable[[Permits, Direct], Direct] | None = None

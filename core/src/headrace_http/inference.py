@@ -92,11 +92,13 @@ class InferenceHandler:
         plain._find, plain._start = submitter.find, submitter.start
         return plain
 
-    def recorded(self, transport: str, recorder: Recorder, otherwise: _Handler) -> _Handler:
+    def recorded(
+        self, transport: str, recorder: Recorder, otherwise: _Handler, permits: Permits | None = None
+    ) -> _Handler:
         """Return a handler of requests whose records ``recorder`` gets, in place of admission.
 
-        ``otherwise`` answers rare ones: those that are compressed, have a deadline, are large, or are refused before
-        they are submitted.
+        With ``permits``, it does so for those that they let pass. ``otherwise`` answers all others, and rare ones:
+        those that are compressed, have a deadline, are large, or are refused before they are submitted.
         """
         plain = self.without_admission()
         find, read, start = plain._find, plain._read, plain._start
@@ -106,8 +108,10 @@ class InferenceHandler:
             arrival_ns, headers = monotonic_ns(), http.headers
             if b"content-encoding" in headers or TIMEOUT in headers:
                 return otherwise(http, target, reply)
-            context, accepted = headers.get(b"traceparent"), headers.get(b"accept-encoding")
+            context, accepted, principal = headers.get(b"traceparent"), headers.get(b"accept-encoding"), ""
             try:
+                if permits is not None:
+                    principal = permits[headers[b"authorization"]][target.name]
                 peer, certificate = reply.peer, reply.certificate  # type: ignore[attr-defined]
                 view = find(target.name, target.version)
                 answer = RecordedAnswer(
@@ -123,13 +127,15 @@ class InferenceHandler:
                 arrival_ns,
                 transport,
                 peer,
-                "" if certificate is None else principal_of(certificate),
+                principal if certificate is None or principal else principal_of(certificate),
                 "" if context is None else context[:LONGEST_TEXT].decode("latin-1"),
                 target.name,
                 view.version,
                 request.id[:LONGEST_TEXT],
                 size,
             )
+            if permits is not None:
+                request.send_as(PermittedCaller(partial(caller_of, http, reply, transport), principal, target.name))
             answer.ticket = ticket = ticket_for(request, answer)
             try:
                 start(view, ticket)

@@ -938,6 +938,42 @@ def test_a_permitted_request_that_is_wrong_is_told_so(serve: Serve) -> None:
     serve(scenario, Permitting)
 
 
+class Sleeping(Sampling):
+    """Takes no inference, as an audit log."""
+
+    name = "sleeping"
+    follows_trace_context = False
+    refusals: ClassVar[list[str]] = []
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.spared = 1000
+
+    def samples(self, operation: AnyOperation, model: Callable[[], str], traceparent: str) -> bool:
+        return operation.category not in ("inference", "health")
+
+    def refused(self, caller: Caller, error: HeadraceError) -> None:
+        self.refusals.append(f"{caller.operation} {caller.model} {error.message}")
+
+
+@pytest.mark.usefixtures("no_permits", "no_samples")
+def test_inferences_are_permitted_beside_interceptors_that_take_none(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        for _ in range(3):
+            assert post(ports.http, authorization="please").status_code == 200
+            assert call_with(ports, "please") == "OK"
+        assert Permitting.admitted == ["http infer m"]
+        assert post(ports.http, authorization="no").status_code == 401
+        assert call_with(ports, "no") == "UNAUTHENTICATED"
+        url = f"http://127.0.0.1:{ports.http}/v2/models/m"
+        assert httpx.get(url, headers={"authorization": "please"}).status_code == 200
+
+    serve(scenario, Sleeping, Permitting)
+    assert Sleeping.refusals == ["infer m say the word"] * 2
+    assert Sleeping.taken == ["http model_metadata m"]
+    Sleeping.refusals.clear()
+
+
 @pytest.mark.usefixtures("no_permits", "no_samples")
 def test_beside_others_every_inference_is_admitted(serve: Serve) -> None:
     def scenario(ports: Ports) -> None:
@@ -1009,6 +1045,28 @@ def test_a_recorder_gets_records_in_place_of_callers(serve: Serve) -> None:
     assert all(each.arrival_ns < each.queued_ns < each.ended_ns for each in made[:2])
     large = ["", "http infer m", "", "grpc infer m"]
     assert sorted(Records.admitted) == sorted(["http infer none", "grpc infer none", *large, "http model_metadata m"])
+
+
+@pytest.mark.usefixtures("no_records", "no_permits")
+def test_a_recorder_gets_records_of_permitted_inferences(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        assert post(ports.http, authorization="please").status_code == 200
+        assert Permitting.admitted == ["http infer m"]
+        Records.admitted.clear()
+        assert post(ports.http, authorization="please").status_code == 200
+        assert call_with(ports, "please") == "OK"
+        assert (Records.admitted, len(Records.made)) == ([], 2)
+        assert post(ports.http, authorization="no").status_code == 401
+        assert call_with(ports, "no") == "UNAUTHENTICATED"
+        assert call_with(ports, "please", "no") == "OK"
+        assert Permitting.admitted[1:] == ["http infer m", "grpc infer m", "grpc infer m"]
+
+    serve(scenario, Records, Permitting)
+    made = [FinishedInference._make(each) for each in Records.made]
+    assert [(each.transport, each.principal, each.model, each.code) for each in made] == [
+        ("http", "alice", "m", None),
+        ("grpc", "alice", "m", None),
+    ]
 
 
 @pytest.mark.usefixtures("no_records")

@@ -262,6 +262,39 @@ def test_keys_are_added_listed_checked_and_revoked(path: Path) -> None:
     assert keys("check", str(path), "--key", second).returncode == 0
 
 
+def test_a_changed_file_keeps_its_mode_and_a_link_stays_one(tmp_path: Path, path: Path) -> None:
+    real = tmp_path / "real.json"
+    make(real, alice=ALL)
+    real.chmod(0o640)
+    path.symlink_to(real)
+    assert keys("add", str(path), "bob").returncode == 0
+    assert path.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert len(KeyFile.read(real)) == 2
+
+
+def test_rules_are_added_and_removed(path: Path) -> None:
+    key = keys("add", str(path), "alice", "--models", "a", "--operations", "infer").stdout.strip()
+    added = keys("allow", str(path), "alice", "--models", "b*", "--operations", "load,unload")
+    assert added.stdout == "'alice' may: infer on a; load,unload on b*\n"
+    assert keys("allow", str(path), "alice", "--models", "b*", "--operations", "load,unload").stdout == added.stdout
+    assert keys("allow", str(path), "labs", "--role", "--models", "lab*", "--operations", "infer").returncode == 0
+    assert keys("add", str(path), "carol", "--roles", "labs").returncode == 0
+    listed = keys("list", str(path)).stdout
+    row = next(line for line in listed.splitlines() if "carol" in line)
+    assert [each.strip() for each in row.split("|")[5:7]] == ["", "labs"]
+    checked = keys("check", str(path), "--key", key, "--models", "a,b1", "--operations", "infer,load")
+    assert checked.stdout.endswith("yes: infer on a\nno: load on a\nno: infer on b1\nyes: load on b1\n")
+    assert keys("deny", str(path), "alice", "--models", "a", "--operations", "infer").stdout == (
+        "'alice' may: load,unload on b*\n"
+    )
+    wrong = keys("deny", str(path), "alice", "--models", "zzz")
+    assert "'alice' has no such rule; it may: load,unload on b*" in wrong.stderr
+    assert keys("deny", str(path), "alice").stdout == "'alice' may: nothing\n"
+    assert keys("deny", str(path), "labs", "--role").stdout == "the role 'labs' may: nothing\n"
+    assert "'nobody' is not in" in keys("deny", str(path), "nobody").stderr
+
+
 WRONG = [
     (["add", "{}"], "name the principal"),
     (["add", "{}", "a "], "principals.a  is no name"),

@@ -125,6 +125,9 @@ class InterceptorChain:
         self.is_selective = len(recorders) < 2 and all(
             each in self._samplers or each in recorders for each in interceptors
         )
+        self._has_quick_ways = len(recorders) < 2 and all(
+            each in self._samplers or each in recorders or each.permits is not None for each in interceptors
+        )
         self._chains: dict[tuple[Interceptor, ...], InterceptorChain] = {}
         if is_decided:
             self._samplers = []
@@ -133,7 +136,7 @@ class InterceptorChain:
         self,
         admitted: Callable[..., Any],
         left_out: Handler,
-        recorded: Callable[[Recorder, Handler], Handler] | None,
+        recorded: Callable[..., Handler] | None,
         traceparent: Callable[[Any, Any], str],
         model: Callable[[Any, Any], str],
         permitted: Callable[[Permits, Handler], Handler] | None = None,
@@ -144,7 +147,8 @@ class InterceptorChain:
 
             left_out                        no interceptor takes the inference
             permitted(permits, otherwise)   only an interceptor with these permits does; ``otherwise`` admits
-            recorded(recorder, otherwise)   only an interceptor with this recorder does; ``otherwise`` admits
+            recorded(recorder, otherwise)   only one with this recorder does. With ``permits`` as a third argument, also
+                                            one that has them
             partial(admitted, chain)        those of ``chain`` do. Without ``recorded``, also for a recorder
 
         ``traceparent`` and ``model`` read the first two arguments.
@@ -154,13 +158,16 @@ class InterceptorChain:
         def handler_of(chain: InterceptorChain | None) -> Handler:
             if chain is not None and chain not in handlers:
                 handlers[chain] = admit = partial(admitted, chain)
-                if recorded is not None and chain.recorder is not None and len(chain._interceptors) == 1:
-                    handlers[chain] = recorded(chain.recorder, admit)
+                permits = [each.permits for each in chain._interceptors if each.permits is not None]
+                others = len(chain._interceptors) - len(permits)
+                if recorded is not None and chain.recorder is not None and others == 1 and len(permits) < 2:
+                    handlers[chain] = recorded(chain.recorder, admit, *permits)
+                elif permitted is not None and len(permits) == 1 and not others:
+                    handlers[chain] = permitted(permits[0], admit)
             return handlers[chain]
 
-        if not self.is_selective:
-            permits = self._interceptors[0].permits if len(self._interceptors) == 1 else None
-            return handler_of(self) if permitted is None or permits is None else permitted(permits, handler_of(self))
+        if not self._has_quick_ways:
+            return handler_of(self)
         spared = handler_of(self._only(tuple(each for each in self._interceptors if each not in self._samplers)))
         if not self._samplers:
             return spared

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,23 @@ from headrace_access.key_file import KeyFile, load_document
 def changed(path: Path) -> Iterator[dict[str, Any]]:
     """Return the document of ``path``, or an empty one. Write it at the end, in one step, if it is valid.
 
-    A lock beside the file keeps two commands from losing the change of one.
+    A new file is for its owner only. One that exists keeps its mode, and its owner and group if that is allowed. A lock
+    beside the file keeps two commands from losing the change of one.
     """
+    path = path.resolve()  # a link stays one
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        document = load_document(path) if path.exists() else {"principals": {}}
+        former = path.stat() if path.exists() else None
+        document = {"principals": {}} if former is None else load_document(path)
         yield document
         KeyFile.parse(document, path)
         partial = path.with_name(f".{path.name}.partial")
         partial.unlink(missing_ok=True)
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            if former is not None:
+                with suppress(PermissionError):
+                    os.fchown(file.fileno(), former.st_uid, former.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(former.st_mode))
             json.dump(document, file, indent=2)
             file.write("\n")
             file.flush()
