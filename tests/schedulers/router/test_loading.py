@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from headrace import HeadraceError, Inspector, Server, ServerOptions
+from headrace_router import Traffic
+from headrace_router.board import Change
+from headrace_router.router_scheduler import RouterState
 from headrace_testing.serving import on_loop, serve
 
 from .conftest import identity, router, write
@@ -104,6 +107,17 @@ def test_changed_weights_outlive_a_load_until_the_config_changes(server: Server,
     load(server, "two")
     until_loaded_again(server, "kept", before)
     assert targets(server, "kept", 5) == {"one": 5}
+
+
+def test_a_change_that_was_made_for_other_targets_is_not_applied(server: Server, repository: Path) -> None:
+    """As by a worker that still serves the router's former config."""
+    write(repository, "moved", router("m = 3"))
+    load(server, "moved")
+    state: RouterState = {"weights": [5.0], "shadow": None, "rolled_back": {}}
+    for table, weight in (("m = 1, late = 1", 3), ("m = 3", 5)):
+        change: Change = {"model": "moved", "version": "1", "table": table, "state": state}
+        on_loop(server, Traffic(server.engine).apply(change))
+        assert call(server, "GET", "/v2/models/moved/traffic")[1]["targets"][0]["weight"] == weight
 
 
 def test_two_servers_of_one_process_do_not_mix(server: Server, repository: Path, tmp_path: Path) -> None:

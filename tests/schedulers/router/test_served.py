@@ -197,6 +197,7 @@ def test_grpc_says_and_does_the_same(server: Server) -> None:
         ({"model": "sticky"}, "the body changes nothing"),
         ({"model": 3, "weights": {}}, "'model' and 'version' are strings"),
         ({"model": "m", "weights": {}}, "model 'm' is no router"),
+        ({"model": "m" * 70_000}, "bytes; the limit is 65536"),
     ):
         with pytest.raises(grpc.RpcError) as caught:
             over_grpc(server, "Change", **given)

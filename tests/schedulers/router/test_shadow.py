@@ -131,6 +131,23 @@ def test_copies_in_flight_are_bounded_and_the_rest_is_counted() -> None:
     play(scene)
 
 
+def test_the_inputs_of_copies_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace_router.shadow._MOST_BYTES", 3 * ROW.nbytes)
+
+    async def scene() -> None:
+        board = Board(router("a = 1", shadow="b = 1"))
+        for _ in range(5):
+            board.serve()
+        await until(lambda: len(board.calls) == 3)
+        assert shadow_of(board).outcomes["dropped"] == 2
+        board.answer()
+        await until(lambda: shadow_of(board).outcomes["same"] == 1)
+        board.send()
+        assert shadow_of(board).outcomes["dropped"] == 2
+
+    play(scene)
+
+
 def test_a_shadow_that_is_a_target_is_not_compared_with_itself() -> None:
     async def scene() -> None:
         board = Board(router("a = 0, b = 1", shadow="b = 1"))

@@ -74,3 +74,20 @@ def test_with_three_targets_keys_move_only_to_the_one_that_got_more() -> None:
 def test_a_target_without_weight_gets_no_key() -> None:
     split = Split(LABELS, (0, 1, 0))
     assert {split.of_key(str(number)) for number in range(1000)} == {1}
+
+
+def test_weights_near_zero_leave_a_target_without_weight_empty() -> None:
+    split = Split(LABELS, (0, 1e-320, 0))  # a draw over such a weight is infinite
+    assert {split.of_key(f"user-{number}") for number in range(50)} == {1}
+    assert {split.next() for _ in range(50)} == {1}
+
+
+def test_a_key_that_is_asked_again_is_not_hashed_again_unless_it_is_long() -> None:
+    split = Split(LABELS, (70, 20, 10))
+    for key in ("ada", "ada", "x" * 128, "x" * 128, "y" * 129, "y" * 129):
+        assert split.of_key(key) == Split(LABELS, (70, 20, 10)).of_key(key)
+    kept = split._kept.cache_info()
+    assert (kept.hits, kept.currsize) == (2, 2)
+    for number in range(6000):
+        split.of_key(f"user-{number}")
+    assert split._kept.cache_info().currsize == 4096

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
 from math import fsum, log
@@ -20,6 +21,8 @@ from math import fsum, log
 _ONE = 1 << 64
 #: The golden ratio's fractional part, of 64 bits.
 _STEP = 0x9E3779B97F4A7C15
+#: So many keys, of at most so many characters, are hashed once only.
+_KEPT_KEYS, _LONGEST_KEPT = 4096, 128
 
 
 class Split:
@@ -28,7 +31,7 @@ class Split:
     ``start`` is the `point` of an earlier split, whose sequence goes on.
     """
 
-    __slots__ = ("_bounds", "_hashers", "point", "weights")
+    __slots__ = ("_bounds", "_hashers", "_kept", "point", "weights")
 
     def __init__(self, labels: Sequence[str], weights: Sequence[float], start: int = 0) -> None:
         self.weights = tuple(weights)
@@ -41,6 +44,7 @@ class Split:
             for index, (label, weight) in enumerate(zip(labels, weights, strict=True))
             if weight
         ]
+        self._kept = lru_cache(_KEPT_KEYS)(self._hash)
 
     def next(self) -> int:
         """Return the index of the target of the next request."""
@@ -49,8 +53,11 @@ class Split:
 
     def of_key(self, key: str) -> int:
         """Return the index of the target of the requests with ``key``."""
+        return self._kept(key) if len(key) <= _LONGEST_KEPT else self._hash(key)
+
+    def _hash(self, key: str) -> int:
         data = b"\0" + key.encode(errors="surrogatepass")
-        best, least = 0, float("inf")
+        best, least = self._hashers[0][0], float("inf")
         for index, weight, prefix in self._hashers:
             hasher = prefix.copy()
             hasher.update(data)
