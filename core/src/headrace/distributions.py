@@ -26,7 +26,7 @@ _WRITTEN = {
 _PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm", "vllm")}
 _AGENTS = {name: f"headrace-{name}" for name in ("archive", "checksum", "decrypt")}
 _COMMANDS = {
-    **dict.fromkeys(("check", "explain"), "headrace-inspect"),
+    **dict.fromkeys(("check", "explain", "index", "load", "unload"), "headrace-inspect"),
     "encrypt": "headrace-decrypt",
     "batch": "headrace-batch",
     "service": "headrace-service",

@@ -1,4 +1,4 @@
-"""A command that asks a running server about a model, over HTTP."""
+"""A command that asks a running server over HTTP."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from urllib.request import Request, urlopen
 from headrace.command import Command
 from headrace.config.path_checks import one_line
 
-#: Time limit and size limit of the server's answer.
-_TIMEOUT_S = 10.0
+#: Size limit of the server's answer.
 _MOST_BYTES = 16 << 20
 
 
 class ServerCommand(Command):
     """Asks ``/v2/models/<model>[/versions/<version>]/<path>`` of a server, and prints a picture of the answer.
 
-    ``add_arguments`` of a subclass adds ``model``, and calls `add_server_arguments`.
+    ``add_arguments`` of a subclass adds ``model``, and calls `add_server_arguments`. A command that asks something else
+    overrides `question`.
     """
 
     #: The end of the path.
     path: ClassVar[str]
+    #: How long the server may be silent before the command fails, in seconds; None for any time.
+    timeout_s: ClassVar[float | None] = 10.0
     #: What the key of ``--header`` is for, in its help.
     restricted: ClassVar[str]
 
-    def add_server_arguments(self, parser: ArgumentParser) -> None:
-        """Add ``--version``, ``--url``, ``--header`` and ``--json`` to ``parser``."""
-        parser.add_argument(
-            "--version", type=_version, metavar="N", help="the version; by default the latest that is ready"
-        )
+    def add_server_arguments(self, parser: ArgumentParser, *, version: bool = True) -> None:
+        """Add ``--version``, ``--url``, ``--header`` and ``--json`` to ``parser``; the first one if ``version``."""
+        if version:
+            parser.add_argument(
+                "--version", type=_version, metavar="N", help="the version; by default the latest that is ready"
+            )
         parser.add_argument("--url", default="http://127.0.0.1:8000", help="the HTTP address of the server")
         parser.add_argument(
             "--header", type=_header, default={}, metavar="NAME:VALUE", help=f"the key, if {self.restricted} restricted"
@@ -47,29 +50,53 @@ class ServerCommand(Command):
         """Return the JSON object to send by PUT; None to send GET. Raises `ValueError` if ``arguments`` do not fit."""
         return None
 
+    def question(self, arguments: Namespace) -> tuple[str, str, Mapping[str, Any] | None]:
+        """Return the HTTP method, the path from ``v2`` on, and the JSON object to send, if any.
+
+        Raises `ValueError` if ``arguments`` do not fit.
+        """
+        change = self.change(arguments)
+        version = f"/versions/{quote(arguments.version, safe='')}" if arguments.version else ""
+        path = f"v2/models/{quote(arguments.model, safe='')}{version}/{self.path}"
+        return "GET" if change is None else "PUT", path, change
+
     @abstractmethod
-    def picture(self, told: Mapping[str, Any], arguments: Namespace) -> Iterable[str]:
-        """Return the lines to print for ``told``, the server's answer. An error in reading it is one line on stderr."""
+    def picture(self, told: Any, arguments: Namespace) -> Iterable[str]:
+        """Return the lines to print for ``told``, the server's answer as JSON; None if it is empty.
+
+        An error in reading it is one line on stderr.
+        """
 
     def run(self, arguments: Namespace) -> int:
         """Print the server's answer. Return 0, or 1 if there is none."""
+        model: str | None = getattr(arguments, "model", None)
+        what = f"{arguments.url} about '{model}'" if model else arguments.url
         try:
-            change = self.change(arguments)
-            address = _address(arguments.url, arguments.model, arguments.version or "")
-            told = _ask(f"{address}/{self.path}", arguments.header, change)
-            text = json.dumps(told, indent=2) if arguments.json else "\n".join(self.picture(told, arguments))
+            method, path, body = self.question(arguments)
+            told = self._ask(method, _address(arguments.url, path), arguments.header, body)
+            if arguments.json:
+                text = "" if told is None else json.dumps(told, indent=2)
+            else:
+                text = "\n".join(self.picture(told, arguments))
         except HTTPError as error:
             with error:
                 print(f"{arguments.url} answers {error.code}: {_error_in(error)}", file=sys.stderr)
         except HTTPException:
-            what = "the server on that port does not speak HTTP/1.1; gRPC and HTTP have different ports"
-            print(f"cannot ask {arguments.url} about '{arguments.model}': {what}", file=sys.stderr)
+            why = "the server on that port does not speak HTTP/1.1; gRPC and HTTP have different ports"
+            print(f"cannot ask {what}: {why}", file=sys.stderr)
         except (OSError, ValueError, LookupError, TypeError) as error:
-            print(f"cannot ask {arguments.url} about '{arguments.model}': {one_line(str(error))}", file=sys.stderr)
+            print(f"cannot ask {what}: {one_line(str(error))}", file=sys.stderr)
         else:
-            print(text)  # outside of the try: a closed pipe is not an error of the server
+            if text:
+                print(text)  # outside of the try: a closed pipe is not an error of the server
             return 0
         return 1
+
+    def _ask(self, method: str, address: str, headers: dict[str, str], body: Mapping[str, Any] | None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        with urlopen(Request(address, data, headers, method=method), timeout=self.timeout_s) as reply:
+            text = reply.read(_MOST_BYTES)
+        return json.loads(text) if text else None
 
 
 def _version(text: str) -> str:
@@ -85,21 +112,10 @@ def _header(text: str) -> dict[str, str]:
     return {name.strip(): value.strip()}
 
 
-def _address(url: str, model: str, version: str) -> str:
+def _address(url: str, path: str) -> str:
     if urlsplit(url).scheme not in ("http", "https"):
         raise ValueError("the address must begin with http:// or https://")
-    path = f"/versions/{quote(version, safe='')}" if version else ""
-    return f"{url.rstrip('/')}/v2/models/{quote(model, safe='')}{path}"
-
-
-def _ask(address: str, headers: dict[str, str], change: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    body = None if change is None else json.dumps(change).encode()
-    request = Request(address, body, headers, method="GET" if change is None else "PUT")
-    with urlopen(request, timeout=_TIMEOUT_S) as reply:
-        told = json.loads(reply.read(_MOST_BYTES))
-    if not isinstance(told, dict):
-        raise TypeError("the answer is no JSON object")
-    return told
+    return f"{url.rstrip('/')}/{path}"
 
 
 def _error_in(error: HTTPError) -> str:

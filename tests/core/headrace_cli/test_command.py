@@ -95,7 +95,7 @@ def test_a_command_that_nobody_could_call_breaks_its_plugin(
     assert f"  {name} " not in run(headrace, "--help")[1].replace("serve the models", "").replace("  serve ", "", 1)
 
 
-@pytest.mark.parametrize("name", ["check", "explain"])
+@pytest.mark.parametrize("name", ["check", "explain", "load", "unload", "index"])
 def test_a_command_that_is_not_installed_names_what_installs_it(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

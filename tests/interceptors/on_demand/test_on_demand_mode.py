@@ -283,6 +283,23 @@ def test_an_idle_model_is_unloaded_when_its_keep_alive_is_over(repository: Repos
     repository.run(scenario, keep_alive=60)
 
 
+def test_the_keep_alive_spares_pinned_models_and_steps_of_loaded_ensembles(repository: Repository) -> None:
+    repository.add("pinned", "step")
+    repository.add_ensemble("both", "step")
+    ensemble = repository.folder / "both/config.pbtxt"
+    longer = 'parameters { key: "control.keep_alive_seconds" value { string_value: "0" } }'
+    ensemble.write_text(ensemble.read_text() + longer)
+
+    async def scenario() -> None:
+        await repository.infer("both")
+        for state in repository.mode.loads.states.values():
+            state.used_ns -= 61_000_000_000
+        repository.mode.loads.unload_idle()
+        assert set(repository.mode.loads.open) == {"pinned", "step", "both"}
+
+    repository.run(scenario, keep_alive=60, pinned="pinned")
+
+
 def test_a_model_counts_for_what_its_config_says(repository: Repository) -> None:
     repository.add("a", config='parameters { key: "control.memory" value { string_value: "150MiB" } }')
     repository.add("b")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Collection
+from time import monotonic_ns
 
 import pytest
 
-from headrace import Unavailable
+from headrace import Caller, NotFound, Operation, Unavailable
 from tests.interceptors.on_demand.conftest import MIB, SIZE, Repository, refusal, until
 
 SEQUENCES = """sequence_batching { max_sequence_idle_microseconds: 60000000 control_input { name: "START"
@@ -122,5 +124,42 @@ def test_a_load_ends_also_if_the_repository_loses_a_model_that_it_needs(reposito
         repository.probe.loading["other"].set()
         assert "no weights here" in (await asyncio.wait_for(asking, 5)).message
         assert repository.mode.loads.states["both"].loading is None
+
+    repository.run(scenario)
+
+
+def test_a_request_waits_no_longer_than_its_client(repository: Repository) -> None:
+    repository.add("a")
+    repository.probe.loading["a"] = threading.Event()
+
+    async def scenario() -> None:
+        caller = Caller("http", deadline_ns=monotonic_ns() + 200_000_000)
+        waiting = repository.mode.admit(caller, Operation.INFER, "a")
+        assert isinstance(waiting, Awaitable)
+        error = await asyncio.wait_for(refusal(waiting), 10)
+        assert error.message == "Request timeout expired while it waited for its load of model 'a'"
+        repository.probe.loading["a"].set()
+
+    repository.run(scenario, wait=30)
+
+
+def test_unknown_names_do_not_list_the_repository_each_time(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.add("a")
+
+    async def scenario() -> None:
+        names, listed = repository.mode.models.names, 0
+
+        async def count() -> Collection[str]:
+            nonlocal listed
+            listed += 1
+            return await names()
+
+        monkeypatch.setattr(repository.mode.models, "names", count)
+        repository.mode._listed_s -= 1
+        for number in range(20):
+            assert isinstance(await refusal(repository.infer(f"nope{number}")), NotFound)
+        assert listed in (1, 2, 3)  # once a second
 
     repository.run(scenario)

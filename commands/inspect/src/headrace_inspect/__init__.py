@@ -1,4 +1,4 @@
-"""The commands ``headrace check`` and ``headrace explain``."""
+"""The commands ``headrace check``, ``explain``, ``load``, ``unload`` and ``index``."""
 
 from __future__ import annotations
 
@@ -9,5 +9,6 @@ from headrace import Command, hookimpl
 def register_commands() -> list[type[Command]]:
     from headrace_inspect.check import Check
     from headrace_inspect.explain import Explain
+    from headrace_inspect.repository import Index, Load, Unload
 
-    return [Check, Explain]
+    return [Check, Explain, Load, Unload, Index]

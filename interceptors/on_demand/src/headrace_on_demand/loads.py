@@ -310,10 +310,11 @@ class Loads:
     def _enforce(self) -> None:
         """If models have grown above the budget, evict idle ones."""
         if self.budget.excess():
-            chosen = self.budget.victims(
-                (), self.open, (), self._leaving(), lambda each: not self._is_pinned(each) and each.is_idle
-            )
-            for victim in chosen or ():
+
+            def may_go(each: ModelState) -> bool:
+                return not self._is_pinned(each) and each.is_idle
+
+            for victim in self.budget.victims((), self.open, (), self._leaving(), may_go, partly=True) or ():
                 self.evict(victim, "the models have grown above the budget")
 
     def changed(self) -> None:

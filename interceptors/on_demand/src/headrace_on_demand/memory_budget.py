@@ -63,9 +63,11 @@ class MemoryBudget:
         kept: Iterable[str],
         leaving: Iterable[str],
         may_go: Callable[[ModelState], bool],
+        partly: bool = False,
     ) -> list[ModelState] | None:
         """Return the models to evict so that ``needed`` fits, the least recently used first, each after those that need
-        it. None if that is not possible now; empty if it is enough that those who are ``leaving`` have left.
+        it. Empty if it is enough that those who are ``leaving`` have left. If that is not possible now: None, or with
+        ``partly`` all that may go.
 
         ``kept`` stay, and so does a model that a resident one needs that stays. ``may_go`` says which of the others go.
         """
@@ -80,7 +82,7 @@ class MemoryBudget:
                 for each in group:
                     chosen[each.name] = each
                     over = self._add(over, each.name, -1)
-        return self._without_needless(chosen, over) if _fits(over) else None
+        return self._without_needless(chosen, over) if partly or _fits(over) else None
 
     def _without_needless(self, chosen: dict[str, ModelState], over: dict[str, int]) -> list[ModelState]:
         """Return ``chosen`` without models whose memory is not needed, now that the others go. The most recently used
