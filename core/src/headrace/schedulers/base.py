@@ -158,7 +158,8 @@ class DelayedStart:
 
         Raises `ConfigError`. Source: docs/spec/behaviours.md section 14.1.
         """
-        return cls(*(_count(environ, f"TRITONSERVER_{name}DELAY_SCHEDULER") for name in ("", "BACKLOG_")))
+        names = "TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
+        return cls(*(_count(environ, name) if name in environ else 0 for name in names))
 
 
 def _count(environ: Mapping[str, str], name: str) -> int:

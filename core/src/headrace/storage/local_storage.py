@@ -39,6 +39,7 @@ class LocalStorage(Storage):
     def __init__(self, url: str, options: ServerOptions) -> None:
         super().__init__(url, options)
         self._root = _path_of(url)
+        self._roots = [_path_of(each) for each in options.model_repository if scheme_of(each) == self.name]
 
     def models(self) -> Collection[str]:
         if not _is_directory(self._root):
@@ -50,9 +51,9 @@ class LocalStorage(Storage):
         return files_below(self._root / model)
 
     def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
-        roots = (_path_of(url) for url in self.options.model_repository if scheme_of(url) == self.name)
-        check_files(self._root / model, roots, allow_external_links=self.options.allow_external_links)
-        return self._root / model
+        path = self._root / model
+        check_files(path, self._roots, allow_external_links=self.options.allow_external_links)
+        return path
 
     def size(self, model: str, files: Collection[str]) -> int:
         return sum((self._root / model / path).stat().st_size for path in files)

@@ -15,7 +15,7 @@ from types import TracebackType
 from headrace.agents.agent_chain import check_agents
 from headrace.backends.base import Backend, Model
 from headrace.config import parameters, validation
-from headrace.config.completed_fields import CompletedField, completed_fields
+from headrace.config.completed_fields import CompletedField
 from headrace.config.derive import derive
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.option_groups import complete_groups
@@ -48,6 +48,7 @@ from headrace.plugins import Plugins
 from headrace.storage.local_directory import LocalDirectory
 from headrace.storage.local_storage import is_model
 from headrace.storage.repositories import Entry, Fingerprint, Repositories
+from headrace_cli.inspection.config_differences import completed_fields
 from headrace_cli.inspection.model_dependencies import ModelDependencies
 
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from google.protobuf import text_format
 
-from headrace.config.completed_fields import CompletedField, completed_fields
+from headrace.config.completed_fields import CompletedField
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace_cli.inspection.config_differences import completed_fields
 
 BEFORE = """
     max_batch_size: 4
