@@ -192,6 +192,12 @@ def test_a_file_that_the_cache_can_not_hold_goes_to_the_model_alone(
     assert source.count == 2
 
 
+def test_an_empty_file_needs_no_cache(make: Callable[..., FileCache], tmp_path: Path) -> None:
+    source = Source(b"")
+    make(0).place(source.name, 0, tmp_path / "a", source)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_a_download_that_fails_leaves_nothing(make: Callable[..., FileCache], tmp_path: Path) -> None:
     cache = make()
 

@@ -68,7 +68,7 @@ class FileCache:
 
     def keeps(self, size: int) -> bool:
         """True if the cache keeps a file of ``size`` bytes. A larger one goes to the directory of its model alone."""
-        return size <= self._max_bytes
+        return size <= self._max_bytes and self._max_bytes > 0
 
     def has(self, name: str, size: int) -> bool:
         """True if there is an entry that nobody has changed. It counts as used then: `make_room` keeps it."""
