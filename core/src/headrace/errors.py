@@ -16,6 +16,7 @@
     │   ├── ConfigError
     │   ├── LoadError
     │   └── Unavailable
+    │       └── OutOfMemory
     ├── PluginError               the author of a plugin
     │   └── BackendError
     │       └── Rescheduled       instead of an answer: no failure if the scheduler accepts it
@@ -196,6 +197,10 @@ class Unavailable(OperatorError):
     def __init__(self, message: str = "", code: Code | None = None, *, retry_after_s: float | None = None) -> None:
         super().__init__(message, code)
         self.retry_after_s = retry_after_s if retry_after_s is not None and math.isfinite(retry_after_s) else None
+
+
+class OutOfMemory(Unavailable):
+    """The server has no memory for the request now. Over HTTP 503, over gRPC RESOURCE_EXHAUSTED."""
 
 
 class PluginError(HeadraceError):

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from headrace.errors import HeadraceError, InternalError, Unavailable
+from headrace.errors import HeadraceError, InternalError, OutOfMemory, Unavailable
 from headrace.memory_release import release_memory
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ def worded(error: Exception) -> HeadraceError:
     """Return ``error`` if it is a `HeadraceError`. Else log it and return the error for the caller."""
     if isinstance(error, HeadraceError):
         return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory("the server has no memory for a large request or response", retry_after_s=1)
     log.error("a large request or answer failed", exc_info=error)
     return InternalError("the request failed inside the server; its log has the reason")
 
@@ -67,26 +69,35 @@ class OffLoopWork:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, "headrace-off-loop")
         self._count = 0
+        #: Counts the bytes of ``begin``, less when the work is done. Raises `OutOfMemory` if there are too many.
+        self.count: Callable[[int], None] = _nobody
         self._giving_back: asyncio.TimerHandle | None = None
 
     def begin(
-        self, work: Callable[[], T], done: Callable[[T | Exception], None], log_id: str = ""
+        self, work: Callable[[], T], done: Callable[[T | Exception], None], log_id: str = "", size_bytes: int = 0
     ) -> Callable[[], None]:
         """Call ``work`` on a thread, then ``done`` with its result or exception on the event loop. Return a cancel
         function.
 
         After a cancel, ``done`` is not called, and ``work`` is dropped unless it runs. Raises `Unavailable` if too much
-        work waits, with the request's ``log_id`` before the text.
+        work waits, with the request's ``log_id`` before the text, or if there is no memory for a thread, and what
+        `count` raises for ``size_bytes``, which the work holds and nobody else counts.
         """
         if self._count >= WAITING:
             raise Unavailable(
                 f"{log_id}{WAITING} large requests and answers wait to be read or packed, try again later"
             )
+        if size_bytes:
+            self.count(size_bytes)
+        job = _Job(asyncio.get_running_loop(), self._deliver, work, done, size_bytes)
         self._count += 1
         if self._giving_back is not None:
             self._giving_back.cancel()
-        job = _Job(asyncio.get_running_loop(), self._deliver, work, done)
-        self._pool.submit(job)
+        try:
+            self._pool.submit(job)
+        except RuntimeError as error:  # a thread that starts later finds the job, without its work
+            job.cancel()
+            raise OutOfMemory(f"{log_id}no thread for a large request or response: {error}") from None
         return job.cancel
 
     async def run(self, work: Callable[[], T], log_id: str = "") -> T:
@@ -111,7 +122,7 @@ class OffLoopWork:
         if self._giving_back is not None:
             self._giving_back.cancel()
         if not self._count:
-            self._giving_back = asyncio.get_running_loop().call_later(QUIET_S, self._give_back)
+            self._giving_back = asyncio.get_running_loop().call_later(QUIET_S, self.give_back)
 
     def close(self) -> None:
         """Start no more work. Results of running work are dropped."""
@@ -121,13 +132,16 @@ class OffLoopWork:
 
     def _deliver(self, job: _Job[T], outcome: T | Exception) -> None:
         self._count -= 1
+        if job.size_bytes:
+            self.count(-job.size_bytes)
         done, job.done = job.done, None
         if done is not None:
             done(outcome)
         del outcome, done  # the traceback of an error keeps the frames of its callers, including this one
         self.give_back_later()
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Return free memory to the system, by each of the threads."""
         together = threading.Barrier(THREADS)
 
         def give_back() -> None:
@@ -138,6 +152,10 @@ class OffLoopWork:
         with contextlib.suppress(RuntimeError):  # closed while the last work ran
             for _ in range(THREADS):
                 self._pool.submit(give_back)
+
+
+def _nobody(size_bytes: int) -> None:
+    """Count nothing."""
 
 
 def _settle(future: asyncio.Future[T | Exception], outcome: T | Exception) -> None:
@@ -173,7 +191,7 @@ _yielding = _Yielding()
 class _Job(Generic[T]):
     """One piece of work. It drops its references when it is cancelled or done, even while it is queued."""
 
-    __slots__ = ("_deliver", "_loop", "_work", "done")
+    __slots__ = ("_deliver", "_loop", "_work", "done", "size_bytes")
 
     def __init__(
         self,
@@ -181,8 +199,9 @@ class _Job(Generic[T]):
         deliver: Callable[[_Job[T], Any], None],
         work: Callable[[], T],
         done: Callable[[T | Exception], None],
+        size_bytes: int,
     ) -> None:
-        self._loop, self._deliver = loop, deliver
+        self._loop, self._deliver, self.size_bytes = loop, deliver, size_bytes
         self._work: Callable[[], T] | None = work
         self.done: Callable[[T | Exception], None] | None = done
 

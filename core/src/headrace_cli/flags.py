@@ -80,6 +80,10 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("workers", "<n>|auto", "Number of server processes that share the HTTP and gRPC ports, for models that "
              "keep no state between requests: auto is one per core, 0 is one server without a supervisor.", "4",
              flag_values.processes),
+        Flag("memory-budget", "<bytes>", "Most bytes of requests, responses and the response cache that the server "
+             "holds; beyond it, large requests wait, and are then refused. 0 is half of the memory that the process "
+             "may use.", "2147483648", size),
+        Flag("memory-wait-secs", "<s>", "Longest time that a large request waits for memory.", "5", flag_values.count),
         Flag("plugins", "<name>,...", "Use only these plugins, named as `headrace plugins` lists them.", "onnxruntime",
              flag_values.names),
     ),
@@ -132,7 +136,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
              "it, the connection that was idle longest is closed. 0 is unlimited.", "10000", flag_values.count),
         Flag("http-max-held-size", "<bytes>", "Most bytes of requests over 64 KiB and of unread answers, for all "
              "connections of the HTTP port, and of the metrics port; beyond it, connections are closed, slow ones "
-             "and large ones first. 0 is a quarter of the memory.", "2147483648", size),
+             "and large ones first. 0 is no limit but --memory-budget.", "2147483648", size),
         Flag("http-header-timeout-secs", "<n>", "Longest time for the head of a request to arrive; 0 is unlimited.",
              "20", flag_values.count),
         Flag("http-keepalive-timeout-secs", "<n>", "Longest time between two requests of a connection; 0 is "
@@ -200,8 +204,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
              "per connection; beyond it, further ones wait.", "1073741824",
              flag_values.positive("grpc-max-received-size", flag_values.INT64)),
         Flag("grpc-max-held-size", "<bytes>", "Most bytes of requests over 64 KiB and of unread answers, for all "
-             "connections; beyond it, connections are closed, slow ones and large ones first. 0 is a quarter of the "
-             "memory.", "2147483648", size),
+             "connections; beyond it, connections are closed, slow ones and large ones first. 0 is no limit but "
+             "--memory-budget.", "2147483648", size),
         Flag("grpc-unread-timeout-secs", "<s>", "Longest time for a client to read its waiting answers; then its "
              "connection is closed.", "60", flag_values.positive("grpc-unread-timeout-secs", flag_values.INT32)),
         Flag("grpc-message-timeout-secs", "<s>", "A call ends if its request message arrives at less than 1 KiB/s "

@@ -35,12 +35,14 @@ from headrace_grpc.status import (
     DEADLINE_EXCEEDED,
     INTERNAL,
     RESOURCE_EXHAUSTED,
-    STATUS,
     UNAVAILABLE,
     Status,
     pushback_ms,
+    status_of,
 )
-from headrace_grpc.wire import Buffer
+from headrace_grpc.wire import COUNTED_BYTES, Buffer
+from headrace_hosts.held_memory import no_memory
+from headrace_hosts.inflating import Take, new_memory
 
 log = rate_limited_logger(__name__)
 
@@ -48,8 +50,8 @@ T = TypeVar("T")
 
 #: Smaller pieces of a message, except the last one, count like useless frames.
 _FRAGMENT_BYTES = 64
-#: Smaller requests do not count as bytes held by a connection; each is one of its calls.
-COUNTED_BYTES = 64 * 1024
+#: Larger messages lie in pages of 2 MiB.
+_FIRST_BYTES, _PAGE_BYTES = 1 << 20, 2 << 20
 #: The assumed cost of starting a task, in the turn of the loop in which it starts.
 _TASK_NS = 50_000
 
@@ -57,12 +59,13 @@ _TASK_NS = 50_000
 class CallState:
     """The objects that all calls of a host share. If ``draining``, no further requests are taken."""
 
-    def __init__(self, options: ServerOptions, large: OffLoopWork) -> None:
+    def __init__(self, options: ServerOptions, large: OffLoopWork, take: Take = new_memory) -> None:
+        """``take`` returns memory for decompressed messages."""
         self.loop = asyncio.get_running_loop()
         self.draining = False
         #: The tasks that answer calls. The event loop itself keeps no reference to them.
         self.tasks: set[asyncio.Task[None]] = set()
-        self.large = large
+        self.large, self.take = large, take
         self.inflated_bytes = options.grpc_max_decompressed_size
         self.compressor = Compressor(options.grpc_infer_response_compression_level)
 
@@ -133,8 +136,8 @@ class GrpcCall(Stream):
             assembler.append(data)
             self._keep(assembler)
             self._gathered(assembler, ended)
-        except Status as status:
-            self.fail(status)
+        except (Status, MemoryError) as reason:
+            self.fail(reason)
         if len(data) < _FRAGMENT_BYTES and not ended and not assembler.is_between:
             self.connection.allowance.count_idle()
 
@@ -171,14 +174,22 @@ class GrpcCall(Stream):
     def fail(self, reason: Exception) -> None:
         """End the call with the status of ``reason``. Log an unexpected exception instead of showing it."""
         if isinstance(reason, HeadraceError):
-            self.finish(STATUS[reason.code], reason.message, pushback_ms(reason))
+            self.finish(status_of(reason), reason.message, pushback_ms(reason))
         elif isinstance(reason, Status):
             self.finish(reason.code, reason.message)
         elif isinstance(reason, DecodeError):
             self.finish(INTERNAL, "Unable to parse request")
+        elif isinstance(reason, MemoryError):
+            self.finish(RESOURCE_EXHAUSTED, "the server has no memory for the call")
         else:
             log.error("a gRPC handler failed", exc_info=reason)
             self.finish(INTERNAL, "internal error; the server's log has the details")
+
+    def refuse(self, reason: str) -> None:
+        """End the call: there is no memory for the rest of its message."""
+        self.fail(no_memory(reason))
+        self._assembler = None
+        self._cancel_handler()
 
     def finish(self, code: int, message: str = "", pushback: int | None = None) -> None:
         """End the call, unless it has ended. The client may try again in ``pushback`` ms, if that is known."""
@@ -217,7 +228,25 @@ class GrpcCall(Stream):
         """Count the received bytes, if they are many."""
         kept = assembler.kept_bytes
         if kept > COUNTED_BYTES:
-            self.connection.memory.keep(self, kept)
+            memory = self.connection.memory
+            memory.keep(self, kept if kept <= _FIRST_BYTES else -(-kept // _PAGE_BYTES) * _PAGE_BYTES)
+            budget = memory.budget
+            if budget.is_tight and budget.is_full and not (assembler.is_between or memory.is_promised(self)):
+                budget.refuse(self, "arrives")
+
+    def _grant(self, message_bytes: int, size_bytes: int) -> None:
+        """Let the client send ``size_bytes`` more of a message of ``message_bytes``, when there is memory for it.
+
+        Raises `Status` if it is larger than the memory budget.
+        """
+        memory = self.connection.memory
+        if message_bytes > memory.budget.largest_bytes:
+            raise Status(
+                RESOURCE_EXHAUSTED,
+                f"Received message larger than max ({message_bytes} vs. {memory.budget.largest_bytes}): all requests "
+                "and responses together may not take more. Use --memory-budget to increase the limit.",
+            )
+        memory.grant(self, size_bytes)
 
     def _require_room(self, size_bytes: int) -> None:
         """Raise `Status` if an answer of ``size_bytes`` is too large together with the unread ones."""
@@ -255,7 +284,8 @@ class GrpcCall(Stream):
         encoding = self._head.encoding
         if encoding == IDENTITY:
             raise Status(INTERNAL, "Compression bit set but no encoding configured")
-        return inflate(body, encoding, bound(len(body), self._calls.inflated_bytes), loop_limit_bytes)
+        calls = self._calls
+        return inflate(body, encoding, bound(len(body), calls.inflated_bytes), loop_limit_bytes, calls.take)
 
     def _read(self, flag: int, body: Buffer) -> Any:
         """Return the request in a large message. Runs on a thread."""

@@ -25,6 +25,8 @@ from headrace_grpc.rpc import Rpc
 from headrace_grpc.single_calls import DirectCall, HeldCall, UnaryCall
 from headrace_grpc.stream_calls import StreamCall
 from headrace_hosts.accepting import accept
+from headrace_hosts.held_memory import budget_of
+from headrace_hosts.inflating import Take, new_memory
 from headrace_hosts.listening import listen_grpc
 
 #: A peer can break the rules at any rate, so this log is limited. The module imports nothing else of the server.
@@ -41,8 +43,9 @@ class GrpcFrontend(GrpcHost):
         listener = await asyncio.to_thread(
             listen_grpc, options.grpc_address, options.grpc_port, options.reuse_grpc_port
         )
-        self._calls = Calls(self.rpcs, options, self.engine.off_loop_work)
-        self._connections = connections = Connections(self._calls, _limits(options), _keepalive(options))
+        budget = budget_of(self.engine)
+        self._calls = Calls(self.rpcs, options, self.engine.off_loop_work, budget.take)
+        self._connections = connections = Connections(self._calls, _limits(options), _keepalive(options), budget)
         try:
             self._acceptor = await accept(
                 lambda: Connection(connections),
@@ -67,8 +70,10 @@ class GrpcFrontend(GrpcHost):
 class Calls(CallState, Service["CallHead | Refusal"]):
     """Creates a call for each stream."""
 
-    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: OffLoopWork) -> None:
-        super().__init__(options, large)
+    def __init__(
+        self, rpcs: Sequence[Rpc], options: ServerOptions, large: OffLoopWork, take: Take = new_memory
+    ) -> None:
+        super().__init__(options, large, take)
         self._table = {f"/{rpc.service}/{rpc.name}".encode(): rpc for rpc in rpcs}
 
     def interpret(self, headers: RequestHeaders) -> CallHead | Refusal:

@@ -18,7 +18,9 @@ from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_grpc.infer import OUT_OF_TIME, SHUTTING_DOWN
 from headrace_grpc.rpc import Rpc
 from headrace_grpc.rpc_table import rpcs
-from headrace_grpc.status import PUSHBACK, STATUS, details, pushback_ms
+from headrace_grpc.status import PUSHBACK, details, pushback_ms, status_of
+from headrace_grpc.wire import COUNTED_BYTES
+from headrace_hosts.held_memory import budget_of, no_memory
 from headrace_hosts.listening import announce, listen_grpc, shown_address
 from headrace_hosts.tls_files import TlsFiles, grpc_tls
 
@@ -99,15 +101,17 @@ class GrpcHost(Frontend):
     def reader(self, rpc: Rpc) -> Callable[[bytes], Coroutine[Any, Any, Any]]:
         """Return what makes the request of ``rpc`` of a message. It reads large messages on a thread."""
         parse, parse_large = rpc.parse, rpc.parse_large or rpc.parse
-        large = self.engine.off_loop_work
+        large, budget = self.engine.off_loop_work, budget_of(self.engine)
 
         async def read(body: bytes) -> Any:
             if len(body) >= _GIVE_BACK_BYTES:
                 large.give_back_later()
+            counted = body if len(body) <= COUNTED_BYTES else budget.count_body(body)
+            del body
             try:
-                return parse(body)
+                return parse(counted)
             except TooLargeForLoop:
-                return await large.run(partial(parse_large, body))
+                return await large.run(partial(parse_large, counted))
 
         return read
 
@@ -118,10 +122,12 @@ class GrpcHost(Frontend):
         """
         if isinstance(reason, DecodeError):
             reason = CallerError("Unable to parse request", Code.INTERNAL)
+        if isinstance(reason, MemoryError):
+            reason = no_memory("the server has no memory for the call")
         if not isinstance(reason, HeadraceError):
             _paced_log.error("a gRPC handler failed", exc_info=reason)
             reason = InternalError("internal error; the server's log has the details")
-        return STATUS[reason.code], details(reason.message)
+        return status_of(reason), details(reason.message)
 
     def advice(self, reason: Exception) -> tuple[tuple[str, str], ...]:
         """Return the trailers, beside status and details, of a call that ends by ``reason``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from copy import copy
-from functools import partial
+from functools import cached_property, partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from headrace_grpc.located_messages import LocatedMessages
 from headrace_grpc.rpc import Cancel, Context, Direct, Reply, caller_of, first
 from headrace_grpc.usual_messages import ReadMessage, unpack
 from headrace_grpc.wire import Buffer, RawRequest
+from headrace_hosts.held_memory import HeldMemory, budget_of
 from headrace_hosts.permitted import PermittedCaller
 from headrace_locations.tensor_locations import TensorLocations
 
@@ -43,7 +44,7 @@ class Inference:
 
     def __init__(self, engine: Engine) -> None:
         self.off_loop_work, self.options, self.admission = engine.off_loop_work, engine.options, engine.admission
-        self.streams = engine.streams
+        self.streams, self._engine = engine.streams, engine
         #: The tasks that read streams. The event loop itself keeps no reference to tasks.
         self.readers: set[asyncio.Task[None]] = set()
         locations = TensorLocations.of(engine)
@@ -59,6 +60,11 @@ class Inference:
             engine.submitter(refuse_decoupled_model_infer, admitted_caller),
             engine.submitter(None, admitted_caller),
         )
+
+    @cached_property
+    def budget(self) -> HeldMemory:
+        """The memory budget of the server."""
+        return budget_of(self._engine)
 
     def without_admission(self) -> Inference:
         """Return the objects for requests that all interceptors leave out."""

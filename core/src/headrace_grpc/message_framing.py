@@ -19,7 +19,7 @@ from headrace_grpc.http2.limits import MIN_MESSAGE_RATE
 from headrace_grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
 from headrace_grpc.wire import MESSAGE_BYTES, Buffer
 from headrace_hosts import inflating
-from headrace_hosts.inflating import CorruptData, TooLarge
+from headrace_hosts.inflating import CorruptData, Take, TooLarge, new_memory
 
 #: The prefix of a message: whether it is compressed, and its size.
 PREFIX = Struct(">BL")
@@ -88,6 +88,11 @@ class MessageAssembler:
     def is_coming(self) -> bool:
         """True if a message is arriving and its prefix is complete; there is a `tail` then."""
         return self._memory is not None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the message that is arriving, or has arrived last."""
+        return self._size
 
     @property
     def missing_bytes(self) -> int:
@@ -215,13 +220,15 @@ def _aligned(size_bytes: int, message_bytes: int) -> memoryview:
 # ---------------------------------------------------------------------- compressed messages, in bounded steps
 
 
-def inflate(data: bytes | memoryview, encoding: bytes, limit: int, loop_limit_bytes: int = UNBOUNDED) -> memoryview:
-    """Return ``data`` decompressed. Blocks: about 3 ms per MiB.
+def inflate(
+    data: bytes | memoryview, encoding: bytes, limit: int, loop_limit_bytes: int = UNBOUNDED, take: Take = new_memory
+) -> memoryview:
+    """Return ``data`` decompressed, in memory of ``take``. Blocks: about 3 ms per MiB.
 
     Raises `Status` beyond ``limit`` or if ``data`` is malformed, and `TooLargeForLoop` beyond ``loop_limit_bytes``.
     """
     try:
-        return inflating.inflate(memoryview(data), DECODERS[encoding], limit, loop_limit_bytes)
+        return inflating.inflate(memoryview(data), DECODERS[encoding], limit, loop_limit_bytes, take)
     except TooLarge as error:
         text = f"Received message larger than max ({error.size_bytes} vs. {limit})"
         raise Status(RESOURCE_EXHAUSTED, text) from None

@@ -11,12 +11,12 @@ from headrace.errors import HeadraceError
 from headrace.frontends.failures import log_fault
 from headrace.off_loop import LARGE_BYTES, TooLargeForLoop
 from headrace_grpc.call_headers import SUCCESS, begin_block
-from headrace_grpc.calls import COUNTED_BYTES, GrpcCall
+from headrace_grpc.calls import GrpcCall
 from headrace_grpc.infer import SHUTTING_DOWN
 from headrace_grpc.message_framing import PREFIX, PREFIX_BYTES, MessageAssembler
 from headrace_grpc.rpc import serialize
 from headrace_grpc.status import CANCELLED, INTERNAL, UNAVAILABLE, UNIMPLEMENTED, Status
-from headrace_grpc.wire import Buffer
+from headrace_grpc.wire import COUNTED_BYTES, Buffer
 
 _BEGIN = begin_block()
 
@@ -44,7 +44,7 @@ class SingleCall(GrpcCall):
         if not ended:
             missing = assembler.missing_bytes - self.receive_window
             if missing > 0:
-                self.connection.memory.grant(self, missing)
+                self._grant(assembler.size_bytes, missing)
             return
         if not assembler.is_between:
             raise Status(INTERNAL, "the request message is incomplete")
@@ -85,7 +85,7 @@ class SingleCall(GrpcCall):
     def sweep(self, now: float) -> None:
         if self.is_busy or self.is_ended:
             return
-        if self in self.connection.memory.waiting:  # it may not send
+        if self.connection.memory.holds_back(self):
             assert self._assembler is not None
             self._assembler.goes_on()
         else:
@@ -116,6 +116,8 @@ class SingleCall(GrpcCall):
                 self.fail(error)
 
     def may_wait(self, size_bytes: int) -> bool:
+        if self.is_counted:
+            self.connection.memory.let_go(self)  # the answer counts instead
         try:
             self._require_room(size_bytes)
         except Status as status:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from headrace.errors import Code, HeadraceError
+from headrace.errors import Code, HeadraceError, OutOfMemory
 from headrace.frontends.failures import without_paths
 
 #: gRPC's numbers (https://grpc.github.io/grpc/core/md_doc_statuscodes.html) that a transport needs.
@@ -24,6 +24,11 @@ STATUS = {
     Code.PERMISSION_DENIED: PERMISSION_DENIED,
     Code.RESOURCE_EXHAUSTED: RESOURCE_EXHAUSTED,
 }
+
+
+def status_of(error: HeadraceError) -> int:
+    """Return the status of ``error``."""
+    return RESOURCE_EXHAUSTED if isinstance(error, OutOfMemory) else STATUS[error.code]
 
 
 #: The name of the trailer that says when to try again, in ms. Clients that retry by themselves read it.

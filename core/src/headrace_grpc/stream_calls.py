@@ -41,7 +41,8 @@ class StreamCall(GrpcCall):
     def sweep(self, now: float) -> None:
         assembler = self._assembler
         assert assembler is not None
-        if self.is_ended or self.receive_window <= 0 or assembler.is_between:
+        is_held = self.receive_window <= 0 or self.connection.memory.holds_back(self)
+        if self.is_ended or is_held or assembler.is_between:
             assembler.goes_on()
         else:
             self._require_progress(now)
@@ -124,7 +125,7 @@ class StreamCall(GrpcCall):
         missing = 0 if assembler.complete else assembler.missing_bytes
         if missing > window:
             if missing > self.receive_window:
-                self.connection.memory.grant(self, wanted + missing)
+                self._grant(assembler.size_bytes, wanted + missing)
         elif wanted + missing >= window >> 1 or missing > self.receive_window:
             self.credit(wanted + missing)
 

@@ -26,6 +26,7 @@ from headrace_grpc.encode import encode, encode_empty, pack_stream
 from headrace_grpc.infer import SHUTTING_DOWN, Inference, decode_large
 from headrace_grpc.rpc import Context, Send, first
 from headrace_grpc.usual_messages import ReadMessage
+from headrace_grpc.wire import COUNTED_BYTES
 
 if TYPE_CHECKING:
     from headrace.engine import Caller, ModelView
@@ -68,6 +69,7 @@ async def model_stream_infer(
         inference.streams.discard(stream.end)
         reader.cancel()
         stream.cancel()
+        stream.release()
         await asyncio.wait((reader,))  # its source must not be closed while it reads
 
 
@@ -164,7 +166,9 @@ class _AdmittedTurn(_Turn):
 
 
 class _Stream:
-    """The requests in flight on one call. Event loop only."""
+    """The requests in flight on one call, which hold memory. Event loop only."""
+
+    waits_for_peer = is_slow = False
 
     def __init__(self, inference: Inference, context: Context) -> None:
         self._inference = inference
@@ -181,6 +185,7 @@ class _Stream:
         self._limit_together = inference.options.grpc_max_unread_size
         #: Of requests in flight, and of unsent answers.
         self._held_bytes = 0
+        self._is_counted = False  # in the memory budget
         self._largest_bytes = 0
         self._is_read = False
         self._failure: BaseException | None = None
@@ -201,10 +206,25 @@ class _Stream:
             else:
                 self._open.add(turn)
                 self._held_bytes += turn.size_bytes
+                if turn.size_bytes > COUNTED_BYTES:
+                    self._count()
                 self._in_order.append(turn)
                 turn.respond(message.refusal, True)
             while self._is_full():
                 await self._wait_for_room()
+
+    def _count(self) -> None:
+        """Count what is held in the memory budget, because a large message was added or is gone."""
+        self._is_counted = True
+        self._inference.budget.set(self, self._held_bytes)
+
+    def release(self) -> None:
+        """Count nothing more: the call is over."""
+        if self._is_counted:
+            self._inference.budget.set(self, 0)
+
+    def shed(self) -> None:
+        """Its connection ends instead."""
 
     async def _wait_for_room(self) -> None:
         self._has_room.clear()
@@ -232,6 +252,8 @@ class _Stream:
         turn.is_answered = final
         size = _size(answer)
         self._held_bytes += size
+        if size > COUNTED_BYTES:
+            self._count()
         self._largest_bytes = max(self._largest_bytes, size)
         if not turn.is_ordered:
             self._ready.append((turn, answer, final))
@@ -251,7 +273,9 @@ class _Stream:
                     body = await self._encode_large(turn, answer, final)
                 if body is not None:
                     await send(body)
-                self._held_bytes -= _size(answer)
+                self._held_bytes -= (size := _size(answer))
+                if size > COUNTED_BYTES:
+                    self._count()
                 self._has_room.set()
                 if final:
                     self._close(turn)
@@ -289,6 +313,8 @@ class _Stream:
     async def _start(self, turn: _Turn, raw_request: ReadMessage) -> None:
         self._open.add(turn)
         self._held_bytes += turn.size_bytes
+        if turn.size_bytes > COUNTED_BYTES:
+            self._count()
         try:
             try:
                 self._submit(turn, raw_request)
@@ -365,6 +391,8 @@ class _Stream:
         self._open.discard(turn)
         turn.ticket = None  # it refers to this object: neither waits for a garbage collection
         self._held_bytes -= turn.size_bytes
+        if turn.size_bytes > COUNTED_BYTES:
+            self._count()
         self._has_room.set()
 
 

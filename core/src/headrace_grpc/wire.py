@@ -21,6 +21,8 @@ SPLIT_BYTES = 32 * 1024
 SPLIT_FIELDS = 4096
 #: The maximum size of a gRPC message, in either direction.
 MESSAGE_BYTES = 2**31 - 1
+#: Smaller requests do not count in the memory budget; each is one of the calls of a connection.
+COUNTED_BYTES = 16 * 1024
 
 LENGTH_DELIMITED = 2
 _RAW_INPUT_TAG = 7 << 3 | LENGTH_DELIMITED

@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from headrace.errors import InvalidArgument, Unavailable, Unsupported
+from headrace.errors import InvalidArgument, OutOfMemory, Unavailable, Unsupported
 from headrace.frontends.access import host_of
-from headrace_http.caller_limits import HttpLimits, too_many_chunks
+from headrace_hosts.held_memory import budget_of
+from headrace_http.asgi_memory import RequestMemory
+from headrace_http.caller_limits import HttpLimits, larger_than_memory, too_many_chunks
 from headrace_http.http_host import FirstPort, HttpPort
 from headrace_http.message import HEADER_LENGTH, Buffer, HttpReply, HttpRequest, error_reply
 from headrace_http.request_body import aligned
@@ -110,6 +112,7 @@ class AsgiApp:
     def __init__(self, engine: Engine, served: HttpPort) -> None:
         self._engine = engine
         self._routes, self._limits = served.answering(has_sockets=True), served.limits()
+        self._budget = budget_of(engine)
         #: Returns how many bytes a message to the WebSocket of a path may have; 0 if the path has none.
         self.socket_limit = self._routes.socket_limit
 
@@ -117,7 +120,11 @@ class AsgiApp:
         if scope["type"] == "lifespan":
             await _live(receive, send)
         elif scope["type"] == "http":
-            await _serve(self._routes, self._limits, scope, receive, send)
+            memory = RequestMemory(self._budget)
+            try:
+                await _serve(self._routes, self._limits, memory, scope, receive, send)
+            finally:
+                memory.end()
         elif scope["type"] == "websocket":
             await _serve_socket(self._engine, self._routes, scope, receive, send)
 
@@ -142,25 +149,29 @@ async def _live(receive: Receive, send: Send) -> None:
             return
 
 
-async def _serve(routes: Routes, limits: HttpLimits, scope: Scope, receive: Receive, send: Send) -> None:
+async def _serve(
+    routes: Routes, limits: HttpLimits, memory: RequestMemory, scope: Scope, receive: Receive, send: Send
+) -> None:
     raw, headers = _headers(scope)
     if _is_ambiguous(headers):
         await _send(send, _AMBIGUOUS, scope["method"])
         return
     try:
         path = path_of(scope.get("raw_path", scope["path"].encode()))
-        body = await _receive_body(receive, limits, path, headers)
+        body = await _receive_body(receive, limits, memory, path, headers)
     except _Gone:
         return
     except Malformed as error:
         await _send(send, malformed(error), scope["method"])
         return
-    except InvalidArgument as error:
+    except (InvalidArgument, OutOfMemory) as error:
         await _send(send, error_reply(error), scope["method"])
         return
     request = HttpRequest(scope["method"], path, headers, body, raw, scope.get("query_string", b"").decode("latin-1"))
     reply = await _answer(routes, request, scope, receive, send)
+    del body, request
     if reply is not None:
+        memory.responds(sum(len(part) for part in reply.parts))
         await _send(send, reply, scope["method"])
 
 
@@ -216,12 +227,17 @@ def _is_ambiguous(headers: dict[bytes, bytes]) -> bool:
     return length is not None and (b"," in length or b"transfer-encoding" in headers)
 
 
-async def _receive_body(receive: Receive, limits: HttpLimits, path: str, headers: dict[bytes, bytes]) -> memoryview:
+async def _receive_body(
+    receive: Receive, limits: HttpLimits, memory: RequestMemory, path: str, headers: dict[bytes, bytes]
+) -> memoryview:
     """Return the whole body. If it came in several pieces, its tensors start at an aligned address."""
     limit = limits.body_limit(path, headers)
     announced = headers.get(b"content-length", b"0")
-    if announced.isdigit() and int(announced[:20]) > limit:
-        raise limits.body_refusal(int(announced[:20]), path, headers)
+    length = int(announced[:20]) if announced.isdigit() else 0
+    if length > limit:
+        raise limits.body_refusal(length, path, headers)
+    if length > memory.most_bytes:
+        raise larger_than_memory(length, memory.most_bytes)
     pieces, size, more = [], 0, True
     while more:
         event = await receive()
@@ -233,6 +249,9 @@ async def _receive_body(receive: Receive, limits: HttpLimits, path: str, headers
             size += len(piece)
         if size > limit:
             raise limits.body_refusal(size, path, headers)
+        if size > memory.most_bytes:
+            raise larger_than_memory(size, memory.most_bytes)
+        await memory.arrived(size, 0 if not more else length - size if length else None)
         if len(pieces) > limits.chunks:
             raise too_many_chunks(limits.chunks)
     return memoryview(pieces[0] if pieces else b"") if len(pieces) < 2 else await _join(pieces, size, headers)

@@ -45,7 +45,8 @@ class HttpLimits:
     chunks: int = 65536
     #: Connections of one port.
     connections: int = 4096
-    #: Bytes of large requests and unread answers of all connections of a port (`HeldBytes`).
+    #: Bytes of large requests and unread answers of all connections of a port (`HeldBytes`); 0 is no limit but the
+    #: memory budget.
     held_bytes: int = 0
     #: From the first byte of a head, or from the start of the connection, to its end.
     header_timeout_s: int = 60
@@ -122,6 +123,13 @@ def inflated_too_large(limit_bytes: int) -> InvalidArgument:
     return InvalidArgument(
         f"Decompressed data size exceeds the maximum allowed value of {limit_bytes} bytes. "
         "Use --http-max-input-size to increase the limit."
+    )
+
+
+def larger_than_memory(size_bytes: int, max_bytes: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"request body size of {size_bytes} bytes exceeds the {max_bytes} bytes that all requests and responses may "
+        "take together. Use --memory-budget to increase the limit."
     )
 
 

@@ -147,6 +147,10 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
         """Record how many bytes of the request are held."""
 
     @abstractmethod
+    def _wrote(self) -> None:
+        """Record the answer to a large request, or a large answer, which is written, instead of the request."""
+
+    @abstractmethod
     def _end(self) -> None:
         """Close the connection: the last answer is written."""
 
@@ -169,8 +173,6 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
             reply = exchange.reply
             if reply is not None:
                 self._exchange = None
-                if self._request_bytes:
-                    self._hold(0)
                 buffers = serialise(reply, exchange.closes, exchange.head.method == "HEAD")
                 if self._has_begun:
                     self._has_begun = False
@@ -179,6 +181,9 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
                     self._transport.write(buffers[0])
                 else:
                     self._write_parts(buffers)
+                    self._wrote()
+                if self._request_bytes:
+                    self._wrote()
                 if exchange.closes:
                     self._end()
                     return

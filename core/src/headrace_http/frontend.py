@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from typing import ClassVar
 
+from headrace_hosts.held_memory import budget_of
 from headrace_http.http_host import HttpHost
 from headrace_http.open_connections import NativeConnections
 from headrace_http.protocol import HttpProtocol
@@ -17,7 +18,9 @@ class HttpFrontend(HttpHost):
 
     async def serve(self, listener: socket.socket) -> None:
         routes = self.served.answering(has_sockets=False)
-        self._connections = connections = NativeConnections(routes.dispatch, self.limits, self.engine.off_loop_work)
+        self._connections = connections = NativeConnections(
+            routes.dispatch, self.limits, self.engine.off_loop_work, budget_of(self.engine)
+        )
         routes.on_dispatch.append(connections.use)
         self._acceptor = await self.accept(listener, lambda: HttpProtocol(connections))
         connections.watch()

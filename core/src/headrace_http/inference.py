@@ -19,6 +19,7 @@ from headrace.messages.request import InferRequest, Undecoded
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Respond, Ticket
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, OffLoopWork, TooLargeForLoop
+from headrace_hosts.held_memory import budget_of
 from headrace_hosts.permitted import PermittedCaller
 from headrace_http.admitted_requests import caller_of
 from headrace_http.caller_limits import json_too_large
@@ -54,7 +55,7 @@ class InferenceHandler:
         self._ticket: Callable[[InferRequest, Respond], Ticket] = Ticket
         self.resolve = engine.resolve
         self._max_bytes = engine.options.http_max_input_size
-        self._large = engine.off_loop_work
+        self._large, self._take = engine.off_loop_work, budget_of(engine).take
         self._layouts = BodyLayoutCache()
 
     def __call__(self, http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
@@ -235,7 +236,7 @@ class InferenceHandler:
         """
         headers, body = http.headers, http.body
         if b"content-encoding" in headers and headers[b"content-encoding"] in (b"gzip", b"deflate"):
-            body = decompress(body, self._max_bytes, loop_limit_bytes)
+            body = decompress(body, self._max_bytes, loop_limit_bytes, self._take)
         length = headers.get(HEADER_LENGTH)
         if length is None:
             decoded = decode(name, version, body, body.nbytes, self._max_bytes, loop_limit_bytes)

@@ -45,7 +45,7 @@ class LocatedInferenceHandler(InferenceHandler):
     def _read(self, http: HttpRequest, name: str, version: str, answer: Answer, loop_limit_bytes: int) -> InferRequest:
         headers, body = http.headers, http.body
         if headers.get(b"content-encoding") in (b"gzip", b"deflate"):
-            body = decompress(body, self._max_bytes, loop_limit_bytes)
+            body = decompress(body, self._max_bytes, loop_limit_bytes, self._take)
         length = headers.get(HEADER_LENGTH)
         json_bytes = body.nbytes if length is None else header_length(length, body.nbytes)
         if 0 < json_bytes <= min(loop_limit_bytes, self._max_bytes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -11,7 +12,7 @@ from math import inf
 from typing import Protocol
 
 from headrace.frontends.base import callers_s, streams_s
-from headrace.off_loop import OffLoopWork
+from headrace.off_loop import UNBOUNDED, OffLoopWork
 from headrace_hosts.held_bytes import HeldBytes
 from headrace_http.caller_limits import SWEEP_SECONDS, HttpLimits
 from headrace_http.message import Cancel, HttpRequest, Reply
@@ -20,6 +21,8 @@ from headrace_http.request_head import RequestHeadCache
 log = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 64 * 1024
+#: Connections with large bodies that read on in one turn of the event loop.
+_PER_TURN = 16
 #: The first check of a caller that has closed its sending side. If it has gone altogether, a reset arrives a round trip
 #: after the first write. Each further check waits twice as long.
 _FIRST_LOOK_S = 0.01
@@ -173,18 +176,44 @@ class NativeConnections(OpenConnections):
     """The connections of the native host.
 
     ``received`` is one receive buffer for all, and ``buffer`` a view of it. The loop fills and parses it in one step,
-    so ten thousand idle connections need no memory for it.
+    so ten thousand idle connections need no memory for it. ``budget`` counts what they hold, in `held`: within it, or
+    within the port's own limit, too.
     """
 
     def __init__(
-        self, dispatch: Callable[[HttpRequest, Reply], Cancel | None], limits: HttpLimits, large: OffLoopWork
+        self,
+        dispatch: Callable[[HttpRequest, Reply], Cancel | None],
+        limits: HttpLimits,
+        large: OffLoopWork,
+        budget: HeldBytes | None = None,
     ) -> None:
         super().__init__(limits, large)
         self.dispatch = dispatch
-        self.held = HeldBytes(limits.held_bytes)
+        self.budget = budget or HeldBytes(UNBOUNDED)
+        self.held = HeldBytes(limits.held_bytes, self.budget) if limits.held_bytes else self.budget
+        self._late: deque[tuple[Callable[[], None], bool]] = deque()
         self.received = bytearray(_BUFFER_BYTES)
         self.buffer = memoryview(self.received)
         self.head_cache = RequestHeadCache()
+
+    def wait_turn(self, go_on: Callable[[], None], is_long: bool = False) -> None:
+        """Call ``go_on``, which reads on, in a later turn of the event loop.
+
+        In each turn, `_PER_TURN` connections read on, or one that ``is_long``: it allocates and copies.
+        """
+        self._late.append((go_on, is_long))
+        if len(self._late) == 1:
+            self.call_soon(self._serve)
+
+    def _serve(self) -> None:
+        late = self._late
+        for _ in range(min(_PER_TURN, len(late))):
+            go_on, is_long = late.popleft()
+            go_on()
+            if is_long:
+                break
+        if late:
+            self.call_soon(self._serve)
 
     def use(self, dispatch: Callable[[HttpRequest, Reply], Cancel | None]) -> None:
         """Answer all further requests by ``dispatch``."""

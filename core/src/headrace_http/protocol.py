@@ -3,6 +3,7 @@
 ::
 
     HEAD --its empty line--> BODY --its last byte--> HEAD ...
+    BODY --no memory--> waits, unread --memory--> BODY
     HEAD | BODY --too much, too slow, or malformed--> LINGER: answered, everything after it is dropped
 
 A request with a known head and a body in one piece is taken as it is received; most are. `RequestReader` handles the
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 from headrace.errors import Unavailable
 from headrace_hosts.held_bytes import SLOW_S
+from headrace_hosts.held_memory import no_memory
 from headrace_http.caller_limits import HttpLimits, has_left, unsent_bytes
 from headrace_http.exchanges import AnsweringProtocol, Exchange
 from headrace_http.message import CONTINUE, HttpReply, HttpRequest, error_reply, text_error
@@ -33,6 +35,10 @@ log = logging.getLogger(__name__)
 _NO_HEAD = RequestHead("", "", {})
 #: At most this many requests of a connection are taken in one turn of the event loop.
 _PER_TURN = 8
+#: When memory is short, at most this much of a body is received before its connection asks for more.
+_TIGHT_BYTES = 64 * 1024
+_HELD = "the server holds as many bytes of requests and responses as it may (--memory-budget)"
+_NO_REST = "no memory for the rest of a request body"
 
 
 class ConnectionPhase(enum.Enum):
@@ -55,7 +61,8 @@ class HttpProtocol(AnsweringProtocol):
         self.dispatch = connections.dispatch
         self._limits: HttpLimits = connections.limits
         self._buffer, self._received = connections.buffer, connections.received
-        self._reader = RequestReader(connections.limits, connections.head_cache)
+        self._budget = connections.budget
+        self._reader = RequestReader(connections.limits, connections.head_cache, self._budget.largest_bytes)
         # The connection
         self._is_taking = False
         self._has_more = False  # than one turn of the loop may take
@@ -64,6 +71,8 @@ class HttpProtocol(AnsweringProtocol):
         self._is_lingering = False
         self._is_stopping = False
         self._held_bytes = 0
+        self._waits = False  # for memory
+        self._wanted_bytes = self._allowed_bytes = 0  # what it waits for, and how large the body may grow then
         # Time
         self._has_spoken = False
         self._phase = ConnectionPhase.HEAD
@@ -89,20 +98,28 @@ class HttpProtocol(AnsweringProtocol):
         if direct is None:
             return self._buffer
         try:
-            return direct.tail()
+            tail = direct.tail()
         except MemoryError:
-            self._refuse(error_reply(Unavailable("no memory for the rest of a request body")))
+            self._refuse(error_reply(no_memory(_NO_REST)))
             return self._buffer
+        budget = self._budget
+        if budget.is_tight and not self._allowed_bytes:
+            return tail[:_TIGHT_BYTES]
+        return tail if len(tail) <= budget.turn_bytes else tail[: budget.turn_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         reader = self._reader
         direct, head = reader.direct, reader.head
         if direct is not None:
             is_whole = direct.advance(nbytes)
-            self._hold(direct.received_bytes)
+            self._grow(direct.held_bytes, direct.missing_bytes)
             if is_whole:
                 reader.forget()
                 self._take(cast("RequestHead", head), direct.memory)
+            elif self._budget.is_crowded and (direct.is_full or nbytes >= self._budget.turn_bytes):
+                self._has_more = True  # others have their turn first
+                self._connections.wait_turn(self._go_on, direct.is_full)
+                self._balance()
             return
         if self._is_deaf:
             return  # dropped
@@ -175,7 +192,7 @@ class HttpProtocol(AnsweringProtocol):
         self._transport.abort()
 
     def sweep(self) -> None:
-        if not self._is_writable:
+        if self._held_bytes:
             self._note_held()
         phase, moved = self._observe()
         if phase is not self._phase or not self._seconds:
@@ -211,7 +228,7 @@ class HttpProtocol(AnsweringProtocol):
                 return ConnectionPhase.TAKING, self._streamed_bytes - unsent
         if self._is_lingering:
             return ConnectionPhase.LINGER, 0
-        if self._exchange is not None:
+        if self._exchange is not None or (self._waits and not self._is_stopping):
             return ConnectionPhase.ANSWER, 0
         if self._reader.head is not None:
             return ConnectionPhase.BODY, self._reader.body_bytes
@@ -244,7 +261,7 @@ class HttpProtocol(AnsweringProtocol):
                 request = reader.take()
                 size = reader.held_bytes if request is None else len(request[1])
                 if size > DIRECT_BYTES:
-                    self._hold(size)
+                    self._grow(size, reader.missing_bytes if request is None else 0)
                 if request is None:
                     break
                 self._take(*request)
@@ -256,6 +273,8 @@ class HttpProtocol(AnsweringProtocol):
             self._refuse(refused.reply)
         except Malformed as error:
             self._refuse(malformed(error))
+        except MemoryError:
+            self._refuse(error_reply(no_memory(_NO_REST)))
         finally:
             self._is_taking = False
         self._has_more |= reader.has_more
@@ -277,13 +296,17 @@ class HttpProtocol(AnsweringProtocol):
         self._is_deaf = True
         if self._request_bytes:
             self._connections.give_back()
+        if self._waits:
+            self._waits = False
+            self._budget.leave(self)
+        self._allowed_bytes = 0
         self._reader.forget()
 
     # ------------------------------------------------------------------ in step
 
     def _is_full(self) -> bool:
         """True if no further request may be taken."""
-        return not self._is_writable or self._exchange is not None
+        return not self._is_writable or self._exchange is not None or self._waits
 
     def _go_on(self) -> None:
         """Take the requests that could not be taken before."""
@@ -296,7 +319,7 @@ class HttpProtocol(AnsweringProtocol):
     def _balance(self) -> None:
         """Read only while no received request waits, and the caller reads its answers."""
         is_behind = self._exchange is not None and bool(self._reader.rest)
-        wanted = not self._has_more and not is_behind and self._is_writable
+        wanted = not self._has_more and not is_behind and self._is_writable and not self._waits
         if wanted != self._is_reading and not self._transport.is_closing():
             self._is_reading = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
@@ -305,7 +328,7 @@ class HttpProtocol(AnsweringProtocol):
 
     @property
     def waits_for_peer(self) -> bool:
-        return not self._is_writable or self._exchange is None
+        return not self._is_writable or (self._exchange is None and not self._waits)
 
     @property
     def is_slow(self) -> bool:
@@ -313,9 +336,39 @@ class HttpProtocol(AnsweringProtocol):
 
     def shed(self) -> None:
         if self._is_writable:
-            self._refuse(error_reply(Unavailable("the server holds as many bytes of requests and answers as it may")))
+            self._refuse(error_reply(no_memory(_HELD)))
         else:
             self._connections.give_up(self)
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._request_bytes
+
+    def proceed(self) -> None:
+        self._waits, self._seconds = False, 0
+        self._allowed_bytes = self._request_bytes + self._wanted_bytes
+        self._hold(self._allowed_bytes)
+        self._go_on()
+
+    def refuse(self, reason: str) -> None:
+        self._waits = False
+        self._refuse(error_reply(no_memory(reason)))
+
+    def _grow(self, body_bytes: int, missing_bytes: int) -> None:
+        """Record that ``body_bytes`` of a large body have arrived. If memory is short, ask before more is read."""
+        if missing_bytes and body_bytes < self._allowed_bytes:
+            return  # it counts as held already
+        self._allowed_bytes = 0
+        self._hold(body_bytes)
+        if missing_bytes and self._budget.is_tight:
+            self._waits, self._wanted_bytes = True, missing_bytes
+            self._budget.ask(self, missing_bytes, self.is_slow)
+            self._balance()
+
+    def _wrote(self) -> None:
+        self._hold(0)
+        if self._held_bytes:  # it may leave before the transport pauses
+            self._connections.call_soon(self._note_held)
 
     def _hold(self, request_bytes: int) -> None:
         """Record how much of a large request is held, until it is answered."""
@@ -323,7 +376,9 @@ class HttpProtocol(AnsweringProtocol):
         self._note_held()
 
     def _note_held(self) -> None:
-        unread_bytes = 0 if self._is_writable else self._transport.get_write_buffer_size()
+        unread_bytes = self._transport.get_write_buffer_size()
+        if unread_bytes <= DIRECT_BYTES and self._is_writable:
+            unread_bytes = 0  # the transport does not say when it is sent
         self._held_bytes = self._request_bytes + unread_bytes
         self._connections.held.set(self, self._held_bytes)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from headrace.errors import InvalidArgument
-from headrace_hosts.inflating import CorruptData, TooLarge, inflate
+from headrace_hosts.inflating import CorruptData, Take, TooLarge, inflate, new_memory
 from headrace_http.caller_limits import HttpLimits, inflated_too_large
 from headrace_http.request_head import Malformed, read_fields
 
@@ -19,6 +19,7 @@ DIRECT_BYTES = 64 * 1024
 #: until the caller has filled that.
 _HUGE_BYTES = 4 * 1024 * 1024
 _FIRST_BYTES = 1024 * 1024
+_PAGE_BYTES = 2 * 1024 * 1024
 #: The ``Content-Encoding`` values of requests that can be decoded.
 DECODABLE = (b"", b"identity", b"gzip", b"deflate")
 #: ``wbits`` of zlib with which it detects the format by the first bytes.
@@ -58,6 +59,23 @@ class DirectBody:
         end = self.received_bytes + len(data)
         self.memory[self.received_bytes : end] = data
         self.received_bytes = end
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that the received bytes take."""
+        received = self.received_bytes
+        return (
+            received if received <= _FIRST_BYTES else min(self._size_bytes, -(-received // _PAGE_BYTES) * _PAGE_BYTES)
+        )
+
+    @property
+    def is_full(self) -> bool:
+        """True if the next byte takes more memory, to which the received ones are copied."""
+        return self.received_bytes == self.memory.nbytes
+
+    @property
+    def missing_bytes(self) -> int:
+        return self._size_bytes - self.received_bytes
 
     def tail(self) -> memoryview:
         """Return where the next bytes belong. Raises `MemoryError`."""
@@ -156,8 +174,8 @@ class ChunkedBody:
             raise Malformed(f"{what} exceed {self._limits.head_bytes} bytes", status)
 
 
-def decompress(body: memoryview, limit_bytes: int, loop_limit_bytes: int) -> memoryview:
-    """Return ``body`` decompressed, from gzip or zlib.
+def decompress(body: memoryview, limit_bytes: int, loop_limit_bytes: int, take: Take = new_memory) -> memoryview:
+    """Return ``body`` decompressed, from gzip or zlib, in memory of ``take``.
 
     Raises `InvalidArgument` if it is empty, malformed, truncated, or larger than ``limit_bytes``, and `TooLargeForLoop`
     beyond ``loop_limit_bytes``.
@@ -165,7 +183,7 @@ def decompress(body: memoryview, limit_bytes: int, loop_limit_bytes: int) -> mem
     if not body.nbytes:
         raise InvalidArgument("nothing to be decompressed")
     try:
-        return inflate(body, _DETECT, limit_bytes, loop_limit_bytes)
+        return inflate(body, _DETECT, limit_bytes, loop_limit_bytes, take)
     except CorruptData as error:
         raise InvalidArgument(f"compressed request body {error}") from None
     except TooLarge:

@@ -9,8 +9,9 @@ Bodies of known length are received into the memory from which their tensors are
 
 from __future__ import annotations
 
-from headrace.errors import Unavailable
-from headrace_http.caller_limits import HttpLimits, too_many_chunks
+from headrace.errors import OutOfMemory
+from headrace.off_loop import UNBOUNDED
+from headrace_http.caller_limits import HttpLimits, larger_than_memory, too_many_chunks
 from headrace_http.message import HEADER_LENGTH, error_reply
 from headrace_http.request_body import DIRECT_BYTES, ChunkedBody, DirectBody
 from headrace_http.request_head import (
@@ -25,18 +26,21 @@ from headrace_http.request_head import (
 )
 
 _NO_BODY = memoryview(b"")
+#: A chunked body asks for memory in steps of at least 1 MiB.
+_STEP_BYTES = 1 << 20
 
 
 class RequestReader:
     """The requests that have arrived and are not taken yet. Event loop only."""
 
     __slots__ = (
-        *("_chunked", "_keep_head", "_limits", "_moved_bytes", "_search"),
+        *("_chunked", "_keep_head", "_limits", "_most_bytes", "_moved_bytes", "_search"),
         *("direct", "expects", "find_head", "head", "rest"),
     )
 
-    def __init__(self, limits: HttpLimits, head_cache: RequestHeadCache) -> None:
-        self._limits = limits
+    def __init__(self, limits: HttpLimits, head_cache: RequestHeadCache, most_bytes: int = UNBOUNDED) -> None:
+        """``most_bytes`` is the memory of all requests together."""
+        self._limits, self._most_bytes = limits, most_bytes
         self.find_head, self._keep_head = head_cache.find, head_cache.keep
         #: Received, and not taken yet.
         self.rest = bytearray()
@@ -64,8 +68,15 @@ class RequestReader:
     def held_bytes(self) -> int:
         """The received bytes of the arriving body that are kept."""
         if self.direct is not None:
-            return self.direct.received_bytes
+            return self.direct.held_bytes
         return 0 if self._chunked is None else len(self._chunked.body)
+
+    @property
+    def missing_bytes(self) -> int:
+        """The bytes of the arriving body that have not arrived; of one in chunks, as many as the next step may be."""
+        if self.direct is not None:
+            return self.direct.missing_bytes
+        return 0 if self._chunked is None else max(_STEP_BYTES, len(self._chunked.body))
 
     @property
     def has_more(self) -> bool:
@@ -126,6 +137,8 @@ class RequestReader:
             limit = self._limits.body_limit(head.path, head.headers)
             if size > limit:
                 raise Refused(error_reply(self._limits.body_refusal(size, head.path, head.headers)))
+            if size > self._most_bytes:
+                raise Refused(error_reply(larger_than_memory(size, self._most_bytes)))
         self.head, self.expects = head, head.waits and not self.rest
         if size == CHUNKED:
             self._chunked = ChunkedBody(
@@ -139,6 +152,8 @@ class RequestReader:
             raise Refused(error_reply(too_many_chunks(self._limits.chunks)))
         if size > limit:
             raise Refused(error_reply(self._limits.body_refusal(size, head.path, head.headers)))
+        if size > self._most_bytes:
+            raise Refused(error_reply(larger_than_memory(size, self._most_bytes)))
 
     def _take_body(self, head: RequestHead) -> memoryview | None:
         rest = self.rest
@@ -165,7 +180,7 @@ class RequestReader:
             direct = DirectBody(head.body_bytes, json_bytes)
         except MemoryError:
             raise Refused(
-                error_reply(Unavailable(f"no memory for a request body of {head.body_bytes} bytes"))
+                error_reply(OutOfMemory(f"no memory for a request body of {head.body_bytes} bytes", retry_after_s=1))
             ) from None
         direct.append(self.rest)
         self.rest.clear()

@@ -15,6 +15,7 @@ from headrace.errors import HeadraceError, InternalError, NotFound
 from headrace.frontends.cleared_cache import ClearedCache
 from headrace.frontends.failures import is_verbose, log_fault
 from headrace.telemetry.log_limits import rate_limited_logger
+from headrace_hosts.held_memory import no_memory
 from headrace_http.absent_routes import absent_routes
 from headrace_http.admitted_requests import AdmittedReply, caller_of
 from headrace_http.caller_limits import HttpLimits, port_limits
@@ -159,7 +160,9 @@ class Routes:
 
     def _fail(self, request: HttpRequest, reply: Reply, error: Exception) -> None:
         """Answer ``error``."""
-        if not isinstance(error, HeadraceError):
+        if isinstance(error, MemoryError):
+            error = no_memory("the server has no memory for the request")
+        elif not isinstance(error, HeadraceError):
             log.error("a request to %r failed", request.path[:1000], exc_info=error)
             error = InternalError("the request failed inside the server; its log has the reason")
         else:

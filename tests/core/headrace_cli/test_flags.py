@@ -61,6 +61,8 @@ OURS = {
     "http-use-ssl",
     "http-use-ssl-mutual",
     "listen-while-loading",
+    "memory-budget",
+    "memory-wait-secs",
     "metrics-use-ssl",
     "model-files-from",
     "plugins",

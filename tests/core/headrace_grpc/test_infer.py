@@ -67,7 +67,7 @@ class StandInEngine:
         self.models = {name: StandIn(name, decoupled=name == "d", enqueue=self.enqueue) for name in "md"}
         self.submitted: asyncio.Queue[Ticket] = asyncio.Queue()
         self.refusal: Exception | None = None
-        self.off_loop_work, self.streams = OffLoopWork(), OpenStreams()
+        self.off_loop_work, self.streams, self.collect = OffLoopWork(), OpenStreams(), tuple
         self.options = ServerOptions(model_repository=("models",))
         self.admission: InterceptorChain | None = None
 

@@ -120,6 +120,16 @@ class ConfigOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryOptions:
+    """The memory of requests and responses of all ports. Read by `headrace_hosts`."""
+
+    #: In bytes; 0 is half of the memory that the process may use.
+    memory_budget: int = 0
+    #: The longest time that a large request waits for memory.
+    memory_wait_secs: int = 30
+
+
+@dataclass(frozen=True, kw_only=True)
 class HttpLimitOptions:
     """What a caller of HTTP may occupy, also on the metrics port. 0 is no limit. Read by `headrace_http`."""
 
@@ -181,7 +191,7 @@ class GrpcLimitOptions:
     grpc_max_unread_size: int = 512 * 1024 * 1024
     grpc_max_stream_size: int = 64 * 1024 * 1024
     grpc_max_received_size: int = 512 * 1024 * 1024
-    #: The limit for all connections together; 0 is a quarter of the memory.
+    #: The limit for all connections together; 0 is ``memory_budget``.
     grpc_max_held_size: int = 0
     grpc_unread_timeout_secs: int = 300
     grpc_message_timeout_secs: int = 60

@@ -96,7 +96,8 @@ class ResponseWriter(SingleAnswer, Generic[R]):
             self._reply(self.refused(worded(outcome)) if isinstance(outcome, Exception) else outcome)
 
         try:
-            self._large.begin(partial(self._encode_large, response), finish, log_id(response.id))
+            size = sum([tensor.nbytes for tensor in response.outputs.values()])
+            self._large.begin(partial(self._encode_large, response), finish, log_id(response.id), size)
         except HeadraceError as error:  # too many wait
             finish(error)
 
@@ -109,6 +110,8 @@ class ResponseWriter(SingleAnswer, Generic[R]):
     def _unencodable(self, error: Exception) -> R:
         if isinstance(error, HeadraceError):
             return self.refused(error.with_traceback(None))  # without its frames, which hold the response
+        if isinstance(error, MemoryError):
+            return self.refused(worded(error))
         log.error("the response of model '%s' could not be encoded", self.view.name, exc_info=error)
         return self.refused(InternalError(f"the response of model '{self.view.name}' could not be encoded"))
 

@@ -75,7 +75,9 @@ class Connection(asyncio.BufferedProtocol):
         self.last_taken = LAST_ID
         self._tolerated: dict[int, None] = {}
         self.turns = connections.turns
-        self.memory = ConnectionMemory(connections.limits, connections.held, self.turns, self._begun, self.fail)
+        self.memory = ConnectionMemory(
+            connections.limits, connections.held, self.turns, self._begun, self.fail, connections.budget, self._arrives
+        )
         self.receiver = Receiver(self, connections.scratch, connections.turns)
         #: True while the connection waits for a turn. Its socket is not read meanwhile.
         self._is_late = False
@@ -259,6 +261,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begun(self) -> int:
         return self.active - len(self.sender.waiting)
+
+    def _arrives(self) -> bool:
+        return any(each.is_counted and not each.is_remote_closed for each in self.streams.values())
 
     def released(self, stream: Stream) -> None:
         """Stop counting ``stream``: it is closed and no longer busy."""

@@ -12,6 +12,9 @@ from headrace_hosts.held_bytes import HeldBytes
 
 #: If a connection that ends held more than this, its memory is returned to the system soon.
 _MUCH_BYTES = 1 << 20
+#: A peer gets the credit for a large message in steps: at least 1 MiB, and at most twice of what it has sent. So bytes
+#: that are only announced take no memory from others.
+_STEP_BYTES, _WINDOW_BYTES = 1 << 20, 128 << 10
 #: `ConnectionMemory.most_active` while no answer waits: no limit.
 _ANY = 1 << 30
 
@@ -22,9 +25,63 @@ class CountedStream(Protocol):
     granted_bytes: int
     kept_bytes: int
     is_counted: bool
+    #: What it may send now.
+    receive_window: int
 
     def credit(self, size_bytes: int) -> None:
         """Let the peer send ``size_bytes`` more."""
+
+    def refuse(self, reason: str) -> None:
+        """End the call: there is no memory for its message."""
+
+
+class _Credit:
+    """The credit that a stream gets for its large message, in steps."""
+
+    __slots__ = ("_memory", "_stream", "is_begun", "owed_bytes", "promised_bytes", "waits")
+
+    def __init__(self, memory: ConnectionMemory, stream: CountedStream) -> None:
+        self._memory, self._stream = memory, stream
+        #: What the stream may send, and has no credit for; what it has credit for, and has not sent.
+        self.owed_bytes = self.promised_bytes = 0
+        #: True once a step was asked for; true while it waits for memory.
+        self.is_begun = self.waits = False
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._stream.kept_bytes
+
+    def advance(self) -> None:
+        """Give the next step, if the last one is nearly used up. If memory is short, ask for all of the rest."""
+        stream, memory = self._stream, self._memory
+        if not self.owed_bytes or self.waits or stream.receive_window > max(_WINDOW_BYTES, stream.kept_bytes >> 1):
+            return
+        if not self.is_begun:
+            self.is_begun = True
+            memory.promise(self, stream.receive_window)
+        if memory.budget.is_tight:
+            self.waits = True
+            memory.budget.ask(self, self.owed_bytes, memory.is_slow)
+        else:
+            self._give(min(self.owed_bytes, max(_STEP_BYTES, 2 * stream.kept_bytes)))
+
+    def proceed(self) -> None:
+        self.waits = False
+        self._give(self.owed_bytes)
+
+    def refuse(self, reason: str) -> None:
+        self.waits = False
+        self._stream.refuse(reason)
+
+    def leave(self) -> None:
+        if self.waits:
+            self.waits = False
+            self._memory.budget.leave(self)
+
+    def _give(self, size_bytes: int) -> None:
+        self.owed_bytes -= size_bytes
+        self._memory.promise(self, size_bytes)
+        self._stream.credit(size_bytes)
 
 
 class ConnectionMemory:
@@ -35,7 +92,18 @@ class ConnectionMemory:
     """
 
     __slots__ = (
-        *("_begun", "_fail", "_granted_bytes", "_is_over", "_ledger", "_limits", "_turns", "held_back", "is_slow"),
+        *(
+            "_arrives",
+            "_begun",
+            "_credits",
+            "_fail",
+            "_granted_bytes",
+            "_is_over",
+            "_ledger",
+            "_limits",
+            "_promised_bytes",
+        ),
+        *("_turns", "budget", "held_back", "is_slow"),
         *("largest_bytes", "long_calls"),
         *("most_active", "received_bytes", "unread_bytes", "waiting"),
     )
@@ -47,10 +115,16 @@ class ConnectionMemory:
         turns: Turns,
         begun: Callable[[], int],
         fail: Callable[[ConnectionFault], None],
+        budget: HeldBytes | None = None,
+        arrives: Callable[[], bool] = bool,
     ) -> None:
-        """``begun`` returns the number of open calls without a waiting answer; ``fail`` ends the connection."""
+        """``begun`` returns the number of open calls without a waiting answer; ``fail`` ends the connection.
+
+        ``arrives`` returns true if a counted request is incomplete. ``ledger`` counts within ``budget``.
+        """
         self._limits, self._ledger, self._turns = limits, ledger, turns
-        self._begun, self._fail = begun, fail
+        self.budget = budget or ledger
+        self._begun, self._fail, self._arrives = begun, fail, arrives
         self._is_over = False
         #: Bytes of all answers that wait for the peer; size of the largest answer that had to wait.
         self.unread_bytes = self.largest_bytes = 0
@@ -62,6 +136,9 @@ class ConnectionMemory:
         self.long_calls = 0
         #: Bytes of counted requests that arrive or are in flight; bytes that counted streams may still send.
         self.received_bytes = self._granted_bytes = 0
+        #: Bytes that streams have credit for and have not sent, of large messages.
+        self._promised_bytes = 0
+        self._credits: dict[CountedStream, _Credit] = {}
         #: Streams whose message is larger than their window, first come first, with the bytes that they want to send.
         self.waiting: dict[CountedStream, int] = {}
         #: True if the peer sends or reads so slowly that its connection ends before others. Set by sweeps.
@@ -117,7 +194,10 @@ class ConnectionMemory:
     # ------------------------------------------------------------------ requests
 
     def grant(self, stream: CountedStream, size_bytes: int) -> None:
-        """Let the peer send ``size_bytes`` more of a large message, now or when there is room."""
+        """Let the peer send ``size_bytes`` more of a large message, in steps, now or when there is room."""
+        if (known := self._credits.get(stream)) is not None and known.owed_bytes:
+            known.advance()
+            return
         limit = self._limits.received_bytes
         if stream in self.waiting or (self._granted_bytes and self._granted_bytes + size_bytes > limit):
             self.waiting[stream] = size_bytes
@@ -126,18 +206,49 @@ class ConnectionMemory:
             self._granted_bytes += size_bytes
             stream.granted_bytes += size_bytes
             stream.is_counted = True
-            stream.credit(size_bytes)
+            if known is None:
+                self._credits[stream] = known = _Credit(self, stream)
+            known.owed_bytes = size_bytes
+            known.advance()
 
     def keep(self, stream: CountedStream, size_bytes: int) -> None:
         """Set the request bytes that the server holds for ``stream`` to ``size_bytes``."""
-        self.received_bytes += size_bytes - stream.kept_bytes
+        more = size_bytes - stream.kept_bytes
+        self.received_bytes += more
         stream.kept_bytes = size_bytes
         stream.is_counted = True
+        if more > 0 and (credit := self._credits.get(stream)) is not None:
+            self._keep_promise(credit, more)
         self._note()
+
+    def promise(self, credit: _Credit, size_bytes: int) -> None:
+        """Count ``size_bytes`` that a stream gets credit for now."""
+        credit.promised_bytes += size_bytes
+        self._promised_bytes += size_bytes
+        self._note()
+
+    def _keep_promise(self, credit: _Credit, size_bytes: int) -> None:
+        """Count ``size_bytes`` no longer as promised: they have arrived, or never will."""
+        size_bytes = min(size_bytes, credit.promised_bytes)
+        credit.promised_bytes -= size_bytes
+        self._promised_bytes -= size_bytes
+
+    def holds_back(self, stream: CountedStream) -> bool:
+        """True if the peer may not send more of the message of ``stream`` until there is room."""
+        credit = self._credits.get(stream)
+        return stream in self.waiting or (credit is not None and credit.waits)
+
+    def is_promised(self, stream: CountedStream) -> bool:
+        """True if the rest of the message of ``stream`` is counted, or waits until it can be."""
+        credit = self._credits.get(stream)
+        return credit is not None and credit.is_begun
 
     def let_go(self, stream: CountedStream, size_bytes: int = 0) -> None:
         """Release the large message of ``stream``: it was answered or read. ``size_bytes`` of other messages remain."""
         self.waiting.pop(stream, None)
+        if (credit := self._credits.pop(stream, None)) is not None:
+            credit.leave()
+            self._keep_promise(credit, credit.promised_bytes)
         self._granted_bytes -= stream.granted_bytes
         stream.granted_bytes = 0
         self.keep(stream, size_bytes)
@@ -154,11 +265,11 @@ class ConnectionMemory:
 
     @property
     def waits_for_peer(self) -> bool:
-        return True
+        return bool(self.unread_bytes) or self._arrives()
 
     def shed(self) -> None:
         self._is_over = True
-        reason = "the server holds as many bytes of requests and answers as it may"
+        reason = "the server holds as many bytes of requests and responses as it may (--memory-budget)"
         self._fail(ConnectionFault(ENHANCE_YOUR_CALM, reason))
 
     def end(self) -> bool:
@@ -173,4 +284,4 @@ class ConnectionMemory:
         else:
             self.most_active = _ANY
         if not self._is_over:  # else the rest is released soon
-            self._ledger.set(self, self.unread_bytes + self.received_bytes)
+            self._ledger.set(self, self.unread_bytes + self.received_bytes + self._promised_bytes)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _SCRATCH_BYTES = 64 * 1024
+_UNLIMITED = 1 << 62
 #: Interval of the checks while connections drain.
 _DRAIN_CHECK_SECONDS = 0.1
 #: Time for peers to read that their calls were ended.
@@ -53,16 +54,19 @@ class Connections:
     """All connections of one port. Make it before listening; use it on the event loop only.
 
     ``scratch`` is one receive buffer for all connections: the loop fills and parses it in one step, so an idle
-    connection needs no buffer. ``turns`` is the time budget of all connections.
+    connection needs no buffer. ``turns`` is the time budget of all connections. ``budget`` counts what they hold.
     """
 
-    def __init__(self, service: Service[Any], limits: Limits, keepalive: Keepalive) -> None:
+    def __init__(
+        self, service: Service[Any], limits: Limits, keepalive: Keepalive, budget: HeldBytes | None = None
+    ) -> None:
         self.service = service
         self.limits = limits
         self.keepalive = keepalive
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.turns = Turns()
-        self.held = HeldBytes(limits.held_bytes)
+        self.budget = budget or HeldBytes(_UNLIMITED)
+        self.held = HeldBytes(limits.held_bytes, self.budget) if limits.held_bytes else self.budget
         self._loop = asyncio.get_running_loop()
         self._interval = keepalive.interval(
             min(SWEEP_SECONDS, limits.head_seconds / 4, limits.unread_seconds / 4, limits.message_seconds / 4)

@@ -79,8 +79,8 @@ class Limits:
     unread_bytes: int = 512 * 1024 * 1024
     #: Bytes of messages larger than a window, arriving or in flight. Further ones get no credit until there is room.
     received_bytes: int = 512 * 1024 * 1024
-    #: Bytes that all connections hold. Beyond it connections end, slow ones and large ones first. 0: a quarter of the
-    #: memory.
+    #: Bytes that all connections hold. Beyond it connections end, slow ones and large ones first. 0: no limit but the
+    #: budget of `Connections`.
     held_bytes: int = 0
     #: A call ends if its request message arrives at less than `MIN_MESSAGE_RATE` bytes per second for longer than this.
     message_seconds: float = 60.0

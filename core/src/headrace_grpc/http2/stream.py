@@ -93,6 +93,9 @@ class Stream:
         """True if an answer of ``size_bytes`` may wait for the peer. If False, the subclass has ended the stream."""
         return True
 
+    def refuse(self, reason: str) -> None:
+        """End the stream for ``reason``: there is no memory for its request."""
+
     def lost(self) -> None:
         """Called when the stream was reset or the connection is lost: nothing more can be sent."""
 

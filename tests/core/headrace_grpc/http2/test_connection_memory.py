@@ -30,7 +30,12 @@ class Sent:
     def __init__(self) -> None:
         self.granted_bytes = self.kept_bytes = 0
         self.is_counted = False
+        self.receive_window = 0
         self.credits: list[int] = []
+        self.refusals: list[str] = []
+
+    def refuse(self, reason: str) -> None:
+        self.refusals.append(reason)
 
     def credit(self, size_bytes: int) -> None:
         self.credits.append(size_bytes)
@@ -170,7 +175,7 @@ def test_what_is_held_is_counted_for_all_connections_together() -> None:
 def test_a_connection_ends_if_all_together_hold_too_much() -> None:
     async def scenario() -> None:
         held = Held(limit_bytes=1 << 20)
-        held.memory.wait((1 << 20) + 1)
+        held.memory.wait((9 << 17) + 1)
         await asyncio.sleep(0)
         (fault,) = held.faults
         assert fault.code == ENHANCE_YOUR_CALM

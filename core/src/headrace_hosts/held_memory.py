@@ -1,0 +1,236 @@
+"""One memory budget for a process: what all ports and protocols receive, decompress, queue, pack, cache and send.
+
+`HeldBytes` counts what connections hold, until a response has been read. This adds what belongs to no connection:
+decompressed bodies as long as their memory exists, outputs that threads pack, and the size of the response cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from headrace.errors import ConfigError, OutOfMemory
+from headrace_hosts.held_bytes import WAIT_S, HeldBytes
+from headrace_hosts.memory_limits import AT_START
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from headrace.config.options import ServerOptions
+    from headrace.engine import Engine
+
+log = logging.getLogger(__name__)
+
+#: By default, connections get this part of the memory that is free when the server starts.
+_PART = 2
+#: The smallest default.
+_LEAST_BYTES = 32 << 20
+#: A refused caller may try again after this time.
+RETRY_S = 1.0
+#: Memory is returned to the system this time after a refusal.
+GIVE_BACK_S = 0.5
+#: A log line says at most once in this time that the budget is used up.
+_SAY_S = 60.0
+_GIB = 1 << 30
+
+
+def shown(size_bytes: int) -> str:
+    """Return a size as log lines show it."""
+    return f"{size_bytes / _GIB:.1f} GiB" if size_bytes >= _GIB else f"{size_bytes / (1 << 20):.0f} MiB"
+
+
+def no_memory(reason: str) -> OutOfMemory:
+    """Return the error for a caller that is refused for ``reason``."""
+    return OutOfMemory(reason, retry_after_s=RETRY_S)
+
+
+class HeldMemory(HeldBytes):
+    """The budget of one server. For the event loop, except `take`, which any thread may call."""
+
+    def __init__(self, limit_bytes: int, wait_s: float = WAIT_S, cache_bytes: int = 0) -> None:
+        super().__init__(limit_bytes, wait_s=wait_s)
+        self._cache_bytes = cache_bytes
+        self.largest_bytes = limit_bytes - cache_bytes
+        self._lock = threading.Lock()
+        self._inflated_bytes = self._packed_bytes = 0
+        #: Sizes of counted memory that is gone. Its end can be in any thread and at any line, so it takes no lock.
+        self._gone: deque[int] = deque()
+        self._said_at = -_SAY_S
+        #: Returns free memory to the system.
+        self.give_back: Callable[[], None] = _nothing
+        self._giving_back: asyncio.TimerHandle | None = None
+        self.recount()
+
+    def recount(self) -> None:
+        with self._lock:
+            self._sum_up()
+        super().recount()
+
+    def count_packed(self, size_bytes: int) -> None:
+        """Count ``size_bytes`` of outputs that wait for a thread; a negative number when they are packed.
+
+        Raises `OutOfMemory` if more is held than may: the outputs are dropped, and the error is the answer.
+        """
+        if size_bytes > 0 and self.in_use_bytes > self.limit_bytes:
+            self.refused += 1
+            self.hit()
+            raise no_memory(
+                f"there is no memory to pack a response of {size_bytes} bytes: requests and responses take "
+                f"{self.in_use_bytes} of the {self.limit_bytes} bytes that they may (--memory-budget)"
+            )
+        self._packed_bytes += size_bytes
+        self.recount()
+        self.grown()
+
+    def take(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """Return memory of ``size_bytes``, which counts as long as it exists. Raises `OutOfMemory`. Any thread."""
+        with self._lock:
+            self._sum_up()
+            if self.in_use_bytes + size_bytes > self.limit_bytes:
+                self.refused += 1
+                raise no_memory(
+                    f"there is no memory to decompress the request: {size_bytes} bytes more are needed, and requests "
+                    f"and responses take {self.in_use_bytes} of the {self.limit_bytes} bytes that they may "
+                    "(--memory-budget)"
+                )
+            memory = self._counted(np.empty(size_bytes, np.uint8))
+        self.is_tight = self.in_use_bytes > self.soft_bytes
+        return memory
+
+    def count_body(self, body: bytes) -> memoryview:
+        """Return a view of ``body``, which a library has received. It counts as long as a view exists.
+
+        Raises `OutOfMemory` if more is held than may.
+        """
+        with self._lock:
+            self._sum_up()
+            if self.in_use_bytes + len(body) > self.limit_bytes:
+                self.refused += 1
+                raise no_memory(
+                    f"there is no memory for a message of {len(body)} bytes: requests and responses take "
+                    f"{self.in_use_bytes} of the {self.limit_bytes} bytes that they may (--memory-budget)"
+                )
+            return self._counted(np.frombuffer(body, np.uint8)).data
+
+    def _counted(self, array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        counted = array.view(_CountedMemory)
+        counted.gone = self._gone
+        self._inflated_bytes += array.nbytes
+        self.other_bytes += array.nbytes
+        return counted
+
+    def _sum_up(self) -> None:
+        """Subtract the memory that is gone, and set `other_bytes`. The caller has the lock."""
+        while self._gone:
+            self._inflated_bytes -= self._gone.popleft()
+        self.other_bytes = self._cache_bytes + self._inflated_bytes + self._packed_bytes
+
+    def hit(self) -> None:
+        if self._giving_back is None:
+            self._giving_back = asyncio.get_running_loop().call_later(GIVE_BACK_S, self._give_back)
+        now = monotonic()
+        if now - self._said_at > _SAY_S:
+            self._said_at = now
+            log.warning(
+                "the memory budget of %s is used up: large requests wait for memory, and are refused after %g s "
+                "(--memory-budget)",
+                shown(self.limit_bytes),
+                self._wait_s,
+            )
+
+    def _give_back(self) -> None:
+        """Return what refusals have freed: the allocator would keep it, beside what others then allocate."""
+        self._giving_back = None
+        self.give_back()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the budget."""
+        self.recount()
+        yield GaugeMetricFamily(
+            "headrace_memory_budget_bytes", "Most bytes that requests and responses may take", self.limit_bytes
+        )
+        held = GaugeMetricFamily(
+            "headrace_memory_held_bytes", "Bytes of the memory budget that are in use", labels=("kind",)
+        )
+        for kind, size in (
+            ("connections", self.total_bytes),
+            ("decompressed", self._inflated_bytes),
+            ("packed", self._packed_bytes),
+            ("cache", self._cache_bytes),
+        ):
+            held.add_metric((kind,), size)
+        yield held
+        yield GaugeMetricFamily("headrace_memory_waiting", "Number of requests that wait for memory", self.waiting)
+        yield CounterMetricFamily(
+            "headrace_memory_refused", "Number of requests and connections that were ended for memory", self.refused
+        )
+
+
+class _CountedMemory(np.ndarray[Any, Any]):
+    """Memory that counts until nobody refers to it."""
+
+    gone: deque[int] | None = None  # of the object itself; its views have None
+
+    def __del__(self) -> None:
+        if self.gone is not None:
+            self.gone.append(self.nbytes)
+
+
+def _nothing() -> None:
+    """Return nothing to the system."""
+
+
+_budgets: WeakKeyDictionary[Engine, HeldMemory] = WeakKeyDictionary()
+
+
+def budget_of(engine: Engine) -> HeldMemory:
+    """Return the one budget of a server, for all of its ports. Made, and said in the log, when first asked for.
+
+    Raises `ConfigError` if the cache is larger.
+    """
+    budget = _budgets.get(engine)
+    if budget is None:
+        _budgets[engine] = budget = _make(engine.options)
+        collect = engine.collect
+
+        def with_budget() -> Iterable[Metric]:
+            return (*collect(), *budget.collect())
+
+        engine.collect = with_budget
+        engine.off_loop_work.count, budget.give_back = budget.count_packed, engine.off_loop_work.give_back
+    return budget
+
+
+def _make(options: ServerOptions) -> HeldMemory:
+    size = options.cache_config.get("local", {}).get("size", "")
+    cache_bytes = int(size) if size.isdigit() else 0
+    servers = max(1, options.workers)
+    if options.memory_budget:
+        limit = options.memory_budget // servers
+        if limit <= cache_bytes:
+            raise ConfigError(
+                f"--memory-budget={options.memory_budget} leaves nothing for requests: the response cache has "
+                f"{cache_bytes} bytes" + (f" in each of {servers} workers" if servers > 1 else "")
+            )
+        why = "as --memory-budget says"
+    else:
+        free, rule = AT_START
+        limit = cache_bytes + max(_LEAST_BYTES, free // servers - cache_bytes) // _PART
+        why = f"half of what this process may use of {rule}, {shown(free)} (--memory-budget)"
+    log.info(
+        "Memory budget of requests, responses and the response cache: %s%s, %s",
+        shown(limit),
+        f" for each of {servers} workers" if servers > 1 else "",
+        why,
+    )
+    return HeldMemory(limit, options.memory_wait_secs, cache_bytes)
