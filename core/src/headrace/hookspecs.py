@@ -174,9 +174,10 @@ def observe_model(model: ServedModel, options: ServerOptions) -> Observer | None
 
 @hookspec
 def model_loaded(model: ServedModel) -> None:
-    """``model`` is ready and takes requests.
+    """``model`` is loaded, and takes requests next.
 
-    Called once per loaded version, on a loading thread. An exception is logged.
+    Called once per loaded version, on a loading thread, which may go on as that of the instance: do not wait here for a
+    response of this model. An exception is logged.
     """
 
 
