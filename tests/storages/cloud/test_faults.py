@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace import ConfigError, HeadraceError, LoadError, Storage, Unavailable
-from headrace_cloud import clouds, s3_credentials
+from headrace_cloud import clouds, s3_credentials, store_clients
 from headrace_cloud.stored_objects import PART_BYTES
 from tests.storages.cloud.faulty_s3 import FaultyS3, Handler, error, etag, faulty_s3
 from tests.storages.cloud.opened_storage import new_directories, open_storage
@@ -103,7 +103,8 @@ def _openssl(folder: Path, *words: str) -> None:
     subprocess.run(["openssl", *words], check=True, capture_output=True, cwd=folder)
 
 
-def test_a_certificate_that_is_refused_is_told_with_the_reason(tmp_path: Path) -> None:
+def test_a_certificate_that_is_refused_is_told_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_clients, "_RETRIES", 0)
     new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     _openssl(tmp_path, *new, "-x509", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem")
     _openssl(tmp_path, *new, "-subj", "/CN=localhost", "-keyout", "server.key", "-out", "server.csr")
@@ -123,7 +124,7 @@ def test_a_certificate_that_is_refused_is_told_with_the_reason(tmp_path: Path) -
             (f"127.0.0.1:{s3.port}", authority, "its certificate is for another name"),
             (f"localhost:{plain.port}", authority, "it does not speak TLS"),
         ):
-            storage = open_storage(f"s3://https://{place}/bucket/models", ca_file=file, timeout_s=0.2)
+            storage = open_storage(f"s3://https://{place}/bucket/models", ca_file=file)
             with pytest.raises(Unavailable, match=rf"The storage failed: {why}\. It was asked at https://{place} for"):
                 storage.models()
 
@@ -158,7 +159,7 @@ def test_a_connection_that_is_closed_is_told(s3: FaultyS3, storage: Storage) -> 
 def test_a_large_object_in_one_answer_may_take_long(
     s3: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clouds, "_LEAST_RATE", 1 << 60)
+    monkeypatch.setattr(clouds, "_LEAST_RATE", PART_BYTES / (2 - 30))  # other answers have 2 s
     content = os.urandom(PART_BYTES + 1)
     s3.put({"m/1/weights": content})
     steps = 8
@@ -170,11 +171,11 @@ def test_a_large_object_in_one_answer_may_take_long(
         with suppress(OSError):  # the first requests want parts
             for step in range(steps):
                 request.wfile.write(content[step * len(content) // steps : (step + 1) * len(content) // steps])
-                s3.ending.wait(0.1)
+                s3.ending.wait(0.3)
         return True
 
     s3.fault = send_slowly
-    found = open_storage(s3.url, timeout_s=0.5).fetch("m", ["1/weights"], new_directories(tmp_path))
+    found = open_storage(s3.url).fetch("m", ["1/weights"], new_directories(tmp_path))
     assert (found / "1/weights").read_bytes() == content
 
 
@@ -266,7 +267,7 @@ def test_a_panic_of_obstore_is_an_error_of_the_storage(
 ) -> None:
     monkeypatch.setattr(s3_credentials, "_KEY", re.compile(".*", re.DOTALL))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "line\nbreak")
-    storage = open_storage(s3.url, timeout_s=0.5)
+    storage = open_storage(s3.url)
     assert "failed. The storage failed: called" in _told(s3, storage.models, Unavailable)
 
 
@@ -278,7 +279,7 @@ def test_keys_that_are_broken_while_the_server_runs_are_told(
     monkeypatch.setattr(s3_credentials, "_READ_AGAIN", timedelta(0))
     keys = '{"s3": {"": {"key_id": "%s", "secret_key": "canary"}}}'
     path.write_text(keys % "user")
-    storage = open_storage(s3.url, timeout_s=0.5)
+    storage = open_storage(s3.url)
     assert list(storage.models()) == ["m"]
     for broken, why in ((keys % "user\\n", "have a key or token that is empty, or has blanks"), ("{", "is no JSON")):
         path.write_text(broken)
