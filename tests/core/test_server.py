@@ -265,6 +265,21 @@ def test_a_scheduler_that_fails_to_drain_keeps_no_model_from_closing(
     assert sorted(gated.closed) == ["m_0/1", "n_0/1"]
 
 
+def test_the_capacity_of_a_model_is_what_fills_its_instances(write_model: Any, repository: Path) -> None:
+    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }'
+    for name, config in {
+        "batches": "max_batch_size: 4 dynamic_batching { } instance_group { count: 3 }",
+        "direct": "max_batch_size: 4 instance_group { count: 3 }",
+        "streams": "model_transaction_policy { decoupled: true }",
+    }.items():
+        write_model(name, f'backend: "identity" {config} {tensors}')
+    with headrace.Server(repository) as server:
+        views = {name: server.engine.resolve(name) for name in ("batches", "direct", "streams")}
+        assert {name: view.capacity() for name, view in views.items()} == {"batches": 12, "direct": 3, "streams": 0}
+        server.infer("direct", x(1.0))
+        assert views["direct"].occupancy.last_ns > 0
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=4), min_size=1, max_size=40))
 def test_any_interleaving_of_requests_gives_each_caller_its_own_rows(

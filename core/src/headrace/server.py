@@ -138,8 +138,8 @@ class Server:
             yield {}, self._cache.cache
         for extension in self.engine.extensions:
             yield {}, extension
-        if self._mode is not None:
-            yield from self._mode.publishers()
+        for interceptor in () if self.engine.admission is None else self.engine.admission.interceptors:
+            yield from interceptor.publishers()
         for use in self._limiter.uses() if self._limiter is not None else ():
             yield use.labels, use
 

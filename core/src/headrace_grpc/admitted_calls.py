@@ -142,11 +142,12 @@ class _Guard:
         return self._admission.select(admit, skip, self._rpc.recorded, _trace_context, _model_name, self._rpc.permitted)
 
     def _start(self, answering: Coroutine[Any, Any, None]) -> Cancel:
-        """Run ``answering`` as a task. Return a function that cancels it."""
-        task = asyncio.get_running_loop().create_task(answering)
+        """Run ``answering`` as a task. Return a function that cancels it when it has started."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(answering)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task.cancel
+        return partial(loop.call_soon, task.cancel)
 
     async def _answer_skipped(self, handler: Unary, body: Buffer, context: Context, reply: Reply) -> None:
         """Answer a direct call that no interceptor admits, and whose message is parsed on a thread."""
@@ -160,6 +161,7 @@ class _Guard:
     def _begin(self, handler: Direct, request: Any, context: AdmittedContext, reply: Reply) -> Cancel:
         """Let ``handler`` answer now or later. The operation ends with its answer, or when the caller disconnects."""
         self._require_name(request, context.caller)
+        context.caller.ends_with_reply = True
 
         def answer(answer: bytes | HeadraceError) -> None:
             context.caller.end(answer if isinstance(answer, HeadraceError) else None)
@@ -202,6 +204,7 @@ class _Guard:
                 await self._pass(waiting, context)
             request = await _read(body, self._rpc.parse, self._rpc.parse_large, self._large)
             self._require_name(request, caller)
+            caller.ends_with_reply = True
             answer = await handler(request, context)
         except asyncio.CancelledError:
             caller.end(_left())
@@ -243,7 +246,7 @@ class _Guard:
     def _admit(
         self, caller: Caller, body: Buffer, chain: InterceptorChain | None = None
     ) -> Coroutine[Any, Any, None] | None:
-        field = self._rpc.model_field
+        field, caller.body_bytes = self._rpc.model_field, len(body)
         try:
             name = "" if field is None else _text_in(body, field[0])
             return (chain or self._admission).admit(caller, self._rpc.operation, name)
@@ -294,8 +297,8 @@ async def admit_messages(
         if (chain := chain_of(body, context, None)) is None:
             yield AdmittedMessage(await _read(body, unpack, unpack_large, large), None)
             continue
-        caller = opened.for_another_operation()
-        name = _text_in(body, _MODEL_FIELD)
+        caller, name = opened.for_another_operation(), _text_in(body, _MODEL_FIELD)
+        caller.body_bytes = len(body)
         try:
             if (waiting := chain.admit(caller, Operation.INFER, name)) is not None:
                 await waiting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace.engine import Caller
@@ -39,7 +40,8 @@ def caller_of(http: HttpRequest, reply: Reply, transport: str = "http") -> Calle
     except HeadraceError:  # the handler refuses it
         deadline_ns = 0
     peer, certificate = getattr(reply, "peer", ""), getattr(reply, "certificate", None)
-    return Caller(transport, peer, certificate, header, all_headers, deadline_ns=deadline_ns)
+    size = len(http.body)
+    return Caller(transport, peer, certificate, header, all_headers, deadline_ns=deadline_ns, body_bytes=size)
 
 
 class AdmittedReply:
@@ -48,7 +50,7 @@ class AdmittedReply:
     __slots__ = ("_cancel", "_has_left", "_is_answered", "_reply", "_task", "caller")
 
     def __init__(self, reply: Reply, caller: Caller) -> None:
-        self.caller = caller
+        self.caller, caller.ends_with_reply = caller, True
         self._reply = reply
         self._is_answered = self._has_left = False
         self._cancel: Cancel | None = None
@@ -84,8 +86,9 @@ class AdmittedReply:
 
     def wait(self, waiting: Coroutine[Any, Any, None], answer: Begin, refuse: Refuse) -> Cancel:
         """Await the admission of the operation, then answer it. Return as `begun` does."""
-        self._task = asyncio.get_running_loop().create_task(self._wait(waiting, answer, refuse))
-        self._cancel = self._task.cancel
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._wait(waiting, answer, refuse))
+        self._cancel = partial(loop.call_soon, self._task.cancel)  # not before it has started, or it would run nothing
         return self._leave
 
     async def _wait(self, waiting: Coroutine[Any, Any, None], answer: Begin, refuse: Refuse) -> None:
@@ -96,7 +99,8 @@ class AdmittedReply:
         except BaseException as error:
             refuse(plugin_failure(error, self._has_left))
         else:
-            self.begun(answer())
+            if not self._has_left:
+                self.begun(answer())
         finally:
             self._task = None
 

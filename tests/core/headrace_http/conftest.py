@@ -74,10 +74,12 @@ class EchoModel:
             self.outputs,
             self.labels,
             metadata_document(self.config.platform, self.signature),
+            SimpleNamespace(in_flight=0, at_once=1, last_ns=0),
             self.signature.check,
             partial(explain, self.signature),
             self.enqueue,
             lambda observer: lambda: None,
+            lambda: 1,
         )
 
     def snapshot(self) -> Snapshot:

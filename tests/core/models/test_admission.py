@@ -38,6 +38,7 @@ from headrace import (
     Operation,
     Outcome,
     PermissionDenied,
+    PublishedMetric,
     ResourceExhausted,
     Ticket,
     Unauthenticated,
@@ -50,6 +51,9 @@ from headrace.models.submission import check_and_enqueue
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.server import Server
+from headrace_grpc.rpc_table import rpcs as rpc_table
+from headrace_http.message import HttpRequest
+from headrace_http.routes import Routes
 
 CONFIG = """
 backend: "identity"
@@ -396,6 +400,71 @@ def test_a_request_refused_behind_an_interceptor_is_its_answer_and_its_end(serve
     assert [outcome.error is None for outcome in Seen.ends] == [False] * 4
 
 
+class Sizes(Interceptor):
+    """Notes the size of each message and each end, with a watch that does not see answers."""
+
+    name: ClassVar[str] = "sizes"
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch:
+        Seen.calls.append((caller.transport, str(operation), str(caller.body_bytes), "", ""))
+        return _Ends()
+
+
+class _Ends(Watch):
+    def ended(self, outcome: Outcome) -> None:
+        Seen.ends.append(outcome)
+
+
+@pytest.mark.parametrize("size", [2, 50_000], ids=["small", "large"])
+def test_the_size_of_a_message_is_known_and_each_operation_ends_once(serve: Serve, size: int) -> None:
+    content = np.full(size, 0.5, np.float32).tobytes()
+    request = service_pb2.ModelInferRequest(model_name="m", raw_input_contents=[content])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, size])
+
+    def scenario(ports: Ports) -> None:
+        answered = post(ports.http, size)
+        assert answered.status_code == 200
+        body = len(answered.request.content)
+        with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            stub.ModelInfer(request, timeout=60)
+            assert len(list(stub.ModelStreamInfer(iter([request, request]), timeout=60))) == 2
+        ports.server.infer("m", {"x": np.zeros((1, 2), np.float32)})
+        assert [seen[:3] for seen in Seen.calls] == [
+            ("http", "infer", str(body)),
+            ("grpc", "infer", str(request.ByteSize())),
+            ("grpc", "open_stream", "0"),
+            ("grpc", "infer", str(request.ByteSize())),
+            ("grpc", "infer", str(request.ByteSize())),
+            ("program", "infer", "0"),
+        ]
+
+    serve(scenario, Sizes)
+    assert [outcome.error for outcome in Seen.ends] == [None] * 6
+
+
+class Publishes(Seen):
+    """An interceptor with a metric."""
+
+    name = "publishes"
+    metrics = (PublishedMetric("headrace_publishes_asked", "Number of operations", label="kind"),)
+
+    def measure(self) -> dict[str, Any]:
+        return {"headrace_publishes_asked": {"all": len(self.calls)}}
+
+    def publishers(self) -> Any:
+        yield {"of": "seen"}, self
+
+
+def test_an_interceptor_may_have_metrics(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        ports.server.infer("m", {"x": np.zeros((1, 2), np.float32)})
+        [found] = [each for each in ports.server.engine.collect() if each.name == "headrace_publishes_asked"]
+        assert [(each.labels, each.value) for each in found.samples] == [({"of": "seen", "kind": "all"}, 1)]
+
+    serve(scenario, Publishes)
+
+
 class Order(Interceptor):
     """Notes when it is asked and when it sees an answer and the end, and refuses a caller that names it."""
 
@@ -577,6 +646,47 @@ def test_a_caller_that_leaves_while_an_interceptor_waits_is_told_to_nobody(serve
 
     serve(scenario, Seen, Waits)
     assert [type(outcome.error).__name__ for outcome in Seen.ends] == ["Cancelled"]
+
+
+def test_a_caller_that_leaves_before_its_task_has_started_is_at_its_end(serve: Serve, held: threading.Event) -> None:
+    """In the turn of the event loop in which it came."""
+    answers: list[Any] = []
+
+    def scenario(ports: Ports) -> None:
+        engine = ports.server.engine
+
+        async def over_grpc() -> None:
+            context: Any = SimpleNamespace(metadata=(), deadline_ns=0, peer="", certificate=None, has_left=True)
+            [rpc] = [each for each in rpc_table(engine) if each.name == "ModelInfer"]
+            body = service_pb2.ModelInferRequest(model_name="m").SerializeToString()
+            assert rpc.direct is not None
+            cancel = rpc.direct(body, context, answers.append)
+            assert cancel is not None
+            cancel()
+
+        async def over_http() -> None:
+            request = HttpRequest("POST", "/v2/models/m/infer", {}, memoryview(b"{}"))
+            cancel = Routes(engine).dispatch(request, answers.append)
+            assert cancel is not None
+            cancel()
+
+        async def in_the_program() -> None:
+            request = InferRequest("m", {"x": np.zeros((1, 2), np.float32)})
+            ticket = Ticket(request, lambda answer, final: answers.append(answer))
+            engine.submitter().submit(ticket, Caller("program"))
+            ticket.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+        for number, ask in enumerate((over_grpc, over_http, in_the_program), 1):
+            asyncio.run_coroutine_threadsafe(ask(), ports.server.loop).result(60)
+            deadline = threading.Event()
+            while len(Seen.ends) < number and not deadline.wait(0.01):
+                pass
+        assert [type(outcome.error).__name__ for outcome in Seen.ends] == ["Cancelled"] * 3
+
+    serve(scenario, Seen, Waits)
+    assert [type(answer).__name__ for answer in answers] == ["Cancelled"]  # a client that has left gets none
 
 
 # ---------------------------------------------------------------------- what a server without interceptors does

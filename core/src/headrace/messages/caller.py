@@ -70,6 +70,9 @@ class Caller:
     #: The call that a model was executing when it made this one. Principal, deadline and trace context are copied from
     #: it.
     parent: Caller | None = None
+    #: The size of the message of the operation as it is when `Interceptor.admit` is called: over HTTP before it is
+    #: decompressed. 0 if it is not known then, and for a stream as a whole.
+    body_bytes: int = 0
     #: The operation and the model that it was admitted for. None and empty before; ``model`` is also empty if the
     #: operation has no model.
     operation: AnyOperation | None = field(default=None, init=False)
@@ -78,6 +81,10 @@ class Caller:
     #: Set by a `Watch`: called after the end, when a frontend has handed a whole answer to its transport.
     on_sent: Callable[[], None] | None = field(default=None, init=False, repr=False)
     is_over: bool = field(default=False, init=False)
+    #: Set by a frontend that calls `end` with its reply, so that nothing else need wait for the last answer.
+    ends_with_reply: bool = field(default=False, init=False, repr=False)
+    #: True if a `Watch` sees the answers, and not the end only.
+    shows_answers: bool = field(default=False, init=False, repr=False)
     _watches: tuple[Watch, ...] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -124,6 +131,8 @@ class Caller:
     def watch(self, watch: Watch) -> None:
         """Let ``watch`` see the answers and the end."""
         self._watches = (*self._watches, watch)
+        if type(watch).answered is not Watch.answered:
+            self.shows_answers = True
 
     def note(self, **details: Any) -> None:
         """Tell what watches what a control operation is asked to change: never contents of files, never secrets."""

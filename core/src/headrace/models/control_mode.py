@@ -21,7 +21,6 @@ from headrace.config.option_parts import CONTROL_MODES, ControlOptions
 from headrace.distributions import missing
 from headrace.errors import ConfigError, HeadraceError, Unsupported
 from headrace.models.interceptors import Interceptor
-from headrace.telemetry.published import Publisher
 
 if TYPE_CHECKING:
     from headrace.models.lifecycle import Lifecycle
@@ -53,10 +52,6 @@ class ControlMode(Interceptor):
     @property
     def enabled(self) -> bool:
         return self.options.model_control_mode == self.name
-
-    def publishers(self) -> Iterable[tuple[dict[str, str], Publisher]]:
-        """Return parts with metrics for the page, each with its labels. Called once per scrape."""
-        return ()
 
     async def start(self) -> list[HeadraceError]:
         """Load the models that serve from the start. Return the failures."""

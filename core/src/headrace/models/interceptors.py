@@ -23,6 +23,7 @@ from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.executions import Recorder
 from headrace.telemetry.log_limits import rate_limited_logger
+from headrace.telemetry.published import Publisher
 
 if TYPE_CHECKING:
     from headrace.models.view import ModelView
@@ -104,6 +105,10 @@ class Interceptor(ABC):
         """Return whom it lets do ``operation`` over ``transport``, such as ``"callers with a key"``, for ``headrace
         check --security``. An empty string is everybody; None leaves it open."""
         return None
+
+    def publishers(self) -> Iterable[tuple[dict[str, str], Publisher]]:
+        """Return parts with metrics for the page, each with its labels. Called once per scrape."""
+        return ()
 
 
 class InterceptorChain:
@@ -265,7 +270,7 @@ class InterceptorChain:
         except BaseException as error:
             raise self._refusal(caller, Operation.INFER, plugin_failure(error)) from None
         ticket.request.send_as(caller)
-        if caller.is_watched:
+        if caller.shows_answers or (caller.is_watched and not caller.ends_with_reply):
             ticket.watch(partial(_tell, caller))
 
     def _refusal(self, caller: Caller, operation: AnyOperation, error: Exception) -> HeadraceError:

@@ -18,6 +18,7 @@ from headrace.messages.ticket import Ticket
 from headrace.models.readiness import Readiness
 from headrace.models.signature import Signature, explain
 from headrace.models.view import ModelView, metadata_document
+from headrace.schedulers.dynamic import DirectScheduler
 from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.executions import Observer, SpanKeeper
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
@@ -112,10 +113,12 @@ class ServedModel:
             signature.outputs,
             labels,
             metadata_document(self.platform, signature),
+            model_queue,
             signature.check,
             partial(explain, signature),
             model_queue.submit,
             instances.observe,
+            self.capacity,
         )
 
     @property
@@ -187,6 +190,14 @@ class ServedModel:
             "resources": [use.document() for use in uses],
             **model_queue.history.document(model_queue.clock.now_ns()),
         }
+
+    def capacity(self) -> int:
+        """Return how many requests fill the batches of all instances: `ModelView.capacity`. Event loop only."""
+        scheduler = self.model_queue.scheduler
+        if self.decoupled or scheduler.is_stateful or any(executor.unanswered for executor in self.executors):
+            return 0
+        rows = 1 if isinstance(scheduler, DirectScheduler) else max(1, self.max_batch_size)
+        return self.model_queue.at_once * rows
 
     @property
     def can_replace_instances(self) -> bool:

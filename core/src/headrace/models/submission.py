@@ -143,6 +143,8 @@ class RequestSubmitter:
         """Start a request when the interceptors allow it. If they refuse, answer it with the error."""
         try:
             await waiting
+            if ticket.cancelled:
+                raise asyncio.CancelledError
             ticket.on_cancel = None
             self._intercept(view, ticket, caller)
         except HeadraceError as error:
@@ -169,7 +171,7 @@ class RequestSubmitter:
 
 
 def _stop_waiting(task: asyncio.Task[None], ticket: Ticket) -> None:
-    task.cancel()
+    task.get_loop().call_soon(task.cancel)  # not before it has started, or it would answer nothing
 
 
 def check_and_enqueue(view: ModelView, ticket: Ticket, call: Any = None) -> None:

@@ -17,6 +17,7 @@ from headrace.messages.request import InferRequest
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import Ticket
 from headrace.models.signature import Signature
+from headrace.schedulers.base import Occupancy
 from headrace.telemetry.executions import Duration, Observer
 from headrace.telemetry.statistics import Snapshot
 
@@ -26,7 +27,7 @@ class ModelView:
     """One served version. Created at load, and again when its instances change. All its callers share it.
 
     ``labels`` maps an output to the lines of its label file. ``metadata`` is the metadata document without the name and
-    the versions. The last four fields are functions, not methods, so that a request pays no extra call. Call them on
+    the versions. The last five fields are functions, not methods, so that a request pays no extra call. Call them on
     the event loop.
     """
 
@@ -40,6 +41,7 @@ class ModelView:
     outputs: Mapping[str, Spec]
     labels: Mapping[str, Sequence[str]]
     metadata: Mapping[str, Any]
+    occupancy: Occupancy
     #: `Signature.check` of the version: sets what the scheduler needs of a request, or raises `HeadraceError`.
     check: Callable[[Ticket], None]
     #: `headrace.models.signature.explain` of the version: returns why a request is invalid.
@@ -48,6 +50,10 @@ class ModelView:
     enqueue: Callable[[Ticket], None]
     #: Reports the executions of the version to an observer, until the function that it returns is called.
     observe: Callable[[Observer], Callable[[], None]]
+    #: Returns how many requests of one row fill the batches of all instances. 0 if no such number is known: for a
+    #: decoupled model, one without instances, one whose scheduler keeps state from one request to the next, and one
+    #: that answers later than its executions return.
+    capacity: Callable[[], int]
 
 
 def metadata_document(platform: str, signature: Signature) -> dict[str, Any]:
