@@ -1,0 +1,39 @@
+"""Quotas for Headrace: how much each principal may use of each model, and fair shares of a busy one.
+
+::
+
+    headrace serve --quota-rate=50 --quota-in-flight=8 ...      the same limits for every caller
+    headrace serve --quota-file=quotas.json ...                 limits and weights by principal and model
+
+::
+
+    Quotas            the interceptor: counts, refuses, lets wait                  (quotas_interceptor)
+    QuotaBook         what holds for whom: the content of a quota file             (quota_file)
+    Tenant, Use       what a principal uses, of all models and of one              (usage)
+    FairGate          lets as many requests to a model as fill its instances       (fair_gate)
+    headrace quotas   checks a quota file, and says what holds for a principal     (quotas_command)
+"""
+
+from __future__ import annotations
+
+from headrace import Command, Interceptor, OptionGroup, hookimpl
+from headrace_quotas.quota_options import QuotaOptions
+from headrace_quotas.quotas_command import QuotasCommand
+from headrace_quotas.quotas_interceptor import Quotas
+
+__all__ = ["QuotaOptions", "Quotas", "QuotasCommand"]
+
+
+@hookimpl
+def add_options() -> list[type[OptionGroup]]:
+    return [QuotaOptions]
+
+
+@hookimpl
+def register_interceptors() -> list[type[Interceptor]]:
+    return [Quotas]
+
+
+@hookimpl
+def register_commands() -> list[type[Command]]:
+    return [QuotasCommand]

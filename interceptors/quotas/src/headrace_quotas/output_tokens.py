@@ -1,0 +1,60 @@
+"""Output tokens, as models report them in Triton's contract for vLLM: in the output ``num_output_tokens``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace import Answer, InferRequest, InferResponse, ModelView, Watch
+from headrace_quotas.fair_gate import Use
+
+#: The output: for each response, the tokens that are new in it.
+TOKENS = "num_output_tokens"
+#: The input that asks for it.
+ASK = f"return_{TOKENS}"
+
+
+class TokenCounter(Watch):
+    """Counts the tokens in the answers to a request of ``use``."""
+
+    __slots__ = ("_use",)
+
+    def __init__(self, use: Use) -> None:
+        self._use = use
+
+    def answered(self, answer: Answer, final: bool) -> None:
+        if isinstance(answer, InferResponse):
+            self._use.charge_tokens(tokens_in(answer))
+
+
+def reports_tokens(model: ModelView) -> bool:
+    """True if the responses of ``model`` count as tokens: as many as each reports, or one each if it is decoupled."""
+    return model.decoupled or TOKENS in model.outputs
+
+
+def tokens_in(response: InferResponse) -> int:
+    """Return the tokens that ``response`` reports, or 1 if it reports none."""
+    reported = response.outputs.get(TOKENS)
+    if not isinstance(reported, np.ndarray) or reported.dtype.kind not in "iu":
+        return 1
+    return max(0, int(reported.sum()))
+
+
+def asking_for_tokens(request: InferRequest, model: ModelView) -> InferRequest | None:
+    """Return ``request`` so that the model reports its tokens, in Triton's contract for vLLM. None if it does already.
+
+    A limit that a caller evades if it does not ask for the number would be none.
+    """
+    asked = model.inputs.get(ASK)
+    if asked is None or TOKENS not in model.outputs:
+        return None
+    changed = None
+    given = request.inputs.get(ASK)
+    if not (isinstance(given, np.ndarray) and given.dtype == np.bool_ and given.all()):
+        shape = tuple(1 if size < 0 else size for size in asked.dims)
+        first = next(iter(request.inputs.values()), None)
+        if model.max_batch_size and first is not None and first.shape:
+            shape = (first.shape[0], *shape)
+        changed = request.with_inputs({**request.inputs, ASK: np.ones(shape, np.bool_)})
+    if request.outputs and TOKENS not in request.outputs:
+        changed = (changed or request).with_outputs((*request.outputs, TOKENS))
+    return changed

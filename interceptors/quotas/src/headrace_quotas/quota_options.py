@@ -1,0 +1,41 @@
+"""The flags of the interceptor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import ClassVar
+
+from headrace import OptionGroup
+
+
+@dataclass(frozen=True)
+class QuotaOptions(OptionGroup):
+    """How much each caller may use. What is beyond a limit is refused with 429 or RESOURCE_EXHAUSTED."""
+
+    name: ClassVar[str] = "quota"
+    file: str = field(default="", metadata={"help": "File with the quotas of principals, instead of the next three."})
+    rate: float = field(default=0, metadata={"help": "Inferences per second of one caller. 0: no limit."})
+    burst: int = field(
+        default=0,
+        metadata={"help": "Inferences that may come at once after a pause. 0: those of one second, and at least one."},
+    )
+    in_flight: int = field(default=0, metadata={"help": "Inferences of one caller in flight. 0: no limit."})
+    tenants: int = field(
+        default=100, metadata={"help": "Principals with metrics of their own. All others are counted as 'other'."}
+    )
+
+    def __post_init__(self) -> None:
+        if not isfinite(self.rate):
+            raise ValueError(f"--quota-rate is {self.rate}; it is a finite number")
+        numbers = {"rate": self.rate, "burst": self.burst, "in-flight": self.in_flight, "tenants": self.tenants}
+        for flag, value in numbers.items():
+            if value < 0:
+                raise ValueError(f"--quota-{flag} is {value}; the least is 0")
+        if self.burst and not self.rate:
+            raise ValueError("--quota-burst needs --quota-rate")
+        if self.file and (self.rate or self.in_flight):
+            raise ValueError(
+                "--quota-file has the limits of all callers: --quota-rate, --quota-burst and "
+                "--quota-in-flight cannot be set beside it"
+            )

@@ -1,0 +1,87 @@
+"""``headrace quotas``: checks a quota file, and says what holds for a principal and a model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from headrace import Command, HeadraceError, draw_table, one_line
+from headrace_quotas.quota_file import Quota, QuotaBook, QuotaLimits, Sharing
+
+_UNITS = {
+    "requests_per_second": "{:g} requests per second, {:g} at once",
+    "input_bytes_per_second": "{:g} input bytes per second, {:g} at once",
+    "output_tokens_per_minute": "{:g} output tokens per minute, {:g} at once",
+}
+
+
+class QuotasCommand(Command):
+    name = "quotas"
+    help = "check a quota file, and say what holds for a principal"
+    synopsis = "check FILE [--principal NAME | --anonymous] [--model NAME]"
+    description = (
+        "Check the file of --quota-file. With --principal, print what holds for it, and its place in the file."
+    )
+    example = "headrace quotas check quotas.json --principal alice --model digits"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("action", choices=("check",))
+        parser.add_argument("file", help="the quota file")
+        who = parser.add_mutually_exclusive_group()
+        who.add_argument("--principal", default=None, help="say what holds for this principal")
+        who.add_argument("--anonymous", action="store_true", help="say what holds for callers without a principal")
+        parser.add_argument("--model", default="", help="with this model")
+        parser.add_argument("--workers", type=int, default=1, help="for each of so many --workers")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        try:
+            book = QuotaBook.read(Path(arguments.file))
+        except HeadraceError as error:
+            print(f"headrace quotas: {one_line(error.message)}", file=sys.stderr)
+            return 1
+        if arguments.workers < 1:
+            print(f"headrace quotas: --workers is {arguments.workers}; the least is 1", file=sys.stderr)
+            return 1
+        if arguments.principal is None and not arguments.anonymous:
+            parts = f"{len(book.named)} principals, {len(book.patterns)} patterns of principals"
+            print(f"'{arguments.file}' is valid: {parts}, {len(book.sharing)} patterns of shared models")
+            return 0
+        book = book.divided(arguments.workers)
+        quota = book.anonymous if arguments.anonymous else book.of_principal(arguments.principal)
+        print(draw_table(["Of", "Limit", "From"], [list(row) for row in rows(book, quota, arguments.model)]))
+        return 0
+
+
+def rows(book: QuotaBook, quota: Quota, model: str) -> Iterator[tuple[str, str, str]]:
+    """Yield what holds for a principal with ``quota``: for which requests, the limit, and its place in the file."""
+    for told in told_limits(quota.limits):
+        yield "all models", told, quota.place
+    found = quota.of_model(model) if model else None
+    for told in told_limits(found[1]) if found is not None else ():
+        yield f"model '{one_line(model)}'", told, f"models.{one_line(found[0])}" if found is not None else ""
+    sharing = book.sharing_of(model) if model else None
+    if sharing is not None:
+        told = f"shared, with the weight {quota.weight:g}; {told_sharing(sharing)}"
+        yield f"model '{one_line(model)}'", told, "sharing"
+    elif model:
+        yield f"model '{one_line(model)}'", "not shared: requests do not wait", ""
+
+
+def told_limits(limits: QuotaLimits) -> list[str]:
+    """Return each limit in words."""
+    told = [
+        _UNITS[name].format(rate * 60 if name.endswith("minute") else rate, burst)
+        for name, rate, burst in limits.rates()
+    ]
+    return told if limits.in_flight is None else [*told, f"{limits.in_flight} requests in flight"]
+
+
+def told_sharing(sharing: Sharing) -> str:
+    """Return the settings in words."""
+    at_once = sharing.in_flight or "as many as fill the instances"
+    return (
+        f"{at_once} in flight; at most {sharing.max_waiting} requests with {sharing.max_waiting_bytes} bytes wait, "
+        f"{sharing.max_wait_seconds:g} s at most"
+    )

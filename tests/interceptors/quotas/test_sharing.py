@@ -1,0 +1,475 @@
+"""Fair shares of a model: by arithmetic in the gate, and over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from tritonclient import grpc as grpc_client
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+from headrace import Caller, Operation, ResourceExhausted, ServerOptions, Unavailable, Watch
+from headrace.telemetry import exposition
+from headrace_access import AccessOptions
+from headrace_access.key_file import new_key
+from headrace_quotas import QuotaOptions, Quotas
+from headrace_testing import InterceptorConformance
+from headrace_testing.serving import on_loop, serve
+
+CONFIG = """
+backend: "identity" max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }
+"""
+SLOW = CONFIG + 'parameters { key: "execute_delay_ms" value { string_value: "5" } }'
+BODY = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+INFER = "/v2/models/m/infer"
+
+
+class TestSharing(InterceptorConformance):
+    """The kit, with a model of which each caller after the first waits."""
+
+    plugin, interceptor = "headrace_quotas", "quotas"
+
+    @pytest.fixture(autouse=True)
+    def _file(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "quotas.json"
+        self.path.write_text(json.dumps({"sharing": {"*": {"in_flight": 1}}}))
+
+    def options(self) -> Mapping[str, Any]:
+        return {"plugin_options": [QuotaOptions(file=str(self.path))]}
+
+
+class Shared:
+    """The interceptor with a model that is shared, without a server. ``served`` are the principals in order."""
+
+    def __init__(self, folder: Path, document: Any) -> None:
+        path = folder / "quotas.json"
+        path.write_text(json.dumps(document))
+        self.made = Quotas(ServerOptions(plugin_options=[QuotaOptions(file=str(path))]))
+        self.served: list[str] = []
+        self.callers: list[Caller] = []
+
+    def ask(self, principal: str, size: int = 0, deadline_ns: int = 0) -> tuple[Caller, Awaitable[None] | None]:
+        caller = Caller("http", principal=principal, deadline_ns=deadline_ns, body_bytes=size)
+        verdict = self.made.admit(caller, Operation.INFER, "m")
+        if isinstance(verdict, Watch):
+            caller.watch(verdict)
+            self.go_in(caller)
+            return caller, None
+        assert isinstance(verdict, asyncio.Future)
+        verdict.add_done_callback(lambda done: None if done.cancelled() or done.exception() else self.go_in(caller))
+        return caller, verdict
+
+    def go_in(self, caller: Caller) -> None:
+        self.served.append(caller.principal)
+        self.callers.append(caller)
+
+    async def serve(self, count: int) -> list[str]:
+        """End the oldest request in flight, ``count`` times. Return the principals that came in."""
+        before = len(self.served)
+        for _ in range(count):
+            self.callers.pop(0).end()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        return self.served[before:]
+
+    def counts(self) -> tuple[int, int, int, int]:
+        gate = self.made.table.gates["m"]
+        tenants, uses = self.made.table.tenants.values(), self.made.table.uses.values()
+        return (
+            gate.in_flight,
+            gate.waiting,
+            sum(each.account.in_flight for each in tenants),
+            sum(each.in_flight for each in uses),
+        )
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Callable[..., Shared]:
+    return lambda sharing=None, **document: Shared(
+        tmp_path, {"sharing": {"*": {"in_flight": 1} | (sharing or {})}} | document
+    )
+
+
+def test_each_principal_gets_its_weight_of_the_model(shared: Callable[..., Shared]) -> None:
+    """In each window in which all wait, the counts over the weights differ by at most the costs of two requests."""
+    weights = {"heavy": 4, "middle": 2, "light": 0.5}
+
+    async def ask() -> None:
+        made = shared(principals={name: {"weight": weight} for name, weight in weights.items()})
+        for name in weights:
+            for _ in range(130):
+                made.ask(name)
+        served = await made.serve(200)
+        for begin in range(0, 150, 7):
+            for length in (13, 26, 50):
+                counts = Counter(served[begin : begin + length])
+                shares = {name: counts[name] / weight for name, weight in weights.items()}
+                for one in weights:
+                    for other in weights:
+                        most = 1 / weights[one] + 1 / weights[other]
+                        assert shares[one] - shares[other] <= most + 1e-9, (begin, length, counts)
+        counts = Counter(served[:195])  # the sum of the weights is 6.5
+        assert abs(counts["heavy"] - 120) <= 1
+        assert abs(counts["light"] - 15) <= 1
+        for caller in made.callers:
+            caller.end()
+
+    asyncio.run(ask())
+
+
+def test_a_quiet_principal_is_next_and_gets_no_credit_for_the_past(shared: Callable[..., Shared]) -> None:
+    async def ask() -> None:
+        made = shared()
+        for _ in range(40):
+            made.ask("flood")
+        await made.serve(10)
+        for _ in range(10):
+            made.ask("quiet")
+        assert await made.serve(1) == ["quiet"]
+        assert Counter(await made.serve(10)) == {"quiet": 5, "flood": 5}
+
+    asyncio.run(ask())
+
+
+def test_a_request_costs_as_much_as_its_rows(shared: Callable[..., Shared], tmp_path: Path) -> None:
+    """On a real server: of two principals with equal weights, one sends three rows at a time."""
+    keys = _write(tmp_path, {"sharing": {"*": {"in_flight": 1}}}, "wide", "narrow")
+    with serving(tmp_path, SLOW) as (server, quotas):
+        order = _race(server, keys, {"wide": 3, "narrow": 1}, connections=20, answers=130)
+        require_empty(server, quotas)
+    counts = Counter(order[45:])
+    assert abs(counts["wide"] * 3 - counts["narrow"]) <= 9, counts
+
+
+@pytest.mark.parametrize("leaves", ["ends", "is cancelled", "both"])
+def test_a_caller_that_leaves_while_it_waits_leaves_nothing(shared: Callable[..., Shared], leaves: str) -> None:
+    async def ask() -> None:
+        made = shared()
+        first, _ = made.ask("alice")
+        waiting = [made.ask("alice") for _ in range(5)]
+        assert made.counts() == (1, 5, 6, 6)
+        for caller, future in waiting[:4]:
+            assert isinstance(future, asyncio.Future)
+            if leaves != "ends":
+                future.cancel()
+            if leaves != "is cancelled":
+                caller.end()
+        await asyncio.sleep(0)
+        assert made.counts() == (1, 1, 2, 2)
+        first.end()
+        await asyncio.sleep(0)
+        assert made.counts() == (1, 0, 1, 1)
+        waiting[4][0].end()
+        assert made.counts() == (0, 0, 0, 0)
+
+    asyncio.run(ask())
+
+
+def test_a_full_queue_refuses_the_one_that_waits_with_the_most(shared: Callable[..., Shared]) -> None:
+    async def ask() -> None:
+        made = shared({"max_waiting": 6, "max_waiting_bytes": 1000})
+        made.ask("flood")
+        flood = [made.ask("flood")[1] for _ in range(6)]
+        with pytest.raises(ResourceExhausted) as raised:
+            made.ask("flood")
+        assert raised.value.message == "6 requests wait for model 'm', which is the limit"
+        assert raised.value.retry_after_s == 1
+        made.ask("quiet")  # takes the place of the newest one
+        last = flood.pop()
+        assert isinstance(last, asyncio.Future)
+        with pytest.raises(ResourceExhausted):
+            await last
+        assert made.counts()[1] == 6
+        for _ in range(2):
+            made.ask("quiet")
+        assert await made.serve(2) in (["quiet", "flood"], ["flood", "quiet"])
+        made.ask("large", size=900)
+        with pytest.raises(ResourceExhausted):
+            made.ask("large", size=101)
+        made.ask("small", size=101)  # it waits with less than the large one, which is refused
+        assert "large" not in await made.serve(6)
+        refused = made.made.figures.by_label
+        assert {name: each.refused["queue_full"] for name, each in refused.items()} == {
+            "flood": 4, "quiet": 0, "large": 2, "small": 0,
+        }  # fmt: skip
+
+    asyncio.run(ask())
+
+
+def test_waiting_ends_at_its_limit_and_at_the_deadline(shared: Callable[..., Shared]) -> None:
+    async def ask() -> None:
+        made = shared({"max_wait_seconds": 0.05})
+        made.ask("alice")
+        _, long = made.ask("alice")
+        deadline_ns = int((made.made._clock() + 0.01) * 1e9)
+        _, short = made.ask("alice", deadline_ns=deadline_ns)
+        assert long is not None
+        assert short is not None
+        with pytest.raises(Unavailable, match=r"^Request timeout expired$"):
+            await short
+        with pytest.raises(ResourceExhausted, match=r"^the request has waited 0\.05 s for a share of model 'm'"):
+            await long
+
+    asyncio.run(ask())
+
+
+def test_after_random_ends_every_count_is_zero(shared: Callable[..., Shared]) -> None:
+    async def ask(seed: int) -> None:
+        chance = random.Random(seed)
+        made = shared({"in_flight": chance.randrange(1, 4), "max_waiting": 12, "max_wait_seconds": 0.001})
+        asked: list[tuple[Caller, Any]] = []
+        for _ in range(300):
+            what = chance.random()
+            if what < 0.5:
+                with suppress(ResourceExhausted):
+                    asked.append(made.ask(chance.choice("abc"), chance.randrange(100)))
+            elif what < 0.9 and asked:
+                caller, future = asked.pop(chance.randrange(len(asked)))
+                if future is not None and chance.random() < 0.5:
+                    future.cancel()
+                elif future is not None and future.done() and not future.cancelled():
+                    future.exception()
+                caller.end()
+            elif what < 0.95:
+                await asyncio.sleep(0)
+            else:
+                await asyncio.sleep(0.002)
+            gate = made.made.table.gates.get("m")
+            assert gate is None or gate.in_flight <= gate.limit.now
+        for caller, future in asked:
+            if future is not None:
+                future.cancel()
+            caller.end()
+        await asyncio.sleep(0.002)
+        assert made.counts() == (0, 0, 0, 0)
+        assert not any(each.waiting for each in made.made.table.uses.values())
+
+    for seed in range(10):
+        asyncio.run(ask(seed))
+
+
+# ---------------------------------------------------------------------- real servers
+
+
+def _write(folder: Path, quotas: Any, *principals: str) -> dict[str, str]:
+    keys, document = {}, {}
+    for name in principals:
+        keys[name], key_id, digest = new_key()
+        document[name] = {"keys": {key_id: {"sha256": digest}}, "allow": [{"models": ["*"], "operations": ["*"]}]}
+    (folder / "access.json").write_text(json.dumps({"principals": document}))
+    (folder / "quotas.json").write_text(json.dumps(quotas))
+    return keys
+
+
+@contextmanager
+def serving(folder: Path, config: str, **options: Any) -> Iterator[tuple[Any, Quotas]]:
+    server: Any
+    (folder / "models/m/1").mkdir(parents=True)
+    (folder / "models/m/config.pbtxt").write_text(f'name: "m" {config}')
+    groups = [AccessOptions(keys=f"{folder}/access.json"), QuotaOptions(file=f"{folder}/quotas.json")]
+    with serve(folder / "models", listen=True, plugin_options=groups, **options) as server:
+        [quotas] = [each for each in server.engine.admission.interceptors if isinstance(each, Quotas)]
+        yield server, quotas
+
+
+def in_flight(quotas: Quotas) -> tuple[int, int]:
+    """Return the requests in flight and those that wait, of all models."""
+    gates = tuple(quotas.table.gates.values())
+    return sum(each.in_flight for each in gates), sum(each.waiting for each in gates)
+
+
+def require_empty(server: Any, quotas: Quotas) -> None:
+    """Wait until nothing is in flight, by every count."""
+
+    async def wait() -> None:
+        while in_flight(quotas) != (0, 0):
+            await asyncio.sleep(0.005)
+        assert not any(each.account.in_flight for each in quotas.table.tenants.values())
+        assert not any(each.in_flight or each.waiting for each in quotas.table.uses.values())
+
+    on_loop(server, asyncio.wait_for(wait(), 60))
+
+
+async def _ask_on(server: Any, key: str, rows: int, answered: Callable[[], bool]) -> None:
+    """Ask on a connection of its own, until ``answered``, which is called after each answer, returns False."""
+    tensor = {"name": "x", "shape": [rows, 1], "datatype": "FP32", "data": [1] * rows}
+    body = json.dumps({"inputs": [tensor]})
+    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {key}\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.options.http_port)
+    while True:
+        writer.write((head + body).encode())
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+        await reader.readexactly(int(re.findall(rb"(?i)content-length: (\d+)", answer)[0]))
+        if not answered():
+            break
+    writer.close()
+
+
+def _race(server: Any, keys: Mapping[str, str], rows: Mapping[str, int], connections: int, answers: int) -> list[str]:
+    """Let each principal ask from so many connections at once. Return who was answered, in order."""
+    order: list[str] = []
+
+    def note(name: str) -> bool:
+        order.append(name)
+        return len(order) < answers
+
+    async def run() -> None:
+        asking = [
+            _ask_on(server, keys[name], rows[name], partial(note, name)) for name in rows for _ in range(connections)
+        ]
+        await asyncio.wait_for(asyncio.gather(*asking), 60)
+
+    asyncio.run(run())
+    return order[:answers]  # behind them, connections have ended
+
+
+def url(server: Any) -> str:
+    return f"http://127.0.0.1:{server.options.http_port}"
+
+
+def test_over_http_each_principal_gets_its_weight(tmp_path: Path) -> None:
+    weights = {"heavy": {"weight": 3}, "light": {}}
+    keys = _write(tmp_path, {"principals": weights, "sharing": {"m": {"in_flight": 1}}}, *weights)
+    with serving(tmp_path, SLOW) as (server, quotas):
+        order = _race(server, keys, {"heavy": 1, "light": 1}, connections=20, answers=150)
+        require_empty(server, quotas)
+        page = exposition.text(on_loop(server, collected(server)))
+    steady = order[45:]  # by then, all connections are open
+    counts = Counter(steady)
+    assert abs(counts["heavy"] / 3 - counts["light"]) <= 1 / 3 + 1 + 1, counts  # one answer may be under way
+    last = -1
+    for at, name in enumerate(steady):  # a bound on starvation: of each four, one
+        if name == "light":
+            assert at - last <= 4 + 2, order
+            last = at
+    assert 'headrace_quotas_admitted_total{principal="heavy"}' in page
+
+
+async def collected(server: Any) -> list[Any]:
+    return list(server.engine.collect())
+
+
+# ---------------------------------------------------------------------- those who leave, and the end of the server
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Quotas, dict[str, str]]]:
+    """A server whose model lets in one request at a time, each for 20 ms."""
+    folder = tmp_path_factory.mktemp("busy")
+    keys = _write(folder, {"sharing": {"*": {"in_flight": 1}}}, "alice", "bob")
+    with serving(folder, CONFIG + 'parameters { key: "execute_delay_ms" value { string_value: "20" } }') as (
+        server,
+        made,
+    ):
+        yield server, made, keys
+
+
+def tensor() -> grpc_client.InferInput:
+    made = grpc_client.InferInput("x", [1, 1], "FP32")
+    made.set_data_from_numpy(np.ones((1, 1), np.float32))
+    return made
+
+
+def test_a_deadline_ends_the_wait_as_it_ends_that_in_a_queue(busy: tuple[Any, Quotas, dict[str, str]]) -> None:
+    server, quotas, keys = busy
+
+    async def ask() -> None:
+        is_over: list[bool] = []
+        flood = [asyncio.create_task(_ask_on(server, keys["alice"], 1, lambda: not is_over)) for _ in range(12)]
+        while in_flight(quotas)[1] < 8:
+            await asyncio.sleep(0.001)
+        async with httpx.AsyncClient(base_url=url(server), headers={"X-Api-Key": keys["alice"]}, timeout=60) as client:
+            expired = await client.post(INFER, json=BODY, headers={"Request-Timeout-Ms": "10"})
+        assert (expired.status_code, expired.json()) == (503, {"error": "Request timeout expired"})
+        own = {"headers": {"x-api-key": keys["alice"]}, "client_timeout": 0.05}
+        with (
+            grpc_client.InferenceServerClient(f"127.0.0.1:{server.options.grpc_port}") as other,
+            pytest.raises(InferenceServerException) as raised,
+        ):
+            await asyncio.to_thread(other.infer, "m", [tensor()], **own)
+        assert "DEADLINE_EXCEEDED" in str(raised.value.status())
+        is_over.append(True)
+        await asyncio.wait_for(asyncio.gather(*flood), 60)
+
+    asyncio.run(ask())
+    require_empty(server, quotas)
+
+
+def test_a_storm_of_callers_that_leave_leaks_no_slot(busy: tuple[Any, Quotas, dict[str, str]]) -> None:
+    server, quotas, keys = busy
+    chance = random.Random(1)
+    request = service_pb2.ModelInferRequest(model_name="m", raw_input_contents=[np.ones(1, np.float32).tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+    encoded = request.SerializeToString()
+
+    async def over_http(name: str) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.options.http_port)
+        body = json.dumps(BODY)
+        head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {keys[name]}\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write((head + body).encode())
+        await asyncio.sleep(chance.random() * 0.1)
+        writer.close()
+
+    async def over_grpc(channel: Any, name: str, streams: bool) -> None:
+        metadata = (("x-api-key", keys[name]),)
+        if streams:
+            call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(metadata=metadata)
+            for _ in range(3):
+                await call.write(encoded)
+        else:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(encoded, metadata=metadata)
+        await asyncio.sleep(chance.random() * 0.1)
+        call.cancel()
+
+    async def storm() -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.options.grpc_port}") as channel:
+            work = []
+            for number in range(90):
+                name = chance.choice(("alice", "bob"))
+                work.append(over_http(name) if number % 3 == 0 else over_grpc(channel, name, number % 3 == 1))
+            await asyncio.gather(*work)
+
+    asyncio.run(storm())
+    require_empty(server, quotas)
+    assert all(quotas.figures.by_label[name].waited_s > 0 for name in keys)
+    answered = httpx.post(url(server) + INFER, json=BODY, headers={"X-Api-Key": keys["alice"]})
+    assert answered.status_code == 200
+
+
+def test_what_waits_when_the_server_stops_is_answered(tmp_path: Path) -> None:
+    keys = _write(tmp_path, {"sharing": {"*": {"in_flight": 1}}}, "alice")
+    answered: list[int] = []
+
+    def note() -> bool:
+        answered.append(1)
+        return False
+
+    config = CONFIG + 'parameters { key: "execute_delay_ms" value { string_value: "100" } }'
+    with serving(tmp_path, config) as (server, quotas):
+
+        async def ask() -> None:
+            asking = [asyncio.create_task(_ask_on(server, keys["alice"], 1, note)) for _ in range(6)]
+            while "alice" not in quotas.figures.by_label or quotas.figures.by_label["alice"].admitted < 6:
+                await asyncio.sleep(0.001)
+            stopping = asyncio.run_coroutine_threadsafe(server.stop(), server.loop)
+            await asyncio.wait_for(asyncio.gather(*asking), 60)
+            await asyncio.wrap_future(stopping)
+
+        asyncio.run(ask())
+        assert quotas.figures.by_label["alice"].waited_s > 0
+    assert sum(answered) == 6
