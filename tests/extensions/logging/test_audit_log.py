@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import logging
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import monotonic_ns
@@ -15,7 +19,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from headrace import Caller, ConfigError, Operation, PermissionDenied, ServerOptions
+from headrace import Caller, ConfigError, Operation, PermissionDenied, Server, ServerOptions
 from headrace_logging import AuditLogOptions
 from headrace_logging.audit_lines import Audited, AuditJson, AuditText
 from headrace_logging.audit_log import AuditLog
@@ -203,6 +207,29 @@ def test_a_flood_of_refusals_is_bounded_and_counted(
 # ---------------------------------------------------------------------- without a server
 
 
+def test_what_plugins_write_to_the_logger_is_told_from_any_thread(
+    tmp_path: Path, wait_until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A changed access file, a new certificate: no caller has asked for it."""
+    path, repository = tmp_path / "audit.log", tmp_path / "models"
+    repository.mkdir()
+    options = AuditLogOptions(file=str(path))
+    with Server(ServerOptions(model_repository=(str(repository),), plugin_options=(options,))):
+        caplog.set_level(logging.INFO, "headrace")  # as headrace serve does
+        logger = logging.getLogger("headrace.audit.access")
+        logger.info("access file '%s' has changed\nforged", "x.json")
+        thread = threading.Thread(target=logger.error, args=("the former keys stay in use",))
+        thread.start()
+        thread.join()
+        wait_until(lambda: path.read_text().count("server log ") == 2, "both are written")
+    logging.getLogger("headrace.audit.access").error("the server has ended")
+    lines = [line.partition(" server log ")[2] for line in path.read_text().splitlines() if " server log " in line]
+    assert lines == [
+        "level=INFO logger=headrace.audit.access message=\"access file 'x.json' has changed\\nforged\"",
+        'level=ERROR logger=headrace.audit.access message="the former keys stay in use"',
+    ]
+
+
 def test_an_allowance_is_a_rate_with_a_burst() -> None:
     allowance, now = LineAllowance(10), monotonic_ns()
     assert sum(allowance.take(now) for _ in range(1000)) == 101
@@ -221,8 +248,6 @@ def full(tmp_path: Path) -> AuditLog:
 def test_a_file_of_full_size_takes_no_line_until_it_is_moved(
     full: AuditLog, tmp_path: Path, wait_until: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    import asyncio
-
     trail, path = full._trail, tmp_path / "audit.log"
     trail.event("server_started")  # the thread finds the size
     wait_until(lambda: trail.file.written == 1, "the event is written")
@@ -253,8 +278,6 @@ def test_a_full_disk_costs_lines_and_nothing_else(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize(("path", "reason"), [("/", "Is a directory"), ("{fifo}", "it is a FIFO that nobody reads")])
 def test_a_file_that_can_not_be_opened_is_named(tmp_path: Path, path: str, reason: str) -> None:
-    import os
-
     os.mkfifo(tmp_path / "fifo")
     path = path.format(fifo=tmp_path / "fifo")
     with pytest.raises(ConfigError, match=rf"^--audit-log-file={path} can not be opened: {reason}"):

@@ -4,11 +4,13 @@ stopped by the supervisor instead of a signal."""
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from headrace.errors import ConfigError
 from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
 from headrace_cli import command_line
@@ -20,6 +22,8 @@ from headrace_processes.ipc.json_calls import JsonCalls
 from headrace_processes.ipc.json_parts import json_frame
 from headrace_processes.supervision.parent_channel import ParentChannel, run
 from headrace_processes.supervision.supervised_process import LifeKind
+
+log = logging.getLogger(__name__)
 
 
 def serve(*, channel: int, crash_file: int) -> NoReturn:
@@ -39,7 +43,11 @@ async def _serve(channel: socket.socket) -> int:
     with contextlib.closing(Log(LogSettings.from_options(options))) as logs:
         server = Server(options, found_plugins=plugins)
         server.engine.log = logs
-        enforce_profile(server, words)
+        try:
+            enforce_profile(server, words)
+        except ConfigError as error:
+            log.error("%s", error.message)
+            return 1
 
         async def measure() -> list[Any]:
             return write_families(server.engine.collect())

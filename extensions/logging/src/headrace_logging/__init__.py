@@ -48,9 +48,9 @@ def model_unloaded(model: ServedModel) -> None:
 
 @hookimpl
 def server_started(server: Server) -> None:
-    _EVENTS.server("server_started", server)
+    _EVENTS.started(server)
 
 
 @hookimpl
 def server_stopping(server: Server) -> None:
-    _EVENTS.server("server_stopping", server)
+    _EVENTS.stopping(server)

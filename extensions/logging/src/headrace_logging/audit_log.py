@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 from headrace import (
     AnyOperation,
     Caller,
-    Engine,
     Extension,
     HeadraceError,
     Interceptor,
@@ -109,6 +108,7 @@ class ServerEvents:
 
     def __init__(self) -> None:
         self._trails: WeakKeyDictionary[ServedModel, AuditTrail] = WeakKeyDictionary()
+        self._handlers: WeakKeyDictionary[Server, EventHandler] = WeakKeyDictionary()
 
     def observe(self, model: ServedModel, options: AuditLogOptions) -> None:
         """Note which server loads ``model``."""
@@ -121,12 +121,25 @@ class ServerEvents:
         if trail is not None and model.name not in trail.busy:
             trail.event(what, model.name, version=model.version)
 
+    def started(self, server: Server) -> None:
+        """Tell that ``server`` has started, and from now on what is written to `LOGGER`."""
+        if self._tell("server_started", server):
+            handler = self._handlers[server] = EventHandler(server.options.group(AuditLogOptions).trail)
+            LOGGER.addHandler(handler)
+
+    def stopping(self, server: Server) -> None:
+        """Tell that ``server`` stops."""
+        self._tell("server_stopping", server)
+        handler = self._handlers.pop(server, None)
+        if handler is not None:
+            LOGGER.removeHandler(handler)
+
     @staticmethod
-    def server(what: str, server: Server) -> None:
-        """Tell that ``server`` has started, or stops."""
+    def _tell(what: str, server: Server) -> bool:
         options = server.options.group(AuditLogOptions)
         if options.file:
             options.trail.event(what, pid=os.getpid(), uid=os.getuid(), id=server.options.id)
+        return bool(options.file)
 
 
 class EventHandler(logging.Handler):
@@ -153,13 +166,6 @@ class AuditLogFile(Extension):
         PublishedMetric(LEFT_OUT, "Lines of the audit log that were left out, because there were too many.", "counter"),
     )
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self._handler: EventHandler | None = None
-        if self.enabled:
-            self._handler = EventHandler(self._trail)
-            LOGGER.addHandler(self._handler)
-
     @property
     def _trail(self) -> AuditTrail:
         return self.engine.options.group(AuditLogOptions).trail
@@ -173,6 +179,4 @@ class AuditLogFile(Extension):
         return {WRITTEN: trail.file.written, DROPPED: trail.file.dropped, LEFT_OUT: trail.left_out}
 
     def close(self) -> None:
-        if self._handler is not None:
-            LOGGER.removeHandler(self._handler)
         self._trail.close()
