@@ -1,7 +1,7 @@
 """TLS on our ports beside nginx and stunnel in front of plain ones: ``python benchmarks/tls.py``.
 
 An identity model is asked over HTTP/1.1 with small bodies and with 1 MiB, over gRPC, and on a new connection for each
-request, with 16 callers. What is printed is the CPU time that servers take per request, that of a proxy included: the
+request, with 16 callers; without resumption, by one. What is printed is the CPU time that servers take per request, that of a proxy included: the
 least of the rounds, which go by turns. Needs Debian's nginx-light, stunnel4, wrk, nghttp2-client and openssl.
 """
 
@@ -143,12 +143,20 @@ def grpc_load(folder: Path, port: Port, floats: int, seconds: float, is_new: boo
     return int(found[0][0])
 
 
+def handshake_load(folder: Path, port: Port, floats: int, seconds: float, is_new: bool) -> int:
+    """Ask one request on each connection, one after the other, and resume no session. Return how many there were."""
+    where = ["-connect", f"127.0.0.1:{port.http}", "-www", "/v2/health/live"]
+    text = _output(["openssl", "s_time", *where, "-new", "-time", f"{seconds:.0f}"])
+    return int(re.findall(r"(\d+) connections in \d+ real seconds", text)[0])
+
+
 CASES = {
     "HTTP/1.1, 64 bytes": (http_load, 16, False),
     "HTTP/1.1, 1 MiB": (http_load, 1 << 18, False),
     "gRPC, 64 bytes": (grpc_load, 16, False),
     "gRPC, 1 MiB": (grpc_load, 1 << 18, False),
-    "HTTP/1.1, a connection each": (http_load, 16, True),
+    "HTTP/1.1, a connection each, sessions resumed": (http_load, 16, True),
+    "HTTP/1.1, a connection each, full handshakes": (handshake_load, 0, True),
 }
 
 

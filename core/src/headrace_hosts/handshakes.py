@@ -70,6 +70,13 @@ class HandshakeQueue:
         if self._timeout_s and self._timer is None:
             self._timer = self._loop.call_later(_SWEEP_S, self._sweep)
 
+    def is_free(self) -> bool:
+        """True if the next step need not `wait`: there was none in this turn of the loop. Then counts one."""
+        if self._is_due:
+            return False
+        self._be_due()
+        return True
+
     def wait(self, connection: Hashable, step: Callable[[], None]) -> None:
         """Call ``step`` when it is the turn of ``connection``, unless that is removed."""
         pending = self._pending.get(connection)
@@ -115,6 +122,9 @@ class HandshakeQueue:
     def _take_turns(self) -> None:
         """Do the next steps: that of the connection that has waited longest, of each network in turn."""
         self._is_due = False
+        if not self._turns:
+            return
+        self._be_due()  # also if these are the last: nobody is free in the rest of this turn
         end = perf_counter() + _TURN_S
         while self._turns:
             key = next(iter(self._turns))
@@ -127,8 +137,6 @@ class HandshakeQueue:
             step()
             if perf_counter() > end:
                 break
-        if self._turns:
-            self._be_due()
 
     def _sweep(self) -> None:
         """Close the connections whose time is over."""

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _HANDSHAKE = 22
 #: Plaintext is encrypted in pieces of this size, which stay in the processor's cache.
 _PIECE_BYTES = 256 * 1024
+#: The plaintext of one record, which OpenSSL encrypts whole.
+_SMALL_BYTES = 16 * 1024
 _BUFFER_BYTES = 64 * 1024
 #: What one read takes of a peer that has not sent much yet, or sends little but framing.
 _FIRST_BYTES = 16 * 1024
@@ -144,7 +146,7 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
         return str(name[0]) if isinstance(name, tuple) and name else ""
 
     def _receive_handshake(self, nbytes: int) -> None:
-        """Keep what has arrived until it is this connection's turn. The socket is not read meanwhile."""
+        """Do the next step if it is this connection's turn. If not, the socket is not read until then."""
         if self.phase is TlsPhase.SILENT:
             first = self._scratch[0]
             if first != _HANDSHAKE:
@@ -157,9 +159,12 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
             self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
             self.phase = TlsPhase.HANDSHAKE
         self._incoming.write(self._scratch[:nbytes])
-        self._is_late = True
-        self._balance()
-        self._port.handshakes.wait(self, self._shake_hands)
+        if self._port.handshakes.is_free():
+            self._shake_hands()
+        else:
+            self._is_late = True
+            self._balance()
+            self._port.handshakes.wait(self, self._shake_hands)
 
     def _shake_hands(self) -> None:
         """Do the next step of the handshake, in this connection's turn."""
@@ -214,7 +219,7 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
                 size, filled = len(buffer), 0
                 try:
                     while filled < size and (incoming.pending or tls.pending()):
-                        count = cast("int", tls.read(size - filled, buffer[filled:]))
+                        count: int = tls.read(size - filled, buffer[filled:] if filled else buffer)  # type: ignore[assignment]
                         if not count:
                             has_ended = True
                             break
@@ -282,6 +287,10 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         if self.phase is not TlsPhase.OPEN:
+            return
+        if len(data) <= _SMALL_BYTES and type(data) is bytes:
+            self._tls.write(data)
+            self._plain.write(self._outgoing.read())
             return
         rest = memoryview(data).cast("B")
         while rest:

@@ -72,6 +72,7 @@ class TlsFiles:
         result.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE  # the client knows what its processor is fast at
         result.set_ciphers(_CIPHERS)
         result.set_alpn_protocols(list(protocols))
+        result.num_tickets = 1  # of two, OpenSSL's default, a client that keeps its connection uses none
         authorities = self.contents()[2]  # validates that the files can be read
         # Validates that the file is a PEM certificate. The context is discarded.
         _load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.certificate)

@@ -31,6 +31,8 @@ _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 #: Calls that grpc's core may hold for us, of all connections together. Beyond its own 1,000 it refuses any of them as
 #: cancelled, and those that clients have cancelled count until we look.
 _PENDING_CALLS = 65_536
+#: From the connect to the end of a TLS handshake and the beginning of HTTP/2, as in the native host.
+_HANDSHAKE_MS = 20_000
 #: What one gRPC message may hold, in either direction.
 _MESSAGE_BYTES = 2**31 - 1
 
@@ -327,6 +329,7 @@ def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
         ("grpc.default_compression_level", _COMPRESSION_LEVELS[options.grpc_infer_response_compression_level]),
         ("grpc.so_reuseport", int(options.reuse_grpc_port)),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         ("grpc.keepalive_time_ms", options.grpc_keepalive_time),
         ("grpc.keepalive_timeout_ms", options.grpc_keepalive_timeout),
         ("grpc.keepalive_permit_without_calls", int(options.grpc_keepalive_permit_without_calls)),
