@@ -1,8 +1,9 @@
 """TLS on our ports beside nginx and stunnel in front of plain ones: ``python benchmarks/tls.py``.
 
 An identity model is asked over HTTP/1.1 with small bodies and with 1 MiB, over gRPC, and on a new connection for each
-request, with 16 callers; without resumption, by one. What is printed is the CPU time that servers take per request, that of a proxy included: the
-least of the rounds, which go by turns. Needs Debian's nginx-light, stunnel4, wrk, nghttp2-client and openssl.
+request, with 16 callers; without resumption, by one. What is printed is the CPU time that servers take per request,
+that of a proxy included: the least of the rounds, which go by turns. Needs Debian's nginx-light, stunnel4, wrk,
+nghttp2-client and openssl.
 """
 
 from __future__ import annotations
