@@ -6,12 +6,13 @@ Exit codes: 0 for success, and 1 for failure or invalid arguments (docs/spec/beh
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
+
+from headrace_cli.import_time import without_collections
 
 if TYPE_CHECKING:
     from headrace.command import Command
@@ -57,19 +58,6 @@ def _run(name: str, words: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Collect no garbage in this context: imports make many objects that stay. Freeze them at its end."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if was_enabled:
-            gc.enable()
 
 
 def _find(name: str) -> type[Command]:

@@ -25,8 +25,9 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.plugins import Plugins
 from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
-from headrace_cli import command_line, startup, usage, without_collections
+from headrace_cli import command_line, startup, usage
 from headrace_cli.garbage_collection import CollectionPolicy
+from headrace_cli.import_time import without_collections
 from headrace_cli.option_files import with_files
 from headrace_cli.security.profile_words import with_profile
 from headrace_cli.security.security_options import SecurityOptions
