@@ -174,6 +174,7 @@ class SecurityReview:
             return NOBODY
         if operation in _REGIONS and not options.allow_client_shm:
             return NOBODY
+        silent: list[str] = []
         conditions = ["clients with a certificate"] if port.tls is not None and port.tls.mutual else []
         # With --workers, the metrics page is the supervisor's, which has no interceptors.
         is_admitted = self._admission is not None and not (options.workers and port.transport == "metrics")
@@ -184,10 +185,12 @@ class SecurityReview:
             if who == NOBODY:
                 return NOBODY
             if who is None:
-                conditions.append(f"whom the interceptor '{interceptor.name}' lets pass")
+                silent.append(f"'{interceptor.name}'")
             elif who:
                 conditions.append(who)
-        return " and ".join(conditions) or ANYBODY
+        found = " and ".join(conditions) or ANYBODY
+        # An interceptor that does not say whom it lets pass is no reason to call an operation closed.
+        return f"{found} whom {' and '.join(silent)} lets pass" if silent else found
 
     # ------------------------------------------------------------------ limits and files
 
@@ -222,7 +225,7 @@ def is_open(operation: AnyOperation, who: str) -> bool:
     """True if the profile ``public`` closes ``operation`` to ``who`` on a port that strangers reach."""
     if _is_control(operation):
         return who != NOBODY
-    return who == ANYBODY and operation.category != "health"
+    return who.startswith(ANYBODY) and operation.category != "health"
 
 
 def _is_control(operation: AnyOperation) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace import Caller, ConfigError, Operation, PermissionDenied, Server
+from headrace import Caller, ConfigError, Interceptor, Operation, PermissionDenied, Server
+from headrace.frontends.access import RestrictedApis
 from headrace_cli.command_line import read_options
 from headrace_cli.security.profile_words import PROFILES, with_profile
 from headrace_cli.security.profiles import enforce
@@ -68,6 +69,15 @@ def test_what_is_open_though_no_flag_asks_for_it_is_named_and_not_started(
     (record,) = caplog.records
     assert record.levelname == "ERROR"
     assert all(text in record.message for text in told), record.message
+
+
+def test_an_interceptor_that_does_not_say_whom_it_lets_pass_closes_nothing(
+    models: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RestrictedApis, "who_may", Interceptor.who_may)
+    with pytest.raises(ConfigError):
+        enforce(*composed(models, PUBLIC, *TLS, *HEADERS))
+    assert ": anybody whom 'restricted-apis' lets pass; give " in caplog.text
 
 
 @pytest.mark.parametrize(
