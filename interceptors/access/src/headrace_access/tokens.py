@@ -6,7 +6,7 @@ import json
 from base64 import urlsafe_b64decode
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
-from time import monotonic_ns, time
+from time import monotonic_ns, thread_time_ns, time
 from typing import Any, NamedTuple, TypeAlias
 
 from headrace import HeadraceError, Unavailable, one_line
@@ -39,21 +39,21 @@ Found: TypeAlias = "Verified | str | Awaitable[Verified | str]"
 class VerificationPace:
     """Lets the verification of unknown tokens take at most a fifth of the event loop's time."""
 
-    def __init__(self, clock: Callable[[], int] = monotonic_ns) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], int] = monotonic_ns, cpu: Callable[[], int] = thread_time_ns) -> None:
+        self._clock, self._cpu = clock, cpu
         self._left_ns, self._counted_ns = _BURST_NS, clock()
 
     def begin(self) -> int:
-        """Return the time. Raises `Unavailable` if too much time was taken."""
+        """Return the CPU time so far. Raises `Unavailable` if too much was taken."""
         now_ns = self._clock()
         self._left_ns = min(_BURST_NS, self._left_ns + (now_ns - self._counted_ns) // _SHARE)
         self._counted_ns = now_ns
         if self._left_ns <= 0:
             raise Unavailable("too many unknown tokens arrive at once to verify them", retry_after_s=1)
-        return now_ns
+        return self._cpu()
 
     def end(self, begun_ns: int) -> None:
-        self._left_ns -= self._clock() - begun_ns
+        self._left_ns -= self._cpu() - begun_ns
 
 
 class Tokens:
