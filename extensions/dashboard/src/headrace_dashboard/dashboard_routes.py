@@ -1,0 +1,174 @@
+"""The routes of the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from headrace import (
+    Addition,
+    Engine,
+    Extension,
+    ExtensionOperation,
+    HttpCall,
+    HttpReply,
+    HttpRoute,
+    InvalidArgument,
+    OptionGroup,
+    Server,
+    Unavailable,
+)
+from headrace_dashboard.recent_records import RecentRecords
+
+#: Reads the page itself, which is the same for all servers: `--access-open=health,dashboard` opens it.
+PAGE = ExtensionOperation("dashboard", "metadata")
+#: Reads the latency histograms of all models.
+LATENCIES = ExtensionOperation("dashboard_latencies", "statistics")
+#: Reads the last log records.
+LOG = ExtensionOperation("dashboard_log", "logging")
+
+_PAGE = (
+    (b"Content-Type", b"text/html; charset=utf-8"),
+    (
+        b"Content-Security-Policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src blob:; base-uri 'none'; "
+        b"form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"X-Content-Type-Options", b"nosniff"),
+    (b"Cache-Control", b"no-cache"),
+)
+_SCRIPT = ((b"Content-Type", b"text/javascript; charset=utf-8"), *_PAGE[2:])
+_STYLE = ((b"Content-Type", b"text/css; charset=utf-8"), *_PAGE[2:])
+_JSON = ((b"Content-Type", b"application/json"), (b"Cache-Control", b"no-store"))
+
+#: The servers of this process that have started.
+_servers: WeakKeyDictionary[Engine, Server] = WeakKeyDictionary()
+
+
+def note_server(server: Server) -> None:
+    """Note that a server has started. Event loop only."""
+    _servers[server.engine] = server
+
+
+@dataclass(frozen=True)
+class DashboardOptions(OptionGroup):
+    """The dashboard, a page of the HTTP port for a browser."""
+
+    name: ClassVar[str] = "dashboard"
+    enabled: bool = field(default=True, metadata={"help": "Show the dashboard at /dashboard."})
+    log_records: int = field(
+        default=500, metadata={"help": "The last log records that the dashboard can show. 0: none."}
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.log_records <= 100_000:
+            raise ValueError(f"--dashboard-log-records is {self.log_records}; it is from 0 to 100,000")
+
+
+class DashboardAsset(HttpRoute):
+    """A file of the page."""
+
+    operation = PAGE
+    file: ClassVar[str]
+    headers: ClassVar[Sequence[tuple[bytes, bytes]]]
+
+    def __init__(self, extension: Any) -> None:
+        super().__init__(extension)
+        self._content = files("headrace_dashboard").joinpath("page").joinpath(self.file).read_bytes()
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        return HttpReply(200, self.headers, [self._content])
+
+
+class DashboardRoute(DashboardAsset):
+    """The dashboard, for a browser"""
+
+    name, file, headers = "GET /dashboard", "index.html", _PAGE
+
+
+class DashboardStyleRoute(DashboardAsset):
+    """The style of the dashboard"""
+
+    name, file, headers = "GET /dashboard/dashboard.css", "dashboard.css", _STYLE
+
+
+class DashboardScriptRoute(DashboardAsset):
+    """The script of the dashboard"""
+
+    name, file, headers = "GET /dashboard/dashboard.js", "dashboard.js", _SCRIPT
+
+
+class RequestFormRoute(DashboardAsset):
+    """The script of the dashboard that asks models"""
+
+    name, file, headers = "GET /dashboard/request_form.js", "request_form.js", _SCRIPT
+
+
+class LatenciesRoute(HttpRoute):
+    """The latency histogram of each model version since it was loaded: counts of 1, 2, 4, ... µs"""
+
+    name = "GET /dashboard/latencies.json"
+    operation = LATENCIES
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        server = _servers.get(self.engine)
+        if server is None:
+            raise Unavailable("the models are being loaded")
+        found = [
+            {"name": model.name, "version": model.version, "counts": model.snapshot().executions.request_us.counts}
+            for model in server.served()
+        ]
+        return HttpReply(200, _JSON, [await asyncio.to_thread(_encode, found)])
+
+
+class LogRoute(HttpRoute):
+    """The last log records, oldest first; with ``?after=N``, those behind the number N"""
+
+    name = "GET /dashboard/log.json"
+    operation = LOG
+    extension: Dashboard
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        (after, *_) = call.query.get("after", ["0"])
+        if not after.isdecimal() or len(after) > 18:
+            raise InvalidArgument(f"'after' is '{after[:100]}'; it is the number of a log record")
+        found = self.extension.records.after(int(after))
+        return HttpReply(200, _JSON, [await asyncio.to_thread(_encode, found)])
+
+
+class Dashboard(Extension):
+    """Has the last log records of the process while it is enabled."""
+
+    name: ClassVar[str] = "dashboard"
+    adds: ClassVar[Sequence[type[Addition]]] = (
+        DashboardRoute,
+        DashboardStyleRoute,
+        DashboardScriptRoute,
+        RequestFormRoute,
+        LatenciesRoute,
+        LogRoute,
+    )
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        options = engine.options.group(DashboardOptions)
+        self.records = RecentRecords(options.log_records)
+        if options.enabled and options.log_records:
+            logging.getLogger("headrace").addHandler(self.records)
+
+    @property
+    def enabled(self) -> bool:
+        return self.engine.options.group(DashboardOptions).enabled
+
+    def close(self) -> None:
+        logging.getLogger("headrace").removeHandler(self.records)
+
+
+def _encode(found: object) -> bytes:
+    return json.dumps(found, separators=(",", ":")).encode()

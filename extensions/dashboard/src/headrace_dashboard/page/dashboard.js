@@ -1,0 +1,210 @@
+// Polls the routes that every client asks, and shows what they say. Text from the server is only ever set as text.
+import { showForm } from "/dashboard/request_form.js";
+
+const POLL_MS = 2000, REMEMBERED = 60;
+const at = id => document.getElementById(id);
+const key = { get value() { return sessionStorage.getItem("headrace-key") || ""; } };
+
+let former = null, chosen = null, lastRecord = 0, chosenKind = "", timer = 0;
+const rates = new Map();
+
+export async function ask(path, body, method) {
+  const headers = key.value ? { Authorization: `Bearer ${key.value}` } : {};
+  const reply = await fetch(path, { method: method || (body === undefined ? "GET" : "POST"), body, headers, cache: "no-store" });
+  if (reply.ok) return reply;
+  const text = await reply.text();
+  let said = text;
+  try { said = JSON.parse(text).error || text; } catch { /* it is no JSON */ }
+  throw Object.assign(new Error(said || `HTTP ${reply.status}`), { status: reply.status });
+}
+const read = async (path, body) => (await ask(path, body)).json();
+const pathOf = model => `/v2/models/${encodeURIComponent(model.name)}` + (model.version ? `/versions/${model.version}` : "");
+const keyOf = model => `${model.name}\n${model.version || ""}`;
+
+export function make(tag, properties = {}, ...children) {
+  const { role, aria, ...plain } = properties;
+  const found = Object.assign(document.createElement(tag), plain);
+  for (const [name, value] of Object.entries(aria || {})) found.setAttribute(`aria-${name}`, value);
+  found.append(...children);
+  return found;
+}
+
+const figure = (value, digits = 1) => value === null || Number.isNaN(value) ? "–" : value >= 100 || value === 0 ? Math.round(value).toLocaleString("en") : value.toFixed(digits);
+const duration = us => us === null ? "–" : us >= 1e6 ? `${(us / 1e6).toFixed(1)} s` : us >= 1e3 ? `${(us / 1e3).toFixed(1)} ms` : `${Math.round(us)} µs`;
+const bound = us => us === null ? "–" : `≤ ${duration(us)}`;
+const size = bytes => bytes >= 1 << 30 ? `${(bytes / (1 << 30)).toFixed(1)} GiB` : `${(bytes / (1 << 20)).toFixed(1)} MiB`;
+
+// The upper bound of the bucket in which a share of the counts ends, in µs. Buckets end at 1, 2, 4, ... µs.
+function percentile(counts, share) {
+  const total = counts.reduce((sum, each) => sum + each, 0);
+  let seen = 0;
+  for (const [place, count] of counts.entries()) if (total && (seen += count) >= share * total) return 2 ** place;
+  return null;
+}
+
+function numbers(now) {
+  const before = former && former.models.get(now.key), seconds = former ? (now.time - former.time) / 1000 : 0;
+  if (!before || now.success < before.success || !seconds) return { requests: null, failed: null, rows: null, p50: null, p99: null };
+  const counts = (now.counts || []).map((each, place) => each - ((before.counts || [])[place] || 0));
+  const executions = now.executions - before.executions;
+  return {
+    requests: (now.success - before.success) / seconds, failed: (now.failed - before.failed) / seconds,
+    rows: executions ? (now.rows - before.rows) / executions : null, p50: percentile(counts, .5), p99: percentile(counts, .99),
+  };
+}
+
+async function poll() {
+  clearTimeout(timer);
+  if (document.hidden) return;  // asks again when somebody looks
+  try {
+    const [index, statistics, latencies] = await Promise.all([
+      read("/v2/repository/index", ""), read("/v2/models/stats"), read("/dashboard/latencies.json").catch(() => [])]);
+    show(index, statistics.model_stats, latencies);
+    at("message").textContent = "";
+    if (chosen) await showDetail();
+    await showLog();
+  } catch (error) {
+    if (error.status === 401 || error.status === 403) at("access").hidden = false;
+    at("state").textContent = error.status ? "refused" : "not reachable";
+    at("message").textContent = error.message;
+  }
+  timer = setTimeout(poll, POLL_MS);
+}
+
+function show(index, statistics, latencies) {
+  const time = performance.now(), models = new Map(), counts = new Map(latencies.map(each => [keyOf(each), each.counts]));
+  for (const each of statistics) {
+    const part = each.inference_stats, id = keyOf(each);
+    models.set(id, { key: id, time, success: part.success.count, failed: part.fail.count, executions: each.execution_count, rows: each.inference_count, counts: counts.get(id), part });
+  }
+  const filter = at("filter").value.toLowerCase(), rows = at("rows"), kept = new Map([...rows.children].map(row => [row.dataset.key, row]));
+  let ready = 0, total = 0, shown = 0;
+  index.sort((one, other) => one.name < other.name ? -1 : one.name > other.name ? 1 : (one.version || 0) - (other.version || 0));
+  for (const model of index) {
+    const id = keyOf(model), now = models.get(id), found = now ? numbers(now) : {};
+    ready += model.state === "READY"; total += found.requests || 0;
+    const series = rates.get(id) || [];
+    if (found.requests !== null && found.requests !== undefined) series.push(found.requests);
+    rates.set(id, series.slice(-REMEMBERED));
+    const row = kept.get(id) || rowOf(model);
+    kept.delete(id);
+    row.hidden = !model.name.toLowerCase().includes(filter);
+    shown += !row.hidden;
+    fill(row, model, found, series.slice(-REMEMBERED));
+    rows.append(row);
+  }
+  for (const [id, row] of kept) { row.remove(); rates.delete(id); }
+  at("none").hidden = shown > 0;
+  at("state").textContent = `${ready} of ${index.length} ready`;
+  at("totals").replaceChildren(make("div", {}, make("dt", { textContent: "Requests/s" }), make("dd", { textContent: figure(total) })));
+  former = { time, models };
+}
+
+function rowOf(model) {
+  const row = make("tr"), name = make("button", { type: "button", className: "name", textContent: model.name, title: model.name });
+  row.dataset.key = keyOf(model);
+  name.addEventListener("click", () => choose(model));
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  line.setAttribute("class", "rate"); line.setAttribute("viewBox", "0 0 60 10"); line.setAttribute("preserveAspectRatio", "none"); line.setAttribute("aria-hidden", "true");
+  line.append(document.createElementNS("http://www.w3.org/2000/svg", "polyline"));
+  const load = make("button", { type: "button", textContent: "Load" }), unload = make("button", { type: "button", textContent: "Unload" });
+  load.addEventListener("click", () => control(model, "load")); unload.addEventListener("click", () => control(model, "unload"));
+  for (const [button, what] of [[load, "Load"], [unload, "Unload"]]) button.setAttribute("aria-label", `${what} ${model.name}`);
+  const cells = ["", "", "", "number", "number", "number", "number", "number", "", ""].map(className => make("td", { className }));
+  cells[0].append(name); cells[2].append(make("span"), make("span", { className: "reason" })); cells[8].append(line); cells[9].append(load, " ", unload);
+  row.append(...cells);
+  return row;
+}
+
+function fill(row, model, found, series) {
+  const cells = row.children, [state, reason] = cells[2].children;
+  cells[1].textContent = model.version || "–";
+  state.textContent = model.state || "not loaded"; state.className = model.state || ""; reason.textContent = model.reason || "";
+  const texts = [figure(found.requests ?? null), figure(found.failed ?? null), bound(found.p50 ?? null), bound(found.p99 ?? null), figure(found.rows ?? null)];
+  texts.forEach((text, place) => { cells[3 + place].textContent = text; });
+  const most = Math.max(1, ...series);
+  cells[8].firstChild.firstChild.setAttribute("points", series.map((each, place) => `${60 - series.length + place},${9.5 - 9 * each / most}`).join(" "));
+  const [load, unload] = cells[9].querySelectorAll("button");
+  load.disabled = model.state === "LOADING"; unload.disabled = model.state !== "READY";
+  row.setAttribute("aria-selected", String(chosen !== null && keyOf(chosen) === row.dataset.key));
+}
+
+async function control(model, what) {
+  at("message").textContent = "";
+  try { await ask(`/v2/repository/models/${encodeURIComponent(model.name)}/${what}`, "{}"); }
+  catch (error) { at("message").textContent = `${what} ${model.name}: ${error.message}`; return; }
+  poll();
+}
+
+async function choose(model) {
+  chosen = model; chosenKind = "";
+  at("detail").hidden = false;
+  at("detail-title").textContent = model.version ? `${model.name}, version ${model.version}` : model.name;
+  for (const id of ["instances", "parts", "sizes", "reasons", "waits", "inputs", "answer", "config"]) at(id).replaceChildren();
+  await showDetail();
+  at("detail").focus();
+}
+
+function bars(id, entries) {
+  const most = Math.max(1e-9, ...entries.map(([, value]) => value));
+  at(id).replaceChildren(...entries.map(([name, value, text]) => {
+    const fill = make("i");
+    fill.style.width = `${100 * value / most}%`;
+    return make("div", { className: "bar" }, make("span", { textContent: name }), make("span", { className: "fill", aria: { hidden: "true" } }, fill), make("span", { textContent: text }));
+  }));
+}
+function pairs(id, entries) {
+  at(id).replaceChildren(...entries.map(([name, text]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: text }))));
+}
+
+async function showDetail() {
+  const model = chosen;
+  if (!chosenKind) {
+    try {
+      const [metadata, config] = await Promise.all([read(pathOf(model)), read(`${pathOf(model)}/config`)]);
+      if (model !== chosen) return;
+      chosenKind = "shown";
+      at("config").textContent = JSON.stringify(config, null, 2);
+      showForm(metadata, config, pathOf(model));
+    } catch (error) { at("answer").textContent = error.message; return; }
+  }
+  const now = former && former.models.get(keyOf(model));
+  if (now && now.success) {
+    const parts = [["queue", "waiting"], ["compute_input", "batch made"], ["compute_infer", "engine"], ["compute_output", "answer split"]];
+    bars("parts", parts.map(([name, text]) => { const us = now.part[name].ns / 1000 / now.success; return [text, us, duration(us)]; }));
+  }
+  try {
+    const told = await read(`${pathOf(model)}/explain`);
+    if (model !== chosen) return;
+    const where = Object.entries(told.runs_on);
+    pairs("instances", [["waiting", figure(told.waiting)], ["in flight", figure(told.in_flight)], ...(told.memory_bytes ? [["memory", size(told.memory_bytes)]] : []), ...where]);
+    bars("sizes", told.sizes.map(each => [`${each.rows}`, each.batches, figure(each.batches)]));
+    bars("reasons", Object.entries(told.reasons).map(([name, count]) => [name, count, figure(count)]));
+    pairs("waits", Object.entries(told.longest_wait_us).map(([name, us]) => [name, duration(us)]));
+  } catch { /* the model has no batches to explain */ }
+}
+
+async function showLog() {
+  let records;
+  try { records = await read(`/dashboard/log.json?after=${lastRecord}`); } catch { return; }
+  const list = at("log"), isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 30;
+  for (const record of records) {
+    lastRecord = record.number;
+    const time = new Date(record.time * 1000).toISOString().slice(11, 23);
+    list.append(make("li", { className: record.level }, make("time", { textContent: time }), ` ${record.text}`));
+  }
+  while (list.childElementCount > 1000) list.firstChild.remove();
+  filterLog();
+  if (isAtEnd) list.scrollTop = list.scrollHeight;
+}
+function filterLog() {
+  const levels = ["INFO", "WARNING", "ERROR", "CRITICAL"], least = levels.indexOf(at("level").value);
+  for (const item of at("log").children) item.hidden = levels.indexOf(item.className) < least && least > 0;
+}
+
+at("filter").addEventListener("input", () => { for (const row of at("rows").children) row.hidden = !row.dataset.key.toLowerCase().includes(at("filter").value.toLowerCase()); });
+at("level").addEventListener("change", filterLog);
+at("access").addEventListener("submit", event => { event.preventDefault(); sessionStorage.setItem("headrace-key", at("key").value); at("access").hidden = true; poll(); });
+document.addEventListener("visibilitychange", poll);
+read("/v2").then(server => { at("server").textContent = server.name === "triton" ? "Headrace" : server.name; document.title = at("server").textContent; at("server").title = `version ${server.version}`; }).catch(() => {});
+poll();

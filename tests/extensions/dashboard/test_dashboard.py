@@ -1,0 +1,234 @@
+"""The dashboard in a real Chromium, against a real server. The oracle of its answers is the stock client."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import tritonclient.http
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from tritonclient.utils import InferenceServerException
+
+if TYPE_CHECKING:
+    from tests.conftest import Headrace
+
+EXAMPLES = Path(__file__).parents[3] / "examples/models"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+#: The name of a model is text for a browser, whatever it is.
+MARKUP = "<img src=x onerror=alert(1)>"
+CONFIG = """
+backend: "identity" max_batch_size: 4
+input { name: "text" data_type: TYPE_STRING dims: 1 } output { name: "text" data_type: TYPE_STRING dims: 1 }
+"""
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+
+
+@pytest.fixture(scope="module")
+def server(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempPathFactory) -> Headrace:
+    models = tmp_path_factory.mktemp("models")
+    shutil.copytree(EXAMPLES / "digits", models / "digits")
+    for name, config in ((MARKUP, CONFIG), ("echo", CONFIG), ("broken", 'backend: "nope"')):
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "config.pbtxt").write_text(config)
+    loads = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in ("digits", "echo", MARKUP))]
+    server = keep_serving(f"--model-repository={models}", *loads)
+    with (
+        tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client,
+        pytest.raises(InferenceServerException, match="nope"),
+    ):
+        client.load_model("broken")
+    return server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[[Headrace], Page]]:
+    """Opens the dashboard. At the end, no script may have failed, and nothing may have been asked of other servers."""
+    context = browser.new_context()
+    wrong: list[str] = []
+
+    def open_page(server: Headrace) -> Page:
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if "Content Security" in said.text else None)
+        page.on("dialog", lambda dialog: wrong.append(dialog.message))
+        own = f"http://127.0.0.1:{server.http}/"
+        page.on("request", lambda asked: None if asked.url.startswith((own, "blob:")) else wrong.append(asked.url))
+        page.goto(f"{own}dashboard")
+        return page
+
+    yield open_page
+    context.close()
+    assert wrong == []
+
+
+def infer(server: Headrace, image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> list[float]:
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        given = tritonclient.http.InferInput("image", list(image.shape), "UINT8")
+        given.set_data_from_numpy(image)
+        found: list[float] = client.infer("digits", [given]).as_numpy("probabilities").ravel().tolist()
+        return found
+
+
+def answer(page: Page) -> list[float]:
+    """Return the numbers of the answer that is shown."""
+    shown = page.get_by_label("Answer")
+    expect(shown).to_contain_text("probabilities FP32 [1, 10]")
+    return list(json.loads(shown.inner_text().splitlines()[-1]))
+
+
+@needs_chromium
+def test_models_are_listed_with_their_state_and_its_reason(
+    server: Headrace, open_page: Callable[[Headrace], Page]
+) -> None:
+    page = open_page(server)
+    expect(page.get_by_role("status")).to_have_text("3 of 4 ready")
+    rows = page.locator("#rows tr")
+    expect(rows.filter(has_text="broken")).to_contain_text("unable to find backend library for backend 'nope'")
+    expect(rows.filter(has_text="digits")).to_contain_text("READY")
+    expect(page.get_by_role("button", name=MARKUP, exact=True)).to_be_visible()
+    page.get_by_label("Filter").fill("DIG")
+    expect(rows.filter(visible=True)).to_have_count(1)
+
+
+@needs_chromium
+def test_the_form_asks_what_the_stock_client_asks(
+    server: Headrace, open_page: Callable[[Headrace], Page], tmp_path: Path
+) -> None:
+    page = open_page(server)
+    # By the keyboard alone: the first link, then the filter, then the models in the order of their names.
+    page.get_by_label("Filter").focus()
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "digits":
+            break
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="digits, version 1")).to_be_visible()
+    page.get_by_role("button", name="Send").click()
+    assert answer(page) == pytest.approx(infer(server, np.zeros((1, 8, 8), np.uint8)), abs=1e-6)
+
+    image = np.tile(np.arange(0, 16, 2, dtype=np.uint8), (8, 1))
+    (tmp_path / "image.png").write_bytes(png(image))
+    page.get_by_label("or an image file").set_input_files(tmp_path / "image.png")
+    expect(page.get_by_label("JSON: numbers in lists")).to_have_value(
+        json.dumps([image.tolist()], separators=(",", ":"))
+    )
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_label("Answer")).not_to_have_text("asking")
+    assert answer(page) == pytest.approx(infer(server, image[np.newaxis]), abs=1e-6)
+
+    page.get_by_label("JSON: numbers in lists").fill("[[1]]")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_label("Answer")).to_contain_text("unexpected shape for input 'image'")
+    expect(page.locator("#instances")).to_contain_text("digits_0")
+    expect(page.locator("#reasons")).to_contain_text("delay")
+    expect(page.get_by_label("Config")).to_contain_text("dynamic_batching")
+
+
+def png(grey: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
+    """Return an image file of grey pixels."""
+
+    def part(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width = grey.shape
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    lines = b"".join(b"\0" + line.tobytes() for line in grey)
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", zlib.compress(lines)) + part(b"IEND", b"")
+
+
+@needs_chromium
+def test_markup_is_shown_as_text(server: Headrace, open_page: Callable[[Headrace], Page]) -> None:
+    page = open_page(server)
+    page.get_by_role("button", name=MARKUP, exact=True).click()
+    expect(page.get_by_label("Answer")).to_contain_text("is not found")  # a URL cannot name it, as in Triton
+    page.get_by_role("button", name="echo", exact=True).click()
+    page.get_by_label("JSON: text, or lists of text").fill("<b>so</b>")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_label("Answer")).to_contain_text('["<b>so</b>"]')
+    assert page.locator("main img, main b").count() == 0
+
+
+@needs_chromium
+def test_a_model_is_unloaded_and_loaded(server: Headrace, open_page: Callable[[Headrace], Page]) -> None:
+    page = open_page(server)
+    row = page.locator("#rows tr").filter(has_text="digits")
+    page.get_by_role("button", name="Unload digits").click()
+    expect(row).to_contain_text("UNAVAILABLE")
+    assert server.get("/v2/models/digits/ready")[0] == 404
+    page.get_by_role("button", name="Load digits", exact=True).click()
+    expect(row).to_contain_text("READY")
+    page.get_by_role("button", name="Load broken", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("load broken: ")
+    expect(page.get_by_role("list", name="Log")).to_contain_text("successfully unloaded 'digits'")
+    page.get_by_label("Level").select_option("ERROR")
+    expect(page.get_by_role("listitem").filter(has_text="successfully unloaded 'digits'").first).not_to_be_visible()
+
+
+@needs_chromium
+def test_a_page_that_nobody_sees_asks_nothing(server: Headrace, open_page: Callable[[Headrace], Page]) -> None:
+    page = open_page(server)
+    expect(page.get_by_role("status")).to_have_text(re.compile("ready"))
+    page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+    page.wait_for_timeout(2500)  # the last poll that was planned
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(2500)
+    assert asked == []
+    page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+    page.wait_for_timeout(200)
+    assert asked
+
+
+@needs_chromium
+def test_a_server_with_keys_asks_for_one(
+    keep_serving: Callable[..., Headrace], open_page: Callable[[Headrace], Page], tmp_path: Path
+) -> None:
+    from headrace_cli import main
+
+    keys = tmp_path / "keys.json"
+    assert main(["keys", "add", str(keys), "alice", "--operations=*"]) == 0
+    (found,) = json.loads(keys.read_text())["principals"]["alice"]["keys"]
+    server = keep_serving(f"--model-repository={EXAMPLES}", f"--access-keys={keys}", "--access-open=health,dashboard")
+    page = open_page(server)
+    expect(page.get_by_role("alert")).to_contain_text(re.compile("key", re.IGNORECASE))
+    page.get_by_label("This server asks for a key:").fill(f"hr_{found}_wrong")
+    page.get_by_role("button", name="Use it").click()
+    expect(page.get_by_role("status")).to_have_text("refused")
+    assert page.locator("#rows tr").count() == 0
+
+
+def test_routes_answer_what_the_page_reads(server: Headrace) -> None:
+    infer(server, np.zeros((1, 8, 8), np.uint8))
+    status, body = server.get("/dashboard/latencies.json")
+    assert status == 200
+    found = {each["name"]: each for each in json.loads(body)}
+    assert found.keys() == {"digits", "echo", MARKUP}
+    assert sum(found["digits"]["counts"]) == int(server.metric("nv_inference_request_success", "digits"))
+    records = json.loads(server.get("/dashboard/log.json")[1])
+    assert [each["number"] for each in records] == list(range(1, len(records) + 1))
+    later = json.loads(server.get(f"/dashboard/log.json?after={len(records) - 1}")[1])
+    assert [each["text"] for each in later][:1] == [records[-1]["text"]]
+    for wrong in ("x", "-1", "1" * 30, "%00"):
+        status, body = server.get(f"/dashboard/log.json?after={wrong}")
+        assert (status, b"it is the number of a log record" in body) == (400, True)
+
+
+def test_it_can_be_left_out(keep_serving: Callable[..., Headrace], tmp_path: Path) -> None:
+    server = keep_serving(f"--model-repository={tmp_path}", "--dashboard-enabled=false")
+    assert server.get("/dashboard")[0] == 404
