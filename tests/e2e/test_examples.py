@@ -94,7 +94,15 @@ def test_the_client_of_the_readme_reads_its_picture_as_a_three(digits: Headrace)
 
 @pytest.mark.parametrize(
     "client",
-    ["classify.py", "text/client.py", "stream/client.py", "choose/client.py", "read_rows.py", "engines/ask.py"],
+    [
+        "classify.py",
+        "text/client.py",
+        "stream/client.py",
+        "choose/client.py",
+        "read_rows.py",
+        "engines/ask.py",
+        "canary/client.py",
+    ],
 )
 def test_a_client_says_how_to_start_a_server_that_is_not_there(client: str) -> None:
     protocol = "grpc" if client.startswith("stream") else "http"
@@ -232,6 +240,24 @@ def test_the_python_model_of_the_readme_is_served(clone: Path, serve: Callable[.
     (path,) = [word.partition("localhost:8000")[2] for word in request if "localhost:8000" in word]
     with urllib.request.urlopen(f"http://127.0.0.1:{server.http}{path}", body, timeout=30) as answer:
         assert json.load(answer)["outputs"][0]["data"] == [2.0, 4.0, 6.0]
+
+
+CANARY = "examples/canary/README.md"
+
+
+@pytest.mark.usefixtures("clone")
+def test_a_version_that_fails_is_rolled_back(serve: Callable[..., Headrace]) -> None:
+    (_, *words), half, show = commands(CANARY, "headrace")
+    asking, failing = commands(CANARY, "python")
+    server = serve(*words)
+    where, url = f"--http=127.0.0.1:{server.http}", f"--url=http://127.0.0.1:{server.http}"
+    assert succeed(*asking, where) == "   90 times 12.5600 by area:1\n   10 times 12.5664 by area:2\n"
+    assert "area:2  50.00 %" in succeed("-m", "headrace_cli", *half, url)
+    right, errors = succeed(*failing, where).splitlines()
+    assert int(right.split()[0]) >= 250
+    assert right.endswith(" times 0.0000 by area:1")
+    assert errors.endswith("message: ValueError: math domain error")
+    assert "'area:2' is rolled back: " in succeed("-m", "headrace_cli", *show, url)
 
 
 ROWS = "examples/rows/README.md"
