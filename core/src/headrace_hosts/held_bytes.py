@@ -4,7 +4,7 @@ Each connection is limited by its protocol; this limits all of them together, in
 
     up to 3/4 of the limit   large bodies arrive as fast as their callers send
     above                    a large body waits until its rest fits, in order of arrival; its caller is not read
-    beyond the limit         slow callers are ended, then bodies that wait are refused; at 9/8, the largest callers end
+    beyond the limit         slow callers end, then bodies that wait are refused; at 17/16, the largest callers end
 
 No deadlock: bodies that wait half way hold bytes. If the first of them could not fit even when all other work is done,
 the last ones are refused until it can. Each waits for a limited time.
@@ -17,14 +17,16 @@ from typing import NamedTuple, Protocol
 
 #: If too much is held, connections are ended until 1/8 of the limit is free.
 _ROOM = 8
-#: Connections that are not slow end only if 1/8 more is held: a response is there before its request is dropped.
-_OVER = 8
+#: Connections that are not slow end only if 1/16 more is held: a response is there before its request is dropped.
+_OVER = 16
 #: A caller is slow if it would take longer than 60 s, at its last rate, to move all that is held for it.
 SLOW_S = 60
 #: A body waits at most this time, by default.
 WAIT_S = 30.0
 #: In one turn of the event loop, bodies that arrive get this many bytes together, but each of them at least 64 KiB.
 _TURN_BYTES, _LEAST_BYTES = 16 << 20, 64 << 10
+#: At most this many bodies proceed, and connections or bodies are refused, in one turn: about 3 ms.
+_PER_TURN = 32
 #: So many connections read large bodies without turns.
 _CROWD = 16
 #: While bodies wait, slow callers and the end of their time are checked every 0.25 s.
@@ -95,6 +97,7 @@ class HeldBytes:
         self._sizes: dict[Holder, int] = {}
         self._waiting: dict[Waiter, _Place] = {}
         self._is_due = False
+        self._left = 0  # of `_PER_TURN`
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -176,6 +179,7 @@ class HeldBytes:
     def refuse(self, waiter: Refusable, why: str) -> None:
         """Refuse ``waiter``, whose body ``why``."""
         self.refused += 1
+        self._left -= 1
         self.hit()
         waiter.refuse(
             f"the request body {why}, and there is no memory for the rest of it: requests and responses take "
@@ -190,20 +194,23 @@ class HeldBytes:
     def _act(self) -> None:
         """Make room, and let bodies proceed. Runs one turn of the loop later, so that no connection ends inside its
         own call."""
-        self._is_due = False
+        self._is_due, self._left = False, _PER_TURN
         self.recount()
         if self.in_use_bytes > self.limit_bytes:
             self._make_room()
         waiting = self._waiting
-        while waiting:
+        while waiting and self._left > 0:
             first, place = next(iter(waiting.items()))
             if self.in_use_bytes + place.wanted_bytes <= self.limit_bytes:
                 del waiting[first]
+                self._left -= 1
                 first.proceed()
             elif sum([each.kept_bytes for each in waiting]) + place.wanted_bytes > self.limit_bytes:
                 self._refuse_last()
             else:
                 break
+        if self._left <= 0:
+            self._act_soon()
         self.recount()
 
     def _refuse_last(self) -> None:
@@ -216,7 +223,8 @@ class HeldBytes:
         self._timer = None
         loop = asyncio.get_running_loop()
         waiting, now = self._waiting, loop.time()
-        while waiting:
+        self._left = _PER_TURN
+        while waiting and self._left > 0:
             first, place = next(iter(waiting.items()))
             if place.ends > now:
                 break
@@ -225,7 +233,7 @@ class HeldBytes:
         if waiting:
             self._end(place.wanted_bytes, only_slow=True)
             self._act_soon()
-            self._timer = loop.call_later(_TICK_S, self._tick)
+            self._timer = loop.call_later(_TICK_S if self._left > 0 else 0, self._tick)
 
     # ------------------------------------------------------------------ callers that are ended
 
@@ -234,7 +242,7 @@ class HeldBytes:
         self.hit()
         room = self.limit_bytes // _ROOM
         self._end(room, only_slow=True)
-        while self._waiting and self.in_use_bytes > self.limit_bytes:
+        while self._waiting and self.in_use_bytes > self.limit_bytes and self._left > 0:
             self._refuse_last()
         if self.in_use_bytes > self.limit_bytes + self.limit_bytes // _OVER:
             self._end(room, only_slow=False)
@@ -245,8 +253,9 @@ class HeldBytes:
             return
         holders = [each for each in self._sizes if each.waits_for_peer and (each.is_slow or not only_slow)]
         holders.sort(key=lambda holder: self._sizes[holder])
-        while holders and self.in_use_bytes > self.limit_bytes - room_bytes:
+        while holders and self.in_use_bytes > self.limit_bytes - room_bytes and self._left > 0:
             holder = holders.pop()
             self.refused += 1
+            self._left -= 1
             holder.shed()
             self.set(holder, 0)

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 _BUFFER_BYTES = 64 * 1024
 #: Connections with large bodies that read on in one turn of the event loop.
 _PER_TURN = 16
+#: Bytes of large bodies in one turn, if many arrive: about 5 ms.
+_TURN_BYTES = 8 << 20
 #: The first check of a caller that has closed its sending side. If it has gone altogether, a reset arrives a round trip
 #: after the first write. Each further check waits twice as long.
 _FIRST_LOOK_S = 0.01
@@ -191,10 +193,23 @@ class NativeConnections(OpenConnections):
         self.dispatch = dispatch
         self.budget = budget or HeldBytes(UNBOUNDED)
         self.held = HeldBytes(limits.held_bytes, self.budget) if limits.held_bytes else self.budget
+        #: Bytes of large bodies that connections may receive in this turn of the loop, if there are many.
+        self.turn_bytes = _TURN_BYTES
+        self._is_turn_begun = False
         self._late: deque[tuple[Callable[[], None], bool]] = deque()
         self.received = bytearray(_BUFFER_BYTES)
         self.buffer = memoryview(self.received)
         self.head_cache = RequestHeadCache()
+
+    def spend(self, size_bytes: int) -> None:
+        """Subtract received bytes from `turn_bytes`."""
+        if not self._is_turn_begun:
+            self._is_turn_begun = True
+            self.call_soon(self._end_turn)
+        self.turn_bytes -= size_bytes
+
+    def _end_turn(self) -> None:
+        self._is_turn_begun, self.turn_bytes = False, _TURN_BYTES
 
     def wait_turn(self, go_on: Callable[[], None], is_long: bool = False) -> None:
         """Call ``go_on``, which reads on, in a later turn of the event loop.

@@ -37,6 +37,8 @@ _NO_HEAD = RequestHead("", "", {})
 _PER_TURN = 8
 #: When memory is short, at most this much of a body is received before its connection asks for more.
 _TIGHT_BYTES = 64 * 1024
+#: When the turn of the event loop is over, at most this much: the connection then waits for its next turn.
+_LATE_BYTES = 4096
 _HELD = "the server holds as many bytes of requests and responses as it may (--memory-budget)"
 _NO_REST = "no memory for the rest of a request body"
 
@@ -103,6 +105,8 @@ class HttpProtocol(AnsweringProtocol):
             self._refuse(error_reply(no_memory(_NO_REST)))
             return self._buffer
         budget = self._budget
+        if budget.is_crowded and self._connections.turn_bytes <= 0:
+            return tail[:_LATE_BYTES]
         if budget.is_tight and not self._allowed_bytes:
             return tail[:_TIGHT_BYTES]
         return tail if len(tail) <= budget.turn_bytes else tail[: budget.turn_bytes]
@@ -116,10 +120,13 @@ class HttpProtocol(AnsweringProtocol):
             if is_whole:
                 reader.forget()
                 self._take(cast("RequestHead", head), direct.memory)
-            elif self._budget.is_crowded and (direct.is_full or nbytes >= self._budget.turn_bytes):
-                self._has_more = True  # others have their turn first
-                self._connections.wait_turn(self._go_on, direct.is_full)
-                self._balance()
+            elif self._budget.is_crowded:
+                connections = self._connections
+                connections.spend(nbytes)
+                if direct.is_full or nbytes >= _TIGHT_BYTES or connections.turn_bytes <= 0:
+                    self._has_more = True  # others have their turn first
+                    connections.wait_turn(self._go_on, direct.is_full)
+                    self._balance()
             return
         if self._is_deaf:
             return  # dropped
@@ -348,7 +355,11 @@ class HttpProtocol(AnsweringProtocol):
         self._waits, self._seconds = False, 0
         self._allowed_bytes = self._request_bytes + self._wanted_bytes
         self._hold(self._allowed_bytes)
-        self._go_on()
+        if self._budget.is_crowded:
+            self._has_more = True
+            self._connections.wait_turn(self._go_on, is_long=True)
+        else:
+            self._go_on()
 
     def refuse(self, reason: str) -> None:
         self._waits = False

@@ -37,9 +37,9 @@ async def _held(limit_bytes: int, *sizes: tuple[Connection, int]) -> list[bool]:
     return [connection.is_over for connection, _ in sizes]
 
 
-def test_up_to_an_eighth_more_than_the_limit_only_slow_ones_end() -> None:
+def test_up_to_a_sixteenth_more_than_the_limit_only_slow_ones_end() -> None:
     assert held(100, (Connection(), 60), (Connection(), 40)) == [False, False]
-    assert held(100, (Connection(), 60), (Connection(), 52)) == [False, False]
+    assert held(100, (Connection(), 60), (Connection(), 46)) == [False, False]
     assert held(100, (Connection(), 60), (Connection(is_slow=True), 41)) == [False, True]
 
 
@@ -269,5 +269,25 @@ def test_any_order_of_many_bodies_ends(step: int) -> None:
         for body in bodies:
             body.end()
         assert (ledger.total_bytes, ledger.waiting) == (0, 0)
+
+    run(scenario)
+
+
+def test_many_refusals_leave_turns_to_others() -> None:
+    """A thousand refused in one turn would delay everybody by 0.1 s."""
+
+    async def scenario() -> None:
+        ledger = HeldBytes(1000, wait_s=0)
+        working = Body(ledger, 999, 999)
+        bodies = [Body(ledger, 500) for _ in range(100)]
+        for body in bodies:
+            body.ask()
+        most, before = 0, 0
+        while ledger.waiting:
+            await asyncio.sleep(0)
+            most, before = max(most, ledger.refused - before), ledger.refused
+        working.end()
+        assert ledger.refused == 100
+        assert most <= 64
 
     run(scenario)

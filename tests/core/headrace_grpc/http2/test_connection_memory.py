@@ -183,3 +183,97 @@ def test_a_connection_ends_if_all_together_hold_too_much() -> None:
         assert held.memory.end()  # more than 1 MiB: its memory goes back to the system
 
     run(scenario)
+
+
+MIB = 1 << 20
+
+
+class Large(Sent):
+    """A stream of a large message, whose peer sends all that it may."""
+
+    def __init__(self, window_bytes: int) -> None:
+        super().__init__()
+        self.receive_window = window_bytes
+
+    def credit(self, size_bytes: int) -> None:
+        super().credit(size_bytes)
+        self.receive_window += size_bytes
+
+    def arrive(self, memory: ConnectionMemory, size_bytes: int, missing_bytes: int) -> None:
+        self.receive_window -= size_bytes
+        memory.keep(self, self.kept_bytes + size_bytes)
+        memory.grant(self, missing_bytes)
+
+
+def test_a_large_message_gets_credit_as_it_arrives() -> None:
+    async def scenario() -> None:
+        held = Held(100 * MIB, Limits())
+        memory, stream = held.memory, Large(256 << 10)
+        memory.grant(stream, 16 * MIB)
+        assert stream.credits == []  # it is only announced
+        assert held.ledger.total_bytes == 0
+        stream.arrive(memory, 128 << 10, 16 * MIB)
+        assert stream.credits == [MIB]
+        assert held.ledger.total_bytes == (256 << 10) + MIB  # what it may send counts before it is sent
+        while len(stream.credits) < 20 and sum(stream.credits) < 16 * MIB:
+            stream.arrive(memory, 128 << 10, 1)
+            assert stream.receive_window <= MIB + 3 * stream.kept_bytes
+        assert sum(stream.credits) == 16 * MIB
+        memory.let_go(stream)
+        assert held.ledger.total_bytes == 0
+
+    run(scenario)
+
+
+def test_a_large_message_waits_for_memory_and_is_refused_in_the_end() -> None:
+    async def scenario() -> None:
+        held = Held(10 * MIB, Limits())
+        held.ledger._wait_s = 0.01
+        other, stream = Large(0), Large(256 << 10)
+        held.memory.keep(other, 9 * MIB)
+        held.memory.grant(stream, 4 * MIB)
+        stream.arrive(held.memory, 256 << 10, 4 * MIB)
+        assert held.memory.holds_back(stream)
+        assert stream.credits == []
+        while held.ledger.waiting:
+            await asyncio.sleep(0.05)
+        (reason,) = stream.refusals
+        assert "has waited for 0.01 s" in reason
+        assert not held.memory.holds_back(stream)
+
+    run(scenario)
+
+
+def test_a_large_message_goes_on_when_there_is_memory() -> None:
+    async def scenario() -> None:
+        held = Held(10 * MIB, Limits())
+        other, stream, ended = Large(0), Large(256 << 10), Large(256 << 10)
+        held.memory.keep(other, 9 * MIB)
+        for each in (ended, stream):
+            held.memory.grant(each, 4 * MIB)
+            each.arrive(held.memory, 256 << 10, 4 * MIB)
+        held.memory.let_go(ended)
+        held.memory.let_go(other)
+        await asyncio.sleep(0)
+        assert (ended.credits, stream.credits) == ([], [4 * MIB])
+        assert held.ledger.total_bytes == (256 << 10) + 4 * MIB
+
+    run(scenario)
+
+
+def test_a_connection_whose_requests_run_does_not_wait_for_its_peer() -> None:
+    async def scenario() -> None:
+        arrives = [False]
+        memory = ConnectionMemory(
+            LIMITS, HeldBytes(1000), Turns(), lambda: 0, lambda fault: None, arrives=lambda: arrives[0]
+        )
+        memory.keep(Sent(), 70)
+        assert not memory.waits_for_peer
+        arrives[0] = True
+        waits = [memory.waits_for_peer]
+        arrives[0] = False
+        memory.wait(20)
+        waits.append(memory.waits_for_peer)
+        assert waits == [True, True]
+
+    run(scenario)
