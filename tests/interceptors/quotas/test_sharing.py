@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -21,7 +22,8 @@ from tritonclient import grpc as grpc_client
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from headrace import Caller, Operation, ResourceExhausted, ServerOptions, Unavailable, Watch
+from headrace import Caller, InferRequest, Operation, ResourceExhausted, ServerOptions, Unavailable, Watch
+from headrace.messages.request import Undecoded
 from headrace.telemetry import exposition
 from headrace_access import AccessOptions
 from headrace_access.key_file import new_key
@@ -64,6 +66,7 @@ class Shared:
 
     def ask(self, principal: str, size: int = 0, deadline_ns: int = 0) -> tuple[Caller, Awaitable[None] | None]:
         caller = Caller("http", principal=principal, deadline_ns=deadline_ns, body_bytes=size)
+        caller.operation, caller.model = Operation.INFER, "m"
         verdict = self.made.admit(caller, Operation.INFER, "m")
         if isinstance(verdict, Watch):
             caller.watch(verdict)
@@ -153,6 +156,33 @@ def test_a_request_costs_as_much_as_its_rows(shared: Callable[..., Shared], tmp_
         require_empty(server, quotas)
     counts = Counter(order[45:])
     assert abs(counts["wide"] * 3 - counts["narrow"]) <= 9, counts
+
+
+def test_what_a_principal_sent_alone_is_no_debt(shared: Callable[..., Shared]) -> None:
+    """Nor is a request that says that it has a billion rows, which is refused behind the gate."""
+
+    async def ask() -> None:
+        made = shared()
+        view: Any = SimpleNamespace(name="m", version=1, max_batch_size=8, decoupled=False, outputs={}, inputs={})
+        view.capacity, view.occupancy = lambda: 1, SimpleNamespace(last_ns=10_000_000)
+        wide = InferRequest("m", {"x": Undecoded("FP32", (1_000_000_000, 1), memoryview(b""))})
+        for _ in range(100):
+            caller, _ = made.ask("alice")
+            made.made.intercept(wide, view, caller)
+            await made.serve(1)
+        for _ in range(20):
+            made.ask("alice")
+            made.ask("bob")
+        assert Counter(await made.serve(20)) == {"alice": 10, "bob": 10}
+        made.made.intercept(wide, view, made.callers[0])  # now it costs eight rows, because others wait
+        late = await made.serve(9)
+        assert 1 <= min(Counter(late).values()) <= 2
+        for caller in made.callers:
+            caller.end()
+        made.made._tick()
+        assert made.made.table.gates["m"].view is None  # a model that is unloaded can go
+
+    asyncio.run(ask())
 
 
 @pytest.mark.parametrize("leaves", ["ends", "is cancelled", "both"])

@@ -6,6 +6,7 @@ from math import inf
 from sys import maxsize
 from typing import NamedTuple, TypeAlias
 
+from headrace import one_line
 from headrace_quotas.figures import PrincipalFigures
 from headrace_quotas.quota_file import Quota, QuotaBook, QuotaLimits
 
@@ -122,7 +123,7 @@ class Tenant:
 
     def __init__(self, key: TenantKey, book: QuotaBook, figures: PrincipalFigures, now_s: float) -> None:
         self.key, self.figures, self.uses = key, figures, 0
-        self.who = f"the principal '{key}'" if isinstance(key, str) else f"the address '{key[0]}'"
+        self.who = f"the principal '{one_line(key)}'" if isinstance(key, str) else f"the address '{key[0]}'"
         #: Its refusals are paced: the time of the next one, if they came at the rate that is answered at once.
         self.paced_s = 0.0
         self.quota = self._quota(book)

@@ -100,8 +100,8 @@ class FairGate:
     """
 
     __slots__ = (
-        "_heap", "_number", "_virtual", "charges_rows", "clock", "in_flight", "is_shared", "limit", "model", "owner",
-        "reports_tokens", "sharing", "uses", "view", "waiting", "waiting_bytes",
+        "_heap", "_latest", "_number", "_virtual", "clock", "has_rows", "in_flight", "is_shared", "limit", "model",
+        "owner", "reports_tokens", "sharing", "uses", "view", "waiting", "waiting_bytes",
     )  # fmt: skip
 
     def __init__(self, model: str, sharing: Sharing | None, clock: Callable[[], float]) -> None:
@@ -113,9 +113,11 @@ class FairGate:
         #: True if responses are looked at for tokens.
         self.reports_tokens = False
         #: True if a request counts as many times as it has rows.
-        self.charges_rows = False
+        self.has_rows = False
         self._heap: list[tuple[float, int, Use]] = []
-        self._number, self._virtual = count(), 0.0
+        #: The virtual time, and the latest finish.
+        self._virtual = self._latest = 0.0
+        self._number = count()
         #: The use that came last.
         self.owner: Use | None = None
         self.follow(sharing)
@@ -131,7 +133,7 @@ class FairGate:
     def learn(self, view: ModelView, reports_tokens: bool) -> None:
         """Note a version that is being asked."""
         self.view, self.reports_tokens = view, reports_tokens
-        self.charges_rows = self.is_shared and view.max_batch_size > 0
+        self.has_rows = self.is_shared and view.max_batch_size > 0
         self.limit.learn(view)
         self.let_in()
 
@@ -140,8 +142,8 @@ class FairGate:
         is_settled = self.limit.settle()
         if is_settled:
             self.view = None  # the next request says which version is asked
-        if not self.limit.is_shared:
-            self.owner = None
+        if not (self.limit.is_shared or self.waiting):
+            self.owner, self._virtual = None, self._latest  # nobody owes anything for the past
         self.let_in()
         return is_settled
 
@@ -158,9 +160,17 @@ class FairGate:
             self.owner = use
         if self.in_flight >= self.limit.now:
             return False
-        start = use.finish if use.finish > self._virtual else self._virtual
-        self._virtual, use.finish = start, start + use.step
+        self._charge(use, max(use.finish, self._virtual))
         return True
+
+    def charge_rows(self, use: Use, more: int) -> None:
+        """Charge ``more`` rows of a request of ``use``: all but the first one, which was charged when it came in."""
+        use.finish += more * use.step
+        self._latest = max(self._latest, use.finish)
+
+    def _charge(self, use: Use, start: float) -> None:
+        self._virtual, use.finish = start, start + use.step
+        self._latest = max(self._latest, use.finish)
 
     def refusal(self, use: Use, size_bytes: int) -> QuotaRefusal | None:
         """Return why a request of ``use`` may not wait; None if it may.
@@ -225,7 +235,7 @@ class FairGate:
             if not use.waiting:
                 continue
             if start >= use.finish:
-                self._virtual, use.finish = max(start, self._virtual), start + use.step
+                self._charge(use, max(start, self._virtual))
                 waiter = next(iter(use.waiting))
                 self.leave(waiter)
                 self.in_flight += 1
@@ -281,6 +291,7 @@ class QueuedRequest(Watch):
             self._stop_waiting()
             if not self.future.done():
                 self.future.set_exception(error)
+                self.future.exception()  # nobody may be left to retrieve it
 
     def _stop_waiting(self) -> None:
         self._timer.cancel()

@@ -146,7 +146,7 @@ class Quotas(Interceptor):
         return Part(use)
 
     def _add(self, key: TenantKey, model: str) -> Use:
-        if not self._is_ticking and (self._watcher is not None or self.table.book.sharing):
+        if not self._is_ticking and self._watcher is not None:
             self._is_ticking = True
             asyncio.get_running_loop().call_later(self._tick_s, self._tick)
         return self.table.add(key, model)
@@ -155,7 +155,7 @@ class Quotas(Interceptor):
         """Choose again how many requests the gates let in, and read a changed quota file."""
         if self._watcher is not None:
             self._watcher.look()
-        unsettled = [gate for gate in self.table.gates.values() if gate.is_shared and not gate.settle()]
+        unsettled = [gate for gate in self.table.gates.values() if not gate.settle()]
         self._tick_s = min(_TICK_S, 2 * self._tick_s if unsettled else _TICK_S)
         asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
@@ -186,6 +186,7 @@ class Quotas(Interceptor):
         self._late -= 1
         if not future.done():
             future.set_exception(error)
+            future.exception()  # nobody may be left to retrieve it
 
     def _address(self, peer: str) -> tuple[str]:
         """Return the key of a caller without a principal: its address, or the network of an IPv6 address, of which
@@ -203,15 +204,15 @@ class Quotas(Interceptor):
 
     def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:
         gate = self._gates.get(model.name)
-        if gate is None:
+        if gate is None or self._watcher is None:
             return None
         if gate.view is not model:
             gate.learn(model, reports_tokens(model))
-        if gate.charges_rows:
+        if gate.waiting and gate.has_rows:
             for tensor in request.inputs.values():
                 shape = tensor.shape
                 if shape and shape[0] > 1 and (use := self._use_of(caller)) is not None:
-                    use.finish += (shape[0] - 1) * use.step  # the first row was charged before
+                    gate.charge_rows(use, min(shape[0], model.max_batch_size) - 1)  # more are refused later
                 break
         return self._count_tokens(request, model, caller) if gate.reports_tokens else None
 
