@@ -139,12 +139,12 @@ def test_a_body_waits_until_its_rest_fits_in_order_of_arrival() -> None:
         first, second = Body(ledger, 30, 10), Body(ledger, 12, 10)
         first.ask()
         assert first.is_whole
+        second.end()
         large, small = Body(ledger, 40), Body(ledger, 1)
         large.ask()
         small.ask()  # it would fit, but it came later
         await asyncio.sleep(0)
         assert (large.is_whole, small.is_whole, ledger.waiting) == (False, False, 2)
-        second.end()
         working.end()
         await asyncio.sleep(0)
         assert (large.is_whole, small.is_whole, ledger.waiting) == (True, True, 0)
