@@ -35,6 +35,9 @@ ASKED = {name: place for name, place in PATHS.items() if name not in ("own", "ge
     "traffic": ("GET", "/v2/models/m/traffic"),
     "traffic_change": ("PUT", "/v2/models/m/traffic"),
     "openapi": ("GET", "/openapi.json"),
+    "dashboard": ("GET", "/dashboard"),
+    "dashboard_latencies": ("GET", "/dashboard/latencies.json"),
+    "dashboard_log": ("GET", "/dashboard/log.json"),
 }
 
 
@@ -246,11 +249,6 @@ def test_flags_that_serve_refuses_are_refused(capsys: pytest.CaptureFixture[str]
     code, out, err = check(capsys, *words)
     assert (code, out) == (1, "")
     assert text in err
-
-
-def test_a_check_of_nothing_says_what_to_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check"]) == 1
-    assert "name a repository or a model" in capsys.readouterr().err
 
 
 def test_the_log_is_as_before_after_a_review(models: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,7 @@ class Check(Command):
     example = "headrace check /srv/models"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        self._parser = parser
         parser.add_argument(
             "path",
             nargs="*",
@@ -79,13 +80,16 @@ class Check(Command):
         parser.add_argument("--graph", metavar="FILE.svg", help="draw the ensembles into this file, too")
         parser.add_argument("--json", action="store_true", help="print a JSON array, one object per model")
 
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        arguments = super().parse(words)
+        if not arguments.path and not arguments.security:
+            self._parser.error("the following arguments are required: path")
+        return arguments
+
     def run(self, arguments: argparse.Namespace) -> int:
         """Print a report on each model. Return 1 if there is any problem, else 0."""
         if arguments.security:
             return review(arguments.path, arguments.json)
-        if not arguments.path:
-            print("headrace check: name a repository or a model; headrace check --help shows more", file=sys.stderr)
-            return 1
         repositories, models = _split(arguments.path)
         for model in models:
             print(f"'{model}' is a model, not a repository: this model alone is checked", file=sys.stderr)
