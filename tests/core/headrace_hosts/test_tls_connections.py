@@ -89,6 +89,8 @@ def test_a_client_whose_certificate_is_refused_is_logged(pem: Path, caplog: pyte
             with suppress(ssl.SSLError, ConnectionError):
                 assert await reader.read(1) == b""
             writer.close()
+            with suppress(ssl.SSLError, ConnectionError):
+                await writer.wait_closed()
             assert server.made == []
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
