@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from inspect import isawaitable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,13 +19,22 @@ import numpy as np
 import pytest
 from tritonclient import grpc as grpc_client
 
-from headrace import Operation, PermissionDenied, Unauthenticated
-from headrace_access import AccessControl, AccessOptions, kept_permits
+from headrace import Caller, Operation, PermissionDenied, Unauthenticated
+from headrace_access import AccessControl, AccessOptions, kept_permits, key_file_watcher
 from headrace_access.kept_permits import KeptPermits
 from headrace_hosts import file_changes
 from headrace_hosts.permitted import PermittedCaller
 from headrace_testing.serving import serve
-from tests.interceptors.access.access_files import TENANT, access_of, caller_with, keys, make, token, write_issuer
+from tests.interceptors.access.access_files import (
+    TENANT,
+    access_of,
+    caller_with,
+    extend,
+    keys,
+    make,
+    token,
+    write_issuer,
+)
 from tests.interceptors.access.test_every_operation import CONFIG
 
 
@@ -101,6 +111,41 @@ def test_a_changed_file_and_the_end_of_a_token_end_what_is_kept(
         await until(lambda: not access.permits)
         with pytest.raises(Unauthenticated):
             access.admit(caller_with(key), Operation.INFER, "own_1")
+
+    run(main())
+
+
+@pytest.mark.parametrize("header", ["Basic YTpi", "Bearer", ""])
+def test_a_certificate_is_not_kept_for_the_header_beside_it(path: Path, header: str) -> None:
+    extend(path, certificates={})
+
+    async def main() -> None:
+        access = access_of(path)
+        sent = {"authorization": header}
+        caller = Caller("http", header=sent.get, headers=lambda: list(sent.items()), certificate={"subject": ()})
+        caller.principal = "tenant"
+        access.admit(caller, Operation.INFER, "own_1")
+        assert not access.permits  # else everybody with this header would be 'tenant'
+
+    run(main())
+
+
+def test_a_key_that_was_revoked_while_nobody_asked_is_refused_at_once(
+    path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_file_watcher, "_TRUSTED_S", 5.0)
+    key = write_issuer_into(path)
+
+    async def main() -> None:
+        access = access_of(path)
+        access._watcher._checked_s -= 5  # type: ignore[union-attr]
+        assert keys("revoke", str(path), key).returncode == 0
+        waiting = [access.admit(caller_with(key), Operation.INFER, "own_1") for _ in range(2)]
+        for each in waiting:
+            assert isawaitable(each)
+            with pytest.raises(Unauthenticated):
+                await each
+        assert not access.permits
 
     run(main())
 

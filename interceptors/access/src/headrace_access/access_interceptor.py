@@ -6,6 +6,7 @@ the same error whether the model exists or not.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -85,7 +86,17 @@ class AccessControl(Interceptor):
     def _verified(self, caller: Caller, credential: str | None) -> Verified | Awaitable[Verified | str]:
         """Return who the caller is, and how long what he has shown is right. Raises `Unauthenticated`."""
         assert self._watcher is not None
-        self._watcher.check()
+        reading = self._watcher.check()
+        return self._shown(caller, credential) if reading is None else self._checked(reading, caller, credential)
+
+    async def _checked(self, reading: asyncio.Task[None], caller: Caller, credential: str | None) -> Verified | str:
+        assert self._watcher is not None
+        await self._watcher.checked(reading)
+        found = self._shown(caller, credential)
+        return found if isinstance(found, Verified) else await found
+
+    def _shown(self, caller: Caller, credential: str | None) -> Verified | Awaitable[Verified | str]:
+        assert self._watcher is not None
         file = self._watcher.file
         given = _key_in(caller, credential)
         if not given:
@@ -112,7 +123,8 @@ class AccessControl(Interceptor):
         if not principal.may(str(operation), operation.category, model):
             on = f" on model '{one_line(model)}'" if model else ""
             raise PermissionDenied(f"'{principal.name}' may not do '{operation}'{on}")
-        if operation is Operation.INFER and (credential := caller.header("authorization")):
+        # A certificate is not kept: the header beside it may be a password for a proxy, or anything.
+        if operation is Operation.INFER and found.until_s and (credential := caller.header("authorization")):
             self._permits.keep(credential, model, principal.name, found.until_s)
 
 

@@ -22,7 +22,7 @@ class KeptPermits(dict["str | bytes", dict[str, str]]):
     Python have a secret seed.
     """
 
-    def __init__(self, each_second: Callable[[], None]) -> None:
+    def __init__(self, each_second: Callable[[], object]) -> None:
         super().__init__()
         self._each_second = each_second
         self._until_s: dict[str, float] = {}

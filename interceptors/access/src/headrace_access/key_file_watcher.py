@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 from headrace import ConfigError, FileChanges
 from headrace_access.key_file import KeyFile
@@ -13,6 +14,8 @@ from headrace_access.tokens import Tokens
 
 #: What it writes is in the audit log, too.
 log = logging.getLogger("headrace.audit.access")
+#: After this time without a check, in which nobody asked, callers wait for the next check, at most as long.
+_TRUSTED_S = 2.0
 
 
 class KeyFileWatcher:
@@ -23,16 +26,27 @@ class KeyFileWatcher:
         self._path = path
         self._reading: asyncio.Task[None] | None = None
         self._changes, self.file = _read(path)
+        self._checked_s, self._is_old = monotonic(), False
         self.tokens = Tokens(self.file)
         self.tokens.on_forget = self._changed
         #: Called when what was decided so far may be wrong now.
         self.on_change: Callable[[], None] = lambda: None
 
-    def check(self) -> None:
-        """Read a changed file, and fetch old key sets, in the background. At most once per second."""
+    def check(self) -> asyncio.Task[None] | None:
+        """Read a changed file, and fetch old key sets, in the background. At most once per second.
+
+        Return what to wait for, by `checked`, if the last check is so long ago that a key may be revoked since.
+        """
         if self._reading is None and self._changes.are_due():
+            now_s = monotonic()
+            self._checked_s, self._is_old = now_s, now_s - self._checked_s >= _TRUSTED_S
             self._reading = asyncio.get_running_loop().create_task(self._read_if_changed())
             self.tokens.keep_fresh()
+        return self._reading if self._is_old else None
+
+    async def checked(self, reading: asyncio.Task[None]) -> None:
+        """Wait for what `check` has returned, but not for a disk that does not answer."""
+        await asyncio.wait([reading], timeout=_TRUSTED_S)  # a caller that disconnects does not cancel it
 
     def _changed(self) -> None:
         self.on_change()

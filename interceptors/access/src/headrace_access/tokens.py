@@ -26,7 +26,7 @@ NO_TOKEN = "it is no token"
 
 
 class Verified(NamedTuple):
-    """A token that is right until ``until_s``, in seconds since 1970."""
+    """A token or a key that is right until ``until_s``, in seconds since 1970. 0 for a certificate."""
 
     principal: Principal
     until_s: float
