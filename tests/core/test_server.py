@@ -280,6 +280,27 @@ def test_the_capacity_of_a_model_is_what_fills_its_instances(write_model: Any, r
         assert views["direct"].occupancy.last_ns > 0
 
 
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_the_capacity_of_a_model_is_the_same_while_it_executes(
+    write_model: Any, repository: Path, isolation: str
+) -> None:
+    write_model(
+        "m",
+        'backend: "identity" input { name: "x" data_type: TYPE_FP32 dims: [1] } '
+        'output { name: "y" data_type: TYPE_FP32 dims: [1] } '
+        'parameters { key: "execute_delay_ms" value { string_value: "300" } } '
+        f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}',
+    )
+    with headrace.Server(repository) as server, ThreadPoolExecutor(1) as callers:
+        view = server.engine.resolve("m")
+        asked = callers.submit(server.infer, "m", {"x": np.ones(1, np.float32)})
+        found = set()
+        while not asked.done():
+            if view.occupancy.in_flight:
+                found.add(view.capacity())
+        assert found == {1}
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=4), min_size=1, max_size=40))
 def test_any_interleaving_of_requests_gives_each_caller_its_own_rows(

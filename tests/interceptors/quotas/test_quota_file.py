@@ -182,11 +182,9 @@ def test_the_command_says_what_holds(path: Path) -> None:
         ["all models", "5 requests per second, 5 at once", "principals.alice"],
         ["all models", "4 requests in flight", "principals.alice"],
         ["model 'llm_7b'", "60 output tokens per minute, 60 at once", "models.llm*"],
-        [
-            "model 'llm_7b'",
-            "shared, with the weight 2; 8 in flight; at most 1000 requests with 268435456 bytes wait, 30 s at most",
-            "sharing",
-        ],
+        ["model 'llm_7b'", "shared, with the weight 2", "sharing"],
+        ["model 'llm_7b'", "8 requests at once", "sharing"],
+        ["model 'llm_7b'", "at most 1000 requests with 268435456 bytes wait, each for 30 s", "sharing"],
     ]
     assert "1 requests per second" in quotas("check", str(path), "--anonymous")[1]
     assert "2.5 requests per second" in quotas("check", str(path), "--principal", "bob", "--workers", "2")[1]

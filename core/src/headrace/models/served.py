@@ -194,7 +194,8 @@ class ServedModel:
     def capacity(self) -> int:
         """Return how many requests fill the batches of all instances: `ModelView.capacity`. Event loop only."""
         scheduler = self.model_queue.scheduler
-        if self.decoupled or scheduler.is_stateful or any(executor.unanswered for executor in self.executors):
+        answers_later = any(len(executor.unanswered) > len(executor.executing) for executor in self.executors)
+        if self.decoupled or scheduler.is_stateful or answers_later:
             return 0
         rows = 1 if isinstance(scheduler, DirectScheduler) else max(1, self.max_batch_size)
         return self.model_queue.at_once * rows

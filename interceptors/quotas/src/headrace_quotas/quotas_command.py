@@ -63,8 +63,8 @@ def rows(book: QuotaBook, quota: Quota, model: str) -> Iterator[tuple[str, str, 
         yield f"model '{one_line(model)}'", told, f"models.{one_line(found[0])}" if found is not None else ""
     sharing = book.sharing_of(model) if model else None
     if sharing is not None:
-        told = f"shared, with the weight {quota.weight:g}; {told_sharing(sharing)}"
-        yield f"model '{one_line(model)}'", told, "sharing"
+        for told in (f"shared, with the weight {quota.weight:g}", *told_sharing(sharing)):
+            yield f"model '{one_line(model)}'", told, "sharing"
     elif model:
         yield f"model '{one_line(model)}'", "not shared: requests do not wait", ""
 
@@ -78,10 +78,8 @@ def told_limits(limits: QuotaLimits) -> list[str]:
     return told if limits.in_flight is None else [*told, f"{limits.in_flight} requests in flight"]
 
 
-def told_sharing(sharing: Sharing) -> str:
-    """Return the settings in words."""
-    at_once = sharing.in_flight or "as many as fill the instances"
-    return (
-        f"{at_once} in flight; at most {sharing.max_waiting} requests with {sharing.max_waiting_bytes} bytes wait, "
-        f"{sharing.max_wait_seconds:g} s at most"
-    )
+def told_sharing(sharing: Sharing) -> list[str]:
+    """Return each setting in words."""
+    at_once = f"{sharing.in_flight} requests" if sharing.in_flight else "as many requests as fill the instances"
+    waiting = f"{sharing.max_waiting} requests with {sharing.max_waiting_bytes} bytes"
+    return [f"{at_once} at once", f"at most {waiting} wait, each for {sharing.max_wait_seconds:g} s"]
