@@ -225,6 +225,22 @@ def test_a_public_server_is_closed_and_json_says_the_same(
     assert found["who"] == "its group and all users"
 
 
+def test_a_port_that_forwards_to_the_metrics_page_has_it(models: str, keys: dict[str, str], folder: Path) -> None:
+    words = [models, "--metrics-address=127.0.0.1", f"--access-keys={folder / 'access.json'}"]
+    opened = ["--allow-vertex-ai=true", "--access-open=live,metrics"]  # its header x-vertex-ai-triton-redirect: metrics
+    found = [line for line in SecurityReview.of_command_line([*words, *opened]).exposures() if "metrics" in line.what]
+    assert [(line.where, line.is_open) for line in found] == [
+        ("metrics on 127.0.0.1:8002", False),
+        ("vertex_ai on 0.0.0.0:8080", True),
+    ]
+
+
+def test_a_host_that_bounds_its_callers_less_is_named(models: str) -> None:
+    hosts = [models, "--http-server=hypercorn", "--grpc-server=grpcio", "--grpc-address=127.0.0.1"]
+    lines = SecurityReview.of_command_line([*hosts, "--metrics-address=127.0.0.1"]).exposures()
+    assert [line.what for line in lines if line.where == "limits" and line.is_open] == ["--http-server=hypercorn"]
+
+
 @pytest.mark.parametrize("program", [[], ["headrace", "serve"], ["tritonserver"], ["/opt/bin/tritonserver"]])
 def test_the_program_in_front_of_the_flags_is_left_out(program: list[str]) -> None:
     assert security_report._flags([*program, "--id=serve", "serve"]) == ["--id=serve", "serve"]

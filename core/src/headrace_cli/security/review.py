@@ -100,7 +100,8 @@ class SecurityReview:
     def exposures(self) -> list[Exposure]:
         """Return all lines: for each port its TLS and its operations, then limits and files."""
         found = [line for port in self.ports for line in (self.tls_of(port), *self.operations_of(port))]
-        found += [Exposure(name, "a protocol of its own", "not reviewed", False) for name in self.unknown]
+        remedy = "leave its plugin out (--plugins), unless you know what it answers to whom"
+        found += [Exposure(name, "a protocol of its own", "not reviewed", True, (), remedy) for name in self.unknown]
         return [*found, *self._limits(), *self._files()]
 
     def as_dicts(self) -> list[dict[str, Any]]:
@@ -129,6 +130,7 @@ class SecurityReview:
         routes = list(served.make_routes()) + ([served.otherwise(served)] if served.otherwise is not None else [])
         if isinstance(served, FirstPort | ForwardingPort):
             routes += engine.additions(HttpRoute)
+        forwarded = [Operation.METRICS] * (isinstance(served, ForwardingPort) and options.allow_metrics)
         address, port = served.place
         is_metrics = served.name == "metrics"
         yield ReviewedPort(
@@ -138,7 +140,7 @@ class SecurityReview:
             port,
             served.tls,
             ("--metrics-use-ssl", "--metrics-address") if is_metrics else ("--http-use-ssl",),
-            _unique([each.operation for each in routes]),
+            _unique([*(each.operation for each in routes), *forwarded]),
         )
 
     def tls_of(self, port: ReviewedPort) -> Exposure:
@@ -201,6 +203,11 @@ class SecurityReview:
             if each.default and not getattr(options, each.name):
                 flag = f"--{each.name.replace('_', '-')}"
                 yield Exposure("limits", f"{flag}=0", "no limit", True, (flag,), f"no {flag}=0")
+        reached = {"grpc" if port.transport == "grpc" else "http" for port in self.ports if not port.is_local}
+        for protocol, host in (("http", options.http_server), ("grpc", options.grpc_server)):
+            if protocol in reached and host != "native":
+                flag, who = f"--{protocol}-server", "as far as its library bounds callers"
+                yield Exposure("limits", f"{flag}={host}", who, True, (flag,), f"{flag}=native")
 
     def _files(self) -> Iterator[Exposure]:
         options = self._options

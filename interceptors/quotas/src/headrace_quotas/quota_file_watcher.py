@@ -35,6 +35,8 @@ class QuotaFileWatcher:
             if not await asyncio.to_thread(self._changes.found):
                 return
             self.book = await asyncio.to_thread(QuotaBook.read, self._path)
+        except RuntimeError:
+            return  # the server stops: it has no threads any more
         except ConfigError as error:
             log.error("the former quotas stay in use: %s", error.message)
         else:

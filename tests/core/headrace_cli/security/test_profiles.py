@@ -80,6 +80,12 @@ def test_an_interceptor_that_does_not_say_whom_it_lets_pass_closes_nothing(
     assert ": anybody whom 'restricted-apis' lets pass; give " in caplog.text
 
 
+def test_a_frontend_of_which_nothing_is_known_counts_as_open(models: str) -> None:
+    review = SecurityReview(composed(models, PUBLIC, *TLS, *HEADERS)[0])
+    review.unknown.append("lines")
+    assert [str(each) for each in review.exposures() if each.is_open] == ["lines: a protocol of its own: not reviewed"]
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
