@@ -191,11 +191,10 @@ class Headrace:
     def wait_for_prompt(self, prompt: str) -> str:
         """Return the terminal output of the server up to ``prompt``."""
         assert self.process.stdout is not None
-        seen = b""
+        seen, output = b"", select.poll()
+        output.register(self.process.stdout, select.POLLIN | select.POLLHUP)
         while not seen.endswith(prompt.encode()):
-            assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], (
-                f"no {prompt!r} in {seen!r}:\n{self.log}"
-            )
+            assert output.poll(DEADLINE_S * 1000), f"no {prompt!r} in {seen!r}:\n{self.log}"
             seen += os.read(self.process.stdout.fileno(), 1)
             assert seen, f"the server ended:\n{self.log}"
         return seen.decode()

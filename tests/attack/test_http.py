@@ -166,8 +166,8 @@ def test_answers_that_nobody_reads(
 ) -> None:
     size = 16 * MIB
     with under_attack(impatient):
+        limit = impatient.rss_bytes + 3 * size
         callers = connect(impatient.http, 8, binary(size) + bytes(size))
-        limit = 6 * size
         wait_until(lambda: impatient.rss_bytes > limit, "the answers are held", 20)
         wait_until(lambda: impatient.rss_bytes < limit, "they are given up", 20)
         for caller in callers:

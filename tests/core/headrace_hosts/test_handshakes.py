@@ -211,6 +211,14 @@ def test_rubbish_opens_nothing(pem: Path, sent: bytes) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
+def can_use(group: str) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ecdh_curve(group)
+    except (ValueError, ssl.SSLError):
+        return False
+    return True
+
+
 @pytest.mark.parametrize(
     ("groups", "agreed"),
     [("X25519", "X25519"), ("P-256", "prime256v1"), ("P-384", "secp384r1"), ("ffdhe8192:X25519", "X25519"),
@@ -218,6 +226,8 @@ def test_rubbish_opens_nothing(pem: Path, sent: bytes) -> None:
 )  # fmt: skip
 def test_key_exchanges_that_compute_long_are_refused(pem: Path, groups: str, agreed: str) -> None:
     """With ffdhe8192, one client makes the server compute for 0.1 s."""
+    if agreed == "X25519" and not can_use(agreed):
+        pytest.skip("this Python cannot choose X25519: its clients agree on P-256")
     openssl = shutil.which("openssl")
     assert openssl is not None
 

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import httpx
 import numpy as np
@@ -46,8 +46,11 @@ RECORD = Access(
 class TestKit(InterceptorConformance):
     plugin, interceptor = "headrace_logging", "access-log"
 
+    #: Shared, since a log has a file and a thread, and the kit makes hundreds of interceptors.
+    shared: ClassVar[Mapping[str, Any]] = {"plugin_options": [AccessLogOptions(file="/dev/null", format="json")]}
+
     def options(self) -> Mapping[str, Any]:
-        return {"plugin_options": [AccessLogOptions(file="/dev/null", format="json")]}
+        return self.shared
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
 import httpx
@@ -46,8 +46,11 @@ RESTRICTED = "--http-restricted-api=trace,inference:x-key=s3cret"
 class TestKit(InterceptorConformance):
     plugin, interceptor = "headrace_logging", "audit-log"
 
+    #: Shared, since a log has a file and a thread, and the kit makes hundreds of interceptors.
+    shared: ClassVar[Mapping[str, Any]] = {"plugin_options": [AuditLogOptions(file="/dev/null", format="json")]}
+
     def options(self) -> Mapping[str, Any]:
-        return {"plugin_options": [AuditLogOptions(file="/dev/null", format="json")]}
+        return self.shared
 
 
 @pytest.fixture(scope="module")

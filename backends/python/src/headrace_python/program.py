@@ -74,7 +74,9 @@ def run(
 
 def _await_start(ended: threading.Thread, started: int, timeout_s: float) -> None:
     begun = time.monotonic()
-    while ended.is_alive() and not select.select([started], [], [], _LOOK_S)[0]:
+    start = select.poll()  # select() takes no descriptor above 1023
+    start.register(started, select.POLLIN)
+    while ended.is_alive() and not start.poll(_LOOK_S * 1000):
         if time.monotonic() - begun > timeout_s:
             raise StartTimeout
 

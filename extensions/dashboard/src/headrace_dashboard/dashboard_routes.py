@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from headrace import (
@@ -47,6 +47,8 @@ _SCRIPT = ((b"Content-Type", b"text/javascript; charset=utf-8"), *_PAGE[2:])
 _STYLE = ((b"Content-Type", b"text/css; charset=utf-8"), *_PAGE[2:])
 _JSON = ((b"Content-Type", b"application/json"), (b"Cache-Control", b"no-store"))
 
+#: The files of the page, 20 KB, read when the plugin is found: routes are made on the event loop.
+_CONTENTS = {each.name: each.read_bytes() for each in files("headrace_dashboard").joinpath("page").iterdir()}
 #: The servers of this process that have started.
 _servers: WeakKeyDictionary[Engine, Server] = WeakKeyDictionary()
 
@@ -78,12 +80,8 @@ class DashboardAsset(HttpRoute):
     file: ClassVar[str]
     headers: ClassVar[Sequence[tuple[bytes, bytes]]]
 
-    def __init__(self, extension: Any) -> None:
-        super().__init__(extension)
-        self._content = files("headrace_dashboard").joinpath("page").joinpath(self.file).read_bytes()
-
     async def answer(self, call: HttpCall) -> HttpReply:
-        return HttpReply(200, self.headers, [self._content])
+        return HttpReply(200, self.headers, [_CONTENTS[self.file]])
 
 
 class DashboardRoute(DashboardAsset):
