@@ -244,3 +244,14 @@ def test_a_model_with_sequences_is_refused_by_name_and_the_server_does_not_start
     assert "model 'turns' cannot be served with --workers=2: its scheduler 'sequence_batching'" in server.log
     assert "error: creating server: Internal - worker 0 exited with status 1 while it was starting" in server.log
     assert "Traceback" not in server.log
+
+
+def test_a_profile_is_enforced_once_and_with_the_metrics_page(
+    run_headrace: Callable[..., Headrace], tmp_path: Path
+) -> None:
+    words = ("--workers=2", "--security-profile=public", "--http-address=0.0.0.0", "--metrics-address=0.0.0.0")
+    server = run_headrace(f"--model-repository={tmp_path}", *words)
+    assert server.finish() == 1
+    assert "creating server: Invalid argument - --security-profile=public starts no server that is open" in server.log
+    assert server.log.count(": no TLS: every machine that reaches the address; give --http-use-ssl=true") == 1
+    assert ": metrics: anybody" in server.log

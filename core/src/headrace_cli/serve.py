@@ -85,7 +85,8 @@ class Serve(Command):
             with contextlib.closing(logs):
                 for warning in (*warnings, *support.without_effect(options)):
                     log.warning("%s", warning)
-                work = _supervise(words, options) if options.workers else _serve(words, options, plugins, logs)
+                common = words, options, plugins
+                work = _supervise(*common) if options.workers else _serve(*common, logs)
                 return run_loop(work)
         finally:
             _flush_output()
@@ -132,10 +133,16 @@ def enforce_profile(server: Server, words: Sequence[str]) -> None:
         enforce(server, words)
 
 
-async def _supervise(words: Sequence[str], options: ServerOptions) -> int:
+async def _supervise(words: Sequence[str], options: ServerOptions, plugins: Plugins) -> int:
     """Start and supervise worker processes until a signal (``--workers``). Return the exit code."""
     from headrace_cli.server_processes.supervisor import Supervisor
 
+    if options.group(SecurityOptions).profile != "none":  # here, because no worker has the metrics page
+        try:
+            enforce_profile(Server(options, found_plugins=plugins), words)
+        except Exception as error:
+            _complain(options, f"error: creating server: {_words(error)}")
+            return 1
     supervisor, told_to_stop = Supervisor(words, options), asyncio.Event()
     failures: list[Exception] = []
     _watch_signals(told_to_stop)

@@ -175,6 +175,8 @@ def test_restricted_operations_need_their_key_here_too(serve: Serve, shared: Pat
     assert ask(port, {"method": "DELETE", "path": "/models/a", "headers": {}, "body": ""}).status == 403
     assert post(port, "/models/a/invoke", INFER).status == 403
     assert post(port, "/models/a/invoke", INFER, key="secret").status == 200
+    assert post(port, "/models/absent/invoke", INFER).status == 403
+    assert post(port, "/models/absent/invoke", INFER, key="secret").status == 404
     assert get(port, "/ping").status == 200
 
 

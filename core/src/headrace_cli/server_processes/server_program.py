@@ -4,17 +4,15 @@ stopped by the supervisor instead of a signal."""
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from headrace.errors import ConfigError
 from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
 from headrace_cli import command_line
-from headrace_cli.serve import enforce_profile, find_plugins, run_loop, serve_until
+from headrace_cli.serve import find_plugins, run_loop, serve_until
 from headrace_cli.server_processes.metric_sums import write_families
 from headrace_cli.server_processes.model_changes import SharedControl
 from headrace_processes.ipc.framing import Frame
@@ -22,8 +20,6 @@ from headrace_processes.ipc.json_calls import JsonCalls
 from headrace_processes.ipc.json_parts import json_frame
 from headrace_processes.supervision.parent_channel import ParentChannel, run
 from headrace_processes.supervision.supervised_process import LifeKind
-
-log = logging.getLogger(__name__)
 
 
 def serve(*, channel: int, crash_file: int) -> NoReturn:
@@ -43,11 +39,6 @@ async def _serve(channel: socket.socket) -> int:
     with contextlib.closing(Log(LogSettings.from_options(options))) as logs:
         server = Server(options, found_plugins=plugins)
         server.engine.log = logs
-        try:
-            enforce_profile(server, words)
-        except ConfigError as error:
-            log.error("%s", error.message)
-            return 1
 
         async def measure() -> list[Any]:
             return write_families(server.engine.collect())

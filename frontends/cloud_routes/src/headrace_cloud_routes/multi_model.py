@@ -149,6 +149,16 @@ class DescribeModel(_Route):
         return HttpReply(404) if url is None else _document(_model(name, url))
 
 
+class AskUnknownModel(_Route):
+    """An inference of a model that is not loaded. Admitted as any other: who may not use it learns nothing."""
+
+    name = "POST /models/{name}/invoke"
+    operation = Operation.INFER
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        return HttpReply(404)
+
+
 class LoadModel(_Route):
     name = "POST /models[/]"
     operation = Operation.LOAD

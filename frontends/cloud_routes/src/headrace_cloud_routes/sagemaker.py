@@ -7,7 +7,14 @@ import re
 
 from headrace import ConfigError, Engine, Forwarded, ForwardingPort, HeadraceError, HttpReply, HttpRequest
 from headrace_cloud_routes.binary_content import BinaryContent
-from headrace_cloud_routes.multi_model import DescribeModel, ListModels, LoadModel, Models, UnloadModel
+from headrace_cloud_routes.multi_model import (
+    AskUnknownModel,
+    DescribeModel,
+    ListModels,
+    LoadModel,
+    Models,
+    UnloadModel,
+)
 
 _CONTENT = BinaryContent(b"application/vnd.sagemaker-triton.binary+json")
 _TARGET = b"x-amzn-sagemaker-target-model"
@@ -23,7 +30,7 @@ class SageMaker(ForwardingPort):
 
     name = "sagemaker"
     service = "Sagemaker HTTPService"
-    routes = (ListModels, DescribeModel, LoadModel, UnloadModel)
+    routes = (ListModels, DescribeModel, AskUnknownModel, LoadModel, UnloadModel)
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -59,12 +66,12 @@ class SageMaker(ForwardingPort):
             return None if request.method in ("GET", "DELETE") else HttpReply(400)
         return HttpReply(400)
 
-    def _invoke(self, request: HttpRequest, name: str) -> Forwarded | HttpReply:
+    def _invoke(self, request: HttpRequest, name: str) -> Forwarded | HttpReply | None:
         """Return the inference of a model that was loaded over this port, or of one that its caller names beside it."""
         if request.method != "POST":
             return HttpReply(404 if request.method == "GET" else 400)
         if name not in self.models.urls:
-            return HttpReply(404)
+            return None
         target = request.headers.get(_TARGET, b"").decode("latin-1")
         return self._inference(request, target if target and self._is_served(target) else name)
 
