@@ -597,7 +597,7 @@ def test_a_segment_that_shrinks_is_an_error_and_no_more(
     server.stop()
 
 
-def test_a_thousand_requests_live_through_a_segment_that_shrinks_and_grows(
+def test_hundreds_of_requests_live_through_a_segment_that_shrinks_and_grows(
     serve: Callable[..., Headrace], repository: Path
 ) -> None:
     """Large tensors, so that threads of the server are in the middle of a copy."""
@@ -621,7 +621,7 @@ def test_a_thousand_requests_live_through_a_segment_that_shrinks_and_grows(
         threads = [threading.Thread(target=ask, args=(True,)) for _ in range(4)]
         for each in threads:
             each.start()
-        for number in range(1, 100):
+        for number in range(1, 40):
             os.ftruncate(descriptor, random.choice([0, 4096, size, size + 4096]))
             os.ftruncate(descriptor, 2 * size)
             assert register(server.http, f"r{number}", key, 2 * size)[0] == 200
