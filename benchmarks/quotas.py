@@ -4,8 +4,6 @@
 them (limits of all kinds, and a shared model). In turns; the least of all rounds counts. With ``--bytecodes``, what
 Python executes instead: that repeats on a busy machine.
 
-``served``: CPU of a whole server per request over real connections, HTTP by wrk and gRPC, in turns.
-
 ``flood``: 99th percentile of a quiet tenant, alone and while another one floods the server from 64 connections.
 
 ``tenants``: memory and time per decision with more and more principals.
