@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import free_ports
-from tracing import _CONFIG, measure
+from tracing import _CONFIG, compare, measure
 
 from headrace import Server, ServerOptions
 from headrace.config.option_parts import Restriction
@@ -160,19 +160,7 @@ def main() -> None:
     if options.setting:
         print(json.dumps(run(options.setting, options.rounds, options.bytecodes)))
         return
-    rounds = 1 if options.bytecodes else options.rounds
-    least: dict[str, dict[str, float]] = {name: {} for name in SETTINGS}
-    for _ in range(1 if options.bytecodes else options.turns):
-        for setting, found in least.items():
-            words = [sys.executable, __file__, f"--setting={setting}", f"--rounds={rounds}"]
-            words += ["--bytecodes"] * options.bytecodes
-            output = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
-            for title, us in json.loads(output).items():
-                found[title] = min(found.get(title, us), us)
-    unit = "bytecodes" if options.bytecodes else "µs"
-    for setting, found in least.items():
-        shares = "  ".join(f"{title} {us:7.2f} {unit} {us / least['off'][title]:6.3f}" for title, us in found.items())
-        print(f"{shares}  {setting}")
+    compare(__file__, SETTINGS, options)
 
 
 if __name__ == "__main__":

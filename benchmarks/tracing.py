@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from time import process_time_ns
@@ -184,6 +184,23 @@ def run(setting: str, rounds: int, counts: bool) -> dict[str, float]:
             return server._call(measure, server, rounds, counts)
 
 
+def compare(script: str, settings: Iterable[str], options: argparse.Namespace) -> None:
+    """Run ``script`` with each of the settings, in turns. Print what each costs, and its ratio to 'off'."""
+    rounds = 1 if options.bytecodes else options.rounds
+    least: dict[str, dict[str, float]] = {name: {} for name in settings}
+    for _ in range(1 if options.bytecodes else options.turns):
+        for setting, found in least.items():
+            words = [sys.executable, script, f"--setting={setting}", f"--rounds={rounds}"]
+            words += ["--bytecodes"] * options.bytecodes
+            output = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
+            for title, us in json.loads(output).items():
+                found[title] = min(found.get(title, us), us)
+    unit = "bytecodes" if options.bytecodes else "µs"
+    for setting, found in least.items():
+        shares = "  ".join(f"{title} {us:7.2f} {unit} {us / least['off'][title]:6.3f}" for title, us in found.items())
+        print(f"{shares}  {setting}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
@@ -195,19 +212,7 @@ def main() -> None:
     if options.setting:
         print(json.dumps(run(options.setting, options.rounds, options.bytecodes)))
         return
-    rounds = 1 if options.bytecodes else options.rounds
-    least: dict[str, dict[str, float]] = {name: {} for name in SETTINGS if name == "off" or options.only in name}
-    for _ in range(1 if options.bytecodes else options.turns):
-        for setting, found in least.items():
-            words = [sys.executable, __file__, f"--setting={setting}", f"--rounds={rounds}"]
-            words += ["--bytecodes"] * options.bytecodes
-            output = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
-            for title, us in json.loads(output).items():
-                found[title] = min(found.get(title, us), us)
-    unit = "bytecodes" if options.bytecodes else "µs"
-    for setting, found in least.items():
-        shares = "  ".join(f"{title} {us:7.2f} {unit} {us / least['off'][title]:6.3f}" for title, us in found.items())
-        print(f"{shares}  {setting}")
+    compare(__file__, [name for name in SETTINGS if name == "off" or options.only in name], options)
 
 
 if __name__ == "__main__":

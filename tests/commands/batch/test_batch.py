@@ -274,6 +274,7 @@ def test_another_job_does_not_go_on_with_these_parts(
         (["--keep=name"], "--keep names column 'name'; the file has id, image"),
         (["--model-version=7"], "7"),
         (["--output=out.txt"], "ends in '.txt'; the endings are .parquet, .arrow, .csv, .jsonl, .npy"),
+        (["--output=in.parquet/out.parquet"], "cannot write 'in.parquet/out.parquet': Not a directory"),
         (["--input=in.txt"], "ends in '.txt'"),
         (["--input=none.parquet"], "cannot read '.*none.parquet'"),
         (["--input=cut.parquet"], "cannot read '.*cut.parquet'"),

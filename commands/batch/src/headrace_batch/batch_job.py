@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,10 @@ async def run(job: BatchJob, report: Callable[[JobProgress], None]) -> JobProgre
     )
     async with Server(options) as server:
         model = server.engine.resolve(job.model, job.version)
-        return await _Run(job, source, server, model, report).finish()
+        try:
+            return await _Run(job, source, server, model, report).finish()
+        except OSError as error:  # errors of the source say so
+            raise InvalidArgument(f"cannot write '{job.result}': {error.strerror}") from error
 
 
 class _Run:
@@ -117,7 +120,7 @@ class _Run:
         chunks, done = self._source.chunks(self._job.chunk_rows), 0
         running: set[asyncio.Task[None]] = set()
         try:
-            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            while (chunk := await self._next(chunks)) is not None:
                 done += 1
                 self._schema = self._schema or self._schema_of(chunk)
                 self._check_columns(chunk)
@@ -131,14 +134,18 @@ class _Run:
                 running = await _wait_for_one(running)
             self._progress.total = self._progress.rows
             await asyncio.to_thread(self._write, done)
-        except (OSError, pa.ArrowException) as error:
-            raise InvalidArgument(f"row {self._progress.rows + 1} or later of '{self._job.source}': {error}") from error
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             self._parts.close()
         return self._progress
+
+    async def _next(self, chunks: Iterator[Chunk]) -> Chunk | None:
+        try:
+            return await asyncio.to_thread(next, chunks, None)
+        except (OSError, pa.ArrowException) as error:
+            raise InvalidArgument(f"row {self._progress.rows + 1} or later of '{self._job.source}': {error}") from error
 
     async def _infer(self, chunk: Chunk) -> None:
         pieces, broken = await self._inference.infer(chunk)
@@ -190,7 +197,7 @@ class _Run:
         columns["error"] = pa.array([broken.get(row) for row in range(chunk.count)], pa.string())
         for each in self._schema:
             if each.name not in columns:
-                columns[each.name] = _copied(chunk.columns.get(each.name), each, chunk.count)
+                columns[each.name] = _copied(chunk.columns.get(each.name), chunk.count)
         return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
 
     def _write(self, parts: int) -> None:
@@ -210,7 +217,7 @@ async def _wait_for_one(running: set[asyncio.Task[None]]) -> set[asyncio.Task[No
     return left
 
 
-def _copied(column: Column | None, field: pa.Field, count: int) -> pa.Array:
+def _copied(column: Column | None, count: int) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
     values = [None] * count if column is None else column
