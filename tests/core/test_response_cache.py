@@ -14,7 +14,7 @@ import pytest
 from headrace import CachedResponse, ResponseCache, Server, builtins, hookimpl
 from headrace.errors import ConfigError, LoadError, PluginError
 from headrace.models.view import statistics_document
-from headrace.telemetry import exposition
+from headrace_http import text_format
 from tests.core.conftest import GATED, Gated, WriteModel
 
 LOCAL = {"local": {"size": "1000000"}}
@@ -23,7 +23,7 @@ X = np.ones((1, 2), np.float32)
 
 
 def page(server: Server) -> str:
-    return exposition.text(server.engine.collect())
+    return text_format.text(server.engine.collect())
 
 
 def counted(server: Server, model: str) -> dict[str, int]:

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
 from tests.deploy.conftest import debian_program
@@ -45,7 +46,9 @@ output { name: "x" data_type: TYPE_FP32 dims: 1 }
 PROMETHEUS = """
 global: {scrape_interval: 200ms, evaluation_interval: 200ms}
 rule_files: [%s]
-scrape_configs: [{job_name: headrace, static_configs: [{targets: ["127.0.0.1:%d"]}]}]
+scrape_configs:
+  - {job_name: headrace, static_configs: [{targets: ["127.0.0.1:%d"]}]}
+  - {job_name: native, static_configs: [{targets: ["127.0.0.1:%d"]}]}
 """
 
 
@@ -57,23 +60,40 @@ def query(port: int, expression: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def server(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempPathFactory) -> Headrace:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models = tmp_path_factory.mktemp("models")
     for name, config in (("plain", ""), ("cached", "response_cache { enable: true }")):
         (models / name / "1").mkdir(parents=True)
         (models / name / "config.pbtxt").write_text(CONFIG % config)
+    return models
+
+
+@pytest.fixture(scope="module")
+def server(keep_serving: Callable[..., Headrace], models: Path) -> Headrace:
     return keep_serving(f"--model-repository={models}", "--cache-config=local,size=1048576")
 
 
 @pytest.fixture(scope="module")
-def prometheus(server: Headrace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def native(keep_serving: Callable[..., Headrace], models: Path) -> Headrace:
+    """Return a server with native histograms, which has answered requests."""
+    server = keep_serving(f"--model-repository={models}", "--metrics-config=native_histograms=true")
+    x = tritonclient.http.InferInput("x", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        for _ in range(50):
+            client.infer("plain", [x])
+    return server
+
+
+@pytest.fixture(scope="module")
+def prometheus(server: Headrace, native: Headrace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Return the port of a Prometheus that has read the metrics under load, twice at least."""
     folder = tmp_path_factory.mktemp("prometheus")
-    (folder / "prometheus.yml").write_text(PROMETHEUS % (ALERTS, server.ports["Metrics Service"]))
+    ports = [each.ports["Metrics Service"] for each in (server, native)]
+    (folder / "prometheus.yml").write_text(PROMETHEUS % (ALERTS, *ports))
     command = [
         debian_program("prometheus", "prometheus"),
         f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
-        "--web.listen-address=127.0.0.1:0",
+        "--web.listen-address=127.0.0.1:0", "--enable-feature=native-histograms",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -161,3 +181,33 @@ def test_panels_do_not_overlap_and_have_numbers_and_words_of_their_own() -> None
 def test_the_page_explains_each_alert() -> None:
     page = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
     assert set(re.findall(r"`(Headrace\w+)`", page)) == {rule["alert"] for rule in RULES}
+
+
+@pytest.mark.parametrize("name", ["nv_inference_request_histogram_us", "nv_inference_batch_size_histogram"])
+def test_a_native_histogram_has_what_the_text_has(prometheus: int, native: Headrace, name: str) -> None:
+    """Prometheus reads protobuf here: the same counts, in one series with the buckets that are in use."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{native.ports['Metrics Service']}/metrics", timeout=20) as reply:
+        families = {each.name: each for each in text_string_to_metric_families(reply.read().decode())}
+    samples = [each for each in families[name].samples if each.labels["model"] == "plain"]
+    total = {each.name.removeprefix(name): each.value for each in samples if "le" not in each.labels}
+    below = {float(each.labels["le"]): each.value for each in samples if "le" in each.labels}
+    [found] = query(prometheus, f'{name}{{job="native",model="plain"}}')
+    read = found["histogram"][1]
+    assert (float(read["count"]), float(read["sum"])) == (total["_count"], total["_sum"])
+    assert total["_count"] == 50
+    used = [(float(upper), float(count)) for _, _, upper, count in read["buckets"]]
+    bounds = sorted(below)
+    assert used == [
+        (bound, below[bound] - lower)
+        for bound, lower in zip(bounds, [0, *map(below.__getitem__, bounds)], strict=False)
+        if below[bound] > lower
+    ]
+    assert not query(prometheus, f'{name}_bucket{{job="native"}}')
+    assert query(prometheus, 'nv_inference_count{job="native",model="plain"}')[0]["value"][1] == "50"
+    [quantile] = query(prometheus, f'histogram_quantile(0.5, {name}{{job="native",model="plain"}})')
+    assert max(bounds[0] / 2, used[0][0] / 2) <= float(quantile["value"][1]) <= used[-1][0]
+
+
+def test_without_the_setting_the_same_prometheus_reads_buckets(prometheus: int) -> None:
+    assert query(prometheus, 'nv_inference_request_histogram_us_bucket{job="headrace",le="1024"}')
+    assert not query(prometheus, 'nv_inference_request_histogram_us{job="headrace"}')

@@ -124,10 +124,12 @@ class Server:
         summaries = Summaries() if wanted.summary_latencies else None
         if summaries is not None:
             self.plugins.register(summaries)
-        models = ModelCollector(self._table.all_ready, wanted, summaries)
+        shows = exposition.family_filter(self.options.metrics_config)
+        models = ModelCollector(self._table.all_ready, wanted, summaries, shows)
         published = PublishedMetrics(self._publishers)
         return lambda: chain(
-            models.collect(), tuple(published.collect()), tuple(self.custom_metrics.collect()), (lost_lines(),)
+            models.collect(),
+            [each for each in (*published.collect(), *self.custom_metrics.collect(), lost_lines()) if shows(each.name)],
         )
 
     def _publishers(self) -> Iterable[tuple[PublisherLabels, Publisher]]:

@@ -238,8 +238,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("metrics-use-ssl", "<bool>", "Use TLS on the metrics port, too, with the files of HTTP.", "true", boolean),
         Flag("metrics-interval-ms", "<ms>", "Interval of the readings of CPU and GPUs.", "1000",
              flag_values.milliseconds),
-        Flag("metrics-config", "<key>=<value>", "counter_latencies, histogram_latencies, summary_latencies, histograms "
-             "as true or false; summary_quantiles.", "summary_latencies=true", flag_values.metrics_setting, dict),
+        Flag("metrics-config", "<key>=<value>", "counter_latencies, histogram_latencies, summary_latencies, "
+             "histograms, native_histograms as true or false; summary_quantiles; include, exclude: patterns of names.",
+             "summary_latencies=true", flag_values.metrics_setting, dict),
     ),
     "Tracing": (
         Flag("trace-config", "[<mode>,]<key>=<value>", "level, rate, count or mode for all; file for triton; url for "

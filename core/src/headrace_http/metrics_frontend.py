@@ -13,6 +13,7 @@ from headrace.engine import AnyOperation, Operation
 from headrace.errors import ConfigError
 from headrace.telemetry import exposition
 from headrace_hosts.tls_files import TlsFiles
+from headrace_http import protobuf_format, text_format
 from headrace_http.frontend import HttpFrontend
 from headrace_http.http_host import HttpPort
 from headrace_http.machine_metrics import GpuCollector, HostCollector, PinnedPoolCollector
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
 
 #: The path of the page.
 METRICS_PATH = "/metrics"
-_TEXT = ((b"Content-Type", exposition.CONTENT_TYPE.encode()), (b"Vary", b"Accept-Encoding"))
+_KIND = (b"Content-Type", text_format.CONTENT_TYPE.encode())
+_TEXT = (_KIND, (b"Vary", b"Accept-Encoding"))
+#: With ``native_histograms``: of a page in text, and of one in protobuf.
+_CHOSEN = (b"Vary", b"Accept, Accept-Encoding")
+_CHOSEN_TEXT = (_KIND, _CHOSEN)
+_PROTOBUF = ((b"Content-Type", protobuf_format.CONTENT_TYPE.encode()), _CHOSEN)
 
 
 class MetricsPage(HttpRoute):
@@ -41,7 +47,8 @@ class MetricsPage(HttpRoute):
             return text_error(405, "Method Not Allowed")
         if request.path not in ("/metrics", "/metrics/"):
             return HttpReply(200, _TEXT)
-        return await self.extension.page(response_encoding(request.headers.get(b"accept-encoding", b"")))
+        encoding = response_encoding(request.headers.get(b"accept-encoding", b""))
+        return await self.extension.page(encoding, protobuf_format.is_accepted(request.headers.get(b"accept", b"")))
 
 
 class MetricsFrontend(HttpPort):
@@ -79,25 +86,34 @@ class MetricsFrontend(HttpPort):
 
     async def prepare(self) -> None:
         """Find the devices of the machine. Needed before the first page."""
-        self._devices = await asyncio.to_thread(_devices, self.engine.options)
+        config = self.engine.options.metrics_config
+        self._has_native = config.get("native_histograms") == "true"
+        self._shows = exposition.family_filter(config)
+        self._devices = await asyncio.to_thread(device_metrics, self.engine.options)
 
     async def families(self) -> Iterable[Metric]:
         """Return the metrics of the models now. Any thread may iterate over them, once."""
         return self.engine.collect()
 
-    async def page(self, encoding: bytes) -> HttpReply:
-        """Return the page, by ``encoding``."""
-        return await asyncio.to_thread(self._print, await self.families(), encoding)
+    async def page(self, encoding: bytes, takes_protobuf: bool = False) -> HttpReply:
+        """Return the page, by ``encoding``. With ``native_histograms``, in protobuf for a client that takes it."""
+        is_native = takes_protobuf and self._has_native
+        return await asyncio.to_thread(self._print, await self.families(), encoding, is_native)
 
-    def _print(self, models: Iterable[Metric], encoding: bytes) -> HttpReply:
+    def _print(self, models: Iterable[Metric], encoding: bytes, is_native: bool) -> HttpReply:
         """Return the page, by ``encoding``. Blocks: 500 models have 61,000 lines."""
-        page = (exposition.text(models).encode(), exposition.text(self._devices.collect()).encode())
+        devices = [family for family in self._devices.collect() if self._shows(family.name)]
+        if is_native:
+            headers, page = _PROTOBUF, tuple(map(protobuf_format.write, (models, devices)))
+        else:
+            headers = _CHOSEN_TEXT if self._has_native else _TEXT
+            page = tuple(text_format.text(each).encode() for each in (models, devices))
         if encoding == b"identity":
-            return HttpReply(200, _TEXT, page)
-        return HttpReply(200, (*_TEXT, (b"Content-Encoding", encoding)), (compressed(page, encoding),))
+            return HttpReply(200, headers, page)
+        return HttpReply(200, (*headers, (b"Content-Encoding", encoding)), (compressed(page, encoding),))
 
 
-def _devices(options: ServerOptions) -> CollectorRegistry:
+def device_metrics(options: ServerOptions) -> CollectorRegistry:
     """Return the collectors of the machine. Blocks: this loads the GPU driver."""
     registry = CollectorRegistry()
     registry.register(PinnedPoolCollector(options.pinned_memory_pool_byte_size))

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.plugins import Plugins
-from headrace.telemetry import exposition
+from headrace_http import text_format
 from tests.core.conftest import IDENTITY, WriteModel
 
 ISOLATED = IDENTITY + 'parameters { key: "isolation" value { string_value: "process" } }'
@@ -25,7 +25,7 @@ def test_as_triton_s_sample_it_sends_parameters_and_counts_bytes(
     write_model("m", text)
     with make_server(backend_config=SAMPLE) as server:
         answers = [server.infer("m", {"x": np.ones((2, 3), np.float32)}) for _ in range(2)]
-        page = exposition.text(server.custom_metrics.collect())
+        page = text_format.text(server.custom_metrics.collect())
     expected = {"param0": "an example string parameter", "param1": 42, "param2": False, "param3": 123.123}
     assert [dict(answer.parameters) for answer in answers] == [expected, expected]
     assert "# HELP input_byte_size_counter Cumulative input byte size of all requests received by the model" in page

@@ -184,6 +184,53 @@ def test_summaries_are_counted_from_the_first_request_when_asked_for(repository:
     run(test)
 
 
+PROTOBUF = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
+
+
+def test_native_histograms_are_for_clients_that_take_protobuf(repository: Path) -> None:
+    async def test() -> None:
+        config = {"native_histograms": "true"}
+        async with started(repository, metrics_config=config) as (_, _, client):
+            text = await client.get("/metrics")
+            page = await client.get("/metrics", headers={"Accept": f"{PROTOBUF},text/plain;q=0.5"})
+        assert text.headers["content-type"] == "text/plain; charset=utf-8"
+        assert page.headers["content-type"].startswith("application/vnd.google.protobuf; ")
+        assert {text.headers["vary"], page.headers["vary"]} == {"Accept, Accept-Encoding"}
+        assert b"nv_cpu_utilization" in page.content
+
+    run(test)
+
+
+def test_without_the_setting_the_page_is_text_also_for_them(repository: Path) -> None:
+    async def test() -> None:
+        async with started(repository) as (_, _, client):
+            answer = await client.get("/metrics", headers={"Accept": PROTOBUF})
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+
+    run(test)
+
+
+def test_patterns_choose_among_all_families_of_the_page(repository: Path) -> None:
+    async def test() -> None:
+        config = {
+            "include": "nv_cpu_*,nv_inference_*,headrace_*",
+            "exclude": "*_histogram*,nv_cpu_memory*,*_duration_us",
+        }
+        async with started(repository, metrics_config=config) as (_, _, client):
+            page = (await client.get("/metrics")).text
+        assert [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")] == [
+            "nv_inference_request_success",
+            "nv_inference_count",
+            "nv_inference_exec_count",
+            "nv_inference_pending_request_count",
+            "nv_inference_request_failure",
+            "headrace_log_lines_lost",
+            "nv_cpu_utilization",
+        ]
+
+    run(test)
+
+
 def test_host_metrics_can_be_turned_off(repository: Path) -> None:
     async def test() -> None:
         async with started(repository, allow_cpu_metrics=False, pinned_memory_pool_byte_size=7) as (_, _, client):

@@ -16,8 +16,8 @@ from headrace.backends.services import LogLevel, Services
 from headrace.errors import HeadraceError, NotFound
 from headrace.registry import PluginInfo
 from headrace.server import Server
-from headrace.telemetry import exposition
 from headrace.telemetry.logs import LineFormatter
+from headrace_http import text_format
 
 CONFIG = """
 backend: "served" input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }
@@ -92,7 +92,7 @@ def test_the_metrics_of_a_version_are_there_from_its_load_to_the_close_of_its_la
 
     async def scenario(server: Server) -> None:
         def page() -> str:
-            return exposition.text(server.custom_metrics.collect())
+            return text_format.text(server.custom_metrics.collect())
 
         assert page() == '# HELP loads of instances\n# TYPE loads counter\nloads{model="m"} 2\n'
         await server.unload("m")
@@ -136,7 +136,7 @@ def test_the_metrics_of_an_instance_that_fails_to_load_are_gone(run: Callable[..
         raise ValueError("no")
 
     async def scenario(server: Server) -> None:
-        assert exposition.text(server.custom_metrics.collect()) == ""
+        assert text_format.text(server.custom_metrics.collect()) == ""
 
     run(scenario, fail, exit_on_error=False)
 

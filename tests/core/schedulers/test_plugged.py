@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace import Answer, BackendError, Cancelled, HeadraceError, InferRequest, InferResponse, Server, Ticket
-from headrace.telemetry import exposition
+from headrace_http import text_format
 from headrace_testing.serving import WAYS, on_loop
 from tests.core.conftest import inspect
 
@@ -30,6 +30,7 @@ import numpy as np
 
 from headrace import Backend, BackendError, Batch, HeadraceError, InferRequest, InferResponse, Instance, Padding
 from headrace import FullScheduler, Problem, PublishedMetric, RequestInstance, Scheduler, Spec, Ticket, dtypes, hookimpl
+from headrace_http import text_format
 
 
 class InTurn(Scheduler):
@@ -368,7 +369,7 @@ def test_what_a_scheduler_publishes_is_there_as_long_as_its_model_and_one_that_f
     write_model(f'{FORWARD} parameters {{ key: "scheduler.per" value {{ string_value: "0" }} }}', "broken")
 
     def published() -> dict[str, float]:
-        text = exposition.text(server.engine.collect())
+        text = text_format.text(server.engine.collect())
         assert 'nv_inference_count{model="broken",version="1"} 0' in text or "broken" not in text
         families = {family.name: family for family in text_string_to_metric_families(text)}
         found = families.get("headrace_forward_forwarded")

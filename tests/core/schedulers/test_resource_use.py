@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace import Server
 from headrace.config.option_parts import RateLimitResource
-from headrace.telemetry import exposition
+from headrace_http import text_format
 from headrace_testing.serving import on_loop
 from tests.core.conftest import GATED, Gated, WriteModel
 
@@ -42,7 +42,7 @@ def test_explain_and_the_metrics_page_tell_who_has_what_and_who_waits(
                 asked.append(asyncio.ensure_future(server.infer_async(name, X)))
                 while not server.explain(name)["resources"][0][state]:
                     await asyncio.sleep(0)
-            return server.explain("two"), exposition.text(server.engine.collect())
+            return server.explain("two"), text_format.text(server.engine.collect())
         finally:
             gated.gate.set()
             await asyncio.gather(*asked)

@@ -11,16 +11,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.errors import AlreadyExists, HeadraceError, InternalError, InvalidArgument, Unsupported
-from headrace.telemetry import exposition
 from headrace.telemetry.custom import CustomMetrics, InstanceMetrics
 from headrace.telemetry.series import MetricKind, MetricOperation
+from headrace_http import text_format
 
 if TYPE_CHECKING:
     from tests.core.conftest import Interrupted
 
 
 def page(metrics: CustomMetrics) -> str:
-    return exposition.text(metrics.collect())
+    return text_format.text(metrics.collect())
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from math import inf, isnan, nan
 
 import pytest
 
+from headrace.errors import ConfigError
 from headrace.telemetry import exposition
 from headrace.telemetry.exposition import DEFAULT_QUANTILES, MetricsSettings
 from headrace.telemetry.summaries import Summary
@@ -72,3 +73,28 @@ def test_a_quantile_that_is_no_number_has_no_value() -> None:
     summary = Summary()
     summary.record(1, now_ns=0)
     assert isnan(*summary.quantiles([nan], 0))
+
+
+NAMES = ("nv_inference_count", "nv_inference_request_histogram_us", "headrace_log_lines_lost", "my:own")
+
+
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        ({}, NAMES),
+        ({"include": "*"}, NAMES),
+        ({"include": "nv_*,my:own"}, (NAMES[0], NAMES[1], NAMES[3])),
+        ({"exclude": "*_histogram_us,headrace_*"}, (NAMES[0], NAMES[3])),
+        ({"include": "nv_*", "exclude": "nv_inference_coun?"}, (NAMES[1],)),
+        ({"include": "NV_INFERENCE_COUNT"}, ()),
+    ],
+)
+def test_patterns_choose_the_families(config: dict[str, str], shown: tuple[str, ...]) -> None:
+    assert tuple(filter(exposition.family_filter(config), NAMES)) == shown
+
+
+@pytest.mark.parametrize("text", ["nv_[ab]", "a,,b", "a,", " a", "a|b", "nv-count", "é"])
+@pytest.mark.parametrize("setting", ["include", "exclude"])
+def test_a_pattern_that_no_name_matches_is_refused(setting: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--metrics-config: {setting}: .* is no pattern of a name"):
+        exposition.family_filter({setting: text})

@@ -14,8 +14,8 @@ import pytest
 from headrace.errors import HeadraceError
 from headrace.messages.request import InferRequest
 from headrace.server import Server
-from headrace.telemetry import exposition
 from headrace.telemetry.first_responses import FirstResponseTimes
+from headrace_http import text_format
 from tests.core.countdown import CONFIG, with_countdowns
 
 BUCKETS = """
@@ -38,7 +38,7 @@ async def ask(server: Server, model: str, number: int) -> int:
 
 
 def lines(server: Server) -> list[str]:
-    page = exposition.text(server.engine.collect())
+    page = text_format.text(server.engine.collect())
     return re.findall(r"^nv_inference_first_response_histogram_ms.*", page, re.MULTILINE)
 
 

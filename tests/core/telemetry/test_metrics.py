@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.messages.ticket import Ticket
-from headrace.telemetry import exposition
 from headrace.telemetry.executions import BatchTimes, Duration
 from headrace.telemetry.exposition import MetricsSettings
 from headrace.telemetry.metrics import ModelCollector
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
 from headrace.telemetry.summaries import Summaries
+from headrace_http import text_format
 from tests.core.conftest import make_ticket
 
 TRITON_PAGE = (Path(__file__).parent / "triton.prom").read_text()
@@ -53,7 +53,7 @@ def model() -> Model:
 
 
 def page(*models: Model, settings: MetricsSettings | None = None, summaries: Summaries | None = None) -> str:
-    return exposition.text(ModelCollector(lambda: models, settings or MetricsSettings(), summaries).collect())
+    return text_format.text(ModelCollector(lambda: models, settings or MetricsSettings(), summaries).collect())
 
 
 def parse(text: str) -> dict[str, Metric]:
@@ -148,9 +148,9 @@ def test_a_duration_is_counted_in_the_bucket_whose_bound_it_does_not_exceed(mode
 def test_unloaded_model_leaves_the_page(model: Model) -> None:
     models = [model]
     collector = ModelCollector(lambda: models, MetricsSettings())
-    assert "simple" in exposition.text(collector.collect())
+    assert "simple" in text_format.text(collector.collect())
     models.clear()
-    assert exposition.text(collector.collect()) == ""
+    assert text_format.text(collector.collect()) == ""
 
 
 def test_latency_counters_can_be_turned_off_and_the_others_still_count(model: Model) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.telemetry import exposition
 from headrace.telemetry.published import PublishedMetric, PublishedMetrics, Publisher
+from headrace_http import text_format
 
 DEPTH = PublishedMetric("headrace_part_depth", "How deep it is")
 STEPS = PublishedMetric("headrace_part_steps_total", "How far it has come", "counter")
@@ -36,7 +36,7 @@ def sound(depth: float) -> Part:
 
 def page(*parts: tuple[dict[str, str], Publisher], of: PublishedMetrics | None = None) -> dict[str, dict[str, float]]:
     """To each name of a sample, the values by model."""
-    text = exposition.text((of or PublishedMetrics(lambda: parts)).collect())
+    text = text_format.text((of or PublishedMetrics(lambda: parts)).collect())
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -49,7 +49,7 @@ SIDES = PublishedMetric("headrace_part_sides", "How deep each side is", label="s
 
 def test_a_metric_with_a_label_has_a_number_for_each_of_its_values() -> None:
     parts = [(ONE, Part({SIDES.name: {"left": 2, 'right "n"': 1.5}}, SIDES)), (TWO, Part({SIDES.name: {}}, SIDES))]
-    (family,) = text_string_to_metric_families(exposition.text(PublishedMetrics(lambda: parts).collect()))
+    (family,) = text_string_to_metric_families(text_format.text(PublishedMetrics(lambda: parts).collect()))
     assert [(sample.labels, sample.value) for sample in family.samples] == [
         ({**ONE, "side": "left"}, 2),
         ({**ONE, "side": 'right "n"'}, 1.5),
@@ -69,7 +69,7 @@ def test_a_label_that_breaks_the_rule_is_refused(label: str) -> None:
 
 
 def test_the_page_has_each_number_with_its_labels_kind_and_help() -> None:
-    text = exposition.text(PublishedMetrics(lambda: [(ONE, sound(2.5)), ({}, sound(1))]).collect())
+    text = text_format.text(PublishedMetrics(lambda: [(ONE, sound(2.5)), ({}, sound(1))]).collect())
     assert text.splitlines() == [
         "# HELP headrace_part_depth How deep it is",
         "# TYPE headrace_part_depth gauge",

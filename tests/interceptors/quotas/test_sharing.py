@@ -24,9 +24,9 @@ from tritonclient.utils import InferenceServerException
 
 from headrace import Caller, InferRequest, Operation, ResourceExhausted, ServerOptions, Unavailable, Watch
 from headrace.messages.request import Undecoded
-from headrace.telemetry import exposition
 from headrace_access import AccessOptions
 from headrace_access.key_file import new_key
+from headrace_http import text_format
 from headrace_quotas import QuotaOptions, Quotas
 from headrace_testing import InterceptorConformance
 from headrace_testing.serving import on_loop, serve
@@ -378,7 +378,7 @@ def test_over_http_each_principal_gets_its_weight(tmp_path: Path) -> None:
     with serving(tmp_path, SLOW) as (server, quotas):
         order = _race(server, keys, {"heavy": 1, "light": 1}, connections=20, answers=150)
         require_empty(server, quotas)
-        page = exposition.text(on_loop(server, collected(server)))
+        page = text_format.text(on_loop(server, collected(server)))
     steady = order[45:]  # by then, all connections are open
     counts = Counter(steady)
     assert abs(counts["heavy"] / 3 - counts["light"]) <= 1 / 3 + 1 + 1, counts  # one answer may be under way

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tritonclient import grpc as grpc_client
 
-from headrace.telemetry import exposition
+from headrace_http import text_format
 from headrace_quotas import QuotaOptions
 from headrace_testing.serving import on_loop, serve
 from tests.interceptors.quotas.test_limits import Filed
@@ -96,7 +96,7 @@ def test_a_model_is_made_to_report_its_tokens_and_the_next_request_pays(server: 
     assert len(streamed(server, "words")) == 3  # a model without a limit, each of whose responses counts as one token
 
     async def read() -> str:
-        return exposition.text(server.engine.collect())
+        return text_format.text(server.engine.collect())
 
     page = on_loop(server, read())
     assert 'headrace_quotas_output_tokens_total{principal="anonymous"} 33' in page

@@ -210,8 +210,14 @@ class ModelCollector(Collector):
         served: Callable[[], Iterable[CollectedModel]],
         settings: MetricsSettings,
         summaries: Summaries | None = None,
+        shows: Callable[[str], bool] = bool,
     ) -> None:
-        self._served, self._settings, self._summaries = served, settings, summaries
+        """Create the collector. ``shows`` is true for the names of families that are collected."""
+        self._served, self._settings, self._summaries, self._shows = served, settings, summaries, shows
+        latencies = LATENCIES if settings.counter_latencies else ()
+        self._counted = [family for family in (*FAMILIES, *latencies) if shows(family.name)]
+        self._cached = [family for family in CACHE if shows(family.name)]
+        self._histograms = [family for family in HISTOGRAMS if settings.histograms and shows(family.name)]
 
     def collect(self) -> Iterator[Metric]:
         """Return an iterator over the families. The statistics are read here, on the event loop.
@@ -222,20 +228,20 @@ class ModelCollector(Collector):
 
     def _families(self, models: Sequence[tuple[CollectedModel, Labels, Snapshot]]) -> Iterator[Metric]:
         rows = [(labels, snapshot) for _, labels, snapshot in models]
-        latencies = LATENCIES if self._settings.counter_latencies else ()
-        for family in (*FAMILIES, *latencies):
+        for family in self._counted:
             yield _family(family, rows)
-        yield _failures(rows)
+        if self._shows(FAILURE[0]):
+            yield _failures(rows)
         cached = [(labels, snapshot) for labels, snapshot in rows if snapshot.has_cache]
-        for family in CACHE:
+        for family in self._cached:
             yield _family(family, cached)
-        for histogram in HISTOGRAMS if self._settings.histograms else ():
+        for histogram in self._histograms:
             yield _histogram(
                 histogram.name,
                 histogram.help,
                 [(labels, histogram.bounds, histogram.value(snapshot)) for labels, snapshot in rows],
             )
-        if self._settings.histogram_latencies:
+        if self._settings.histogram_latencies and self._shows(FIRST_RESPONSE_NAME):
             decoupled = [
                 (labels, snapshot.responses.first.bounds, snapshot.responses.first)
                 for model, labels, snapshot in models
@@ -245,9 +251,9 @@ class ModelCollector(Collector):
         yield from self._summary_families(models)
 
     def _summary_families(self, models: Sequence[tuple[CollectedModel, Labels, Snapshot]]) -> Iterator[Metric]:
-        if self._summaries is None:
-            return
-        for stage, (name, help_text) in SUMMARIES.items():
+        for stage, (name, help_text) in SUMMARIES.items() if self._summaries is not None else ():
+            if not self._shows(name):
+                continue
             family = Metric(name, help_text, "summary")
             for model, labels, snapshot in models:
                 if stage not in (("cache_hit", "cache_miss"), ("request",))[snapshot.has_cache]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from prometheus_client import Metric
 from prometheus_client.samples import Sample
 
-from headrace.telemetry.exposition import text
 from headrace_cli.server_processes.metric_sums import Family, MetricSums, read_families, write_families
+from headrace_http.text_format import text
 
 NAME = "nv_inference_request_success"
 
