@@ -11,21 +11,23 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.samples import Sample
 
 from headrace.errors import ConfigError, OutOfMemory
+from headrace.telemetry.exposition import family_filter
 from headrace_hosts.held_bytes import WAIT_S, HeldBytes
 from headrace_hosts.memory_limits import AT_START
 
 if TYPE_CHECKING:
-    from prometheus_client import Metric
-
     from headrace.config.options import ServerOptions
     from headrace.engine import Engine
 
@@ -171,9 +173,10 @@ class HeldMemory(HeldBytes):
             held.add_metric((kind,), size)
         yield held
         yield GaugeMetricFamily("headrace_memory_waiting", "Number of requests that wait for memory", self.waiting)
-        yield CounterMetricFamily(
-            "headrace_memory_refused", "Number of requests and connections that were ended for memory", self.refused
-        )
+        refused = "headrace_memory_refused_total"  # `CounterMetricFamily` would take `_total` out of the family's name
+        family = Metric(refused, "Number of requests and connections that were ended for memory", "counter")
+        family.samples.append(Sample(refused, {}, self.refused))
+        yield family
 
 
 class _CountedMemory(np.ndarray[Any, Any]):
@@ -201,10 +204,10 @@ def budget_of(engine: Engine) -> HeldMemory:
     budget = _budgets.get(engine)
     if budget is None:
         _budgets[engine] = budget = _make(engine.options)
-        collect = engine.collect
+        collect, shows = engine.collect, family_filter(engine.options.metrics_config)
 
         def with_budget() -> Iterable[Metric]:
-            return (*collect(), *budget.collect())
+            return chain(collect(), filter(lambda family: shows(family.name), tuple(budget.collect())))
 
         engine.collect = with_budget
         engine.off_loop_work.count, budget.give_back = budget.count_packed, engine.off_loop_work.give_back

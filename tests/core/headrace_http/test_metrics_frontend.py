@@ -213,7 +213,7 @@ def test_without_the_setting_the_page_is_text_also_for_them(repository: Path) ->
 def test_patterns_choose_among_all_families_of_the_page(repository: Path) -> None:
     async def test() -> None:
         config = {
-            "include": "nv_cpu_*,nv_inference_*,headrace_*",
+            "include": "nv_cpu_*,nv_inference_*,headrace_log_*",
             "exclude": "*_histogram*,nv_cpu_memory*,*_duration_us",
         }
         async with started(repository, metrics_config=config) as (_, _, client):
