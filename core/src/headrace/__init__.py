@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from headrace.config.path_checks import one_line, why_path_leaves
     from headrace.config.regular_files import in_memory, open_regular, read_regular
     from headrace.config.validation import Problem, check_shape
+    from headrace.distributions import distribution_of
     from headrace.engine import (
         AnyOperation,
         Caller,
@@ -208,6 +209,7 @@ _HOMES = {
     "headrace.config.parse": ("read_config",),
     "headrace.config.regular_files": ("in_memory", "open_regular", "read_regular"),
     "headrace.config.validation": ("Problem", "check_shape"),
+    "headrace.distributions": ("distribution_of",),
     "headrace.engine": (
         "AnyOperation",
         "Caller",
@@ -468,6 +470,7 @@ __all__ = [
     "config_to_json",
     "create_app",
     "data_type",
+    "distribution_of",
     "draw_table",
     "dtypes",
     "ending",

@@ -29,6 +29,7 @@ _COMMANDS = {
     **dict.fromkeys(("check", "explain", "index", "load", "unload"), "headrace-inspect"),
     "encrypt": "headrace-decrypt",
     "batch": "headrace-batch",
+    "migrate": "headrace-migrate",
     "service": "headrace-service",
     "trace": "headrace-trace",
     "traffic": "headrace-router",
@@ -55,6 +56,29 @@ _SCHEDULERS = {
     "sequence_batching": "headrace-sequence",
 }
 
+_PARTS = {
+    "agent": _AGENTS,
+    "backend": _WRITTEN,
+    "cache": _CACHES,
+    "command": _COMMANDS,
+    "control mode": _CONTROL_MODES,
+    "extension": _EXTENSIONS,
+    "frontend": _HOSTS,
+    "scheduler": _SCHEDULERS,
+    "storage": _STORAGES,
+}
+#: What is said of a missing part, by its kind: ``{0}`` is its name, ``{1}`` its distribution.
+_HINTS = {
+    "agent": "The agent '{0}' comes with the distribution {1}: pip install {1};",
+    "cache": "The cache '{0}' comes with the distribution {1}: pip install {1};",
+    "command": "The command '{0}' comes with the distribution {1}: pip install {1};",
+    "control mode": "It comes with the distribution {1}: pip install {1}",
+    "extension": "It comes with the distribution {1}: pip install {1}",
+    "frontend": "The host '{0}' comes with the distribution {1}: pip install {1};",
+    "scheduler": "Models with '{0}' need the distribution {1}: pip install {1};",
+    "storage": "Repositories in '{0}' need the distribution {1}: pip install {1};",
+}
+
 
 def installs(module: str) -> str:
     """Return the command that installs ``module``, one of `EXTRAS`."""
@@ -70,19 +94,14 @@ def need(module: str, who: str) -> None:
         raise ConfigError(f"{who} needs what is not installed here: {installs(module)}")
 
 
+def distribution_of(kind: str, name: str) -> str:
+    """Return the distribution that brings the part ``name`` of ``kind``, such as "backend"; empty if there is none."""
+    return _PARTS.get(kind, {}).get(name, "")
+
+
 def is_known(kind: str, name: str) -> bool:
     """True if ``name`` is a part that exists, or is planned, and not a typing error."""
-    known = {
-        "backend": _WRITTEN | _PLANNED,
-        "scheduler": _SCHEDULERS,
-        "agent": _AGENTS,
-        "cache": _CACHES,
-        "command": _COMMANDS,
-        "frontend": _HOSTS,
-        "storage": _STORAGES,
-        "extension": _EXTENSIONS,
-    }
-    return name in known.get(kind, ())
+    return name in _PARTS.get(kind, ()) or (kind == "backend" and name in _PLANNED)
 
 
 def meant(kind: str, name: str, installed: Collection[str]) -> str:
@@ -103,24 +122,8 @@ def missing(kind: str, name: str) -> str:
     """Return the hint for a missing part ``name`` of ``kind``; empty if it is unknown."""
     if kind == "backend":
         return _backend_missing(name)
-    if kind == "scheduler" and name in _SCHEDULERS:
-        own = _SCHEDULERS[name]
-        return f"Models with '{name}' need the distribution {own}: pip install {own};"
-    if kind == "cache" and name in _CACHES:
-        return f"The cache '{name}' comes with the distribution {_CACHES[name]}: pip install {_CACHES[name]};"
-    if kind == "command" and name in _COMMANDS:
-        return f"The command '{name}' comes with the distribution {_COMMANDS[name]}: pip install {_COMMANDS[name]};"
-    if kind == "frontend" and name in _HOSTS:
-        return f"The host '{name}' comes with the distribution {_HOSTS[name]}: pip install {_HOSTS[name]};"
-    if kind == "agent" and name in _AGENTS:
-        return f"The agent '{name}' comes with the distribution {_AGENTS[name]}: pip install {_AGENTS[name]};"
-    if kind == "control mode" and name in _CONTROL_MODES:
-        return f"It comes with the distribution {_CONTROL_MODES[name]}: pip install {_CONTROL_MODES[name]}"
-    if kind == "extension" and name in _EXTENSIONS:
-        return f"It comes with the distribution {_EXTENSIONS[name]}: pip install {_EXTENSIONS[name]}"
-    if kind == "storage" and name in _STORAGES:
-        return f"Repositories in '{name}' need the distribution {_STORAGES[name]}: pip install {_STORAGES[name]};"
-    return ""
+    own = distribution_of(kind, name)
+    return _HINTS[kind].format(name, own) if own else ""
 
 
 def _backend_missing(name: str) -> str:

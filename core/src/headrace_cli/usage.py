@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 
 from headrace.config.option_groups import GroupFlag, OptionGroup, group_flags
 from headrace.config.options import ServerOptions
-from headrace.config.support import SUPPORT, FlagState
+from headrace.config.support import NEEDS, SUPPORT, FlagState
 from headrace_cli.flags import GROUPS, Flag
 
 _HEAD = """\
@@ -37,22 +37,34 @@ _MARGIN = " " * 8
 class FlagHelp:
     """One flag for a help text: ``name`` without its dashes, ``argument`` as ``<bool>``, or empty without one.
 
-    ``text`` is what the flag does, with its default.
+    ``text`` is what the flag does, with its default. ``group`` is the heading above it, empty for a flag of a plugin.
+    ``state`` is "built", "no effect" or "refused", and ``reason`` says why. ``needs`` is the extension without which
+    the flag is refused.
     """
 
     name: str
     argument: str
     text: str
+    group: str = ""
+    state: str = FlagState.BUILT.value
+    reason: str = ""
+    needs: str = ""
 
 
 def flag_helps(plugins: Iterable[type[OptionGroup]] = ()) -> list[FlagHelp]:
     """Return the flags of ``headrace serve``, then those of plugins."""
-    own = [FlagHelp(flag.name, flag.argument, _text(flag)) for group in GROUPS.values() for flag in group]
+    own = [_help(flag, title) for title, group in GROUPS.items() for flag in group]
     return own + [
         FlagHelp(flag.text.removeprefix("--"), f"<{flag.argument}>", _plugin_text(flag))
         for kind in plugins
         for flag in group_flags(kind)
     ]
+
+
+def _help(flag: Flag, group: str) -> FlagHelp:
+    support = SUPPORT[flag.option]
+    needs = NEEDS.get(flag.option, "")
+    return FlagHelp(flag.name, flag.argument, _text(flag), group, support.state.value, support.reason, needs)
 
 
 def render(plugins: Iterable[type[OptionGroup]] = ()) -> str:

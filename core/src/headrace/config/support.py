@@ -34,7 +34,7 @@ class Support:
 #: Triton's error for a client that uses shared memory. With the flag, a server without the extension does not start.
 NO_CLIENT_SHM = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 #: Options that need an extension, by the name that it announces, or a frontend, by its name.
-_NEEDS = {
+NEEDS = {
     "allow_client_shm": "system_shared_memory",
     "allow_sagemaker": "sagemaker",
     "allow_vertex_ai": "vertex_ai",
@@ -95,7 +95,7 @@ def refuse_without(announced: Collection[str], options: ServerOptions, names: It
     """Raise `ConfigError` for the first of the options ``names`` that is set and needs a part that is not
     ``announced``."""
     for name in names:
-        extension = _NEEDS[name]
+        extension = NEEDS[name]
         if getattr(options, name) != getattr(_DEFAULTS, name) and extension not in announced:
             raise ConfigError(f"{flag(name)} is refused: it needs an extension. {missing('extension', extension)}")
 

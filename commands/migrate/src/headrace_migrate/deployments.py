@@ -1,0 +1,49 @@
+"""A text that deploys Triton: its report and the new text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace_migrate.container_parts import ContainerParts
+from headrace_migrate.dockerfile_syntax import read_instructions
+from headrace_migrate.dockerfiles import Dockerfiles
+from headrace_migrate.manifests import Manifests
+from headrace_migrate.report import BadInput, Report
+from headrace_migrate.repository_models import review_models
+from headrace_migrate.server_commands import ServerCommands
+from headrace_migrate.shell_scripts import ShellScripts
+from headrace_migrate.sources import SourceKind, kind_of
+from headrace_migrate.text_edits import TextEdits
+from headrace_migrate.yaml_documents import documents
+
+#: The image in a new manifest, as docs/containers.md builds it.
+IMAGE = "headrace"
+
+
+def migrate_text(
+    text: str, report: Report, image: str = "", kind: SourceKind | None = None, *, may_look: bool = False
+) -> None:
+    """Fill ``report`` from ``text``, and set its new text. ``kind`` is None if the content decides.
+
+    With ``may_look``, the repositories that a command line names are read, if they are directories here.
+    Raises `BadInput`.
+    """
+    kind = kind or kind_of(text, report.source)
+    edits = TextEdits(text)
+    commands, parts = ServerCommands(report, edits), ContainerParts(report, edits, image or IMAGE)
+    if kind is SourceKind.YAML:
+        manifests = Manifests(report, commands, parts)
+        manifests.read(documents(text, report.source))
+        found = manifests.found
+    elif kind is SourceKind.DOCKERFILE:
+        Dockerfiles(report, commands, parts, image).read(list(read_instructions(text)))
+        found = bool(report.findings)
+    else:
+        ShellScripts(commands, parts).read(text)
+        found, report.shows_new = commands.found > 0, True
+    if not found:
+        raise BadInput(f"{report.source}: nothing of Triton is in this {kind.value}")
+    for repository in dict.fromkeys(commands.repositories) if may_look and kind is SourceKind.SHELL else ():
+        if "://" not in repository and Path(repository).is_dir():
+            review_models(Path(repository), report)
+    report.new = edits.result()
