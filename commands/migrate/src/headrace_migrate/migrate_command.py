@@ -37,9 +37,7 @@ class Migrate(Command):
         parser.add_argument("input", nargs="?", help="a file, '-' for stdin, or a command line in quotes")
         parser.add_argument("--repository", metavar="DIR", help="the model repository: which distributions it needs")
         parser.add_argument("--image", default="", help="your image of Headrace; default: headrace")
-        parser.add_argument(
-            "--write", metavar="FILE", help="write the new text or model repository; it must not exist"
-        )
+        parser.add_argument("--write", metavar="FILE", help="write the new text or model repository; it must not exist")
         parser.add_argument("--format", choices=("table", "json"), default="table", help="form of the report")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:

@@ -49,7 +49,7 @@ def _review_model(name: str, inspector: Inspector, report: Report) -> None:
 
 def _distributions(config: ModelConfig) -> set[str]:
     """Return the distributions that a model with ``config`` needs beside core."""
-    parts = [("scheduler", config.WhichOneof("scheduling_choice") or "")]
+    parts: list[tuple[str, str]] = [("scheduler", config.WhichOneof("scheduling_choice") or "")]
     parts += [("agent", agent.name) for agent in config.model_repository_agents.agents]
     parts.append(("backend", config.backend))
     return {own for kind, name in parts if (own := distribution_of(kind, name))}
