@@ -55,6 +55,9 @@ class AdmittedContext:
     def metadata(self) -> Metadata:
         return self._context.metadata
 
+    def only(self, name: bytes) -> str | None:
+        return self._context.only(name)
+
     @property
     def deadline_ns(self) -> int:
         return self._context.deadline_ns

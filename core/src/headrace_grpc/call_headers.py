@@ -15,7 +15,7 @@ from urllib.parse import quote
 from headrace_grpc.http2.field_decoder import Fields
 from headrace_grpc.http2.headers import RequestHeaders, literal, status
 from headrace_grpc.message_framing import ACCEPTED, DECODERS, IDENTITY, Compressor
-from headrace_grpc.rpc import Metadata, Rpc
+from headrace_grpc.rpc import Metadata, Rpc, only
 from headrace_grpc.status import INTERNAL, OK, PUSHBACK, RESOURCE_EXHAUSTED, UNIMPLEMENTED, details
 
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -51,7 +51,7 @@ class CallHead:
     """The start of a call. Shared by calls with the same headers.
 
     ``timeout`` is in seconds, 0 for none. ``encoding`` is that of compressed messages. ``answers`` is that of
-    compressed answers; empty for no compression.
+    compressed answers; empty for no compression. ``front`` is a head that is shared, to which this one adds ``fields``.
     """
 
     rpc: Rpc
@@ -59,13 +59,31 @@ class CallHead:
     timeout: float
     encoding: bytes
     answers: bytes
+    front: CallHead | None = None
     _metadata: Metadata | None = None
+    #: What `only` has found in ``metadata``. None before the first one.
+    _found: dict[bytes, str | None] | None = None
 
     @property
     def metadata(self) -> Metadata:
         if self._metadata is None:
-            self._metadata = tuple(_metadata(self.fields))
+            own, front = tuple(_metadata(self.fields)), self.front
+            self._metadata = own if front is None else front.metadata + own
         return self._metadata
+
+    def only(self, name: bytes) -> str | None:
+        """Return `rpc.only` of the metadata. Looked up once for all heads with the same ``front``."""
+        front = self.front
+        if front is not None:
+            for key, _ in self.fields:
+                if key == name:
+                    return only(self.metadata, name)
+            return front.only(name)
+        if self._found is None:
+            self._found = {}
+        if name not in self._found:
+            self._found[name] = only(self.metadata, name)
+        return self._found[name]
 
 
 def read_call(table: Mapping[bytes, Rpc], compressor: Compressor, headers: RequestHeaders) -> CallHead | Refusal:
@@ -99,7 +117,7 @@ def extended(head: CallHead, fields: Fields) -> CallHead | None:
             timeout = _seconds(value)
         elif name in _RESERVED:
             return None
-    return None if timeout is None else CallHead(head.rpc, head.fields + fields, timeout, head.encoding, head.answers)
+    return None if timeout is None else CallHead(head.rpc, fields, timeout, head.encoding, head.answers, head)
 
 
 def _unknown_encoding(name: bytes) -> bytes:

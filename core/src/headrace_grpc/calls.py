@@ -106,6 +106,9 @@ class GrpcCall(Stream):
     def metadata(self) -> Metadata:
         return self._head.metadata
 
+    def only(self, name: bytes) -> str | None:
+        return self._head.only(name)
+
     @property
     def peer(self) -> str:
         return self.connection.peer

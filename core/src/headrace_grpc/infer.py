@@ -34,6 +34,7 @@ from headrace_locations.tensor_locations import TensorLocations
 if TYPE_CHECKING:
     from headrace.engine import Engine, ModelView, Permits, Recorder
 
+AUTHORIZATION = b"authorization"
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 #: What a call is told that the server has no more time for.
 OUT_OF_TIME = "The server has stopped before the call was answered: its exit timeout is over."
@@ -114,7 +115,7 @@ def recorded_infer(
     def infer(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
         arrival_ns, principal = monotonic_ns(), ""
         try:
-            permit = None if permits is None else permits[_only(context, "authorization")]
+            permit = None if permits is None else permits[context.only(AUTHORIZATION)]  # type: ignore[index]  # it may be None
             raw_request = unpack(body)
             message = raw_request.message
             if permit is not None:
@@ -155,14 +156,6 @@ def recorded_infer(
     return infer
 
 
-def _only(context: Context, key: str) -> str:
-    """Return the metadata ``key``. Raises `KeyError` if there is none, or several."""
-    found = [value for name, value in context.metadata if name == key]
-    if len(found) != 1 or not isinstance(found[0], str):
-        raise KeyError(key)
-    return found[0]
-
-
 def permitted_infer(inference: Inference, permits: Permits, otherwise: Direct) -> Direct:
     """Return `model_infer` for requests that ``permits`` lets pass. It takes the message as received.
 
@@ -173,14 +166,8 @@ def permitted_infer(inference: Inference, permits: Permits, otherwise: Direct) -
     decode, ticket_for, large = inference.decode, inference.ticket, inference.off_loop_work
 
     def infer(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
-        given = None
-        for key, value in context.metadata:
-            if key == "authorization":
-                if given is not None:
-                    return otherwise(body, context, reply)
-                given = value
         try:
-            permit = permits[given]  # type: ignore[index]
+            permit = permits[context.only(AUTHORIZATION)]  # type: ignore[index]  # it may be None
             raw_request = unpack(body)
             message = raw_request.message
             name = message.model_name

@@ -35,6 +35,9 @@ class Context(Protocol):
     def metadata(self) -> Metadata:
         """The metadata of the caller."""
 
+    def only(self, name: bytes) -> str | None:
+        """Return the text under ``name``. None if there is none; empty if there are several, or bytes."""
+
     @property
     def deadline_ns(self) -> int:
         """The deadline in monotonic ns; 0 for none."""
@@ -160,6 +163,15 @@ def first(metadata: Metadata, key: str) -> str | None:
         if name == key and isinstance(value, str):
             return value
     return None
+
+
+def only(metadata: Metadata, name: bytes) -> str | None:
+    """Return the text under ``name``. None if there is none; empty if there are several, or bytes."""
+    key = name.decode()
+    found = [value for other, value in metadata if other == key]
+    if not found:
+        return None
+    return found[0] if len(found) == 1 and isinstance(found[0], str) else ""
 
 
 def texts(metadata: Metadata) -> list[tuple[str, str]]:

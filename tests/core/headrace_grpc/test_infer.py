@@ -27,7 +27,7 @@ from headrace.models.open_streams import OpenStreams
 from headrace.off_loop import OffLoopWork
 from headrace_grpc import stream_infer
 from headrace_grpc.infer import Inference, model_infer
-from headrace_grpc.rpc import Metadata, texts
+from headrace_grpc.rpc import Metadata, only, texts
 from headrace_grpc.stream_infer import model_stream_infer
 from headrace_grpc.wire import RawRequest, unpack
 
@@ -103,6 +103,9 @@ class Call:
     peer: str = "127.0.0.1"
     certificate: None = None
     deadline_ns: int = 0
+
+    def only(self, name: bytes) -> str | None:
+        return only(self.metadata, name)
 
     @property
     def caller(self) -> Caller:

@@ -19,7 +19,7 @@ from headrace.models.open_streams import OpenStreams
 from headrace.models.states import IndexEntry
 from headrace_grpc.grpc_extensions import OWN
 from headrace_grpc.own_methods import HEALTH_SERVICE, SERVICE
-from headrace_grpc.rpc import Metadata, Rpc, serialize
+from headrace_grpc.rpc import Metadata, Rpc, only, serialize
 from headrace_grpc.rpc_table import rpcs
 
 #: docs/spec/behaviours.md section 2.1.
@@ -91,6 +91,9 @@ class Call:
     certificate: None = None
     deadline_ns: int = 0
     streams: int = 1
+
+    def only(self, name: bytes) -> str | None:
+        return only(self.metadata, name)
 
 
 def table(**options: Any) -> dict[str, Rpc]:

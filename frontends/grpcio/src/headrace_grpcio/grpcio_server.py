@@ -257,6 +257,13 @@ class _Call:
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return tuple(self._context.invocation_metadata() or ())
 
+    def only(self, name: bytes) -> str | None:
+        key = name.decode()
+        found = [value for other, value in self.metadata if other == key]
+        if not found:
+            return None
+        return found[0] if len(found) == 1 and isinstance(found[0], str) else ""
+
     @property
     def deadline_ns(self) -> int:
         left_s = self._context.time_remaining()

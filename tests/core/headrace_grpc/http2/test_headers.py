@@ -11,12 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.engine import Operation
+from headrace_grpc import call_headers
 from headrace_grpc.call_headers import CallHead, Refusal, extended, read_call
 from headrace_grpc.http2.field_decoder import Fields
 from headrace_grpc.http2.headers import HeaderReader, MalformedHeaders, RequestHeaders
 from headrace_grpc.http2.limits import Limits
 from headrace_grpc.message_framing import Compressor
-from headrace_grpc.rpc import Rpc
+from headrace_grpc.rpc import Metadata, Rpc, only
 
 PATH = b"/x/Infer"
 TABLE = {PATH: Rpc("x", "Infer", Operation.INFER, bytes)}
@@ -63,9 +64,14 @@ def reader(extends: bool) -> HeaderReader[Any]:
 
 def ours(headers: HeaderReader[Any], block: bytes) -> Any:
     try:
-        return headers.read(block)
+        found = headers.read(block)
     except MalformedHeaders:
         return "malformed"
+    if isinstance(found, Refusal):
+        return found
+    for _ in range(2):  # as found, then as remembered
+        told = [found.only(name) for name in (b"x-request-id", b"a-bin", b"x-missing")]
+    return found.rpc, found.metadata, found.timeout, found.encoding, found.answers, told
 
 
 @settings(max_examples=300, deadline=None)
@@ -82,6 +88,28 @@ def test_a_call_means_the_same_in_pieces_and_whole(calls: Sequence[Any]) -> None
             block += encoder.encode([field if is_indexed else hpack.NeverIndexedHeaderTuple(*field)])
         whole: list[Any] = [tuple(field) for field in table.decode(block, raw=True)]
         assert ours(in_pieces, block) == ours(reader(extends=False), hpack.Encoder().encode(whole))
+
+
+def test_the_only_value_of_a_name_is_found_once_for_a_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[bytes] = []
+
+    def search(metadata: Metadata, name: bytes) -> str | None:
+        searched.append(name)
+        return only(metadata, name)
+
+    monkeypatch.setattr(call_headers, "only", search)
+    headers, encoder, key = reader(extends=True), hpack.Encoder(), (b"authorization", b"Bearer k")
+    headers.read(encoder.encode([*START, key]))
+    front, found = encoder.encode([*START, key]), []
+    for more in [(b"x-request-id", b"1")], [(b"x-request-id", b"2")], [(b"authorization", b"other")], []:
+        block = front + encoder.encode([hpack.NeverIndexedHeaderTuple(*field) for field in more])
+        found.append(headers.read(block).only(b"authorization"))
+    assert found == ["Bearer k", "Bearer k", "", "Bearer k"]
+    assert searched == [b"authorization"] * 3  # of the first call with this front, of the front, of one with two
+    assert only((("k-bin", b"1"), ("a", "1")), b"k-bin") == ""
+    assert only((("k-bin", b"1"), ("a", "1")), b"a") == "1"
+    assert only((("a", "1"), ("a", "1")), b"a") == ""
+    assert only((("a", "1"),), b"b") is None
 
 
 def test_a_front_is_interpreted_once() -> None:
