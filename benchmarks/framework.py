@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from networks import NETWORKS, SHAPES, Array
+from networks import SHAPES, SMALL, Array
 
 Call = Callable[[Array], Array]
 MAX_BATCH = 64
@@ -16,14 +16,15 @@ MAX_BATCH = 64
 class Framework(ABC):
     """``name`` is what its models are called by, ``backend`` who serves them, ``threads_key`` the parameter of a config
     for threads within an operator, ``package`` what is imported. ``networks`` are those that it is measured with, and
-    ``config`` is what its configs say besides."""
+    ``config`` is what its configs say besides. ``kind`` is that of its instances, as a config names it."""
 
     name: ClassVar[str]
     backend: ClassVar[str]
     package: ClassVar[str]
     threads_key: ClassVar[str]
-    networks: ClassVar[tuple[str, ...]] = tuple(NETWORKS)
+    networks: ClassVar[tuple[str, ...]] = SMALL
     config: ClassVar[str] = ""
+    kind: ClassVar[str] = "KIND_CPU"
 
     @abstractmethod
     def write(self, network: str, version: Path) -> None:
@@ -46,7 +47,7 @@ class Framework(ABC):
         )
         return (
             f'backend: "{self.backend}"\n{self.config}max_batch_size: {MAX_BATCH}\ndynamic_batching {{ }}\n'
-            f"instance_group {{ kind: KIND_CPU count: {instances} }}\n{given}"
+            f"instance_group {{ kind: {self.kind} count: {instances} }}\n{given}"
             f'input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ {dims} ] }}\n'
             'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 10 ] }\n'
         )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from framework import Call, Framework
 from networks import NETWORKS, SHAPES, Array, TensorFlowOperators, onnx_bytes
-from pytorch_forms import AotPackage, EagerModule, ExportedProgram, PyTorch
+from pytorch_forms import ON_GPU, AotPackage, EagerModule, EagerOnGpu, ExportedProgram, PyTorch
 
 WARM_UP_CALLS = 20
 
@@ -38,6 +38,17 @@ class OnnxRuntime(Framework):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         session = onnxruntime.InferenceSession(version / "model.onnx", options, providers=["CPUExecutionProvider"])
+        return lambda rows: session.run(["OUTPUT0"], {"INPUT0": rows})[0]
+
+
+class OnnxRuntimeOnGpu(OnnxRuntime):
+    name, kind, networks = "onnxruntime-gpu", "KIND_GPU", ON_GPU
+
+    def open(self, version: Path, threads: int) -> Call:
+        import onnxruntime
+
+        onnxruntime.preload_dlls()
+        session = onnxruntime.InferenceSession(version / "model.onnx", providers=["CUDAExecutionProvider"])
         return lambda rows: session.run(["OUTPUT0"], {"INPUT0": rows})[0]
 
 
@@ -105,16 +116,31 @@ class TensorFlow(Framework):
 
 FRAMEWORKS: dict[str, Framework] = {
     each.name: each
-    for each in (OnnxRuntime(), OpenVino(), PyTorch(), ExportedProgram(), AotPackage(), EagerModule(), TensorFlow())
+    for each in (
+        OnnxRuntime(),
+        OpenVino(),
+        PyTorch(),
+        ExportedProgram(),
+        AotPackage(),
+        EagerModule(),
+        TensorFlow(),
+        OnnxRuntimeOnGpu(),
+        EagerOnGpu(),
+    )
 }
 
 
-def installed() -> list[str]:
-    """The names of those that can be measured here; what PyTorch compiles ahead needs a compiler for that."""
+def installed(kind: str = "KIND_CPU") -> list[str]:
+    """The names of those with instances of ``kind`` that can be measured here.
+
+    What PyTorch compiles ahead needs a compiler for that.
+    """
     return [
         name
         for name, each in FRAMEWORKS.items()
-        if importlib.util.find_spec(each.package) is not None and (name != AotPackage.name or shutil.which("g++"))
+        if each.kind == kind
+        and importlib.util.find_spec(each.package) is not None
+        and (name != AotPackage.name or shutil.which("g++"))
     ]
 
 

@@ -1,9 +1,11 @@
-"""Four networks, each written once, with the operators of every engine. frameworks.py writes their files.
+"""Networks, each written once, with the operators of every engine. frameworks.py writes their files.
 
 - ``digits``: FP32 [64] through 64 to 10
 - ``mlp``: FP32 [256] through 1024 and 1024 to 10
 - ``convnet``: FP32 [3, 32, 32], five convolutions to 10: about 0.06 GFLOP
 - ``transformer``: FP32 [32, 128], four layers with four heads and 512 in between, to 10: about 0.06 GFLOP
+- ``large_convnet``: FP32 [3, 224, 224], nine convolutions to 10: about 7 GFLOP, for a GPU
+- ``large_transformer``: FP32 [128, 768], six layers of BERT base, to 10: about 11 GFLOP, for a GPU
 
 ``INPUT0`` to ``OUTPUT0``. Weights are random, and the same every time and for every engine.
 """
@@ -11,7 +13,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,8 +23,16 @@ Array: TypeAlias = "npt.NDArray[np.float32]"
 #: A tensor of an engine, within a network that is being built.
 T = TypeVar("T")
 
-SHAPES = {"digits": (64,), "mlp": (256,), "convnet": (3, 32, 32), "transformer": (32, 128)}
-LAYERS, HEADS = 4, 4
+SHAPES = {
+    "digits": (64,),
+    "mlp": (256,),
+    "convnet": (3, 32, 32),
+    "transformer": (32, 128),
+    "large_convnet": (3, 224, 224),
+    "large_transformer": (128, 768),
+}
+#: What a core computes in milliseconds.
+SMALL = ("digits", "mlp", "convnet", "transformer")
 OPSET = 17
 EPSILON = 1e-5
 
@@ -82,23 +92,40 @@ def mlp(ops: Operators[T], x: T) -> T:
 
 
 def convnet(ops: Operators[T], x: T) -> T:
+    return _convolutions(ops, x, ((32, 1), (64, 2), (64, 1), (128, 2), (128, 1)))
+
+
+def large_convnet(ops: Operators[T], x: T) -> T:
+    return _convolutions(ops, x, ((64, 2), (128, 2), *[(128, 1)] * 3, (256, 2), *[(256, 1)] * 3))
+
+
+def _convolutions(ops: Operators[T], x: T, layers: Sequence[tuple[int, int]]) -> T:
+    """``layers`` are filters and strides."""
     channels = 3
-    for filters, stride in ((32, 1), (64, 2), (64, 1), (128, 2), (128, 1)):
+    for filters, stride in layers:
         x = ops.relu(ops.convolve(x, channels, filters, stride))
         channels = filters
     return ops.linear(ops.mean(x, 2, 3), channels, 10)
 
 
 def transformer(ops: Operators[T], x: T) -> T:
-    tokens, width = SHAPES["transformer"]
-    for _ in range(LAYERS):
+    return _layers(ops, x, SHAPES["transformer"], layers=4, heads=4)
+
+
+def large_transformer(ops: Operators[T], x: T) -> T:
+    return _layers(ops, x, SHAPES["large_transformer"], layers=6, heads=12)
+
+
+def _layers(ops: Operators[T], x: T, shape: tuple[int, ...], layers: int, heads: int) -> T:
+    tokens, width = shape
+    for _ in range(layers):
         normal = ops.normalize(x, width)
         query, key, value = (
-            ops.transpose(ops.reshape(ops.linear(normal, width, width), tokens, HEADS, width // HEADS), *axes)
+            ops.transpose(ops.reshape(ops.linear(normal, width, width), tokens, heads, width // heads), *axes)
             for axes in ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3))
         )
-        heads = ops.matmul(ops.softmax(ops.matmul(query, key)), value)
-        joined = ops.reshape(ops.transpose(heads, 0, 2, 1, 3), tokens, width)
+        attended = ops.matmul(ops.softmax(ops.matmul(query, key)), value)
+        joined = ops.reshape(ops.transpose(attended, 0, 2, 1, 3), tokens, width)
         x = ops.add(x, ops.linear(joined, width, width))
         x = ops.add(x, ops.linear(ops.relu(ops.linear(ops.normalize(x, width), width, 4 * width)), 4 * width, width))
     return ops.linear(ops.mean(x, 1), width, 10)
@@ -109,6 +136,8 @@ NETWORKS: dict[str, Callable[[Operators[Any], Any], Any]] = {
     "mlp": mlp,
     "convnet": convnet,
     "transformer": transformer,
+    "large_convnet": large_convnet,
+    "large_transformer": large_transformer,
 }
 
 

@@ -15,6 +15,9 @@ import networks
 from framework import MAX_BATCH, Call, Framework
 from networks import NETWORKS, SHAPES, Array, TorchOperators
 
+#: Networks for a GPU. Of the small ones, launching kernels is most of an execution there: one is enough.
+ON_GPU = ("transformer", "large_convnet", "large_transformer")
+
 _MODULE = """import torch
 from networks import NETWORKS, SHAPES, KeptTorchOperators
 
@@ -114,6 +117,23 @@ class EagerModule(_Form):
 
     def module(self, version: Path) -> Any:
         return _made_by(version / "model.py")
+
+
+class EagerOnGpu(EagerModule):
+    name, kind, networks = "pytorch-gpu", "KIND_GPU", ON_GPU
+
+    def open(self, version: Path, threads: int) -> Call:
+        import torch
+
+        with _quiet():
+            module = self.module(version).cuda()
+
+        @torch.inference_mode()
+        def call(rows: Array) -> Array:
+            result: Array = module(torch.from_numpy(rows).cuda()).cpu().numpy()
+            return result
+
+        return call
 
 
 def _written_out(network: str) -> Any:

@@ -15,6 +15,7 @@ import python_models
 import report
 from batching import batching
 from engines import engines, threads
+from gpu import gpu
 from large_tensors import large_tensors
 from load import LoadFailed
 from mixed_load import mixed_load
@@ -24,6 +25,7 @@ from settings import Missing, Settings
 from shared_memory import shared_memory
 from small_requests import pyident, tiny_add
 from start_up import start_up
+from workers import workers
 from yardsticks import DEFAULT
 
 SECTIONS = {
@@ -32,6 +34,8 @@ SECTIONS = {
     "triton": pyident,
     "engines": engines,
     "threads": threads,
+    "gpu": gpu,
+    "workers": workers,
     "batching": batching,
     "large": large_tensors,
     "shm": shared_memory,

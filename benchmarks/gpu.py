@@ -1,0 +1,101 @@
+"""Headrace on a GPU beside the engine alone in a process of its own, with the batch sizes that Headrace ran.
+
+The engine is called in a loop: rows from host memory, compute, rows back to host memory. Needs a CUDA device, ``wrk``,
+and PyTorch or ``onnxruntime-gpu``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from statistics import median
+
+import frameworks
+import load
+import servers
+from frameworks import FRAMEWORKS, Alone, write_networks
+from measure import Case, Run, as_json, compare
+from networks import SHAPES
+from report import Section, Target
+from servers import Running
+from settings import Missing, Settings, need_modules, need_wrk
+
+CONNECTIONS = (1, 16, 64)
+SHARE_WANTED = 0.95
+COLUMNS = ("network", "engine", "connections", "requests/s", "the engine alone", "share", "p50 ms", "p99 ms",
+           "CPU µs a request", "the engine's", "mean batch")  # fmt: skip
+
+
+def device_name() -> str:
+    """The name of GPU 0. Raises `Missing` if there is none."""
+    if shutil.which("nvidia-smi") is None:
+        raise Missing("a CUDA device")
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "--id=0"]
+    return subprocess.check_output(query, text=True).strip()
+
+
+def gpu(settings: Settings) -> Section:
+    """Each network on each engine, at 1, 16 and 64 connections."""
+    need_wrk()
+    need_modules("onnx")
+    section = Section(f"On a GPU ({device_name()})", COLUMNS)
+    with tempfile.TemporaryDirectory() as made:
+        installed = frameworks.installed("KIND_GPU")
+        folder = write_networks(Path(made), installed)
+        for engine in installed:
+            networks = FRAMEWORKS[engine].networks
+            loads = [f"--load-model={network}_{engine}" for network in networks]
+            with (
+                servers.headrace(folder, "--model-control-mode=explicit", *loads) as server,
+                Alone(engine, folder, 0) as alone,
+            ):
+                for network in networks:
+                    for connections in CONNECTIONS:
+                        _measure(settings, section, server, alone, engine, network, connections)
+    return section
+
+
+def _measure(
+    settings: Settings,
+    section: Section,
+    server: Running,
+    alone: Alone,
+    engine: str,
+    network: str,
+    connections: int,
+) -> None:
+    model = f"{network}_{engine}"
+    given = f"INPUT0:{','.join(map(str, (1, *SHAPES[network])))}"
+
+    def put(server: Running, seconds: float) -> load.Seen:
+        threads = min(4, connections)
+        return load.wrk(server, load.Body(model, b""), connections, seconds, load.VARIED, threads, ("binary", given))
+
+    case = Case(f"{network}, {engine}, {connections}", lambda server: model, put)
+    runs: list[Run] = []
+    direct: list[frameworks.Direct] = []
+    for _ in range(settings.runs):
+        [run] = compare(case, [server], 1, settings.seconds)[server.name]
+        runs.append(run)
+        direct.append(alone.loop(network, settings.seconds, run.batches))
+    share = median(run.rps / each.rows_per_s for run, each in zip(runs, direct, strict=True))
+    section.rows.append(
+        (
+            network, engine, str(connections), f"{median(run.rps for run in runs):,.0f}",
+            f"{median(each.rows_per_s for each in direct):,.0f}", f"{share:.0%}",
+            f"{median(run.p50_us for run in runs) / 1e3:.2f}", f"{median(run.p99_us for run in runs) / 1e3:.2f}",
+            f"{median(run.server_us for run in runs):.0f}", f"{median(each.cpu_us for each in direct):.0f}",
+            f"{median(run.batch for run in runs):.1f}",
+        )
+    )  # fmt: skip
+    section.raw[case.name] = {
+        "alone": [[each.rows_per_s, each.cpu_us] for each in direct],
+        **as_json({"headrace": runs}),
+    }
+    section.targets.append(
+        Target(
+            f"{case.name}: share of the engine alone", f">= {SHARE_WANTED:.0%}", f"{share:.0%}", share >= SHARE_WANTED
+        )
+    )

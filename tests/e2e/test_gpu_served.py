@@ -1,0 +1,238 @@
+"""Models on a real GPU behind a real server: placement, memory, faults, metrics. Oracles: arithmetic and nvidia-smi."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.e2e.conftest import call
+
+if TYPE_CHECKING:
+    from tests.conftest import Headrace
+
+torch = pytest.importorskip("torch")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+ON_GPU = "instance_group { kind: KIND_GPU }"
+NO_CUDA = "CUDAExecutionProvider" not in onnxruntime.get_available_providers()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this PyTorch finds no GPU"),
+]
+ENGINES = ["torch", pytest.param("onnx", marks=pytest.mark.skipif(NO_CUDA, reason="this onnxruntime has no CUDA"))]
+
+TORCH = """
+import os
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Buffer(torch.full((%(size)d,), 2.0))
+
+    def forward(self, x):
+        if x.flatten()[0] == -1:  # more than any GPU has
+            return x + torch.ones(1 << 46, device=x.device).sum()
+        assert x.is_cuda
+        return x * self.weight[0]
+"""
+IO = """
+max_batch_size: 64
+input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }
+"""
+PYTHON = """
+import torch
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x")
+            assert x.is_cpu()  # FORCE_CPU_ONLY_INPUT_TENSORS is yes by default
+            doubled = torch.from_dlpack(x.to_dlpack()).cuda() * 2
+            y = pb_utils.Tensor.from_dlpack("y", torch.utils.dlpack.to_dlpack(doubled))
+            assert not y.is_cpu()
+            asked = pb_utils.InferenceRequest("torch", ["y"], [pb_utils.Tensor.from_dlpack("x", doubled)])
+            again = pb_utils.get_output_tensor_by_name(asked.exec(), "y")
+            back = torch.from_dlpack(again.to_dlpack())
+            answers.append(pb_utils.InferenceResponse([y, pb_utils.Tensor.from_dlpack("z", back.cuda())]))
+        return answers
+"""
+
+
+def write_torch(root: Path, name: str, group: str = ON_GPU, size: int = 4) -> None:
+    version = root / name / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(TORCH % {"size": size})
+    (root / name / "config.pbtxt").write_text(
+        f'backend: "pytorch" runtime: "model.py" dynamic_batching {{ }} {IO} {group}'
+    )
+
+
+def write_onnx(root: Path, name: str, group: str = ON_GPU, size: int = 4) -> None:
+    """``y`` is ``x * 2``; the weights are as many floats as ``size``."""
+    version = root / name / "1"
+    version.mkdir(parents=True)
+    weight = numpy_helper.from_array(np.full(size, 2, np.float32), "w")
+    first = numpy_helper.from_array(np.array([0], np.int64), "i")
+    io = [helper.make_tensor_value_info(each, TensorProto.FLOAT, ["n", 4]) for each in "xy"]
+    nodes = [helper.make_node("Gather", ["w", "i"], ["t"]), helper.make_node("Mul", ["x", "t"], ["y"])]
+    # The weights are read by their index: they can not be folded into a constant of one element.
+    graph = helper.make_graph(nodes, "g", io[:1], io[1:], [weight, first])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), version / "model.onnx"
+    )
+    level = "optimization { graph { level: 2 } }" if size > 4 else ""
+    (root / name / "config.pbtxt").write_text(f'backend: "onnxruntime" dynamic_batching {{ }} {level} {IO} {group}')
+
+
+WRITE: dict[str, Callable[..., None]] = {"torch": write_torch, "onnx": write_onnx}
+
+
+def used_mib() -> int:
+    """What nvidia-smi says is used of GPU 0, in MiB."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    return int(subprocess.check_output(query, text=True))
+
+
+def body(*values: float) -> dict[str, Any]:
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": values}]}
+
+
+def asked(server: Headrace, model: str, *values: float) -> list[float]:
+    reply = call(server, f"/v2/models/{model}/infer", body(*values))
+    assert reply.status == 200, reply.body
+    found: list[float] = json.loads(reply.body)["outputs"][0]["data"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def served(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempPathFactory) -> Headrace:
+    root = tmp_path_factory.mktemp("models")
+    for engine, write in WRITE.items():
+        if engine == "onnx" and NO_CUDA:
+            continue
+        write(root, engine, "instance_group { kind: KIND_GPU count: 2 }")
+        write(root, f"{engine}_auto", "")
+        write(root, f"{engine}_absent", "instance_group { gpus: [ 7 ] }")
+        write(root, f"{engine}_large", size=1 << 28)  # 1 GiB
+    (root / "python" / "1").mkdir(parents=True)
+    (root / "python" / "1" / "model.py").write_text(PYTHON)
+    third = 'output { name: "z" data_type: TYPE_FP32 dims: [ 4 ] }'
+    (root / "python" / "config.pbtxt").write_text(f'backend: "python" {IO} {third}')
+    names = [path.name for path in root.iterdir() if not path.name.endswith(("_large", "_absent"))]
+    loads = [f"--load-model={name}" for name in names]
+    return keep_serving(f"--model-repository={root}", "--model-control-mode=explicit", *loads)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_answers_are_those_of_arithmetic_over_both_protocols(served: Headrace, engine: str) -> None:
+    given = np.arange(256, dtype=np.float32).reshape(64, 4)
+    for module, port in ((tritonclient.http, served.http), (tritonclient.grpc, served.grpc)):
+        with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            tensor = module.InferInput("x", [64, 4], "FP32")
+            tensor.set_data_from_numpy(given)
+            for model in (engine, f"{engine}_auto"):
+                found = client.infer(model, [tensor]).as_numpy("y")
+                np.testing.assert_array_equal(found, given * 2)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_model_without_groups_is_placed_on_the_gpu(served: Headrace, engine: str) -> None:
+    status, text = served.get(f"/v2/models/{engine}_auto/config")
+    assert status == 200
+    assert [(group["kind"], group["gpus"]) for group in json.loads(text)["instance_group"]] == [("KIND_GPU", [0])]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_gpu_that_is_not_there_is_named(served: Headrace, engine: str) -> None:
+    reply = call(served, f"/v2/repository/models/{engine}_absent/load", {})
+    assert reply.status == 400
+    assert "invalid or unsupported gpu id 7" in reply.error
+
+
+def test_memory_that_runs_out_fails_one_request_and_neither_neighbours_nor_the_instance(served: Headrace) -> None:
+    reply = call(served, "/v2/models/torch/infer", body(-1, 0, 0, 0))
+    assert reply.status == 500
+    assert "out of memory" in reply.error
+    assert asked(served, "torch", 1, 2, 3, 4) == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_unloading_gives_memory_back(served: Headrace, engine: str, wait_until: Callable[..., None]) -> None:
+    call(served, f"/v2/repository/models/{engine}_large/load", {})  # once: libraries and kernels stay
+    assert asked(served, f"{engine}_large", 1, 2, 3, 4) == [2, 4, 6, 8]
+    call(served, f"/v2/repository/models/{engine}_large/unload", {})
+    served_before = used_mib()
+    reply = call(served, f"/v2/repository/models/{engine}_large/load", {})
+    assert reply.status == 200, reply.body
+    assert asked(served, f"{engine}_large", 1, 2, 3, 4) == [2, 4, 6, 8]
+    loaded = used_mib()
+    assert loaded - served_before >= 1000, (served_before, loaded)
+    call(served, f"/v2/repository/models/{engine}_large/unload", {})
+    wait_until(lambda: used_mib() <= served_before + 100, "the GPU has its memory back", 10)
+
+
+def test_gauges_are_those_of_nvidia_smi(served: Headrace) -> None:
+    pytest.importorskip("pynvml")
+    _, page = served.get("/metrics", served.ports["Metrics Service"])
+    gauges = dict(
+        re.findall(r'^(nv_gpu_\w+|nv_energy\w+){gpu_uuid="GPU-[0-9a-f-]+"} (\S+)$', page.decode(), re.MULTILINE)
+    )
+    assert float(gauges["nv_gpu_memory_used_bytes"]) / 2**20 == pytest.approx(used_mib(), abs=700)
+    assert {"nv_gpu_utilization", "nv_gpu_memory_total_bytes", "nv_gpu_power_usage", "nv_energy_consumption"} <= set(
+        gauges
+    )
+
+
+def test_a_python_model_takes_and_gives_tensors_of_the_gpu_and_calls_a_model_there(served: Headrace) -> None:
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{served.http}") as client:
+        tensor = tritonclient.http.InferInput("x", [1, 4], "FP32")
+        tensor.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.float32))
+        found = client.infer("python", [tensor])
+    np.testing.assert_array_equal(found.as_numpy("y"), [[2, 4, 6, 8]])
+    np.testing.assert_array_equal(found.as_numpy("z"), [[4, 8, 12, 16]])
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_stock_clients_cuda_regions_are_read_and_written(served: Headrace, protocol: str) -> None:
+    shm = pytest.importorskip("tritonclient.utils.cuda_shared_memory")
+    module: Any = tritonclient.http if protocol == "http" else tritonclient.grpc
+    given = np.arange(16, dtype=np.float32).reshape(4, 4)
+    with module.InferenceServerClient(f"127.0.0.1:{getattr(served, protocol)}") as client:
+        handles = {name: shm.create_shared_memory_region(name, 64, 0) for name in ("in", "out")}
+        try:
+            shm.set_shared_memory_region(handles["in"], [given])
+            for name, handle in handles.items():
+                client.register_cuda_shared_memory(name, shm.get_raw_handle(handle), 0, 64)
+            tensor, wanted = module.InferInput("x", [4, 4], "FP32"), module.InferRequestedOutput("y")
+            tensor.set_shared_memory("in", 64)
+            wanted.set_shared_memory("out", 64)
+            client.infer("torch", [tensor], outputs=[wanted])
+            np.testing.assert_array_equal(shm.get_contents_as_numpy(handles["out"], np.float32, [4, 4]), given * 2)
+        finally:
+            client.unregister_cuda_shared_memory()
+            for handle in handles.values():
+                shm.destroy_shared_memory_region(handle)
+
+
+def test_a_gpu_that_is_too_full_takes_no_model(serve: Callable[..., Headrace], tmp_path: Path) -> None:
+    write_torch(tmp_path, "m")
+    flags = ["--model-control-mode=explicit", "--model-load-gpu-limit=0:0.000001"]
+    reply = call(serve(f"--model-repository={tmp_path}", *flags), "/v2/repository/models/m/load", {})
+    assert "memory limit set for GPU 0 has exceeded" in reply.error
