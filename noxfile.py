@@ -62,8 +62,9 @@ PARALLEL = ("-n", str(PROCESSORS + PROCESSORS // 2), "--dist", "worksteal")
 IS_CI = os.environ.get("CI") == "true"
 #: In CI a test that fails runs once more. The summary shows the failure also if the second run passes.
 RERUNS = ("--reruns", "1", "--rerun-show-tracebacks", "-r", "aR") if IS_CI else ()
-#: Tests that the sessions `core` and `build` run, so that `tests` need not run them again.
+#: Tests that the sessions `core`, `build` and `kserve` run, so that `tests` need not run them again.
 WITHOUT_PLUGINS = ("tests/core", "tests/testing")
+OF_KSERVE = ("tests/kserve",)
 FROM_WHEELS = ("tests/e2e/test_examples.py", "tests/frontends", "tests/schedulers")
 
 
@@ -179,10 +180,19 @@ def smoke(session: nox.Session, version: str) -> None:
     session.run(python, "-m", "pytest", *RERUNS, *(session.posargs or ["tests/smoke"]), external=True)
 
 
+@nox.session(reuse_venv=True)
+def kserve(session: nox.Session) -> None:
+    """KServe's SDK as the client of a server, and its types for the manifests in deploy/kserve."""
+    python = str(Path(session.bin) / "python")
+    tools = ("kserve", "pytest", "pytest-rerunfailures", "pytest-timeout")
+    _install(session, python, "-e", "core", *tools, "--override", "tests/kserve/overrides.txt")
+    session.run("pytest", *RERUNS, *(session.posargs or OF_KSERVE))
+
+
 @nox.session(venv_backend="none", requires=["workshop"])
 def tests(session: nox.Session) -> None:
-    """All tests that `core` and `build` do not run, on all cores; arguments after `--` go to pytest instead."""
-    others = [f"--ignore={path}" for path in (*WITHOUT_PLUGINS, *FROM_WHEELS)]
+    """All tests that `core`, `build` and `kserve` do not run; arguments after `--` go to pytest instead."""
+    others = [f"--ignore={path}" for path in (*WITHOUT_PLUGINS, *FROM_WHEELS, *OF_KSERVE)]
     # One process more than in the other sessions: for half of its time nothing runs beside this one.
     processes = ("-n", str(PROCESSORS * 2))
     _run(session, "pytest", *PARALLEL, *processes, *RERUNS, *(session.posargs or others))

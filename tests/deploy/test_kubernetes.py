@@ -78,6 +78,14 @@ def test_objects_follow_the_schemas_of_kubernetes(tool: str, name: str) -> None:
             kubernetes_validate.validate(found, "1.32", strict=True)
 
 
+def test_the_container_of_kserve_follows_the_schemas_of_kubernetes() -> None:
+    """The rest of the runtime: tests/kserve."""
+    runtime = yaml.safe_load((DEPLOY / "kserve/cluster-serving-runtime.yaml").read_text(encoding="utf-8"))
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
+    pod["spec"] = {"containers": runtime["spec"]["containers"]}
+    kubernetes_validate.validate(pod, "1.32", strict=True)
+
+
 @pytest.mark.parametrize(("tool", "name"), RENDERED)
 def test_selectors_and_references_find_the_pods(tool: str, name: str) -> None:
     objects = render(tool, name)

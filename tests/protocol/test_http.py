@@ -51,6 +51,17 @@ def test_health_is_an_empty_success(http_server: Headrace, send: Send, path: str
     assert (reply.status, reply.body) == (200, b"")
 
 
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v2/health/live", {"live": True}), ("/v2/health/ready", {"ready": True}),
+    ("/v2/models/add/ready", {"name": "add", "ready": True}),
+])  # fmt: skip
+def test_health_has_the_body_of_the_open_inference_protocol_for_a_client_that_accepts_one(
+    http_server: Headrace, send: Send, path: str, body: dict[str, object]
+) -> None:
+    reply = send(http_server, "GET", path, headers={"Accept": "*/*"})
+    assert (reply.status, json.loads(reply.body)) == (200, body)
+
+
 @pytest.mark.parametrize("path", ["/", "/v1", "/v2/", "/v2/health", "/v2/health/live/", "/v2/models/add/", "/v2/models",
                                   "/v2/models//infer", "/v2/models/add/versions/x/ready", "/v2/models/add/predict",
                                   "/v2//health/live", "/v2/models/a/b/ready", "/V2/health/live",

@@ -35,17 +35,21 @@ class DescriptionHandlers:
         return json_reply({"name": metadata.name, "version": metadata.version, "extensions": list(metadata.extensions)})
 
     def live(self, request: HttpRequest, target: PathTarget) -> HttpReply:
-        return self._health(self._engine.live)
+        return self._health(request, "live", self._engine.live)
 
     def ready(self, request: HttpRequest, target: PathTarget) -> HttpReply | Coroutine[Any, Any, HttpReply]:
-        return self._check_ready() if self._engine.has_checks else self._health(self._engine.ready)
+        if self._engine.has_checks:
+            return self._check_ready(request)
+        return self._health(request, "ready", self._engine.ready)
 
     def model(self, request: HttpRequest, target: PathTarget) -> HttpReply:
         return json_reply(self._engine.model_metadata(target.name, target.version))
 
     def model_ready(self, request: HttpRequest, target: PathTarget) -> HttpReply | Coroutine[Any, Any, HttpReply]:
         is_alive = self._engine.is_model_alive(target.name, target.version)
-        return self._check_model(target) if is_alive is None else self._model_health(target, is_alive)
+        if is_alive is None:
+            return self._check_model(request, target)
+        return self._model_health(request, target, is_alive)
 
     def config(self, request: HttpRequest, target: PathTarget) -> HttpReply:
         from headrace.config import config_json
@@ -58,24 +62,30 @@ class DescriptionHandlers:
     def explain(self, request: HttpRequest, target: PathTarget) -> HttpReply:
         return json_reply(self._engine.explain(target.name, target.version))
 
-    async def _check_ready(self) -> HttpReply:
-        return self._health(await self._engine.check_ready())
+    async def _check_ready(self, request: HttpRequest) -> HttpReply:
+        return self._health(request, "ready", await self._engine.check_ready())
 
-    async def _check_model(self, target: PathTarget) -> HttpReply:
-        return self._model_health(target, await self._engine.check_model(target.name, target.version))
+    async def _check_model(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        return self._model_health(request, target, await self._engine.check_model(target.name, target.version))
 
-    def _model_health(self, target: PathTarget, is_ready: bool) -> HttpReply:
+    def _model_health(self, request: HttpRequest, target: PathTarget, is_ready: bool) -> HttpReply:
         if not is_ready:
             why = self._engine.why_not_alive(target.name, target.version)
             raise InvalidArgument("Model version not ready" + (why and f": {why}"))
-        return HttpReply(200)
+        return _health_reply(request, 200, {"name": target.name, "ready": True})
 
-    def _health(self, is_well: bool) -> HttpReply:
+    def _health(self, request: HttpRequest, what: str, is_well: bool) -> HttpReply:
         if self._engine.exiting:
             raise Unavailable("Server exiting")
         if not is_well and (why := self._engine.why_not_alive()):
             raise InvalidArgument(why)
-        return HttpReply(200 if is_well else 400)
+        return _health_reply(request, 200 if is_well else 400, {what: is_well})
+
+
+def _health_reply(request: HttpRequest, status: int, body: dict[str, Any]) -> HttpReply:
+    """Return ``body`` to a client that states what it accepts, as the Open Inference Protocol has it and KServe's
+    client needs it; to any other no body, as Triton."""
+    return json_reply(body, status) if b"accept" in request.headers else HttpReply(status)
 
 
 #: The start of an `index` document whose ``ready`` is an array or an object, without blanks.

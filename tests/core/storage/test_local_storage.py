@@ -11,6 +11,7 @@ import pytest
 
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError
+from headrace.server import Server
 from headrace.storage.local_storage import check_files, is_model
 from tests.core.conftest import inspect, local_repositories
 
@@ -44,6 +45,16 @@ def move(path: Path, to: Path) -> None:
     """Put ``path`` elsewhere, and a link in its place."""
     path.rename(to)
     path.symlink_to(to)
+
+
+@pytest.mark.parametrize(("place", "name"), [("models", "m"), ("models/other", "m"), ("repository", "other")])
+def test_a_directory_that_is_one_model_has_the_name_of_its_url(tmp_path: Path, place: str, name: str) -> None:
+    """KServe puts what ``storageUri`` names into one directory: a model, or a repository."""
+    model = write(tmp_path / place / ("" if name == "m" else "m"))
+    (model / "config.pbtxt").write_text(f'name: "{model.name}"' + CONFIG)
+    with Server(f"file://{tmp_path / place}#{name}") as server:
+        answer = server.infer("m", {"x": np.ones((1, 1), np.float32)})
+        assert answer.outputs["y"] == 1
 
 
 @pytest.mark.parametrize("what", ["", "1", "config.pbtxt", "labels.txt", "warmup", "warmup/data", "1/weights"])

@@ -66,6 +66,16 @@ def scheme_of(url: str) -> str:
     return scheme.lower() if is_url else LocalStorage.name
 
 
+def split_name(url: str) -> tuple[str, dict[str, str] | None]:
+    """Return the URL of the repository, and the directory of each name that it serves; None for their own names.
+
+    ``file:///mnt/models#digits`` is one model, ``digits``, if that directory is a model. Else it is a repository.
+    """
+    path, _, name = url.partition("#") if url.startswith(_PREFIX) else (url, "", "")
+    root = _path_of(path)
+    return (f"{_PREFIX}{root.parent}", {name: root.name}) if name and is_model(root) else (path, None)
+
+
 def _path_of(url: str) -> Path:
     return Path(url.removeprefix(_PREFIX))
 

@@ -19,7 +19,7 @@ from headrace.config.options import ServerOptions
 from headrace.errors import AlreadyExists, Code, ConfigError, HeadraceError, LoadError, NotFound, PluginError, summary
 from headrace.storage.base import Storage
 from headrace.storage.local_directory import LocalDirectory
-from headrace.storage.local_storage import check_files, scheme_of
+from headrace.storage.local_storage import check_files, scheme_of, split_name
 from headrace.storage.mapped_storage import MappedStorage
 from headrace.storage.sent_files import Overrides, SentFiles
 from headrace.storage.temporary_directories import TemporaryDirectories, remove
@@ -276,6 +276,7 @@ class Repositories:
         except LoadError as error:
             raise ConfigError(f"repository '{url}' cannot be read: {error.message}") from error
         try:
+            url, names = split_name(url) if names is None else (url, names)
             storage = kind(url, self._options)
             return Repository(storage if names is None else MappedStorage(storage, names), self._directories)
         except HeadraceError:
