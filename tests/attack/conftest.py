@@ -138,6 +138,12 @@ def share(keep_serving: Callable[..., Headrace], attack_repository: Path) -> Cal
     return share
 
 
+@pytest.fixture(scope="session")
+def is_judged(pytestconfig: pytest.Config) -> bool:
+    """True in `nox -s attack`, which attacks in full. A plain run attacks shorter, and with smaller bodies."""
+    return pytestconfig.getoption("--health-p99-ms", None) is not None
+
+
 @pytest.fixture
 def of_its_own() -> None:
     """For a test that takes its server down, or looks at all that it has done."""
@@ -149,9 +155,9 @@ def serve_attacked(
     serve: Callable[..., Headrace],
     share: Callable[..., Headrace],
     attack_repository: Path,
+    is_judged: bool,
 ) -> Iterator[Callable[..., Headrace]]:
     """Starts a server of its own for each test where memory is judged; in a plain run most tests share one."""
-    is_judged = request.config.getoption("--health-p99-ms", None) is not None
     if is_judged or "of_its_own" in request.fixturenames:
         yield partial(serve, f"--model-repository={attack_repository}")
         return

@@ -33,8 +33,8 @@ END_STREAM, END_HEADERS, PADDED = 1, 4, 8
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 CALM = 11
 MIB = 1 << 20
-#: How long each attack lasts, and how many bytes are sent in one piece.
-SECONDS = 1.5
+#: How long each attack lasts in `nox -s attack` and in a plain run, and how many bytes are sent in one piece.
+SECONDS, FEW_SECONDS = 1.5, 0.4
 PIECE_BYTES = 1 << 20
 SERVICE = "/inference.GRPCInferenceService/"
 
@@ -206,13 +206,13 @@ def packed(size: int) -> bytes:
 
 
 class Attackers:
-    """``count`` connections that send, and come back when they are sent away, until `SECONDS` are over."""
+    """``count`` connections that send, and come back when they are sent away, until ``seconds`` are over."""
 
-    def __init__(self, port: int, opening: bytes, flood: bytes, count: int) -> None:
+    def __init__(self, port: int, opening: bytes, flood: bytes, count: int, seconds: float) -> None:
         self._port = port
         self._opening = PREFACE + raw(SETTINGS) + opening
         self._flood = flood
-        self._end = time.monotonic() + SECONDS
+        self._end = time.monotonic() + seconds
         #: Codes of the GOAWAYs that were read, and how often the server hung up.
         self.codes: list[int] = []
         self.endings = 0
@@ -286,6 +286,12 @@ def innocents(port: int) -> Iterator[None]:
         asking.result(30)
     assert waits
     assert max(waits) < 5, waits
+
+
+@pytest.fixture
+def seconds(is_judged: bool) -> float:
+    """The duration of an attack."""
+    return SECONDS if is_judged else FEW_SECONDS
 
 
 @pytest.fixture
@@ -401,16 +407,18 @@ def ended(peer: socket.socket) -> bool:
 
 @pytest.mark.parametrize("count", [pytest.param(1, id="alone"), pytest.param(16, id="together")])
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood(attacked_natively: Headrace, under_attack: Frame, name: str, count: int) -> None:
+def test_a_flood(attacked_natively: Headrace, under_attack: Frame, name: str, count: int, seconds: float) -> None:
     opening, piece = FLOODS[name]()
     flood = piece * max(1, PIECE_BYTES // len(piece))
     with under_attack(attacked_natively), innocents(attacked_natively.grpc):
-        Attackers(attacked_natively.grpc, opening, flood, count).join()
+        Attackers(attacked_natively.grpc, opening, flood, count, seconds).join()
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, id="alone"), pytest.param(16, id="together")])
 @pytest.mark.parametrize("name", ONCE)
-def test_a_flood_of_calls(attacked_natively: Headrace, under_attack: Frame, name: str, count: int) -> None:
+def test_a_flood_of_calls(
+    attacked_natively: Headrace, under_attack: Frame, name: str, count: int, seconds: float
+) -> None:
     calls = ONCE[name]()
     with under_attack(attacked_natively), innocents(attacked_natively.grpc):
-        Attackers(attacked_natively.grpc, b"", calls + raw(PING, bytes(8)) * 20_000, count).join()
+        Attackers(attacked_natively.grpc, b"", calls + raw(PING, bytes(8)) * 20_000, count, seconds).join()
