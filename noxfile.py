@@ -246,6 +246,12 @@ def image(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["workshop"], default=False)
+def edge(session: nox.Session) -> None:
+    """Make bundles and wheels, and serve from them, for aarch64 under Debian's qemu; as root, some minutes."""
+    _run(session, "pytest", "-s", "--edge", *(session.posargs or ["tests/deploy/test_edge.py"]))
+
+
+@nox.session(venv_backend="none", requires=["workshop"], default=False)
 def architecture(session: nox.Session) -> None:
     """Import directions, banned calls, documentation that matches the code."""
     _run(session, "pytest", *(session.posargs or ["tests/architecture"]))

@@ -47,4 +47,5 @@ def _unpack(package: str, folder: Path) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--edge", action="store_true", help="make bundles and wheels, and serve from them, as root")
     parser.addoption("--image", action="store_true", help="build the container image, as root, and serve from it")

@@ -29,6 +29,7 @@ _COMMANDS = {
     **dict.fromkeys(("check", "explain", "index", "load", "unload"), "headrace-inspect"),
     "encrypt": "headrace-decrypt",
     "batch": "headrace-batch",
+    "bundle": "headrace-bundle",
     "migrate": "headrace-migrate",
     "service": "headrace-service",
     "trace": "headrace-trace",
