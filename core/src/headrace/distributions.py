@@ -27,6 +27,7 @@ _PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm", 
 _AGENTS = {name: f"headrace-{name}" for name in ("archive", "checksum", "decrypt")}
 _COMMANDS = {
     **dict.fromkeys(("check", "explain", "index", "load", "unload"), "headrace-inspect"),
+    "compare": "headrace-compare",
     "encrypt": "headrace-decrypt",
     "batch": "headrace-batch",
     "bundle": "headrace-bundle",

@@ -1,0 +1,137 @@
+"""The command ``headrace compare``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from headrace import Command, one_line
+from headrace_compare.answer_differences import Tolerances
+from headrace_compare.answers import ComparedServer, Unreachable
+from headrace_compare.compare_report import as_json, as_text
+from headrace_compare.comparison import Comparer, Progress, compare_all
+from headrace_compare.http_target import HttpTarget
+from headrace_compare.request_sources import BadRequests, ComparedRequest, made_requests, read_requests
+
+#: The exit code if there is nothing to compare: a wrong file, or a server that does not answer.
+CANNOT_COMPARE = 2
+_PROGRESS_S = 1.0
+
+
+class Compare(Command):
+    """Sends the same requests to two servers."""
+
+    name = "compare"
+    help = "send the same requests to two servers, and report every difference"
+    synopsis = "[options] <url> <url>"
+    description = (
+        "Send the same requests to two servers of the v2 protocol, and report every difference: status, outputs, "
+        "values, errors, metadata, configs and streams. Exits with 0 if there is none, 1 if there is any, 2 if it "
+        "cannot compare."
+    )
+    example = "headrace compare http://triton:8000 http://localhost:8000 --requests requests.jsonl"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("url", nargs=2, type=_url, help="http://, https://, grpc:// or grpcs://, with the port")
+        parser.add_argument("--requests", metavar="FILE", help="recorded requests; default: made from the metadata")
+        parser.add_argument("--model", action="append", default=[], help="this model only; may be repeated")
+        parser.add_argument("--count", type=int, default=10, metavar="N", help="made requests per model; default: 10")
+        parser.add_argument("--seed", type=int, default=0, help="of the made requests; default: 0")
+        parser.add_argument("--rtol", type=float, help="relative tolerance of FP16, BF16, FP32 and FP64")
+        parser.add_argument("--atol", type=float, help="absolute tolerance of the same")
+        parser.add_argument(
+            "--ignore",
+            action="append",
+            default=[],
+            metavar="FIELD",
+            help="leave out fields that begin so; may be repeated",
+        )
+        parser.add_argument(
+            "--header", action="append", default=[], metavar="NAME:VALUE", help="sent with each request"
+        )
+        parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="per request; default: 60")
+        parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the report")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Print the report. Return 0 without a difference, 1 with one, 2 if it cannot compare."""
+        try:
+            with ExitStack() as stack:
+                targets = [stack.enter_context(closing(_target(url, arguments))) for url in arguments.url]
+                tolerances = Tolerances(arguments.rtol, arguments.atol)
+                comparer = Comparer(targets[0], targets[1], tolerances, arguments.ignore)
+                comparer.compare_servers()
+                compare_all(comparer, _requests(comparer, arguments), _progress())
+        except (BadRequests, Unreachable) as error:
+            print(one_line(str(error)), file=sys.stderr)
+            return CANNOT_COMPARE
+        result = comparer.result
+        shown = as_json if arguments.format == "json" else as_text
+        print(shown(result, arguments.url).rstrip("\n"))
+        return int(bool(result.kinds))
+
+
+def _requests(comparer: Comparer, arguments: argparse.Namespace) -> Iterator[ComparedRequest]:
+    """Yield the requests. A file is read to its end before the first is sent."""
+    models: Sequence[str] = arguments.model
+    if arguments.requests is not None:
+        path, default = Path(arguments.requests), models[0] if len(models) == 1 else ""
+        if not sum(1 for _ in read_requests(path, default)):
+            raise BadRequests(f"{path}: no request is in it")
+        for request in read_requests(path, default):
+            if not models or request.model in models:
+                yield request
+        return
+    names = models or comparer.models()
+    if not names:
+        raise Unreachable("no model is ready on both servers")
+    for name in names:
+        documents = comparer.compare_model(name)
+        yield from made_requests(name, documents.metadata, documents.config, arguments.count, arguments.seed)
+
+
+def _target(url: str, arguments: argparse.Namespace) -> ComparedServer:
+    """Return the server at ``url``. Raises `Unreachable`."""
+    headers = dict[str, str]()
+    for each in arguments.header:
+        name, colon, value = each.partition(":")
+        if not (colon and name.strip()):
+            raise Unreachable("--header: expected NAME:VALUE")  # the text may be a secret
+        headers[name.strip()] = value.strip()
+    if urlsplit(url).scheme in ("http", "https"):
+        return HttpTarget(url, headers, arguments.timeout)
+    try:
+        from headrace_compare.grpc_target import GrpcTarget
+    except ImportError as error:
+        raise Unreachable(f"{url} needs what is not installed here: pip install 'headrace-compare[grpc]'") from error
+    return GrpcTarget(url, headers, arguments.timeout)
+
+
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        is_whole = parts.scheme in ("http", "https", "grpc", "grpcs") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise argparse.ArgumentTypeError(
+            f"'{one_line(text)}' is no address: expected http://HOST:PORT or grpc://HOST:PORT"
+        )
+    return text
+
+
+def _progress() -> Progress:
+    """Return a function that prints the progress on stderr, once a second."""
+    last = time.monotonic()
+
+    def show(done: int, differing: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _PROGRESS_S:
+            last = time.monotonic()
+            print(f"{done} requests, {differing} differ", file=sys.stderr)
+
+    return show
