@@ -67,7 +67,8 @@ class TritonPythonModel:
             doubled = torch.from_dlpack(x.to_dlpack()).cuda() * 2
             y = pb_utils.Tensor.from_dlpack("y", torch.utils.dlpack.to_dlpack(doubled))
             assert not y.is_cpu()
-            asked = pb_utils.InferenceRequest("torch", ["y"], [pb_utils.Tensor.from_dlpack("x", doubled)])
+            given = [pb_utils.Tensor.from_dlpack("x", doubled)]
+            asked = pb_utils.InferenceRequest(model_name="torch", requested_output_names=["y"], inputs=given)
             again = pb_utils.get_output_tensor_by_name(asked.exec(), "y")
             back = torch.from_dlpack(again.to_dlpack())
             answers.append(pb_utils.InferenceResponse([y, pb_utils.Tensor.from_dlpack("z", back.cuda())]))
@@ -137,7 +138,9 @@ def served(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempP
     (root / "python" / "config.pbtxt").write_text(f'backend: "python" {IO} {third}')
     names = [path.name for path in root.iterdir() if not path.name.endswith(("_large", "_absent"))]
     loads = [f"--load-model={name}" for name in names]
-    return keep_serving(f"--model-repository={root}", "--model-control-mode=explicit", *loads)
+    return keep_serving(
+        f"--model-repository={root}", "--model-control-mode=explicit", "--allow-client-shm=true", *loads
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)

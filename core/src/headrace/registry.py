@@ -27,8 +27,8 @@ class PluginInfo:
     """One plugin: its origin, its parts, and the reason if it is broken.
 
     A broken plugin has no parts: ``withheld`` has those that it returned before the error. ``unmarked`` has the
-    functions with a hook's name and without ``@hookimpl``, which are not called. ``unproven`` says what of its parts
-    was never run on its target.
+    functions with a hook's name and without ``@hookimpl``, which are not called. ``hardware`` says of its
+    backends on which accelerators they have run.
     """
 
     name: str
@@ -38,7 +38,7 @@ class PluginInfo:
     error: str | None = None
     withheld: list[str] = field(default_factory=list)
     unmarked: list[str] = field(default_factory=list)
-    unproven: list[str] = field(default_factory=list)
+    hardware: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"'{self.name}' of {self.distribution} {self.version}"
@@ -88,8 +88,8 @@ class Registry(Generic[P]):
         shown = self.require(part)
         self._parts.setdefault(part.name, []).append((part, origin))  # type: ignore[attr-defined]
         origin.parts.append(shown)
-        if unproven := getattr(part, "unproven", ""):
-            origin.unproven.append(f"{shown}: {unproven}")
+        if hardware := getattr(part, "hardware", ""):
+            origin.hardware.append(f"{shown}: {hardware}")
 
     def __iter__(self) -> Iterator[P]:
         """Yield the parts in order of registration. Raises `LoadError` at the first name that two parts have."""

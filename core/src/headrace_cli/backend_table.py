@@ -15,7 +15,7 @@ from headrace.backends.base import (
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 
-_HEAD = ("Backend", "Devices", "Data types", "Batches", "Streams", "Shares", "Completes configs", "Unproven")
+_HEAD = ("Backend", "Devices", "Data types", "Batches", "Streams", "Shares", "Completes configs", "Hardware")
 #: What one execution gets: the rows of many requests as one tensor, or the requests of a batch.
 _BATCHES: dict[type[BaseInstance], str] = {
     Instance: "rows",
@@ -49,7 +49,7 @@ def _row(backend: type[Backend]) -> Sequence[str]:
         _yes(any(rung in _STREAMING for rung in rungs)) if rungs else "-",
         _yes(_shares(backend)),
         _yes(backend.complete_config is not Backend.complete_config),
-        backend.unproven or "-",
+        backend.hardware or "-",
     )
 
 

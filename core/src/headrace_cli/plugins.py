@@ -45,9 +45,9 @@ def _json(plugins: Plugins) -> str:
 
 def _picture(plugins: Plugins) -> str:
     rows = [row for info in plugins.plugins for row in _rows(info, plugins.conflicts_of(info))]
-    unproven = [text for info in plugins.plugins for text in info.unproven]
+    hardware = [text for info in plugins.plugins for text in info.hardware]
     return logs.draw_table(("Plugin", "Distribution", "Version", "State", "Parts"), rows) + "\n".join(
-        [*unproven, *plugins.complaints]
+        [*hardware, *plugins.complaints]
     )
 
 

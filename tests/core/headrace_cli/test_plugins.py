@@ -36,7 +36,7 @@ def test_every_plugin_is_listed_with_its_parts(headrace: Start, distribute: Dist
     found = {one["name"]: one for one in json.loads(process.popen.stdout.read())}
     assert found["good"] == {
         "name": "good", "distribution": "headrace-good", "version": "1.5", "parts": ["options --good-..."],
-        "error": None, "withheld": [], "unmarked": [], "unproven": [], "conflicts": [],
+        "error": None, "withheld": [], "unmarked": [], "hardware": [], "conflicts": [],
     }  # fmt: skip
     assert "backend identity" in found["builtins"]["parts"]
     assert process.finish()[0] == 0
@@ -51,7 +51,7 @@ def test_the_parts_of_a_plugin_are_wrapped_between_parts(headrace: Start) -> Non
     assert "interceptor restricted-apis, interceptor forwarded-headers, " in parts
 
 
-UNPROVEN = """
+ON_GPUS = """
 from headrace import Backend, Instance, InferRequest, StreamInstance, dtypes, hookimpl
 
 class Timid(Backend):
@@ -59,7 +59,7 @@ class Timid(Backend):
     devices = ("gpu",)
     dtypes = (dtypes.FP32, dtypes.BYTES)
     rungs = (Instance, StreamInstance)
-    unproven = "it has never run on a GPU"
+    hardware = "it has never run on a GPU"
     def load(self, model):
         raise NotImplementedError
     def share(self, model):
@@ -71,8 +71,8 @@ def register_backends():
 """
 
 
-def test_what_a_backend_says_has_never_run_is_said(headrace: Start, distribute: Distribute) -> None:
-    distribute("timid", UNPROVEN)
+def test_a_backends_hardware_is_shown(headrace: Start, distribute: Distribute) -> None:
+    distribute("timid", ON_GPUS)
     process = headrace("plugins")
     text = process.popen.stdout.read()
     assert process.finish()[0] == 0
@@ -80,7 +80,7 @@ def test_what_a_backend_says_has_never_run_is_said(headrace: Start, distribute: 
 
 
 def test_the_table_of_backends_is_what_they_declare(headrace: Start, distribute: Distribute) -> None:
-    distribute("timid", UNPROVEN)
+    distribute("timid", ON_GPUS)
     process = headrace("plugins", "--backends")
     rows = process.popen.stdout.read().splitlines()
     assert process.finish()[0] == 0

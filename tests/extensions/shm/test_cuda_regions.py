@@ -17,7 +17,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from headrace_shm import cuda_memory
-from headrace_shm.cuda_memory import CudaError, CudaLibrary, open_region
+from headrace_shm.cuda_memory import CudaError, CudaLibrary, CudaMemory, open_region
 
 from .recorded import write_repository
 
@@ -94,6 +94,36 @@ def test_inputs_and_outputs_lie_on_a_gpu(serve: Callable[..., Headrace], tmp_pat
         client.infer("numbers", [tensor], outputs=[wanted])
         client.unregister_cuda_shared_memory("r")
         assert read() == np.arange(8, dtype=np.float32).tobytes()
+
+
+class CountingDriver(CudaLibrary):
+    """Counts how often its only allocation, of 64 bytes, is open. Takes the place of a driver where there is no GPU."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    def use(self, device: int) -> None:
+        assert device == 0
+
+    def open(self, handle: bytes) -> int:
+        self.opened += 1
+        return 4096
+
+    def close(self, address: int) -> None:
+        self.opened -= 1
+
+    def size(self, address: int) -> int:
+        return 64
+
+
+def test_a_refused_region_leaves_those_of_the_same_allocation_open() -> None:
+    driver = CountingDriver()
+    memory = CudaMemory(driver, bytes(64), 0, 64)
+    with pytest.raises(CudaError, match="smaller than the region"):
+        CudaMemory(driver, bytes(64), 0, 65)
+    assert driver.opened == 1
+    del memory
+    assert driver.opened == 0
 
 
 def test_without_a_gpu_the_answer_is_tritons(monkeypatch: pytest.MonkeyPatch) -> None:

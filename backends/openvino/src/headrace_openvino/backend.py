@@ -23,7 +23,7 @@ class OpenVino(Backend):
     dtypes = tuple(dtype for dtype in dtypes.ALL if dtype is not dtypes.BYTES)
     rungs = (Instance,)
     engine_fields = ()
-    unproven = "it has run on a CPU only, whatever TARGET_DEVICE may name"
+    hardware = "it has run on CPUs only, whatever TARGET_DEVICE may name"
     outputs_as_given = True  # the config has been held against the graph; what a graph does in spite of it is its own
 
     def complete_config(self, model: Model) -> None:

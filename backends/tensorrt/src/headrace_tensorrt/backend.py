@@ -53,7 +53,7 @@ class TensorRT(Backend):
     outputs_as_given = True  # the config has been held against the plan
     rungs = (Instance,)
     engine_fields = ("cc_model_filenames", "optimization.cuda")
-    unproven = "its calls to TensorRT and CUDA have never run on a GPU, only beside a recorded fake"
+    hardware = "its calls to TensorRT and CUDA have never run on a GPU, only beside a recorded fake"
 
     def complete_config(self, model: Model) -> None:
         """Everything that the plan knows; nothing if the config names inputs and outputs."""

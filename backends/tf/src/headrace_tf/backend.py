@@ -25,7 +25,7 @@ class TensorFlow(Backend):
     default_cpu_instances = DEFAULT_CPU_INSTANCES
     rungs = (Instance,)
     engine_fields = ("model_operations", "optimization.execution_accelerators", "optimization.graph")
-    unproven = "it has never run on a GPU"
+    hardware = "it has never run on a GPU"
     outputs_as_given = True  # the config has been held against the graph; what a graph does in spite of it is its own
 
     def __init__(self, options: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from headrace_torch.program_instance import ProgramInstance
 from headrace_torch.pt2_archive import Pt2Archive
 from headrace_torch.script import open_script
 from headrace_torch.torch_compile import CompiledInstance
-from headrace_torch.torch_process import device_of, load_engine, set_jit, set_threads
+from headrace_torch.torch_process import device_of, load_engine, release_gpu_memory, set_jit, set_threads
 from headrace_torch.weight_sharing import SHARING_INSTANCES, default_instances, instances_of, is_pt2, shares_weights
 
 
@@ -30,7 +30,7 @@ class PyTorch(Backend):
     rungs = (Instance,)
     engine_fields = ()
     has_runtimes = True
-    unproven = "it has never run on a GPU"
+    hardware = "it has run on an NVIDIA H200 (PyTorch 2.11, CUDA 13.0)"
     default_cpu_instances = SHARING_INSTANCES
     outputs_as_given = True  # as Triton: the file does not tell what it gives
 
@@ -57,9 +57,9 @@ class PyTorch(Backend):
         return Shared()
 
     def unshare(self, shared: Shared[str, Forward | Program]) -> None:
-        for module in shared.made.values():
-            module.close()
-        shared.close()
+        while shared.made:
+            shared.made.popitem()[1].close()
+        release_gpu_memory()
 
     def load(self, model: Model) -> Instance:
         if is_pt2(model.config):

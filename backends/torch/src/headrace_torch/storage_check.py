@@ -56,10 +56,17 @@ def oversized(torch: Any, reader: Any, folder: str) -> str:
     ``reader`` is a ``PyTorchFileReader``. Raises `ValueError` for a pickle that PyTorch does not write."""
     for storage in storages(torch, reader.get_record(f"{folder}.pkl")):
         record = f"{folder}/{storage.key}"
-        size = reader.get_record_size(record) if reader.has_record(record) else 0
+        size = _record_size(reader, record) if reader.has_record(record) else 0
         if storage.size > size:
             return f"tensor '{one_line(storage.key)[:200]}' has {storage.size} bytes, and the file has {size} of them"
     return ""
+
+
+def _record_size(reader: Any, record: str) -> int:
+    """Return the size of ``record`` in bytes. PyTorch before 2.12 tells it only by reading the record."""
+    if hasattr(reader, "get_record_size"):
+        return int(reader.get_record_size(record))
+    return len(reader.get_record(record))
 
 
 def absent(torch: Any, content: bytes) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -84,6 +86,17 @@ def device_of(torch: Any, model: Model) -> str:
             f"{torch.__version__} finds {count} GPUs"
         )
     return f"cuda:{device.id}"
+
+
+def release_gpu_memory() -> None:
+    """Return to the driver what PyTorch keeps of every GPU for tensors to come. Any thread. Blocks for some ms.
+
+    Does nothing if no model has used a GPU. Modules may be part of reference cycles, so garbage is collected first.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def set_threads(torch: Any, model: Model, default_instances: int) -> None:

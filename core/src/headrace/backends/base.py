@@ -204,9 +204,9 @@ class Backend(ABC):
     engine_fields: ClassVar[tuple[str, ...] | None] = None
     #: The base classes of its instances, for the table of capabilities. Empty: unknown.
     rungs: ClassVar[tuple[type[BaseInstance], ...]] = ()
-    #: What was never run on its target, as a sentence without subject, such as
-    #: ``its kernels have not run on a GPU yet``. ``headrace plugins`` shows it. Empty for nothing.
-    unproven: ClassVar[str] = ""
+    #: The accelerators on which it has run, or that it has run on none, as a sentence such as
+    #: ``it has run on an NVIDIA H200``. ``headrace plugins`` shows it. Empty for a backend of CPUs.
+    hardware: ClassVar[str] = ""
 
     @classmethod
     def location(cls) -> str:

@@ -94,10 +94,11 @@ class CudaMemory:
         """Open ``handle``. Raises `CudaError`, also if its allocation has less than ``size`` bytes. Blocks."""
         self._driver, self._device = driver, device
         driver.use(device)
-        self._address = driver.open(handle)
-        if driver.size(self._address) < size:
-            driver.close(self._address)
+        address = driver.open(handle)
+        if driver.size(address) < size:
+            driver.close(address)
             raise CudaError("the allocation is smaller than the region")
+        self._address = address  # from here on `__del__` closes it
 
     def check(self) -> None:
         """Return: another process can not take the memory away while it is open."""
