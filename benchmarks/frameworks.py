@@ -42,13 +42,20 @@ class OnnxRuntime(Framework):
 
 
 class OnnxRuntimeOnGpu(OnnxRuntime):
+    """Convolutions are chosen by rule: by default the engine tries all of them for each new batch size."""
+
     name, kind, networks = "onnxruntime-gpu", "KIND_GPU", ON_GPU
+    config = (
+        'optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" '
+        'parameters { key: "cudnn_conv_algo_search" value: "HEURISTIC" } } } }\n'
+    )
 
     def open(self, version: Path, threads: int) -> Call:
         import onnxruntime
 
         onnxruntime.preload_dlls()
-        session = onnxruntime.InferenceSession(version / "model.onnx", providers=["CUDAExecutionProvider"])
+        options = {"cudnn_conv_algo_search": "HEURISTIC"}
+        session = onnxruntime.InferenceSession(version / "model.onnx", providers=[("CUDAExecutionProvider", options)])
         return lambda rows: session.run(["OUTPUT0"], {"INPUT0": rows})[0]
 
 

@@ -1,7 +1,8 @@
-"""Headrace on a GPU beside the engine alone in a process of its own, with the batch sizes that Headrace ran.
+"""Headrace on a GPU beside each engine alone.
 
-The engine is called in a loop: rows from host memory, compute, rows back to host memory. Needs a CUDA device, ``wrk``,
-and PyTorch or ``onnxruntime-gpu``.
+At one connection that is the engine behind a bare socket, with the same load. At more it is the engine called in a
+loop in a process of its own, with the batch sizes that Headrace ran: rows from host memory, compute, rows back to host
+memory. Needs a CUDA device, ``wrk``, and PyTorch or ``onnxruntime-gpu``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from statistics import median
 import frameworks
 import load
 import servers
+from bare_socket import BareSocket
 from frameworks import FRAMEWORKS, Alone, write_networks
 from measure import Case, Run, as_json, compare
 from networks import SHAPES
@@ -22,10 +24,12 @@ from report import Section, Target
 from servers import Running
 from settings import Missing, Settings, need_modules, need_wrk
 
-CONNECTIONS = (1, 16, 64)
+CONNECTIONS, INSTANCES = (1, 16, 64), (1, 2)
 SHARE_WANTED = 0.95
-COLUMNS = ("network", "engine", "connections", "requests/s", "the engine alone", "share", "p50 ms", "p99 ms",
-           "CPU µs a request", "the engine's", "mean batch")  # fmt: skip
+COLUMNS = (
+    "network", "engine", "instances", "connections", "requests/s", "the engine alone", "share", "p50 ms", "p99 ms",
+    "CPU µs a request", "the engine's", "mean batch",
+)  # fmt: skip
 
 
 def device_name() -> str:
@@ -45,15 +49,19 @@ def gpu(settings: Settings) -> Section:
         installed = frameworks.installed("KIND_GPU")
         folder = write_networks(Path(made), installed)
         for engine in installed:
-            networks = FRAMEWORKS[engine].networks
-            loads = [f"--load-model={network}_{engine}" for network in networks]
-            with (
-                servers.headrace(folder, "--model-control-mode=explicit", *loads) as server,
-                Alone(engine, folder, 0) as alone,
-            ):
-                for network in networks:
-                    for connections in CONNECTIONS:
-                        _measure(settings, section, server, alone, engine, network, connections)
+            framework = FRAMEWORKS[engine]
+            loads = [f"--load-model={network}_{engine}" for network in framework.networks]
+            with Alone(engine, folder, 0) as alone, BareSocket(engine, folder, 0) as bare:
+                for instances in INSTANCES:
+                    for network in framework.networks:
+                        config = folder / f"{network}_{engine}" / "config.pbtxt"
+                        config.write_text(framework.config_of(network, instances))
+                    with servers.headrace(folder, "--model-control-mode=explicit", *loads) as server:
+                        for network in framework.networks:
+                            for connections in CONNECTIONS[instances > 1 :]:
+                                other = bare if connections == 1 else alone
+                                _measure(settings, section, server, other, engine, network, instances, connections)
+    section.rows.sort()
     return section
 
 
@@ -61,9 +69,10 @@ def _measure(
     settings: Settings,
     section: Section,
     server: Running,
-    alone: Alone,
+    other: Alone | BareSocket,
     engine: str,
     network: str,
+    instances: int,
     connections: int,
 ) -> None:
     model = f"{network}_{engine}"
@@ -73,17 +82,20 @@ def _measure(
         threads = min(4, connections)
         return load.wrk(server, load.Body(model, b""), connections, seconds, load.VARIED, threads, ("binary", given))
 
-    case = Case(f"{network}, {engine}, {connections}", lambda server: model, put)
+    case = Case(f"{network}, {engine} x {instances}, {connections}", lambda server: model, put)
     runs: list[Run] = []
     direct: list[frameworks.Direct] = []
     for _ in range(settings.runs):
         [run] = compare(case, [server], 1, settings.seconds)[server.name]
         runs.append(run)
-        direct.append(alone.loop(network, settings.seconds, run.batches))
+        if isinstance(other, BareSocket):
+            direct.append(other.ask(case, settings.seconds))
+        else:
+            direct.append(other.loop(network, settings.seconds, run.batches))
     share = median(run.rps / each.rows_per_s for run, each in zip(runs, direct, strict=True))
     section.rows.append(
         (
-            network, engine, str(connections), f"{median(run.rps for run in runs):,.0f}",
+            network, engine, str(instances), str(connections), f"{median(run.rps for run in runs):,.0f}",
             f"{median(each.rows_per_s for each in direct):,.0f}", f"{share:.0%}",
             f"{median(run.p50_us for run in runs) / 1e3:.2f}", f"{median(run.p99_us for run in runs) / 1e3:.2f}",
             f"{median(run.server_us for run in runs):.0f}", f"{median(each.cpu_us for each in direct):.0f}",

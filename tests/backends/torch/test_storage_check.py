@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headrace import LoadError
-from headrace_torch.storage_check import TensorStorage, storages
+from headrace_torch.storage_check import TensorStorage, oversized, storages
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:ComplexHalf")
 
@@ -129,3 +129,23 @@ def test_a_storage_that_pytorch_does_not_write_is_refused(told: Any) -> None:
     content = stream.getvalue() if told is not None else b"\x80\x02Q."
     with pytest.raises(ValueError, match=r"way of its own|of the type|too little"):
         list(storages(torch, content))
+
+
+class Older:
+    """A reader of PyTorch before 2.12, which does not tell the size of a record."""
+
+    def __init__(self, path: Path) -> None:
+        reader = torch._C.PyTorchFileReader(str(path))
+        self.get_record, self.has_record = reader.get_record, reader.has_record
+
+
+def test_older_readers_find_the_same(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(COUNT)}, tmp_path / "m.pt")
+    reader = Older(tmp_path / "m.pt")
+    assert oversized(torch, reader, "data") == ""
+    cut = reader.get_record
+    reader.get_record = lambda name: cut(name)[:-4] if name == "data/0" else cut(name)
+    assert (
+        oversized(torch, reader, "data")
+        == f"tensor '0' has {4 * COUNT} bytes, and the file has {4 * COUNT - 4} of them"
+    )
