@@ -149,6 +149,7 @@ if TYPE_CHECKING:
     from headrace_http.caller_limits import Pace
     from headrace_http.forwarding import Forwarded, ForwardingPort
     from headrace_http.http_host import HttpHost, HttpPort
+    from headrace_http.machine_metrics import machine_metrics
     from headrace_http.message import HttpReply, HttpRequest
     from headrace_http.open_connections import OpenConnections
     from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
@@ -256,6 +257,7 @@ _HOMES = {
     "headrace_http.caller_limits": ("Pace",),
     "headrace_http.forwarding": ("Forwarded", "ForwardingPort"),
     "headrace_http.http_host": ("HttpHost", "HttpPort"),
+    "headrace_http.machine_metrics": ("machine_metrics",),
     "headrace_http.message": ("HttpReply", "HttpRequest"),
     "headrace_http.open_connections": ("OpenConnections",),
     "headrace_http.plugin_routes": ("HttpCall", "HttpRoute", "HttpStream"),
@@ -477,6 +479,7 @@ __all__ = [
     "grpc_service_pb2",
     "hookimpl",
     "in_memory",
+    "machine_metrics",
     "metric_without_value",
     "names_all_tensors",
     "one_line",

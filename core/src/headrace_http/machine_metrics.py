@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,7 +17,25 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from headrace.config.options import ServerOptions
+from headrace.telemetry.exposition import family_filter
+
 PROC = Path("/proc")
+
+
+def machine_metrics(options: ServerOptions) -> Callable[[], Iterable[Metric]]:
+    """Return a function that reads the metrics of the machine which ``options`` ask for. Any thread may call it.
+
+    Both block: this loads the driver of the GPUs, and the function reads it. Raises `ConfigError` for a pattern of
+    ``--metrics-config`` that no name can match.
+    """
+    collectors: list[Collector] = [PinnedPoolCollector(options.pinned_memory_pool_byte_size)]
+    if options.allow_cpu_metrics and HostCollector.is_possible():
+        collectors.append(HostCollector(options.metrics_interval_ms / 2000))
+    if options.allow_gpu_metrics:
+        collectors.append(GpuCollector())
+    shows = family_filter(options.metrics_config)
+    return lambda: [family for each in collectors for family in each.collect() if shows(family.name)]
 
 
 class HostCollector(Collector):

@@ -6,17 +6,13 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
-from prometheus_client import CollectorRegistry
-
-from headrace.config.options import ServerOptions
 from headrace.engine import AnyOperation, Operation
 from headrace.errors import ConfigError
-from headrace.telemetry import exposition
 from headrace_hosts.tls_files import TlsFiles
 from headrace_http import protobuf_format, text_format
 from headrace_http.frontend import HttpFrontend
 from headrace_http.http_host import HttpPort
-from headrace_http.machine_metrics import GpuCollector, HostCollector, PinnedPoolCollector
+from headrace_http.machine_metrics import machine_metrics
 from headrace_http.message import HttpReply, text_error
 from headrace_http.outputs import compressed, response_encoding
 from headrace_http.plugin_routes import HttpCall, HttpRoute
@@ -88,8 +84,7 @@ class MetricsFrontend(HttpPort):
         """Find the devices of the machine. Needed before the first page."""
         config = self.engine.options.metrics_config
         self._has_native = config.get("native_histograms") == "true"
-        self._shows = exposition.family_filter(config)
-        self._devices = await asyncio.to_thread(device_metrics, self.engine.options)
+        self._devices = await asyncio.to_thread(machine_metrics, self.engine.options)
 
     async def families(self) -> Iterable[Metric]:
         """Return the metrics of the models now. Any thread may iterate over them, once."""
@@ -102,7 +97,7 @@ class MetricsFrontend(HttpPort):
 
     def _print(self, models: Iterable[Metric], encoding: bytes, is_native: bool) -> HttpReply:
         """Return the page, by ``encoding``. Blocks: 500 models have 61,000 lines."""
-        devices = [family for family in self._devices.collect() if self._shows(family.name)]
+        devices = list(self._devices())
         if is_native:
             headers, page = _PROTOBUF, tuple(map(protobuf_format.write, (models, devices)))
         else:
@@ -111,14 +106,3 @@ class MetricsFrontend(HttpPort):
         if encoding == b"identity":
             return HttpReply(200, headers, page)
         return HttpReply(200, (*headers, (b"Content-Encoding", encoding)), (compressed(page, encoding),))
-
-
-def device_metrics(options: ServerOptions) -> CollectorRegistry:
-    """Return the collectors of the machine. Blocks: this loads the GPU driver."""
-    registry = CollectorRegistry()
-    registry.register(PinnedPoolCollector(options.pinned_memory_pool_byte_size))
-    if options.allow_cpu_metrics and HostCollector.is_possible():
-        registry.register(HostCollector(options.metrics_interval_ms / 2000))
-    if options.allow_gpu_metrics:
-        registry.register(GpuCollector())
-    return registry

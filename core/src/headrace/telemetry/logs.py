@@ -123,6 +123,10 @@ class Log:
         for follow in self.on_change:
             follow()
 
+    def follow(self, add: Callable[[logging.LogRecord], None]) -> None:
+        """Call ``add`` with each record that is written, on its thread. It must not block, raise or log."""
+        self._handler.addFilter(lambda record: add(record) is None)  # type: ignore[func-returns-value]
+
     def close(self) -> None:
         """Log how many records were left out, and restore the logging configuration from before."""
         self._end_prints()

@@ -1,0 +1,33 @@
+"""Log lines and access records that wait to be sent: at most `MOST`, the others are counted. Any thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, Final
+
+#: Records that wait. A line has at most 16 KiB, and most have 200 bytes.
+MOST: Final = 8192
+
+
+class RecordQueue:
+    """``add`` never blocks. ``dropped`` counts the records that found no room."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Any, ...]] = deque()
+        self.dropped = 0
+        self.has_many = threading.Event()
+
+    def add(self, record: tuple[Any, ...]) -> None:
+        waiting = self._waiting
+        if len(waiting) >= MOST:
+            self.dropped += 1
+            return
+        waiting.append(record)
+        if len(waiting) == MOST // 4:
+            self.has_many.set()
+
+    def take(self, most: int) -> list[tuple[Any, ...]]:
+        """Remove and return the oldest records, at most ``most``."""
+        waiting = self._waiting
+        return [waiting.popleft() for _ in range(min(len(waiting), most))]

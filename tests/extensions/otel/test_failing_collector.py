@@ -1,0 +1,170 @@
+"""Collectors that are gone, hang, refuse, ask for a pause, or answer far too much: nothing piles up, all is counted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from headrace import ConfigError, Server, ServerOptions
+from headrace_otel import OtelOptions
+from headrace_otel.access_records import AccessRecords
+from headrace_otel.collectors import LONGEST_PAUSE_S, MAX_ANSWER_BYTES, NotTaken, connect
+from headrace_otel.delivery import Delivery
+from headrace_otel.log_lines import LogLines
+from headrace_otel.otel_options import CollectorAddress
+from headrace_otel.record_queue import MOST, RecordQueue
+from headrace_otel.record_sender import RecordSender
+from tests.extensions.otel.collector import Collector, collecting
+
+MESSAGE = ExportLogsServiceRequest().SerializeToString()
+
+
+@pytest.fixture
+def own() -> Iterator[Collector]:
+    with collecting() as found:
+        yield found
+
+
+def address(url: str, protocol: str = "http/protobuf", timeout_s: float = 10.0) -> CollectorAddress:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return CollectorAddress(protocol, host, int(port), "", False, {}, "", timeout_s)
+
+
+@pytest.fixture
+def sender(own: Collector) -> Iterator[Delivery]:
+    found = delivery(address(own.http))
+    yield found
+    found.close()
+
+
+def delivery(where: CollectorAddress) -> Delivery:
+    return Delivery(connect(where), "logs", ExportLogsServiceResponse, "rejected_log_records")
+
+
+def test_a_failure_and_its_end_are_said_once(
+    own: Collector, sender: Delivery, caplog: pytest.LogCaptureFixture
+) -> None:
+    own.status, own.body = 503, b"later"
+    assert [sender.send(MESSAGE) for _ in range(3)] == [None] * 3
+    own.status, own.body = 200, b""
+    assert [sender.send(MESSAGE) for _ in range(3)] == [True] * 3
+    assert caplog.messages == [
+        "the collector of OpenTelemetry does not take logs: it answers 503 Service Unavailable",
+        "the collector of OpenTelemetry takes logs again",
+    ]
+    assert (sender.sent, sender.failed, sender.not_before) == (3, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "least", "most"),
+    [("7", 7, 7), ("99999999999", LONGEST_PAUSE_S, LONGEST_PAUSE_S), ("Fri, 31 Dec 2100 23:59:59 GMT", 300, 300),
+     ("soon", 1, 1), ("-5", 1, 1), ("", 1, 1)],
+)  # fmt: skip
+def test_a_pause_that_the_collector_asks_for_is_kept(
+    own: Collector, sender: Delivery, given: str, least: float, most: float
+) -> None:
+    own.status, own.headers = 429, {"Retry-After": given}
+    begun = monotonic()
+    assert sender.send(MESSAGE) is None
+    assert least <= sender.not_before - begun <= most + 5
+
+
+@pytest.mark.parametrize("status", [400, 401, 302, 404, 500])
+def test_other_answers_are_not_asked_again(own: Collector, sender: Delivery, status: int) -> None:
+    own.status, own.headers = status, {"Location": own.http}
+    assert sender.send(MESSAGE) is False
+
+
+def test_an_answer_without_end_is_not_read(own: Collector) -> None:
+    own.headers = {"Content-Length": str(1 << 30)}
+    own.body = b"x" * (MAX_ANSWER_BYTES * 4)
+    with pytest.raises(NotTaken, match="with more than 65536 bytes"):
+        connect(address(own.http)).send("logs", MESSAGE)
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_collector_that_hangs_or_is_gone_costs_its_time_out(own: Collector, protocol: str) -> None:
+    own.gate.clear()
+    where = replace(address(own.grpc if protocol == "grpc" else own.http, protocol), timeout_s=0.1)
+    if protocol == "grpc":
+        own.close()
+    begun = monotonic()
+    with pytest.raises(NotTaken) as refused:
+        connect(where).send("logs", MESSAGE)
+    assert refused.value.is_repeatable
+    assert monotonic() - begun < 5
+
+
+def test_records_wait_for_a_collector_and_none_is_lost(own: Collector) -> None:
+    """The first message is refused, so it is sent again after the pause, and those behind it follow."""
+    own.status, own.headers = 503, {"Retry-After": "1"}
+    queue = RecordQueue()
+    lines = LogLines(queue)
+    logger = logging.Logger("a.model")
+    logger.handle = lines.add  # type: ignore[method-assign]
+    sender = RecordSender(queue, delivery(address(own.http)), Resource())
+    for number in range(MOST // 4):  # these wake the thread
+        logger.error("line %d", number)
+    own_thread = threading.Event()
+    while not own.times:
+        own_thread.wait(0.01)
+    own.status = 200
+    own.wait_for(lambda: len(own.records("a.model")) == MOST // 4)
+    texts = [each.body.string_value for each in own.records("a.model")]
+    assert texts == [f"line {number}" for number in range(MOST // 4)]
+    sender.close()
+    assert (sender.sent, sender.dropped) == (MOST // 4, 0)
+
+
+def test_what_finds_no_room_is_counted() -> None:
+    queue = RecordQueue()
+    for number in range(MOST + 7):
+        queue.add((number,))
+    assert queue.dropped == 7
+    assert queue.take(2) == [(0,), (1,)]
+
+
+def test_our_own_lines_are_not_sent() -> None:
+    """A failure to send would become another record to send."""
+    queue = RecordQueue()
+    for name in ("headrace_otel.delivery", "headrace"):
+        LogLines(queue).add(logging.makeLogRecord({"name": name, "msg": "%d", "args": (1,)}))
+    LogLines(queue).add(logging.makeLogRecord({"name": "headrace", "msg": "%d", "args": ("wrong",)}))
+    assert [record[2] for record in queue.take(9)] == ["headrace"]
+    assert queue.dropped == 1
+
+
+def test_an_error_has_its_traceback_and_keeps_nothing_alive() -> None:
+    queue = RecordQueue()
+    try:
+        raise KeyError("no such thing")
+    except KeyError as error:
+        raised = type(error), error, error.__traceback__
+    LogLines(queue).add(logging.makeLogRecord({"name": "m", "msg": "x" * 99_999, "exc_info": raised, "model": "m1"}))
+    [line] = queue.take(1)
+    attributes = dict(line[4])
+    assert attributes["exception.type"] == "KeyError"
+    assert "Traceback (most recent call last)" in attributes["exception.stacktrace"]
+    assert attributes["headrace.model"] == "m1"
+    assert len(line[3]) == 16 * 1024
+    assert {type(value) for value in attributes.values()} <= {str, int}
+
+
+def test_a_server_without_the_flags_has_no_part_of_it() -> None:
+    options = Server(ServerOptions(model_repository=("m",))).options
+    assert AccessRecords(options).enabled is False
+    assert not options.group(OtelOptions).is_on
+
+
+def test_a_certificate_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:
+    where = replace(address("http://127.0.0.1:1"), certificate=str(tmp_path / "none.pem"), is_secure=True)
+    with pytest.raises(ConfigError, match=r"OTEL_EXPORTER_OTLP_CERTIFICATE=.*none\.pem can not be read"):
+        connect(where)
