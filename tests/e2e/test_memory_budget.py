@@ -60,6 +60,21 @@ def head(size: int, extra: str = "", length: int | None = None) -> bytes:
     return text.encode() + (document if length is None else b"")
 
 
+HEADERS = b"\x83\x86" + b"".join(
+    b"\x00" + bytes((len(name),)) + name + bytes((len(value),)) + value
+    for name, value in (
+        (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
+        (b":authority", b"x"),
+        (b"content-type", b"application/grpc"),
+        (b"te", b"trailers"),
+    )
+)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
 def begun(server: Headrace, size: int, sent: int) -> socket.socket:
     caller = socket.create_connection(("127.0.0.1", server.http), 30)
     caller.sendall(head(size) + bytes(sent))
@@ -190,23 +205,10 @@ def test_a_bomb_stops_at_the_budget(server: Headrace, protocol: str, wait_until:
 
 def test_streams_that_announce_take_nothing_from_others(server: Headrace) -> None:
     """64 messages of 4 MiB, of which five bytes arrive: 256 MiB."""
-    headers = b"\x83\x86" + b"".join(
-        b"\x00" + bytes((len(name),)) + name + bytes((len(value),)) + value
-        for name, value in (
-            (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
-            (b":authority", b"x"),
-            (b"content-type", b"application/grpc"),
-            (b"te", b"trailers"),
-        )
-    )
-
-    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-        return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
     with socket.create_connection(("127.0.0.1", server.grpc), 30) as peer:
         peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b""))
         for stream in range(1, 129, 2):
-            peer.sendall(frame(1, 4, stream, headers) + frame(0, 0, stream, struct.pack(">BI", 0, 4 * MIB)))
+            peer.sendall(frame(1, 4, stream, HEADERS) + frame(0, 0, stream, struct.pack(">BI", 0, 4 * MIB)))
         with begun(server, 6 * MIB, 6 * MIB) as caller:
             assert answer(caller).status == 200
 
@@ -223,6 +225,43 @@ def test_answers_that_nobody_reads_make_room(server: Headrace, wait_until: Calla
         for caller in callers:
             caller.close()
     wait_until(lambda: held(server) == 0, "nothing is held", 20)
+
+
+def test_unread_answers_count_whole_and_keep_their_content(server: Headrace, wait_until: Callable[..., None]) -> None:
+    """What the sockets take of an answer stays in memory, and memory of others that goes back is not theirs."""
+    size = 5 * MIB
+    contents = [np.random.default_rng(seed).bytes(size) for seed in range(2)]
+    with begun(server, size, 0) as first, begun(server, size, 0) as second:
+        for caller, content in zip((first, second), contents, strict=True):
+            caller.sendall(content)
+            select.select([caller], [], [], 20)
+        wait_until(lambda: held(server) >= 2 * size, "both count whole", 20)
+        for _ in range(3):
+            with begun(server, 2 * MIB, 2 * MIB) as other:
+                assert answer(other).status == 200
+        for caller, content in zip((first, second), contents, strict=True):
+            assert answer(caller).read().endswith(content)
+    wait_until(lambda: held(server) == 0, "nothing is held", 20)
+
+
+def test_small_messages_that_are_not_complete_stay_within_the_budget(server: Headrace) -> None:
+    """200 messages of 150 KB, each without its last byte: those that do not fit are refused, and what fits arrives."""
+    before = refused(server)
+    size = 150_000
+    with socket.create_connection(("127.0.0.1", server.grpc), 30) as peer:
+        peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b""))
+        most = 0.0
+        for stream in range(1, 401, 2):
+            message = struct.pack(">BI", 0, size) + bytes(size - 1)
+            peer.sendall(frame(1, 4, stream, HEADERS))
+            for at in range(0, len(message), 16384):
+                peer.sendall(frame(0, 0, stream, message[at : at + 16384]))
+            if select.select([peer], [], [], 0)[0]:
+                peer.recv(1 << 16)
+            if stream % 40 == 1:
+                most = max(most, held(server))
+        assert 3 / 4 * BUDGET <= most <= BUDGET
+        assert refused(server) > before + 50
 
 
 @pytest.fixture

@@ -59,13 +59,19 @@ _TASK_NS = 50_000
 class CallState:
     """The objects that all calls of a host share. If ``draining``, no further requests are taken."""
 
-    def __init__(self, options: ServerOptions, large: OffLoopWork, take: Take = new_memory) -> None:
-        """``take`` returns memory for decompressed messages."""
+    def __init__(
+        self,
+        options: ServerOptions,
+        large: OffLoopWork,
+        take: Take = new_memory,
+        take_received: Take = new_memory,
+    ) -> None:
+        """``take`` returns memory for decompressed messages, and ``take_received`` for those that arrive in pieces."""
         self.loop = asyncio.get_running_loop()
         self.draining = False
         #: The tasks that answer calls. The event loop itself keeps no reference to them.
         self.tasks: set[asyncio.Task[None]] = set()
-        self.large, self.take = large, take
+        self.large, self.take, self.take_received = large, take, take_received
         self.inflated_bytes = options.grpc_max_decompressed_size
         self.compressor = Compressor(options.grpc_infer_response_compression_level)
 
@@ -110,10 +116,6 @@ class GrpcCall(Stream):
         return self._head.only(name)
 
     @property
-    def peer(self) -> str:
-        return self.connection.peer
-
-    @property
     def certificate(self) -> Mapping[str, Any] | None:
         return self.connection.certificate
 
@@ -133,7 +135,7 @@ class GrpcCall(Stream):
 
     def data_received(self, data: Buffer, ended: bool) -> None:
         if self._assembler is None:
-            self._assembler = MessageAssembler()
+            self._assembler = MessageAssembler(self._calls.take_received)
         assembler = self._assembler
         try:
             assembler.append(data)
@@ -203,7 +205,7 @@ class GrpcCall(Stream):
     def _require_progress(self, now: float) -> None:
         """End the call if no more of its message has arrived for too long."""
         if self._assembler is None:
-            self._assembler = MessageAssembler()
+            self._assembler = MessageAssembler(self._calls.take_received)
         limits = self.connection.limits
         if self._assembler.stalled_seconds(now) > limits.message_seconds:
             text = f"The request message has not gone on to arrive for {limits.message_seconds:g} s."
@@ -228,14 +230,13 @@ class GrpcCall(Stream):
             cancel()
 
     def _keep(self, assembler: MessageAssembler) -> None:
-        """Count the received bytes, if they are many."""
+        """Count the received bytes, if they are many, or will be."""
         kept = assembler.kept_bytes
-        if kept > COUNTED_BYTES:
+        if kept > COUNTED_BYTES or (kept and assembler.missing_bytes > COUNTED_BYTES):
             memory = self.connection.memory
             memory.keep(self, kept if kept <= _FIRST_BYTES else -(-kept // _PAGE_BYTES) * _PAGE_BYTES)
-            budget = memory.budget
-            if budget.is_tight and budget.is_full and not (assembler.is_between or memory.is_promised(self)):
-                budget.refuse(self, "arrives")
+            if memory.budget.is_tight and not (assembler.is_between or memory.may_end(self, assembler.missing_bytes)):
+                memory.budget.refuse(self, "arrives")
 
     def _grant(self, message_bytes: int, size_bytes: int) -> None:
         """Let the client send ``size_bytes`` more of a message of ``message_bytes``, when there is memory for it.

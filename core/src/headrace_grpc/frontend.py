@@ -44,7 +44,7 @@ class GrpcFrontend(GrpcHost):
             listen_grpc, options.grpc_address, options.grpc_port, options.reuse_grpc_port
         )
         budget = budget_of(self.engine)
-        self._calls = Calls(self.rpcs, options, self.engine.off_loop_work, budget.take)
+        self._calls = Calls(self.rpcs, options, self.engine.off_loop_work, budget.take, budget.take_received)
         self._connections = connections = Connections(self._calls, _limits(options), _keepalive(options), budget)
         try:
             self._acceptor = await accept(
@@ -71,9 +71,14 @@ class Calls(CallState, Service["CallHead | Refusal"]):
     """Creates a call for each stream."""
 
     def __init__(
-        self, rpcs: Sequence[Rpc], options: ServerOptions, large: OffLoopWork, take: Take = new_memory
+        self,
+        rpcs: Sequence[Rpc],
+        options: ServerOptions,
+        large: OffLoopWork,
+        take: Take = new_memory,
+        take_received: Take = new_memory,
     ) -> None:
-        super().__init__(options, large, take)
+        super().__init__(options, large, take, take_received)
         self._table = {f"/{rpc.service}/{rpc.name}".encode(): rpc for rpc in rpcs}
 
     def interpret(self, headers: RequestHeaders) -> CallHead | Refusal:

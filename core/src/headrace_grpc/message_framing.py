@@ -11,8 +11,6 @@ from collections.abc import Collection
 from math import inf
 from struct import Struct
 
-import numpy as np
-
 from headrace.config.option_parts import CompressionLevel
 from headrace.off_loop import UNBOUNDED
 from headrace_grpc.http2.limits import MIN_MESSAGE_RATE
@@ -66,11 +64,14 @@ class MessageAssembler:
         "_prefix",
         "_size",
         "_stalled_since",
+        "_take",
         "complete",
         "complete_bytes",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, take: Take = new_memory) -> None:
+        """``take`` returns memory for messages that arrive in pieces."""
+        self._take = take
         #: Whether each is compressed, and its bytes, which do not change any more.
         self.complete: deque[tuple[int, Buffer]] = deque()
         #: Of these with their prefixes, and of the bytes after them.
@@ -194,27 +195,27 @@ class MessageAssembler:
             self.complete_bytes += PREFIX_BYTES + size
             return begin + size
         self._flag, self._size, self._filled = flag, size, 0
-        self._memory = _aligned(size if size < _HUGE_BYTES else _FIRST_BYTES, size)
+        self._memory = _aligned(size if size < _HUGE_BYTES else _FIRST_BYTES, size, self._take)
         return begin
 
     def _grow(self, memory: memoryview) -> memoryview:
-        larger = _aligned(min(self._size, max(_SECOND_BYTES, 4 * len(memory))), self._size)
+        larger = _aligned(min(self._size, max(_SECOND_BYTES, 4 * len(memory))), self._size, self._take)
         larger[: len(memory)] = memory
         self._memory = larger
         return larger
 
 
-def _aligned(size_bytes: int, message_bytes: int) -> memoryview:
-    """Return memory for a message that ends at an aligned address.
+def _aligned(size_bytes: int, message_bytes: int, take: Take) -> memoryview:
+    """Return memory of ``take`` for a message that ends at an aligned address.
 
     Tensors are last in a message, so a tensor of a round size starts aligned, too.
     """
     try:
-        memory = np.empty(size_bytes + _ALIGNMENT, np.uint8)
+        memory = take(size_bytes + _ALIGNMENT)
     except MemoryError:
         raise Status(RESOURCE_EXHAUSTED, f"no memory for a message of {message_bytes} bytes") from None
     offset = -(memory.ctypes.data + message_bytes) % _ALIGNMENT
-    return memory[offset : offset + size_bytes].data
+    return memory.data[offset : offset + size_bytes]
 
 
 # ---------------------------------------------------------------------- compressed messages, in bounded steps

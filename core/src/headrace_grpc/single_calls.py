@@ -30,7 +30,11 @@ class SingleCall(GrpcCall):
         size = len(data) - PREFIX_BYTES
         if ended and self._assembler is None and size >= 0 and PREFIX.unpack_from(data) == (0, size):
             if size > COUNTED_BYTES:
-                self.connection.memory.keep(self, size)
+                memory = self.connection.memory
+                memory.keep(self, size)
+                if memory.budget.is_tight and memory.budget.is_full:
+                    memory.budget.refuse(self, "has arrived")
+                    return
             self._start(0, bytes(data[PREFIX_BYTES:]))  # nearly always
         else:
             GrpcCall.data_received(self, data, ended)

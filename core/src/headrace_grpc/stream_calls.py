@@ -28,7 +28,7 @@ class StreamCall(GrpcCall):
 
     def __init__(self, connection: Connection, id: int, calls: CallState, head: CallHead) -> None:
         GrpcCall.__init__(self, connection, id, calls, head)
-        self._assembler = assembler = MessageAssembler()
+        self._assembler = assembler = MessageAssembler(calls.take_received)
         self._arrival: asyncio.Future[None] | None = None
         self._drain: asyncio.Future[None] | None = None
         self._has_begun = False

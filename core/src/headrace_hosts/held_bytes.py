@@ -51,6 +51,10 @@ class Holder(Protocol):
 class Refusable(Protocol):
     """A request whose body arrives."""
 
+    @property
+    def peer(self) -> str:
+        """The address of its caller; empty if unknown."""
+
     def refuse(self, reason: str) -> None:
         """Refuse the request, and hold nothing for it."""
 
@@ -109,6 +113,10 @@ class HeldBytes:
     def is_full(self) -> bool:
         """True if more counts than may."""
         return self.in_use_bytes > self.limit_bytes
+
+    def is_short(self) -> bool:
+        """True if more than half of the limit is in use."""
+        return self.in_use_bytes > self.limit_bytes >> 1
 
     @property
     def is_crowded(self) -> bool:
@@ -181,10 +189,17 @@ class HeldBytes:
         self.refused += 1
         self._left -= 1
         self.hit()
-        waiter.refuse(
-            f"the request body {why}, and there is no memory for the rest of it: requests and responses take "
+        reason = (
+            f"the request body {why}, and there is no memory for it: requests and responses take "
             f"{self.in_use_bytes} of the {self.limit_bytes} bytes that they may (--memory-budget), try again later"
         )
+        self.audit(f"a request of {waiter.peer or 'a client'} is refused: {reason}")
+        waiter.refuse(reason)
+
+    def audit(self, text: str) -> None:
+        """Note a refusal for the audit log."""
+        if self._whole is not None:
+            self._whole.audit(text)
 
     def _act_soon(self) -> None:
         if not self._is_due:
@@ -257,5 +272,7 @@ class HeldBytes:
             holder = holders.pop()
             self.refused += 1
             self._left -= 1
+            size = self._sizes[holder]
+            self.audit(f"a connection that holds {size} bytes is ended: there is no memory (--memory-budget)")
             holder.shed()
             self.set(holder, 0)

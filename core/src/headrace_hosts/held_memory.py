@@ -24,14 +24,18 @@ from prometheus_client.samples import Sample
 
 from headrace.errors import ConfigError, OutOfMemory
 from headrace.telemetry.exposition import family_filter
+from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_hosts.held_bytes import WAIT_S, HeldBytes
 from headrace_hosts.memory_limits import AT_START
+from headrace_hosts.returned_memory import returned_memory
 
 if TYPE_CHECKING:
     from headrace.config.options import ServerOptions
     from headrace.engine import Engine
 
 log = logging.getLogger(__name__)
+#: What it writes is in the audit log, too.
+audit_log = rate_limited_logger("headrace.audit.memory")
 
 #: By default, connections get this part of the memory that is free when the server starts.
 _PART = 2
@@ -84,9 +88,8 @@ class HeldMemory(HeldBytes):
         Raises `OutOfMemory` if more is held than may: the outputs are dropped, and the error is the answer.
         """
         if size_bytes > 0 and self.in_use_bytes > self.limit_bytes:
-            self.refused += 1
             self.hit()
-            raise no_memory(
+            raise self._refusal(
                 f"there is no memory to pack a response of {size_bytes} bytes: requests and responses take "
                 f"{self.in_use_bytes} of the {self.limit_bytes} bytes that they may (--memory-budget)"
             )
@@ -99,15 +102,18 @@ class HeldMemory(HeldBytes):
         with self._lock:
             self._sum_up()
             if self.in_use_bytes + size_bytes > self.limit_bytes:
-                self.refused += 1
-                raise no_memory(
+                raise self._refusal(
                     f"there is no memory to decompress the request: {size_bytes} bytes more are needed, and requests "
                     f"and responses take {self.in_use_bytes} of the {self.limit_bytes} bytes that they may "
                     "(--memory-budget)"
                 )
-            memory = self._counted(np.empty(size_bytes, np.uint8))
+            memory = self._counted(_CountedMemory(size_bytes, np.uint8))
         self.is_tight = self.in_use_bytes > self.soft_bytes
         return memory
+
+    def take_received(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """Return memory of ``size_bytes`` for a request that arrives, which counts by `set`. Raises `MemoryError`."""
+        return returned_memory(size_bytes, self.is_short)
 
     def count_body(self, body: bytes) -> memoryview:
         """Return a view of ``body``, which a library has received. It counts as long as a view exists.
@@ -117,25 +123,31 @@ class HeldMemory(HeldBytes):
         with self._lock:
             self._sum_up()
             if self.in_use_bytes + len(body) > self.limit_bytes:
-                self.refused += 1
-                raise no_memory(
+                raise self._refusal(
                     f"there is no memory for a message of {len(body)} bytes: requests and responses take "
                     f"{self.in_use_bytes} of the {self.limit_bytes} bytes that they may (--memory-budget)"
                 )
-            return self._counted(np.frombuffer(body, np.uint8)).data
+            return self._counted(_CountedMemory(len(body), np.uint8, body)).data
 
-    def _counted(self, array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        counted = array.view(_CountedMemory)
-        counted.gone = self._gone
-        self._inflated_bytes += array.nbytes
-        self.other_bytes += array.nbytes
-        return counted
+    def _refusal(self, reason: str) -> OutOfMemory:
+        self.refused += 1
+        self.audit(f"a request is refused: {reason}")
+        return no_memory(reason)
+
+    def _counted(self, memory: _CountedMemory) -> npt.NDArray[np.uint8]:
+        memory.gone = self._gone
+        self._inflated_bytes += memory.nbytes
+        self.other_bytes += memory.nbytes
+        return memory
 
     def _sum_up(self) -> None:
         """Subtract the memory that is gone, and set `other_bytes`. The caller has the lock."""
         while self._gone:
             self._inflated_bytes -= self._gone.popleft()
         self.other_bytes = self._cache_bytes + self._inflated_bytes + self._packed_bytes
+
+    def audit(self, text: str) -> None:
+        audit_log.info("%s", text)
 
     def hit(self) -> None:
         if self._giving_back is None:
@@ -180,7 +192,11 @@ class HeldMemory(HeldBytes):
 
 
 class _CountedMemory(np.ndarray[Any, Any]):
-    """Memory that counts until nobody refers to it."""
+    """Memory that counts until nobody refers to it.
+
+    A view of an array refers to the owner of the memory, and to no view between them. So this is the owner, or the
+    first view of what is no array.
+    """
 
     gone: deque[int] | None = None  # of the object itself; its views have None
 

@@ -23,7 +23,8 @@ from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_hosts.handshakes import HandshakeQueue
 from headrace_hosts.tls_files import TlsContexts
 
-_paced_log = rate_limited_logger(f"{__name__}.refused")
+#: What it writes is in the audit log, too.
+audit_log = rate_limited_logger("headrace.audit.tls.refused")
 log = logging.getLogger(__name__)
 
 #: Content type 22 of TLS records, which all versions since SSL 3.0 begin with (RFC 8446 section 5.1).
@@ -150,6 +151,7 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
         if self.phase is TlsPhase.SILENT:
             first = self._scratch[0]
             if first != _HANDSHAKE:
+                audit_log.info("a client at %s is refused: it does not speak TLS", self.address)
                 if chr(first).isalpha():
                     self._plain.write(self._port.no_tls)
                 self._end()
@@ -179,11 +181,11 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
         except ssl.SSLError as error:
             self._send()  # the alert
             if isinstance(error, ssl.SSLCertVerificationError):
-                _paced_log.warning(
+                audit_log.warning(
                     "the certificate of a client at %s is refused: %s", self.address, error.verify_message
                 )
-            else:  # anybody can send rubbish
-                log.debug("a TLS handshake with %s failed: %s", self.address, error)
+            else:
+                audit_log.info("a TLS handshake with %s failed: %s", self.address, error.reason or error)
             self._end()
         else:
             self._send()

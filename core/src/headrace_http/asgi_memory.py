@@ -20,6 +20,8 @@ class RequestMemory:
     """
 
     waits_for_peer = is_slow = False
+    #: Unknown here: the access log of the ASGI server has it.
+    peer = ""
 
     def __init__(self, budget: HeldBytes) -> None:
         self._budget = budget

@@ -128,6 +128,7 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
         self._stream: ChunkedAnswer | None = None  # its answer, if that is streamed
         self._streamed_bytes = 0
         self._request_bytes = 0  # counted only if it is large
+        self._answer_bytes = 0  # of the answer that is being sent, or of its last chunk, if it is large
         self._is_reading = True
         self._is_writable = True
         self._has_begun = False  # the first bytes of the next answer are written
@@ -193,7 +194,8 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
             self._go_on()
 
     def _write_parts(self, buffers: list[Buffer]) -> None:
-        if sum(map(len, buffers)) < _JOINED_BYTES:
+        self._answer_bytes = sum(map(len, buffers))
+        if self._answer_bytes < _JOINED_BYTES:
             self._transport.writelines(buffers)
         else:
             for buffer in buffers:
@@ -226,8 +228,11 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
         return self._is_writable and self._exchange is exchange
 
     def write_stream(self, buffers: Sequence[Buffer]) -> None:
+        self._answer_bytes = 0
         for buffer in buffers:
             self._streamed_bytes += len(buffer)
+            if len(buffer) > JOIN_BYTES:
+                self._answer_bytes = len(buffer)
             if self._has_begun:
                 self._has_begun = False
                 buffer = buffer[len(BEGINNING) :]

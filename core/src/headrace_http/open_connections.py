@@ -14,6 +14,8 @@ from typing import Protocol
 from headrace.frontends.base import callers_s, streams_s
 from headrace.off_loop import UNBOUNDED, OffLoopWork
 from headrace_hosts.held_bytes import HeldBytes
+from headrace_hosts.inflating import Take
+from headrace_hosts.returned_memory import returned_memory
 from headrace_http.caller_limits import SWEEP_SECONDS, HttpLimits
 from headrace_http.message import Cancel, HttpRequest, Reply
 from headrace_http.request_head import RequestHeadCache
@@ -193,6 +195,8 @@ class NativeConnections(OpenConnections):
         self.dispatch = dispatch
         self.budget = budget or HeldBytes(UNBOUNDED)
         self.held = HeldBytes(limits.held_bytes, self.budget) if limits.held_bytes else self.budget
+        #: Returns memory for large bodies.
+        self.take: Take = partial(returned_memory, is_short=self.budget.is_short)
         #: Bytes of large bodies that connections may receive in this turn of the loop, if there are many.
         self.turn_bytes = _TURN_BYTES
         self._is_turn_begun = False

@@ -64,7 +64,9 @@ class HttpProtocol(AnsweringProtocol):
         self._limits: HttpLimits = connections.limits
         self._buffer, self._received = connections.buffer, connections.received
         self._budget = connections.budget
-        self._reader = RequestReader(connections.limits, connections.head_cache, self._budget.largest_bytes)
+        self._reader = RequestReader(
+            connections.limits, connections.head_cache, self._budget.largest_bytes, connections.take
+        )
         # The connection
         self._is_taking = False
         self._has_more = False  # than one turn of the loop may take
@@ -388,8 +390,10 @@ class HttpProtocol(AnsweringProtocol):
 
     def _note_held(self) -> None:
         unread_bytes = self._transport.get_write_buffer_size()
-        if unread_bytes <= DIRECT_BYTES and self._is_writable:
-            unread_bytes = 0  # the transport does not say when it is sent
+        if not unread_bytes or (unread_bytes <= DIRECT_BYTES and self._is_writable):
+            unread_bytes = self._answer_bytes = 0  # the transport does not say when the last bytes are sent
+        else:
+            unread_bytes = max(unread_bytes, self._answer_bytes)  # its memory is free when the last byte is sent
         self._held_bytes = self._request_bytes + unread_bytes
         self._connections.held.set(self, self._held_bytes)
 

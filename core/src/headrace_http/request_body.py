@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from headrace.errors import InvalidArgument
 from headrace_hosts.inflating import CorruptData, Take, TooLarge, inflate, new_memory
 from headrace_http.caller_limits import HttpLimits, inflated_too_large
@@ -31,14 +29,18 @@ _SIZE_DIGITS, _LINE_BYTES = 15, 20
 _PER_TURN = 32
 
 
-def aligned(size_bytes: int, json_bytes: int) -> memoryview:
-    """Return memory for a body whose tensors start after ``json_bytes``, at an aligned address.
+def aligned(size_bytes: int, json_bytes: int, take: Take = new_memory) -> memoryview:
+    """Return memory of ``take`` for a body whose tensors start after ``json_bytes``, at an aligned address.
 
-    The operating system allocates pages when they are written, so an announced size costs nothing.
+    The operating system allocates pages when they are written, so an announced size costs nothing. A body from 4 MiB on
+    begins with a page of 2 MiB.
     """
-    memory = np.empty(size_bytes + ALIGNMENT, np.uint8)
-    offset = -(memory.ctypes.data + json_bytes) % ALIGNMENT
-    return memory[offset : offset + size_bytes].data
+    page_bytes = 0 if size_bytes < _HUGE_BYTES else _PAGE_BYTES
+    memory = take(size_bytes + page_bytes + ALIGNMENT)
+    begin = memory.ctypes.data
+    offset = -begin % page_bytes if page_bytes else 0
+    offset += -(begin + offset + json_bytes) % ALIGNMENT
+    return memory.data[offset : offset + size_bytes]
 
 
 class DirectBody:
@@ -47,11 +49,11 @@ class DirectBody:
     A large body first gets little memory, until the caller has filled that: announcing a size costs nothing.
     """
 
-    __slots__ = ("_json_bytes", "_size_bytes", "memory", "received_bytes")
+    __slots__ = ("_json_bytes", "_size_bytes", "_take", "memory", "received_bytes")
 
-    def __init__(self, size_bytes: int, json_bytes: int) -> None:
-        self._size_bytes, self._json_bytes = size_bytes, json_bytes
-        self.memory = aligned(size_bytes if size_bytes < _HUGE_BYTES else _FIRST_BYTES, json_bytes)
+    def __init__(self, size_bytes: int, json_bytes: int, take: Take = new_memory) -> None:
+        self._size_bytes, self._json_bytes, self._take = size_bytes, json_bytes, take
+        self.memory = aligned(size_bytes if size_bytes < _HUGE_BYTES else _FIRST_BYTES, json_bytes, take)
         self.received_bytes = 0
 
     def append(self, data: bytes | bytearray) -> None:
@@ -81,7 +83,7 @@ class DirectBody:
         """Return where the next bytes belong. Raises `MemoryError`."""
         first = self.memory
         if self.received_bytes == first.nbytes:
-            self.memory = aligned(self._size_bytes, self._json_bytes)
+            self.memory = aligned(self._size_bytes, self._json_bytes, self._take)
             self.memory[: first.nbytes] = first
         return self.memory[self.received_bytes :]
 

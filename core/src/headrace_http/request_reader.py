@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from headrace.errors import OutOfMemory
 from headrace.off_loop import UNBOUNDED
+from headrace_hosts.inflating import Take, new_memory
 from headrace_http.caller_limits import HttpLimits, larger_than_memory, too_many_chunks
 from headrace_http.message import HEADER_LENGTH, error_reply
 from headrace_http.request_body import DIRECT_BYTES, ChunkedBody, DirectBody
@@ -34,13 +35,19 @@ class RequestReader:
     """The requests that have arrived and are not taken yet. Event loop only."""
 
     __slots__ = (
-        *("_chunked", "_keep_head", "_limits", "_most_bytes", "_moved_bytes", "_search"),
+        *("_chunked", "_keep_head", "_limits", "_most_bytes", "_moved_bytes", "_search", "_take"),
         *("direct", "expects", "find_head", "head", "rest"),
     )
 
-    def __init__(self, limits: HttpLimits, head_cache: RequestHeadCache, most_bytes: int = UNBOUNDED) -> None:
-        """``most_bytes`` is the memory of all requests together."""
-        self._limits, self._most_bytes = limits, most_bytes
+    def __init__(
+        self,
+        limits: HttpLimits,
+        head_cache: RequestHeadCache,
+        most_bytes: int = UNBOUNDED,
+        take: Take = new_memory,
+    ) -> None:
+        """``most_bytes`` is the memory of all requests together. ``take`` returns memory for large bodies."""
+        self._limits, self._most_bytes, self._take = limits, most_bytes, take
         self.find_head, self._keep_head = head_cache.find, head_cache.keep
         #: Received, and not taken yet.
         self.rest = bytearray()
@@ -177,7 +184,7 @@ class RequestReader:
         text = head.headers.get(HEADER_LENGTH, b"0")
         json_bytes = int(text) if text.isdigit() and len(text) < 12 else 0
         try:
-            direct = DirectBody(head.body_bytes, json_bytes)
+            direct = DirectBody(head.body_bytes, json_bytes, self._take)
         except MemoryError:
             raise Refused(
                 error_reply(OutOfMemory(f"no memory for a request body of {head.body_bytes} bytes", retry_after_s=1))

@@ -542,6 +542,23 @@ def test_answers_beyond_what_may_be_unread_are_refused(serve_native: Serve, conn
     assert peer.answer(7).message == LIVE
 
 
+def test_whole_messages_beyond_the_memory_budget_are_refused_and_the_others_answered(
+    serve_native: Serve, connect: Connect, gate: Gate
+) -> None:
+    """Each of 40 KB, and none waits for its client: they run. Smaller ones pass."""
+    server = serve_native("--memory-budget=1000000")
+    peer = connect(server.grpc, {4: 1 << 20})
+    calls = range(1, 81, 2)
+    for stream in calls:
+        peer.call(stream, "ModelInfer", peer.infer("slow", bytes(40_000)))
+    peer.call(81, "ModelInfer", peer.infer("identity", bytes(4000)))
+    assert peer.answer(81).status == OK
+    gate.open()
+    statuses = [peer.answer(stream).status for stream in calls]
+    assert statuses == [OK] * 24 + [EXHAUSTED] * 16  # 25 of 40,000 bytes and their heads are more than a million
+    assert "--memory-budget" in peer.answers[79].trailers["grpc-message"]
+
+
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 def test_large_messages_of_one_client_come_in_turn(serve_native: Serve, connect: Connect, method: str) -> None:
     """The next one has no credit before there is room for it, and is not ended meanwhile for not going on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import socket
 import ssl
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.telemetry import log_limits
 from headrace_hosts import handshakes
 from headrace_hosts.accepting import Acceptor, accept
 from headrace_hosts.listening import bind
@@ -241,3 +243,24 @@ def test_key_exchanges_that_compute_long_are_refused(pem: Path, groups: str, agr
 
     said = asyncio.run(scenario())
     assert (f", {agreed}," in said or f": {agreed}," in said) if agreed else "Cipher is (NONE)" in said
+
+
+def test_refused_clients_are_in_the_audit_log_and_a_flood_of_them_is_counted(
+    pem: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        log_limits.flush()  # what the tests before have used up
+        async with serving(pem) as server:
+            for sent in (b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x00\x05hello"):
+                for _ in range(30):
+                    with connected(server.port, sent) as peer:
+                        await closed(peer)
+        log_limits.flush()
+
+    with caplog.at_level(logging.INFO, "headrace.audit"):
+        asyncio.run(asyncio.wait_for(scenario(), 20))
+    lines = [each.getMessage() for each in caplog.records if each.name.startswith("headrace.audit.tls")]
+    assert lines[0] == "a client at 127.0.0.1 is refused: it does not speak TLS"
+    assert len(lines) == 2 * 11
+    assert sum(line.startswith("a TLS handshake with 127.0.0.1 failed: ") for line in lines) == 10
+    assert [line for line in lines if line.startswith("20 more lines like this were left out: ")] == lines[-2:]

@@ -77,6 +77,7 @@ class Body:
     """A connection whose body arrives as soon as it may."""
 
     is_slow = False
+    peer = "192.0.2.7"
 
     def __init__(self, ledger: HeldBytes, size_bytes: int, arrived_bytes: int = 0) -> None:
         self.ledger, self.size_bytes = ledger, size_bytes

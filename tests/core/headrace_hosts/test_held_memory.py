@@ -18,6 +18,8 @@ from headrace.engine import Engine
 from headrace.errors import ConfigError, OutOfMemory
 from headrace.models.serving_table import ServingTable
 from headrace.off_loop import OffLoopWork
+from headrace.telemetry import log_limits
+from headrace_hosts.held_bytes import HeldBytes
 from headrace_hosts.held_memory import HeldMemory, budget_of
 from headrace_hosts.inflating import inflate
 
@@ -40,6 +42,17 @@ def test_memory_counts_until_nobody_refers_to_it() -> None:
     del memory
     assert used(budget) == 4 * MIB
     del view
+    assert used(budget) == 0
+
+
+def test_memory_counts_as_long_as_a_tensor_is_on_it() -> None:
+    """NumPy lets an array on a buffer refer to the owner of the memory, and to no view between them."""
+    budget = HeldMemory(10 * MIB)
+    tensors = [
+        np.ndarray((10,), np.uint8, view) for view in (budget.take(MIB).data[9:], budget.count_body(bytes(MIB))[9:])
+    ]
+    assert used(budget) == 2 * MIB
+    tensors.clear()
     assert used(budget) == 0
 
 
@@ -131,3 +144,34 @@ def test_the_cache_is_part_of_it() -> None:
     with pytest.raises(ConfigError, match=f"--memory-budget={MIB} leaves nothing .* cache has {MIB} bytes"):
         budget_of(engine(cache_config=cache, memory_budget=MIB))
     assert budget_of(engine(cache_config={"local": {"size": str(1 << 50)}})).largest_bytes >= 16 * MIB
+
+
+def test_refusals_are_in_the_audit_log_and_a_flood_of_them_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Also those of a port that has a limit of its own."""
+
+    class Request:
+        peer = "192.0.2.7"
+        refused = 0
+
+        def refuse(self, reason: str) -> None:
+            self.refused += 1
+
+    async def scenario() -> None:
+        log_limits.flush()  # what the tests before have used up
+        budget, request = HeldMemory(1000), Request()
+        for ledger in (budget, HeldBytes(100, budget)):
+            ledger.refuse(request, "arrives slowly")
+        with pytest.raises(OutOfMemory):
+            budget.take(2000)
+        for _ in range(50):
+            budget.refuse(request, "arrives slowly")
+        assert request.refused == 52
+        log_limits.flush()
+
+    with caplog.at_level(logging.INFO, "headrace.audit"):
+        asyncio.run(scenario())
+    lines = [each.getMessage() for each in caplog.records if each.name == "headrace.audit.memory"]
+    assert lines[0].startswith("a request of 192.0.2.7 is refused: the request body arrives slowly, and there is no m")
+    assert lines[2].startswith("a request is refused: there is no memory to decompress the request: 2000 bytes")
+    assert len(lines) == 11
+    assert lines[10].startswith("43 more lines like this were left out: ")

@@ -330,6 +330,8 @@ class Connection(asyncio.BufferedProtocol):
         self.ignores_input = True
         self.sender.write(frames.goaway(self.last_id, fault.code, fault.reason))
         self.sender.end()
+        if not self.sender.is_writable:  # the peer does not read: what waits before the GOAWAY would stay
+            self.transport.abort()
 
     def leave(self) -> None:
         """Close the connection if the final GOAWAY is sent. Called when the last call has ended."""

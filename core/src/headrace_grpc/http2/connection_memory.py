@@ -28,6 +28,10 @@ class CountedStream(Protocol):
     #: What it may send now.
     receive_window: int
 
+    @property
+    def peer(self) -> str:
+        """The address of the peer; empty if unknown."""
+
     def credit(self, size_bytes: int) -> None:
         """Let the peer send ``size_bytes`` more."""
 
@@ -46,6 +50,10 @@ class _Credit:
         self.owed_bytes = self.promised_bytes = 0
         #: True once a step was asked for; true while it waits for memory.
         self.is_begun = self.waits = False
+
+    @property
+    def peer(self) -> str:
+        return self._stream.peer
 
     @property
     def kept_bytes(self) -> int:
@@ -103,7 +111,7 @@ class ConnectionMemory:
             "_limits",
             "_promised_bytes",
         ),
-        *("_turns", "budget", "held_back", "is_slow"),
+        *("_turns", "_unfreed_bytes", "_unsent_bytes", "budget", "held_back", "is_slow"),
         *("largest_bytes", "long_calls"),
         *("most_active", "received_bytes", "unread_bytes", "waiting"),
     )
@@ -128,6 +136,8 @@ class ConnectionMemory:
         self._is_over = False
         #: Bytes of all answers that wait for the peer; size of the largest answer that had to wait.
         self.unread_bytes = self.largest_bytes = 0
+        #: Bytes of answers whose memory exists: of those in queues, also what was sent of them, and in the transport.
+        self._unfreed_bytes = self._unsent_bytes = 0
         #: While at most this many calls are open, `is_full` is False and need not be computed.
         self.most_active = _ANY
         #: Calls that start when there is room for their answer.
@@ -171,15 +181,22 @@ class ConnectionMemory:
     def wait(self, size_bytes: int) -> None:
         """Count ``size_bytes`` of an answer that waits for the peer."""
         self.unread_bytes += size_bytes
+        self._unfreed_bytes += size_bytes
         self.largest_bytes = max(self.largest_bytes, size_bytes)
         self._note()
 
     def gone(self, size_bytes: int) -> None:
         """Subtract ``size_bytes`` that waited and were sent or dropped."""
         self.unread_bytes -= size_bytes
-        self._note()
+        self._limit_calls()
         if self.held_back:
             self.let_begin()
+
+    def freed(self, size_bytes: int, unsent_bytes: int) -> None:
+        """Subtract ``size_bytes`` whose memory is gone, or in the ``unsent_bytes`` that a full transport has now."""
+        self._unfreed_bytes -= size_bytes
+        self._unsent_bytes = unsent_bytes
+        self._note()
 
     def forget_largest(self) -> None:
         """Halve the size of the largest answer, if none waits: one large answer must not limit calls for ever.
@@ -233,15 +250,28 @@ class ConnectionMemory:
         credit.promised_bytes -= size_bytes
         self._promised_bytes -= size_bytes
 
+    def may_end(self, stream: CountedStream, missing_bytes: int) -> bool:
+        """Return False if the message of ``stream`` can not be kept. Called while memory is short.
+
+        A message that needs no more credit can not wait: its ``missing_bytes`` count from now on, if they fit.
+        """
+        credit, budget = self._credits.get(stream), self.budget
+        if credit is not None and credit.is_begun:
+            return True
+        if missing_bytes > stream.receive_window:  # it waits before it gets more credit
+            return not budget.is_full
+        if budget.in_use_bytes + missing_bytes > budget.limit_bytes:
+            return False
+        if credit is None:
+            self._credits[stream] = credit = _Credit(self, stream)
+        credit.is_begun = True
+        self.promise(credit, missing_bytes)
+        return True
+
     def holds_back(self, stream: CountedStream) -> bool:
         """True if the peer may not send more of the message of ``stream`` until there is room."""
         credit = self._credits.get(stream)
         return stream in self.waiting or (credit is not None and credit.waits)
-
-    def is_promised(self, stream: CountedStream) -> bool:
-        """True if the rest of the message of ``stream`` is counted, or waits until it can be."""
-        credit = self._credits.get(stream)
-        return credit is not None and credit.is_begun
 
     def let_go(self, stream: CountedStream, size_bytes: int = 0) -> None:
         """Release the large message of ``stream``: it was answered or read. ``size_bytes`` of other messages remain."""
@@ -265,7 +295,7 @@ class ConnectionMemory:
 
     @property
     def waits_for_peer(self) -> bool:
-        return bool(self.unread_bytes) or self._arrives()
+        return bool(self.unread_bytes or self._unsent_bytes) or self._arrives()
 
     def shed(self) -> None:
         self._is_over = True
@@ -276,12 +306,16 @@ class ConnectionMemory:
         """Stop counting: the connection is closed. Return true if it held more than 1 MiB."""
         self._is_over = True
         self._ledger.set(self, 0)
-        return self.unread_bytes + self.received_bytes > _MUCH_BYTES
+        return self._unfreed_bytes + self.received_bytes > _MUCH_BYTES
 
     def _note(self) -> None:
+        self._limit_calls()
+        if not self._is_over:  # else the rest is released soon
+            answers = self._unfreed_bytes + self._unsent_bytes
+            self._ledger.set(self, answers + self.received_bytes + self._promised_bytes)
+
+    def _limit_calls(self) -> None:
         if self.largest_bytes:
             self.most_active = (self._limits.unread_bytes - self.unread_bytes) // self.largest_bytes
         else:
             self.most_active = _ANY
-        if not self._is_over:  # else the rest is released soon
-            self._ledger.set(self, self.unread_bytes + self.received_bytes + self._promised_bytes)

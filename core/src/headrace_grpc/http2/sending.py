@@ -105,6 +105,10 @@ class Sender:
         self.moved_bytes += size_bytes
         self._memory.gone(size_bytes)
 
+    def freed(self, size_bytes: int) -> None:
+        """Count the memory of ``size_bytes`` no longer: their last byte was passed on or dropped."""
+        self._memory.freed(size_bytes, 0 if self.is_writable else self._transport.get_write_buffer_size())
+
     def mark_due(self, stream: Stream) -> None:
         """Let the next `flush` try to send the queue of ``stream``. The caller ensures that a `flush` follows."""
         if self._due is None:
@@ -122,11 +126,13 @@ class Sender:
     def pause(self) -> None:
         """Stop sending bodies: the transport's buffer is full."""
         self.is_writable = False
+        self._memory.freed(0, self._transport.get_write_buffer_size())
 
     def resume(self) -> None:
         self.is_writable = self.has_moved = True
         self.is_backlogged = False
         self._backlog = 0
+        self._memory.freed(0, 0)
         self.pump()
         self.flush()
 

@@ -41,6 +41,7 @@ class Stream:
 
     __slots__ = (
         "_queue",
+        "_queued_bytes",
         "_trailers",
         "connection",
         "granted_bytes",
@@ -67,9 +68,16 @@ class Stream:
         self.send_credit = 0
         self.receive_window = connection.limits.stream_window
         self._queue: deque[memoryview] | None = None
+        #: Bytes that were put into the queue since it was empty: their memory is free when the last one was passed on.
+        self._queued_bytes: int  # with a queue only
         self._trailers = b""
         connection.streams[id] = self
         connection.active += 1
+
+    @property
+    def peer(self) -> str:
+        """The IP address of the client; empty if it is unknown."""
+        return self.connection.peer
 
     # ------------------------------------------------------------------ the connection calls
 
@@ -171,9 +179,11 @@ class Stream:
     def send(self, parts: Sequence[Buffer]) -> None:
         """Send ``parts`` of the body as soon as the windows allow. The caller must not change them afterwards."""
         if self._queue is None:
-            self._queue = deque()
+            self._queue, self._queued_bytes = deque(), 0
         self._queue.extend(memoryview(part) for part in parts)
-        self.sender.send_soon(self, sum(map(len, parts)))
+        size = sum(map(len, parts))
+        self._queued_bytes += size
+        self.sender.send_soon(self, size)
 
     def end(self, trailers: bytes) -> None:
         """Send ``trailers`` after the body, and close our side."""
@@ -221,6 +231,7 @@ class Stream:
         queue, self._queue = self._queue, None
         if queue:
             self.sender.gone(sum(map(len, queue)))
+            self._free()
 
     def send_frame(self) -> bool:
         """Send one DATA frame of the queue. Return True if more waits and another frame may be possible."""
@@ -242,10 +253,15 @@ class Stream:
             sender.count += 1
         sender.write_data(HEAD.pack(size >> 8, size & 255, DATA, 0, self.id), parts, size)
         if not queue:
+            self._free()
             if self._trailers:
                 self.end(self._trailers)
             self.drained()
         return bool(queue)
+
+    def _free(self) -> None:
+        size, self._queued_bytes = self._queued_bytes, 0
+        self.sender.freed(size)
 
     def _fits(self, size_bytes: int) -> bool:
         sender = self.sender

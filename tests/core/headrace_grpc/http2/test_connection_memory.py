@@ -27,6 +27,8 @@ class Held:
 class Sent:
     """A stream that is told what it may send."""
 
+    peer = "192.0.2.7"
+
     def __init__(self) -> None:
         self.granted_bytes = self.kept_bytes = 0
         self.is_counted = False
@@ -161,6 +163,10 @@ def test_what_is_held_is_counted_for_all_connections_together() -> None:
         assert held.ledger.total_bytes == 90
         held.memory.keep(stream, 30)
         held.memory.gone(20)
+        assert held.ledger.total_bytes == 50  # sent, and its memory exists until the last byte of its answer is sent
+        held.memory.freed(20, 5)
+        assert held.ledger.total_bytes == 35  # five more are in a transport that is full
+        held.memory.freed(0, 0)
         assert held.ledger.total_bytes == 30
         held.memory.let_go(stream, 5)
         assert (held.memory.received_bytes, stream.is_counted) == (5, True)
@@ -257,6 +263,30 @@ def test_a_large_message_goes_on_when_there_is_memory() -> None:
         await asyncio.sleep(0)
         assert (ended.credits, stream.credits) == ([], [4 * MIB])
         assert held.ledger.total_bytes == (256 << 10) + 4 * MIB
+
+    run(scenario)
+
+
+def test_a_message_that_can_not_wait_counts_whole_or_is_refused() -> None:
+    """While memory is short, of messages that peers have all credit for."""
+
+    async def scenario() -> None:
+        held = Held(MIB, Limits())
+        memory = held.memory
+        first, second, large = Large(256 << 10), Large(256 << 10), Large(256 << 10)
+        memory.keep(Large(0), 3 << 18)
+        for stream in (first, second, large):
+            memory.keep(stream, 20 << 10)
+        assert memory.may_end(first, 180 << 10)
+        assert held.ledger.total_bytes == (3 << 18) + (240 << 10)
+        assert not memory.may_end(second, 180 << 10)
+        assert memory.may_end(large, 2 * MIB)  # it waits before it gets more credit
+        assert held.ledger.total_bytes == (3 << 18) + (240 << 10)
+        memory.keep(first, 120 << 10)
+        assert memory.may_end(first, 80 << 10)
+        assert held.ledger.total_bytes == (3 << 18) + (240 << 10)  # what arrives was counted before
+        memory.let_go(first)
+        assert memory.may_end(second, 180 << 10)
 
     run(scenario)
 
