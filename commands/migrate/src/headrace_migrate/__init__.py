@@ -1,4 +1,4 @@
-"""The command ``headrace migrate``: what of a deployment of Triton runs as it is.
+"""The command ``headrace migrate``: what of a deployment of Triton, TorchServe or MLServer runs as it is.
 
 Flags: none. It reads files and starts nothing.
 """

@@ -14,6 +14,7 @@ from headrace_migrate.server_commands import ServerCommands
 from headrace_migrate.shell_scripts import ShellScripts
 from headrace_migrate.sources import SourceKind, kind_of
 from headrace_migrate.text_edits import TextEdits
+from headrace_migrate.torchserve_properties import read_properties
 from headrace_migrate.yaml_documents import documents
 
 #: The image in a new manifest, as docs/containers.md builds it.
@@ -29,6 +30,9 @@ def migrate_text(
     Raises `BadInput`.
     """
     kind = kind or kind_of(text, report.source)
+    if kind is SourceKind.PROPERTIES:
+        report.new, report.shows_new = read_properties(text, report), True
+        return
     edits = TextEdits(text)
     commands, parts = ServerCommands(report, edits), ContainerParts(report, edits, image or IMAGE)
     if kind is SourceKind.YAML:

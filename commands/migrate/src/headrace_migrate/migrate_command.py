@@ -11,9 +11,12 @@ from pathlib import Path
 
 from headrace import Command, one_line
 from headrace_migrate.deployments import migrate_text
+from headrace_migrate.mlserver_models import SETTINGS, read_directory
+from headrace_migrate.model_repository import write_models
 from headrace_migrate.report import BadInput, Report
 from headrace_migrate.repository_models import review_models
 from headrace_migrate.sources import SourceKind, read_text
+from headrace_migrate.torchserve_archives import read_archive
 
 #: The exit code for an input that cannot be read.
 BAD_INPUT = 2
@@ -24,20 +27,21 @@ class Migrate(Command):
 
     name = "migrate"
     help = "say what of a deployment of Triton runs as it is, and write the new one"
-    synopsis = "[options] <file> | [options] -- <command line>"
+    synopsis = "[options] <file or directory> | [options] -- <command line>"
     description = (
         "Read a command line of tritonserver, a Dockerfile or a manifest (Kubernetes, KServe, Compose, values of a "
-        "chart). Say of each part whether it runs as it is. Exits with 0 if everything does, 1 if something differs or "
-        "is not there, 2 if the input cannot be read."
+        "chart); a .mar or config.properties of TorchServe, or a directory with model-settings.json of MLServer. Say "
+        "of each part whether it runs as it is. Exits with 0 if everything does, 1 if something differs or is not "
+        "there, 2 if the input cannot be read."
     )
     example = "headrace migrate triton.yaml --write headrace.yaml"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
-        parser.add_argument("input", nargs="?", help="a file, '-' for stdin, or a command line in quotes")
+        parser.add_argument("input", nargs="?", help="a file, a directory, '-' for stdin, or a command line in quotes")
         parser.add_argument("--repository", metavar="DIR", help="the model repository: which distributions it needs")
         parser.add_argument("--image", default="", help="your image of Headrace; default: headrace")
-        parser.add_argument("--write", metavar="FILE", help="write the new text or model repository; it must not exist")
+        parser.add_argument("--write", metavar="FILE|DIR", help="write the new text or repository; must not exist")
         parser.add_argument("--format", choices=("table", "json"), default="table", help="form of the report")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
@@ -46,7 +50,7 @@ class Migrate(Command):
         arguments = super().parse(own)
         arguments.words = list(words[len(own) + 1 :])
         if (arguments.input is None) == (not arguments.words):
-            self._parser.error("expected one input: a file, or -- and a command line")
+            self._parser.error("expected one input: a file or directory, or -- and a command line")
         return arguments
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -70,6 +74,8 @@ def _report(arguments: argparse.Namespace) -> Report:
     if target is not None and os.path.lexists(target):
         raise BadInput(f"{target} exists already: name another place")
     name = arguments.input
+    if name is not None and (models := _read_models(Path(name[:4096]), target)) is not None:
+        return models
     kind: SourceKind | None = None
     if name is None:
         text, source, kind = shlex.join(arguments.words), "command line", SourceKind.SHELL
@@ -83,6 +89,22 @@ def _report(arguments: argparse.Namespace) -> Report:
     migrate_text(text, report, arguments.image, kind, may_look=not arguments.repository)
     if target is not None and report.new is not None:
         _write(target, report.new)
+    return report
+
+
+def _read_models(path: Path, target: Path | None) -> Report | None:
+    """Return the report on an archive of TorchServe or a directory of MLServer, after the new repository is written to
+    ``target``; None if ``path`` is neither. Raises `BadInput`."""
+    report = Report(str(path))
+    if path.suffix == ".mar":
+        model = read_archive(path, report)
+        models = [] if model is None else [model]
+    elif path.is_dir() and any([*path.glob(SETTINGS), *path.glob(f"*/{SETTINGS}")]):
+        models = read_directory(path, report)
+    else:
+        return None
+    if target is not None and models:
+        write_models(target, models)
     return report
 
 

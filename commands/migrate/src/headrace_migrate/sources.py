@@ -20,6 +20,7 @@ class SourceKind(Enum):
     SHELL = "command line"
     DOCKERFILE = "Dockerfile"
     YAML = "manifest"
+    PROPERTIES = "TorchServe's config.properties"
 
 
 def read_text(name: str) -> str:
@@ -55,6 +56,8 @@ def kind_of(text: str, name: str) -> SourceKind:
     first = lines[0].split(maxsplit=1)[0]
     if text.startswith("#!"):
         return SourceKind.SHELL
+    if Path(name).suffix == ".properties":
+        return SourceKind.PROPERTIES
     if first.upper() in NAMES and any(line.split(maxsplit=1)[0].upper() == "FROM" for line in lines):
         return SourceKind.DOCKERFILE
     is_yaml = Path(name).suffix in (".yaml", ".yml", ".json") or first.endswith(":") or first in ("---", "-", "{")
