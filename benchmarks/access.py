@@ -113,7 +113,8 @@ def put(protocol: str, port: int, connections: int, authorization: str, seconds:
     return int(found[1])
 
 
-def over_sockets(turns: int, seconds: float) -> None:
+def over_sockets(turns: int, seconds: float, quotas: str = "") -> None:
+    """Print what the keys take of a request; with the content of a file of ``quotas``, what these take beside keys."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         (folder / "models/numbers/1").mkdir(parents=True)
@@ -124,9 +125,12 @@ def over_sockets(turns: int, seconds: float) -> None:
         script.write_text(f"wrk.method = 'POST' wrk.body = '{body}' wrk.headers['Content-Type'] = 'application/json'")
         key = write_keys(folder / "access.json")
         ports = free_ports(4)
-        off = stack.enter_context(serving(folder, ports[:2]))
-        keys = stack.enter_context(serving(folder, ports[2:], f"--access-keys={folder}/access.json"))
-        servers = (("off", off, ports[:2], ""), ("keys", keys, ports[2:], f"Bearer {key}"))
+        (folder / "quotas.json").write_text(quotas)
+        access, more = [f"--access-keys={folder}/access.json"], [f"--quota-file={folder}/quotas.json"] * bool(quotas)
+        off = stack.enter_context(serving(folder, ports[:2], *access * bool(quotas)))
+        keys = stack.enter_context(serving(folder, ports[2:], *access, *more))
+        without = f"Bearer {key}" if quotas else ""
+        servers = (("off", off, ports[:2], without), ("keys", keys, ports[2:], f"Bearer {key}"))
         for protocol, connections in product(("HTTP", "gRPC"), (1, 16)):
             found: dict[str, list[float]] = {"off": [], "keys": []}
             for turn in range(turns + 1):
@@ -137,11 +141,13 @@ def over_sockets(turns: int, seconds: float) -> None:
                     if turn:  # the first one warms up
                         found[title].append((cpu_us(process) - before) / count)
             ratios = sorted(on / without for without, on in zip(found["off"], found["keys"], strict=True))
+            names = ("keys", "quotas") if quotas else ("off", "keys")
             off_us, keys_us = (statistics.median(each) for each in found.values())
             spread = f"{ratios[len(ratios) // 4]:.3f} to {ratios[-1 - len(ratios) // 4]:.3f}"
-            ratio = f"{statistics.median(ratios):.3f} ({spread})"
+            ratio, name = f"{statistics.median(ratios):.3f} ({spread})", f"{protocol} c{connections}"
             print(
-                f"{protocol} c{connections:<3} off {off_us:6.1f} µs  keys {keys_us:6.1f} µs  ratio {ratio}", flush=True
+                f"{name:<8} {names[0]} {off_us:6.1f} µs  {names[1]} {keys_us:6.1f} µs  ratio {ratio}",
+                flush=True,
             )
 
 

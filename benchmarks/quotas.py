@@ -1,4 +1,6 @@
-"""What quotas cost, and what they are good for: ``python benchmarks/quotas.py cost|flood|tenants``.
+"""What quotas cost, and what they are good for: ``python benchmarks/quotas.py cost|sockets|flood|tenants``.
+
+``sockets``: the same as ``cost`` for two whole servers that are asked in turns of a second.
 
 ``cost``: CPU of the process per request, without sockets, over HTTP and gRPC: with access keys, and with quotas beside
 them (limits of all kinds, and a shared model). In turns; the least of all rounds counts. With ``--bytecodes``, what
@@ -26,6 +28,7 @@ from time import perf_counter, perf_counter_ns, sleep
 from typing import Any
 
 import psutil
+from access import over_sockets
 from load import _find
 from servers import Running, headrace
 from tracing import measure
@@ -100,6 +103,10 @@ def cost(options: argparse.Namespace) -> None:
     for title, before in least["access"].items():
         told = [f"{least[name][title]:.2f}: {least[name][title] / before:.3f}" for name in ("quotas", "all")]
         print(f"{title}: access {before:.2f} {unit}, with quotas {told[0]}, with quotas of all kinds {told[1]}")
+
+
+def sockets(options: argparse.Namespace) -> None:
+    over_sockets(options.turns, 1, json.dumps(_USUAL))
 
 
 # ---------------------------------------------------------------------- a tenant that floods
@@ -208,7 +215,7 @@ def _ask(made: Quotas, principal: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("cost", "flood", "tenants"))
+    parser.add_argument("what", choices=("cost", "sockets", "flood", "tenants"))
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--bytecodes", action="store_true")
     parser.add_argument("--setting", default="", help=argparse.SUPPRESS)
@@ -218,7 +225,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=5)
     options = parser.parse_args()
-    {"cost": cost, "flood": flood, "tenants": tenants}[options.what](options)
+    {"cost": cost, "sockets": sockets, "flood": flood, "tenants": tenants}[options.what](options)
 
 
 if __name__ == "__main__":

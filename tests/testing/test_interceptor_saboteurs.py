@@ -19,6 +19,7 @@ from headrace import (
     HeadraceError,
     InferRequest,
     Interceptor,
+    Meter,
     ModelView,
     Operation,
     Outcome,
@@ -266,6 +267,23 @@ class PermitsAll(Permits):
         super().check(caller)
 
 
+class Lavish(Doorman, Meter):
+    """Begins all inferences of its meter, and counts none."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+        self.meters = {(("127.0.0.1",), NAME): self}
+
+    def begin(self, model: ModelView, size_bytes: int) -> bool:
+        return True
+
+    def end(self) -> None:
+        pass
+
+    def take_back(self, size_bytes: int) -> None:
+        pass
+
+
 def test_a_sound_recorder_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(register_interceptors=hookimpl(lambda: [Notes]))
     monkeypatch.setitem(sys.modules, "headrace_doorman", module)
@@ -298,6 +316,7 @@ class Late(Open):
         (Dawdles, "its_recorder_takes_every_record_at_once"),
         (Permits, "it_permits_those_that_it_admits"),
         (PermitsAll, "it_permits_those_that_it_admits"),
+        (Lavish, "its_meters_count_as_it_does"),
         (Keeps, "a_caller_that_leaves_while_it_waits_leaves_nothing"),
         (Redirects, "a_request_is_kept_or_replaced_by_one_for_the_same_model"),
         (Scribbles, "a_request_is_kept_or_replaced_by_one_for_the_same_model"),

@@ -30,7 +30,7 @@ from headrace.messages.request import InferRequest, with_strings_encoded
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import ticket_of
 from headrace.models.control_mode import ControlMode, held
-from headrace.models.interceptors import Interceptor, InterceptorChain, Permits
+from headrace.models.interceptors import Interceptor, InterceptorChain, Meter, Meters, Permits
 from headrace.models.open_streams import OpenStreams
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import IndexEntry, index_of
@@ -64,6 +64,8 @@ __all__ = [
     "Interceptor",
     "InterceptorChain",
     "Metadata",
+    "Meter",
+    "Meters",
     "ModelView",
     "Operation",
     "Outcome",

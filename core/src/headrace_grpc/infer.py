@@ -28,11 +28,11 @@ from headrace_grpc.rpc import Cancel, Context, Direct, Reply, caller_of, first
 from headrace_grpc.usual_messages import ReadMessage, unpack
 from headrace_grpc.wire import Buffer, RawRequest
 from headrace_hosts.held_memory import HeldMemory, budget_of
-from headrace_hosts.permitted import PermittedCaller
+from headrace_hosts.permitted import PermittedCaller, end
 from headrace_locations.tensor_locations import TensorLocations
 
 if TYPE_CHECKING:
-    from headrace.engine import Engine, ModelView, Permits, Recorder
+    from headrace.engine import Engine, Meters, ModelView, Permits, Recorder
 
 AUTHORIZATION = b"authorization"
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
@@ -101,19 +101,24 @@ def model_infer(inference: Inference, raw_request: ReadMessage, context: Context
 
 
 def recorded_infer(
-    inference: Inference, recorder: Recorder, otherwise: Direct, permits: Permits | None = None
+    inference: Inference,
+    recorder: Recorder,
+    otherwise: Direct,
+    permits: Permits | None = None,
+    meters: Meters | None = None,
 ) -> Direct:
     """Return `model_infer` for requests whose records ``recorder`` gets, in place of admission.
 
-    With ``permits``, it does so for those that they let pass. It takes the message as received. ``otherwise`` answers
-    all others, and rare ones: those that are large, or refused before they are submitted. ``inference`` has no
-    admission.
+    With ``permits`` or ``meters``, it does so for those that they let pass. It takes the message as received.
+    ``otherwise`` answers all others, and rare ones: those that are large, or refused before they are submitted.
+    ``inference`` has no admission.
     """
     find, start = inference.single.find, inference.single.start
     decode, ticket_for, large = inference.decode, inference.ticket, inference.off_loop_work
 
     def infer(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
-        arrival_ns, principal = monotonic_ns(), ""
+        arrival_ns, principal, certificate = monotonic_ns(), "", context.certificate
+        meter, send = None, reply
         try:
             permit = None if permits is None else permits[context.only(AUTHORIZATION)]  # type: ignore[index]  # it may be None
             raw_request = unpack(body)
@@ -123,14 +128,22 @@ def recorded_infer(
             if context.draining:
                 return otherwise(body, context, reply)
             view = find(message.model_name, message.model_version)
+            if meters is not None:
+                if certificate is not None and permits is None:
+                    return otherwise(body, context, reply)
+                found = meters[principal or (context.peer,), message.model_name]
+                if not found.begin(view, len(body)):
+                    return otherwise(body, context, reply)
+                meter, send = found, partial(end, found, reply)
             decoded = decode(raw_request)
             request, size = decoded.request, 0
             for tensor in request.inputs.values():
                 size += tensor.nbytes  # type: ignore[union-attr]  # an `Undecoded` one has none
         except Exception:
+            if meter is not None:
+                meter.take_back(len(body))
             return otherwise(body, context, reply)
-        certificate = context.certificate
-        answer = _RecordedAnswer(view, reply, large, recorder, decoded.classes)
+        answer = _RecordedAnswer(view, send, large, recorder, decoded.classes)
         answer.origin = (
             arrival_ns,
             "grpc",
@@ -144,7 +157,7 @@ def recorded_infer(
         )
         if deadline_ns := context.deadline_ns:
             request.expire_at(deadline_ns)
-        if permits is not None:
+        if permits is not None or meter is not None:
             request.send_as(PermittedCaller(partial(caller_of, context), principal, message.model_name))
         answer.ticket = ticket = ticket_for(request, answer)
         try:
@@ -156,12 +169,18 @@ def recorded_infer(
     return infer
 
 
-def permitted_infer(inference: Inference, permits: Permits, otherwise: Direct) -> Direct:
-    """Return `model_infer` for requests that ``permits`` lets pass. It takes the message as received.
+def permitted_infer(
+    inference: Inference, otherwise: Direct, permits: Permits | None, meters: Meters | None = None
+) -> Direct:
+    """Return `model_infer` for requests that ``permits`` lets pass, and ``meters``, if any. It takes the message as
+    received.
 
     ``otherwise`` admits all others, and answers those that are large, or refused before they are submitted.
     ``inference`` has no admission.
     """
+    if meters is not None:
+        return _metered_infer(inference, otherwise, permits, meters)
+    assert permits is not None
     find, start = inference.single.find, inference.single.start
     decode, ticket_for, large = inference.decode, inference.ticket, inference.off_loop_work
 
@@ -185,6 +204,51 @@ def permitted_infer(inference: Inference, permits: Permits, otherwise: Direct) -
         request.send_as(PermittedCaller(partial(caller_of, context), principal, name))
         ticket = ticket_for(request, answer)
         start(view, ticket)
+        return ticket.cancel
+
+    return infer
+
+
+def _metered_infer(inference: Inference, otherwise: Direct, permits: Permits | None, meters: Meters) -> Direct:
+    find, start = inference.single.find, inference.single.start
+    decode, ticket_for, large = inference.decode, inference.ticket, inference.off_loop_work
+
+    def infer(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
+        begun, principal = None, ""
+        tenant: str | tuple[str]
+        try:
+            permit = None if permits is None else permits[context.only(AUTHORIZATION)]  # type: ignore[index]
+            raw_request = unpack(body)
+            message = raw_request.message
+            name = message.model_name
+            if permit is not None:
+                tenant = principal = permit[name]
+            elif context.certificate is None:
+                tenant = (context.peer,)
+            else:
+                return otherwise(body, context, reply)
+            if context.draining:
+                return otherwise(body, context, reply)
+            view, meter = find(name, message.model_version), meters[tenant, name]
+            if not meter.begin(view, len(body)):
+                return otherwise(body, context, reply)
+            begun = meter
+            decoded = decode(raw_request)
+        except Exception:
+            if begun is not None:
+                begun.take_back(len(body))
+            return otherwise(body, context, reply)
+        answer, request = _Answer(view, partial(end, meter, reply), large), decoded.request
+        answer.classes = decoded.classes
+        if deadline_ns := context.deadline_ns:
+            request.expire_at(deadline_ns)
+        request.send_as(PermittedCaller(partial(caller_of, context), principal, name))
+        ticket = ticket_for(request, answer)
+        try:
+            start(view, ticket)
+        except BaseException:
+            meter.end()
+            raise
         return ticket.cancel
 
     return infer

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from google.protobuf.message import Message
 
-from headrace.engine import AnyOperation, Caller, Permits
+from headrace.engine import AnyOperation, Caller
 from headrace.errors import HeadraceError
 from headrace.frontends.failures import log_fault
 
@@ -94,12 +94,12 @@ class Rpc:
     parse_large: Callable[[Any], Any] | None = None
     #: ``direct`` for calls that all interceptors leave out; None if it does not matter.
     unadmitted: Direct | None = None
-    #: Returns ``direct`` for calls, with messages as received, that only a recorder takes; with `Permits` as a third
-    #: argument, also one that has them. Its second argument answers all others.
+    #: Returns ``direct`` for calls, with messages as received, that only a recorder takes; with `Permits` and `Meters`
+    #: as further arguments, also those that have them. Its second argument answers all others.
     recorded: Callable[..., Direct] | None = None
-    #: Returns ``direct`` for calls, with messages as received, that permits let pass. Its second argument admits
-    #: others.
-    permitted: Callable[[Permits, Direct], Direct] | None = None
+    #: Returns ``direct`` for calls, with messages as received, that `Permits` and `Meters` let pass: its second and
+    #: third argument. The first one admits others.
+    permitted: Callable[..., Direct] | None = None
     #: Number and name of the field of its message that names a model; None without one.
     model_field: tuple[int, str] | None = None
 

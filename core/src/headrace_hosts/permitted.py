@@ -1,4 +1,5 @@
-"""Callers of inferences that pass by `Interceptor.permits`: made only if something reads them."""
+"""Inferences that pass by `Interceptor.permits` and `Interceptor.meters`: their callers, made only if something reads
+them, and their end."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from headrace.engine import Caller, Operation
+from headrace.engine import Caller, Meter, Operation
+
+
+def end(meter: Meter, reply: Callable[[Any], None], answer: Any) -> None:
+    """Pass the ``answer`` to an inference to ``reply``. It is the only one: the inference is over."""
+    meter.end()
+    reply(answer)
 
 
 class PermittedCaller(Caller):

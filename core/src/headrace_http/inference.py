@@ -20,7 +20,7 @@ from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Respond, Ticket
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, OffLoopWork, TooLargeForLoop
 from headrace_hosts.held_memory import budget_of
-from headrace_hosts.permitted import PermittedCaller
+from headrace_hosts.permitted import PermittedCaller, end
 from headrace_http.admitted_requests import caller_of
 from headrace_http.caller_limits import json_too_large
 from headrace_http.documents import checked, parse
@@ -34,7 +34,7 @@ from headrace_http.request_deadline import TIMEOUT, RequestDeadline, deadline_in
 from headrace_http.url_paths import PathTarget
 
 if TYPE_CHECKING:
-    from headrace.engine import Engine, ModelView, Permits, Recorder
+    from headrace.engine import Engine, Meters, ModelView, Permits, Recorder
     from headrace.messages.tensor import Tensor
 
 #: See `headrace_http.route_handlers.Handler`.
@@ -94,12 +94,17 @@ class InferenceHandler:
         return plain
 
     def recorded(
-        self, transport: str, recorder: Recorder, otherwise: _Handler, permits: Permits | None = None
+        self,
+        transport: str,
+        recorder: Recorder,
+        otherwise: _Handler,
+        permits: Permits | None = None,
+        meters: Meters | None = None,
     ) -> _Handler:
         """Return a handler of requests whose records ``recorder`` gets, in place of admission.
 
-        With ``permits``, it does so for those that they let pass. ``otherwise`` answers all others, and rare ones:
-        those that are compressed, have a deadline, are large, or are refused before they are submitted.
+        With ``permits`` or ``meters``, it does so for those that they let pass. ``otherwise`` answers all others, and
+        rare ones: those that are compressed, have a deadline, are large, or are refused before they are submitted.
         """
         plain = self.without_admission()
         find, read, start = plain._find, plain._read, plain._start
@@ -110,19 +115,29 @@ class InferenceHandler:
             if b"content-encoding" in headers or TIMEOUT in headers:
                 return otherwise(http, target, reply)
             context, accepted, principal = headers.get(b"traceparent"), headers.get(b"accept-encoding"), ""
+            meter, send = None, reply
             try:
                 if permits is not None:
                     principal = permits[headers[b"authorization"]][target.name]
                 peer, certificate = reply.peer, reply.certificate  # type: ignore[attr-defined]
                 view = find(target.name, target.version)
+                if meters is not None:
+                    if certificate is not None and permits is None:
+                        return otherwise(http, target, reply)
+                    found = meters[principal or (peer,), target.name]
+                    if not found.begin(view, len(http.body)):
+                        return otherwise(http, target, reply)
+                    meter, send = found, partial(end, found, reply)
                 answer = RecordedAnswer(
-                    view, reply, response_encoding(accepted) if accepted else b"identity", large, recorder
+                    view, send, response_encoding(accepted) if accepted else b"identity", large, recorder
                 )
                 request = read(http, target.name, target.version, answer, LARGE_BYTES)
                 size = 0
                 for tensor in request.inputs.values():
                     size += tensor.nbytes  # type: ignore[union-attr]  # an `Undecoded` one has none
             except Exception:
+                if meter is not None:
+                    meter.take_back(len(http.body))
                 return otherwise(http, target, reply)
             answer.origin = (
                 arrival_ns,
@@ -135,7 +150,7 @@ class InferenceHandler:
                 request.id[:LONGEST_TEXT],
                 size,
             )
-            if permits is not None:
+            if permits is not None or meter is not None:
                 request.send_as(PermittedCaller(partial(caller_of, http, reply, transport), principal, target.name))
             answer.ticket = ticket = ticket_for(request, answer)
             try:
@@ -146,9 +161,15 @@ class InferenceHandler:
 
         return infer
 
-    def permitted(self, transport: str, permits: Permits, otherwise: _Handler) -> _Handler:
-        """Return a handler of requests that ``permits`` lets pass. ``otherwise`` admits all others, and answers those
-        that are compressed, have a deadline, are large, or are refused before they are submitted."""
+    def permitted(
+        self, transport: str, otherwise: _Handler, permits: Permits | None, meters: Meters | None = None
+    ) -> _Handler:
+        """Return a handler of requests that ``permits`` lets pass, and ``meters``, if any. ``otherwise`` admits all
+        others, and answers those that are compressed, have a deadline, are large, or are refused before they are
+        submitted."""
+        if meters is not None:
+            return self._metered(transport, otherwise, permits, meters)
+        assert permits is not None
         plain = self.without_admission()
         find, read, start = plain._find, plain._read, plain._start
         ticket_for, large = plain._ticket, plain._large
@@ -167,6 +188,46 @@ class InferenceHandler:
             request.send_as(PermittedCaller(partial(caller_of, http, reply, transport), principal, name))
             ticket = ticket_for(request, answer)
             start(view, ticket)
+            return ticket.cancel
+
+        return infer
+
+    def _metered(self, transport: str, otherwise: _Handler, permits: Permits | None, meters: Meters) -> _Handler:
+        plain = self.without_admission()
+        find, read, start = plain._find, plain._read, plain._start
+        ticket_for, large = plain._ticket, plain._large
+
+        def infer(http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
+            headers, name, begun, principal = http.headers, target.name, None, ""
+            tenant: str | tuple[str]
+            try:
+                if permits is not None:
+                    tenant = principal = permits[headers[b"authorization"]][name]
+                elif reply.certificate is None:  # type: ignore[attr-defined]
+                    tenant = (reply.peer,)  # type: ignore[attr-defined]
+                else:
+                    return otherwise(http, target, reply)
+                if b"content-encoding" in headers or TIMEOUT in headers:
+                    return otherwise(http, target, reply)
+                view, accepted = find(name, target.version), headers.get(b"accept-encoding")
+                meter = meters[tenant, name]
+                if not meter.begin(view, len(http.body)):
+                    return otherwise(http, target, reply)
+                begun = meter
+                encoding = response_encoding(accepted) if accepted else b"identity"
+                answer = Answer(view, partial(end, meter, reply), encoding, large)
+                request = read(http, name, target.version, answer, LARGE_BYTES)
+            except Exception:
+                if begun is not None:
+                    begun.take_back(len(http.body))
+                return otherwise(http, target, reply)
+            request.send_as(PermittedCaller(partial(caller_of, http, reply, transport), principal, name))
+            ticket = ticket_for(request, answer)
+            try:
+                start(view, ticket)
+            except BaseException:
+                meter.end()
+                raise
             return ticket.cancel
 
         return infer

@@ -261,6 +261,36 @@ class InterceptorChecks:
 
         asyncio.run(ask())
 
+    def test_its_meters_count_as_it_does(self, tmp_path: Path) -> None:
+        """What its meters have begun counts: they begin no inference that `admit` would refuse."""
+        if self.make().meters is None:
+            pytest.skip(f"{NOT_RUN}'{self.interceptor}' meters no inference")
+        given = InferRequest(NAME, {"x": np.ones((1, 1), np.float32)})
+        with _serving(tmp_path, {}) as server:
+            view = server.engine.resolve(NAME)
+
+        async def ask(expected: RefusedOperation) -> None:
+            made, caller = self.make(), _caller(expected.headers)
+            assert await self._refusal(made, caller) is None
+            made.intercept(given, view, caller)
+            meter = (made.meters or {}).get((caller.principal or (caller.peer,), NAME))
+            if meter is None or not meter.begin(view, 1):
+                return
+            meter.take_back(1)
+            begun = 1
+            while begun < expected.after and meter.begin(view, 1):
+                begun += 1
+            for number in range(begun, expected.after):
+                refusal = await self._refusal(made, _caller(expected.headers))
+                assert refusal is None, f"inference {number + 1} of {expected.after} is refused: {refusal}"
+            assert not meter.begin(view, 1), f"its meter begins inference {expected.after + 1}, which it must refuse"
+            found = await self._refusal(made, _caller(expected.headers))
+            assert type(found) is expected.error, f"after {begun - 1} that its meter has begun: {found!r}"
+
+        for expected in self._expected_refusals():
+            if expected.operation is Operation.INFER and expected.after:
+                asyncio.run(ask(expected))
+
     # ------------------------------------------------------------------ requests
 
     def test_a_request_is_kept_or_replaced_by_one_for_the_same_model(self, tmp_path: Path) -> None:

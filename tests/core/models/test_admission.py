@@ -34,6 +34,7 @@ from headrace import (
     Interceptor,
     InternalError,
     InvalidArgument,
+    Meter,
     ModelView,
     Operation,
     Outcome,
@@ -1094,6 +1095,110 @@ def test_beside_others_every_inference_is_admitted(serve: Serve) -> None:
 
     serve(scenario, Permitting, Guide)
     assert Permitting.admitted == ["http infer m"] * 3
+
+
+# ---------------------------------------------------------------------- an interceptor that meters inferences
+
+
+class Metered(Interceptor, Meter):
+    """Counts inferences of a principal and of an address by itself, unless it is full."""
+
+    name = "metered"
+    told: ClassVar[list[str]] = []
+    open: ClassVar[list[str]] = []
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.meters = {("alice", "m"): self, (("127.0.0.1",), "m"): self}
+
+    def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
+        self.told.append(f"admit {caller.principal} {model}")
+
+    def begin(self, model: ModelView, size_bytes: int) -> bool:
+        self.told.append(f"begin {model.name} {size_bytes > 0}")
+        if "full" in self.open:
+            self.open.clear()
+            return False
+        self.open.append(model.name)
+        return True
+
+    def end(self) -> None:
+        self.told.append("end")
+        self.open.pop()
+
+    def take_back(self, size_bytes: int) -> None:
+        self.told.append("take back")
+        self.open.pop()
+
+
+@pytest.fixture
+def no_meters() -> Iterator[None]:
+    yield
+    Metered.told.clear()
+    Metered.open.clear()
+
+
+def told() -> list[str]:
+    found = Metered.told[:]
+    Metered.told.clear()
+    return found
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.usefixtures("no_permits", "no_records", "no_meters")
+def test_a_permitted_inference_is_metered_in_place_of_admission(serve: Serve, is_recorded: bool) -> None:
+    def scenario(ports: Ports) -> None:
+        assert post(ports.http, authorization="please").status_code == 200
+        assert told() == ["admit alice m"]
+        Records.admitted.clear()
+        Permitting.admitted.clear()
+        assert post(ports.http, authorization="please").status_code == 200
+        assert call_with(ports, "please") == "OK"
+        assert told() == ["begin m True", "end"] * 2
+        assert Permitting.admitted == Records.admitted == []
+        assert len(Records.made) == 2 * is_recorded
+        # One that does not fit is told so; one that can not be read is admitted, and counted there only.
+        url, sent = f"http://127.0.0.1:{ports.http}/v2/models/m/infer", {"authorization": "please"}
+        tensor = {"name": "z", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+        assert httpx.post(url, json={"inputs": [tensor]}, headers=sent).status_code == 400
+        assert told() == ["begin m True", "end"]
+        assert httpx.post(url, content="{", headers=sent).status_code >= 400
+        assert told() == ["begin m True", "take back", "admit alice m"]
+        assert call_with(ports, "please", size=50_000) == "OK"  # too large to be parsed on the event loop
+        assert told() == ["admit alice m"]
+        Metered.open.append("full")
+        assert post(ports.http, authorization="please").status_code == 200
+        Metered.open.append("full")
+        assert call_with(ports, "please") == "OK"
+        assert told() == ["begin m True", "admit alice m"] * 2
+        assert Metered.open == []
+        assert post(ports.http, authorization="no").status_code == 401
+        assert told() == []
+
+    serve(scenario, *([Records] if is_recorded else []), Permitting, Metered)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.usefixtures("no_records", "no_meters")
+def test_a_caller_without_a_principal_is_metered_by_its_address(serve: Serve, is_recorded: bool) -> None:
+    def scenario(ports: Ports) -> None:
+        assert post(ports.http).status_code == 200
+        assert call_with(ports) == "OK"
+        assert told() == ["begin m True", "end"] * 2
+        ask_both(ports, model="none")
+        assert told() == ["admit  none"] * 2
+
+    serve(scenario, *([Records] if is_recorded else []), Metered)
+
+
+@pytest.mark.usefixtures("no_permits", "no_meters")
+def test_a_meter_before_the_one_that_names_the_principal_is_not_used(serve: Serve) -> None:
+    def scenario(ports: Ports) -> None:
+        for _ in range(2):
+            assert post(ports.http, authorization="please").status_code == 200
+        assert told() == ["admit  m"] * 2
+
+    serve(scenario, Metered, Permitting)
 
 
 # ---------------------------------------------------------------------- an interceptor that gets records

@@ -36,8 +36,27 @@ rate_limited_logger("headrace.messages.caller")
 Verdict: TypeAlias = "Watch | None"
 #: A handler of a protocol, with three arguments.
 Handler: TypeAlias = Callable[[Any, Any, Any], Any]
-#: See `Interceptor.permits`.
+#: See `Interceptor.permits` and `Interceptor.meters`.
 Permits: TypeAlias = Mapping["str | bytes", Mapping[str, str]]
+Meters: TypeAlias = Mapping["tuple[str | tuple[str], str]", "Meter"]
+
+
+class Meter(ABC):
+    """Counts the inferences of one principal with one model that pass without `Interceptor.admit`. Event loop only."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def begin(self, model: ModelView, size_bytes: int) -> bool:
+        """Count an inference with a message of ``size_bytes``. Return False to have it admitted: it is not counted."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """An inference that was begun has its last answer. Called once for each, also if its caller has gone."""
+
+    @abstractmethod
+    def take_back(self, size_bytes: int) -> None:
+        """Do not count the inference that was just begun: it is admitted instead. Called in place of `end`."""
 
 
 class Interceptor(ABC):
@@ -66,6 +85,9 @@ class Interceptor(ABC):
     #: Inferences over HTTP and by ModelInfer that pass without a call of `admit` and `intercept`: the principal, by the
     #: header ``authorization``, as bytes (HTTP) and as text (gRPC), and by the model. May change at any time.
     permits: Permits | None = None
+    #: Counts such inferences without a call of `admit` and `intercept`: by principal, or address in a tuple for a
+    #: caller without one, and model. Those that are not in it are admitted. May change at any time.
+    meters: Meters | None = None
     #: True if `samples` reads ``traceparent``.
     follows_trace_context: bool = False
     #: The inferences that are left out next, without a call of `samples` unless they have a trace context that is
@@ -131,7 +153,8 @@ class InterceptorChain:
             each in self._samplers or each in recorders for each in interceptors
         )
         self._has_quick_ways = len(recorders) < 2 and all(
-            each in self._samplers or each in recorders or each.permits is not None for each in interceptors
+            each in self._samplers or each in recorders or each.permits is not None or each.meters is not None
+            for each in interceptors
         )
         self._chains: dict[tuple[Interceptor, ...], InterceptorChain] = {}
         if is_decided:
@@ -144,16 +167,16 @@ class InterceptorChain:
         recorded: Callable[..., Handler] | None,
         traceparent: Callable[[Any, Any], str],
         model: Callable[[Any, Any], str],
-        permitted: Callable[[Permits, Handler], Handler] | None = None,
+        permitted: Callable[..., Handler] | None = None,
     ) -> Handler:
         """Return a handler of inferences that calls another one, with its own arguments:
 
         ::
 
             left_out                        no interceptor takes the inference
-            permitted(permits, otherwise)   only an interceptor with these permits does; ``otherwise`` admits
-            recorded(recorder, otherwise)   only one with this recorder does. With ``permits`` as a third argument, also
-                                            one that has them
+            permitted(otherwise, *ways)     only those with these ways do: `Permits` or None, then `Meters` if there are
+                                            any; ``otherwise`` admits
+            recorded(recorder, otherwise)   only one with this recorder does. With ``*ways`` also those that have them
             partial(admitted, chain)        those of ``chain`` do. Without ``recorded``, also for a recorder
 
         ``traceparent`` and ``model`` read the first two arguments.
@@ -163,12 +186,16 @@ class InterceptorChain:
         def handler_of(chain: InterceptorChain | None) -> Handler:
             if chain is not None and chain not in handlers:
                 handlers[chain] = admit = partial(admitted, chain)
-                permits = [each.permits for each in chain._interceptors if each.permits is not None]
-                others = len(chain._interceptors) - len(permits)
-                if recorded is not None and chain.recorder is not None and others == 1 and len(permits) < 2:
-                    handlers[chain] = recorded(chain.recorder, admit, *permits)
-                elif permitted is not None and len(permits) == 1 and not others:
-                    handlers[chain] = permitted(permits[0], admit)
+                ways: list[Any] = [each.permits for each in chain._interceptors if each.permits is not None]
+                metering = [each for each in chain._interceptors if each.meters is not None]
+                others, is_quick = len(chain._interceptors) - len(ways) - len(metering), len(ways) < 2
+                if metering:  # they count by the principal that the permits name
+                    is_quick &= len(metering) == 1 and all(each.permits is None for each in chain._after(metering[0]))
+                    ways = [*(ways or [None]), metering[0].meters]
+                if recorded is not None and chain.recorder is not None and others == 1 and is_quick:
+                    handlers[chain] = recorded(chain.recorder, admit, *ways)
+                elif permitted is not None and ways and not others and is_quick:
+                    handlers[chain] = permitted(admit, *ways)
             return handlers[chain]
 
         if not self._has_quick_ways:
@@ -193,6 +220,9 @@ class InterceptorChain:
             return ask(first, second, third, sent) if sent else choose(first, second, third)
 
         return choose_by_context if self.follows_trace_context else choose
+
+    def _after(self, interceptor: Interceptor) -> Sequence[Interceptor]:
+        return self._interceptors[self._interceptors.index(interceptor) :]
 
     def _only(self, takers: tuple[Interceptor, ...]) -> InterceptorChain | None:
         """Return the chain of ``takers``, which take the operation; None if there are none."""

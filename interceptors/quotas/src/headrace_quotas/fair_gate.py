@@ -19,6 +19,7 @@ from sys import maxsize
 from headrace import (
     Caller,
     HeadraceError,
+    Meter,
     ModelView,
     Outcome,
     ResourceExhausted,
@@ -30,8 +31,8 @@ from headrace_quotas.gate_limit import GateLimit
 from headrace_quotas.quota_file import Sharing
 
 
-class Use(Watch):
-    """A tenant with one model. It watches each of its requests that is admitted.
+class Use(Watch, Meter):
+    """A tenant with one model. It watches each of its requests that is admitted, and is the meter of the others.
 
     ``total`` is the account of the tenant, ``own`` that of this model. ``finish`` is the virtual time of its last
     request in the gate, and ``step`` what one more costs: 1 / weight.
@@ -69,6 +70,59 @@ class Use(Watch):
         own = self.own
         return self.total.tokens is not None or (own is not None and own.tokens is not None)
 
+    def begin(self, model: ModelView, size_bytes: int) -> bool:
+        """`Quotas.admit` for a request that is refused nothing and need not wait."""
+        gate, total = self.gate, self.total
+        now_s, in_flight, full_s = gate.clock(), total.in_flight, total.full_s
+        if (
+            (gate.quick is not model and gate.is_followed)
+            or in_flight >= total.most
+            or full_s > now_s + total.slack_s
+            or (total.has_debts and total.is_owing(now_s))
+        ):
+            return False
+        own = self.own
+        if own is not None and own.is_used_up(self.in_flight, now_s):
+            return False
+        if (
+            gate.is_shared
+            and (gate.owner is not self or gate.in_flight >= gate.limit.now)
+            and (gate.waiting or not gate.pass_one(self, now_s))
+        ):
+            return False
+        total.full_s = (full_s if full_s > now_s else now_s) + total.step_s
+        if total.has_debts and total.input_bytes is not None:
+            total.input_bytes.take(size_bytes, now_s)
+        if own is not None:
+            own.take(size_bytes, now_s)
+        total.in_flight = in_flight + 1
+        self.in_flight += 1
+        gate.in_flight += 1
+        figures = self.figures
+        figures.admitted += 1
+        figures.input_bytes += size_bytes
+        return True
+
+    def end(self) -> None:
+        self.in_flight -= 1
+        self.total.in_flight -= 1
+        gate = self.gate
+        gate.in_flight -= 1
+        if gate.waiting:
+            gate.let_in()
+
+    def take_back(self, size_bytes: int) -> None:
+        """Its turn in the gate is not given back: the request takes another one."""
+        now_s = self.gate.clock()
+        for account in (self.total, self.own):
+            if account is not None:
+                account.full_s -= account.step_s
+                if account.input_bytes is not None:
+                    account.input_bytes.take(-size_bytes, now_s)
+        self.figures.admitted -= 1
+        self.figures.input_bytes -= size_bytes
+        self.end()
+
     def ended(self, outcome: Outcome) -> None:
         self.in_flight -= 1
         self.total.in_flight -= 1
@@ -100,16 +154,22 @@ class FairGate:
     """
 
     __slots__ = (
-        "_heap", "_latest", "_number", "_virtual", "clock", "has_rows", "in_flight", "is_shared", "limit", "model",
-        "owner", "reports_tokens", "sharing", "uses", "view", "waiting", "waiting_bytes",
+        "_heap", "_latest", "_number", "_virtual", "clock", "has_rows", "in_flight", "is_followed", "is_shared",
+        "limit", "model", "owner", "quick", "reports_tokens", "sharing", "uses", "view", "waiting", "waiting_bytes",
     )  # fmt: skip
 
-    def __init__(self, model: str, sharing: Sharing | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, model: str, sharing: Sharing | None, clock: Callable[[], float], is_followed: bool = True
+    ) -> None:
+        """Create the gate. If it ``is_followed``, `learn` and `settle` are called."""
         self.model, self.clock, self.uses, self.in_flight = model, clock, 0, 0
         self.waiting = self.waiting_bytes = 0
         self.limit = GateLimit(clock)
         #: The version that was asked last. None before the model is known.
         self.view: ModelView | None = None
+        #: The version whose requests `Use.begin` counts: ``view``, unless its responses have tokens to count.
+        self.quick: ModelView | None = None
+        self.is_followed = is_followed
         #: True if responses are looked at for tokens.
         self.reports_tokens = False
         #: True if a request counts as many times as it has rows.
@@ -133,6 +193,7 @@ class FairGate:
     def learn(self, view: ModelView, reports_tokens: bool) -> None:
         """Note a version that is being asked."""
         self.view, self.reports_tokens = view, reports_tokens
+        self.quick = None if reports_tokens else view
         self.has_rows = self.is_shared and view.max_batch_size > 0
         self.limit.learn(view)
         self.let_in()
@@ -141,7 +202,7 @@ class FairGate:
         """Choose again how many are let in. Return False if that must be done soon."""
         is_settled = self.limit.settle()
         if is_settled:
-            self.view = None  # the next request says which version is asked
+            self.view = self.quick = None  # the next request says which version is asked
         if not (self.limit.is_shared or self.waiting):
             self.owner, self._virtual = None, self._latest  # nobody owes anything for the past
         self.let_in()

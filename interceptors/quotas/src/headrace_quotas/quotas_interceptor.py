@@ -2,9 +2,10 @@
 
 ::
 
+    Use.begin        a request like one that was admitted: counts it, or leaves it to the others
     Quotas.admit     before the body is read: refuses, lets pass, or lets wait in the gate of the model
     Use.answered     counts tokens
-    Use.ended        in flight no more: the gate lets in the next one
+    Use.ended, end   in flight no more: the gate lets in the next one
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ class Quotas(Interceptor):
             self._watcher = QuotaFileWatcher(Path(given.file), self._follow)
             book = self._watcher.book
         self.figures = AllFigures(given.tenants, book.named)
-        self.table = UseTable(book.divided(self._workers), self.figures, clock)
+        self.table = UseTable(book.divided(self._workers), self.figures, clock, self._watcher is not None)
         self._uses, self._gates = self.table.uses, self.table.gates
+        self.meters = self._uses
         self._networks: dict[str, tuple[str]] = {}
         self._is_ticking, self._tick_s = False, _SOON_S
 

@@ -25,8 +25,9 @@ _PER_TURN = 200
 class UseTable:
     """Finds the `Use` of a tenant with a model. Event loop only."""
 
-    def __init__(self, book: QuotaBook, figures: AllFigures, clock: Callable[[], float]) -> None:
-        self.book, self._figures, self._clock = book, figures, clock
+    def __init__(self, book: QuotaBook, figures: AllFigures, clock: Callable[[], float], follows: bool = True) -> None:
+        """Create the table. Its gates are followed if it ``follows`` a file: only that has shared models."""
+        self.book, self._figures, self._clock, self._follows = book, figures, clock, follows
         self.uses: OrderedDict[tuple[TenantKey, str], Use] = OrderedDict()
         self.tenants: dict[TenantKey, Tenant] = {}
         self.gates: dict[str, FairGate] = {}
@@ -56,7 +57,7 @@ class UseTable:
         gate = self.gates.get(model)
         if gate is None:
             sharing = self.book.sharing_of(model) if model else None
-            gate = self.gates[model] = FairGate(model, sharing, self._clock)
+            gate = self.gates[model] = FairGate(model, sharing, self._clock, self._follows)
         use = self.uses[tenant_key, model] = Use(tenant, model, gate, now_s)
         tenant.uses += 1
         gate.uses += 1

@@ -1,0 +1,222 @@
+"""Requests that a `Use` counts without admission: it decides as admission does, and nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tritonclient import grpc as grpc_client
+from tritonclient.utils import InferenceServerException
+
+from headrace import Caller, Operation, ResourceExhausted, ServerOptions, Watch
+from headrace_access import AccessOptions
+from headrace_quotas import QuotaOptions, Quotas
+from headrace_testing.serving import serve
+from tests.interceptors.access.access_files import make
+from tests.interceptors.quotas.test_limits import BODY, CONFIG, in_flight
+
+_LIMITS = {"requests_per_second": 4, "in_flight": 3, "input_bytes_per_second": 500}
+#: The version that is asked.
+VIEW: Any = object()
+
+
+class Asked:
+    """An interceptor with a clock of its own, which is asked by admission only, or by meters first."""
+
+    def __init__(self, path: Path, by_meters: bool) -> None:
+        self.now_s, self._by_meters = 1000.0, by_meters
+        self.made = Quotas(ServerOptions(plugin_options=[QuotaOptions(file=str(path))]), lambda: self.now_s)
+        self.made._is_ticking = True  # without an event loop
+        self.begun: list[Callable[[], None]] = []
+        self.begins = 0
+
+    def ask(self, principal: str, model: str, size_bytes: int) -> str:
+        """Return what becomes of an inference."""
+        use = self.made.table.uses.get((principal, model))
+        if use is not None:
+            use.gate.quick = VIEW
+        if self._by_meters and use is not None and self.made.table.uses[principal, model].begin(VIEW, size_bytes):
+            self.begins += 1
+            self.begun.append(use.end)
+            return "admitted"
+        caller = Caller("http", "192.0.2.1", principal=principal, body_bytes=size_bytes)
+        try:
+            watch = self.made.admit(caller, Operation.INFER, model)
+        except ResourceExhausted as error:
+            return f"{error.message}, {error.retry_after_s}"
+        assert isinstance(watch, Watch)
+        caller.watch(watch)
+        self.begun.append(caller.end)
+        return "admitted"
+
+    def state(self) -> list[Any]:
+        """Return what is counted: in flight, by account, and in the figures."""
+        found: list[Any] = [in_flight(self.made)]
+        for use in self.made.table.uses.values():
+            for account in (use.total, use.own):
+                if account is not None:
+                    found += [account.in_flight, max(account.full_s, self.now_s)]
+                    found += [max(account.input_bytes.full_s, self.now_s)] if account.input_bytes else []
+            found += [use.in_flight, use.figures.admitted, use.figures.input_bytes]
+        return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_meter_decides_and_counts_as_admission_does(seed: int, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("headrace_quotas.quotas_interceptor._PROMPT_REFUSALS", 10**9)  # none waits
+    path, random = tmp_path / "quotas.json", Random(seed)
+    path.write_text(json.dumps({"defaults": {**_LIMITS, "models": {"b": {**_LIMITS, "in_flight": 2}}}}))
+    asked = [Asked(path, by_meters=False), Asked(path, by_meters=True)]
+    told = set()
+    for _ in range(400):
+        if random.random() < 0.4 and asked[0].begun:
+            number = random.randrange(len(asked[0].begun))
+            for each in asked:
+                each.begun.pop(number)()
+        given = random.choice("pq"), random.choice("ab"), random.choice((10, 100, 900))
+        found = [each.ask(*given) for each in asked]
+        assert found[0] == found[1]
+        assert asked[0].state() == pytest.approx(asked[1].state())
+        told.add(found[0].partition(" inferences")[0])
+        for each in asked:
+            each.now_s += 0.05
+    assert asked[1].begins > 50
+    assert len(told) > 3
+    for each in asked:
+        while each.begun:
+            each.begun.pop()()
+        assert in_flight(each.made) == 0
+
+
+def test_what_is_taken_back_was_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "quotas.json"
+    path.write_text(json.dumps({"defaults": {**_LIMITS, "models": {"*": _LIMITS}}}))
+    asked = Asked(path, by_meters=True)
+    asked.ask("p", "m", 10)
+    asked.ask("p", "m", 20)
+    before = asked.state()
+    meter = asked.made.table.uses["p", "m"]
+    for _ in range(5):
+        assert meter.begin(VIEW, 30)
+        assert asked.state() != before
+        meter.take_back(30)
+        assert asked.state() == pytest.approx(before)
+
+
+def test_a_version_that_is_not_known_or_has_tokens_is_admitted(tmp_path: Path) -> None:
+    path = tmp_path / "quotas.json"
+    path.write_text(json.dumps({"sharing": {"*": {}}}))
+    asked = Asked(path, by_meters=False)
+    asked.ask("p", "m", 10)
+    use, view = asked.made.table.uses["p", "m"], FakeView()
+    for is_known, has_tokens in ((False, False), (True, True)):
+        if is_known:
+            use.gate.learn(view, has_tokens)  # type: ignore[arg-type]
+        assert not use.begin(view, 10)  # type: ignore[arg-type]
+    use.gate.learn(view, False)  # type: ignore[arg-type]
+    assert use.begin(view, 10)  # type: ignore[arg-type]
+    assert not use.begin(VIEW, 10)
+    use.gate.settle()  # the next request says which version is asked
+    assert not use.begin(view, 10)  # type: ignore[arg-type]
+
+
+class FakeView:
+    """A version whose instance is filled by one request."""
+
+    version, max_batch_size = 1, 0
+
+    occupancy = SimpleNamespace(last_ns=10_000_000)
+
+    def capacity(self) -> int:
+        return 1
+
+
+def test_a_full_gate_leaves_the_request_to_admission(tmp_path: Path) -> None:
+    path = tmp_path / "quotas.json"
+    path.write_text(json.dumps({"sharing": {"*": {"in_flight": 2}}}))
+    asked = Asked(path, by_meters=True)
+    for principal in "pq":
+        asked.ask(principal, "m", 10)
+        asked.begun.pop()()
+    uses = [asked.made.table.uses[principal, "m"] for principal in "pq"]
+    uses[0].gate.quick = VIEW
+    assert [use.begin(VIEW, 1) for use in (*uses, *uses)] == [True, True, False, False]
+    assert uses[0].finish > 0  # others use the model: each request has its cost
+    assert in_flight(asked.made) == 2
+    uses[0].end()
+    assert uses[1].begin(VIEW, 1)
+
+
+# ---------------------------------------------------------------------- over sockets
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, str]]]:
+    folder = tmp_path_factory.mktemp("metered")
+    (folder / "models/m/1").mkdir(parents=True)
+    (folder / "models/m/config.pbtxt").write_text(CONFIG + "response_cache { enable: true }")
+    rule = [{"models": ["*"], "operations": ["inference"]}]
+    keys = make(folder / "access.json", few=rule, many=rule)
+    quotas = {"principals": {"few": {"requests_per_second": 0.001}}, "sharing": {"*": {}}}
+    (folder / "quotas.json").write_text(json.dumps(quotas))
+    options: list[Any] = [AccessOptions(keys=str(folder / "access.json"))]
+    options += [QuotaOptions(file=str(folder / "quotas.json"))]
+    cache = {"local": {"size": "1048576"}}
+    with serve(folder / "models", listen=True, plugin_options=options, cache_config=cache) as server:
+        yield server, keys
+
+
+def test_inferences_pass_without_admission_and_end(
+    serving: tuple[Any, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, keys = serving
+    admitted: list[str] = []
+    admit = Quotas.admit
+
+    def note(quotas: Quotas, caller: Caller, *asked: Any) -> Any:
+        admitted.append(caller.transport)
+        return admit(quotas, caller, *asked)
+
+    monkeypatch.setattr(Quotas, "admit", note)
+    quotas = next(each for each in server.engine.admission.interceptors if isinstance(each, Quotas))
+    ports = {each.protocol or each.name: each.port for each in server.frontends}
+    url = f"http://127.0.0.1:{ports['http']}/v2/models/m/infer"
+    headers = {"authorization": f"Bearer {keys['many']}"}
+    tensor = grpc_client.InferInput("x", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+    with (
+        httpx.Client(headers=headers) as http,
+        grpc_client.InferenceServerClient(f"127.0.0.1:{ports['grpc']}") as client,
+    ):
+        for _ in range(5):
+            assert http.post(url, json=BODY).json()["outputs"][0]["data"] == [1]
+            assert client.infer("m", [tensor], headers=headers).as_numpy("y").tolist() == [[1]]
+        assert len(admitted) < 4, admitted  # the first one; the gate settles once per second, or sooner at first
+        before, figures = len(admitted), quotas.table.uses["many", "m"].figures
+        counted = figures.admitted
+        assert counted == 10
+        for content in (b"{", b'{"inputs": []}', json.dumps(BODY | {"outputs": [{"name": "no"}]}).encode()):
+            refused = http.post(url, content=content)
+            assert refused.status_code >= 400
+            assert "failed inside" not in refused.text
+        with pytest.raises(InferenceServerException):
+            client.infer("m", [tensor], headers=headers, outputs=[grpc_client.InferRequestedOutput("no")])
+        assert figures.admitted == counted + 4  # each once
+        assert len(admitted) - before <= 3
+        assert in_flight(quotas) == 0
+        few = {"authorization": f"Bearer {keys['few']}"}
+        assert http.post(url, json=BODY, headers=few).status_code == 200
+        for _ in range(2):
+            refused = http.post(url, json=BODY, headers=few)
+            assert refused.status_code == 429
+            assert 900 < int(refused.headers["retry-after"]) <= 1000
+        with pytest.raises(InferenceServerException, match="RESOURCE_EXHAUSTED"):
+            client.infer("m", [tensor], headers=few)
+        assert in_flight(quotas) == 0
