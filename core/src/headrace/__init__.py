@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from headrace.hookspecs import hookimpl
     from headrace.memory_release import release_memory, share_heap
     from headrace.messages import dtypes
+    from headrace.messages.device_tensor import DeviceTensor, StackedTensors, on_host
     from headrace.messages.dtypes import DataType
     from headrace.messages.request import InferRequest, Parameter
     from headrace.messages.response import Answer, InferResponse
@@ -268,6 +269,7 @@ _HOMES = {
     "headrace.hookspecs": ("hookimpl",),
     "headrace_cli.inspection.inspector": ("Findings", "InspectedModel", "Inspector"),
     "headrace.memory_release": ("release_memory", "share_heap"),
+    "headrace.messages.device_tensor": ("DeviceTensor", "StackedTensors", "on_host"),
     "headrace.messages.dtypes": ("DataType",),
     "headrace.messages.request": ("InferRequest", "Parameter"),
     "headrace.messages.response": ("Answer", "InferResponse"),
@@ -345,6 +347,7 @@ __all__ = [
     "Dependency",
     "Device",
     "DeviceKind",
+    "DeviceTensor",
     "Engine",
     "Executor",
     "ExecutorKind",
@@ -445,6 +448,7 @@ __all__ = [
     "Shared",
     "SharedMapping",
     "Spec",
+    "StackedTensors",
     "Storage",
     "StreamInstance",
     "StrictRequests",
@@ -485,6 +489,7 @@ __all__ = [
     "machine_metrics",
     "metric_without_value",
     "names_all_tensors",
+    "on_host",
     "one_line",
     "open_regular",
     "pack_response",

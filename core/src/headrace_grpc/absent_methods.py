@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.engine import Operation
 from headrace.errors import Unsupported
-from headrace.frontends.absent_extensions import note_absent, refuse_unknown_region, region_change_error
 from headrace_grpc.grpc_service_pb2 import (
     CudaSharedMemoryRegisterRequest,
     CudaSharedMemoryStatusRequest,
@@ -25,6 +24,7 @@ from headrace_grpc.grpc_service_pb2 import (
 )
 from headrace_grpc.own_methods import OwnMethod, message_method
 from headrace_grpc.rpc import Answer, Context
+from headrace_hosts.absent_extensions import note_absent, refuse_unknown_region, region_change_error
 
 if TYPE_CHECKING:
     from headrace.engine import Engine

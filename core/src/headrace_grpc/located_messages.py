@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.cleared_cache import ClearedCache
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED
 from headrace_grpc import infer_parameters, usual_messages
 from headrace_grpc.decode import Decoded, decode
 from headrace_grpc.grpc_service_pb2 import InferParameter, ModelInferRequest
 from headrace_grpc.usual_messages import ReadMessage, UsualMessage
 from headrace_grpc.wire import LENGTH_DELIMITED, RawRequest, varint
+from headrace_hosts.cleared_cache import ClearedCache
 from headrace_locations.located_plans import PLANNED_BYTES, PLANS, LocatedPlan
 from headrace_locations.tensor_locations import LocatedTensors, Parameters, TensorLocation, TensorLocations
 

@@ -20,7 +20,6 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from headrace.errors import HeadraceError
-from headrace.frontends.cleared_cache import ClearedCache
 from headrace.frontends.request_parameters import RequestParameters
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest, Parameter, Undecoded
@@ -31,6 +30,7 @@ from headrace_grpc.decode import Decoded
 from headrace_grpc.decode import decode as decode_unusual
 from headrace_grpc.grpc_service_pb2 import ModelInferRequest
 from headrace_grpc.wire import Buffer, RawRequest
+from headrace_hosts.cleared_cache import ClearedCache
 
 #: At most this many fields of a message are walked over, and bytes of one field looked up.
 _MOST_FIELDS = 64

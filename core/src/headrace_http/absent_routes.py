@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from headrace.engine import Operation
 from headrace.errors import Unsupported
-from headrace.frontends.absent_extensions import Kind, note_absent, refuse_unknown_region, region_change_error
+from headrace_hosts.absent_extensions import Kind, note_absent, refuse_unknown_region, region_change_error
 from headrace_http.message import HttpRequest, Reply, json_reply
 from headrace_http.route_handlers import Handler
 from headrace_http.url_paths import MODEL, PathTarget

@@ -12,8 +12,6 @@ from struct import pack
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from headrace.errors import InvalidArgument, Unsupported
-from headrace.frontends.cleared_cache import ClearedCache
-from headrace.frontends.request_layouts import FIXED_BYTES, LAYOUTS, RequestLayout
 from headrace.frontends.request_parameters import (
     BINARY_OUTPUTS,
     MAX_SEQUENCE_ID_BYTES,
@@ -25,6 +23,7 @@ from headrace.messages.request import InferRequest, Parameter, Undecoded, log_id
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor, Tensor
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, TooLargeForLoop
+from headrace_hosts.cleared_cache import ClearedCache
 from headrace_http.caller_limits import json_too_large, raw_too_large
 from headrace_http.documents import (
     as_boolean,
@@ -39,6 +38,7 @@ from headrace_http.documents import (
 from headrace_http.inputs import read_inputs, view
 from headrace_http.large_documents import read_document
 from headrace_http.outputs import BINARY, JSON, OutputFormat, read_outputs
+from headrace_http.request_layouts import FIXED_BYTES, LAYOUTS, RequestLayout
 
 if TYPE_CHECKING:
     from headrace.engine import ModelView

@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.cleared_cache import ClearedCache
 from headrace.messages.request import InferRequest, Parameter, Undecoded
 from headrace.messages.tensor import Tensor
 from headrace.messages.ticket import ticket_of
+from headrace_hosts.cleared_cache import ClearedCache
 from headrace_http.documents import as_array, as_boolean, as_string, as_unsigned
 from headrace_http.infer_request import custom_parameter, cut_id, decode, header_length, may_name_an_id
 from headrace_http.inference import Answer, InferenceHandler

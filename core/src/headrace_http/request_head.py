@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import NamedTuple, cast
 
-from headrace.frontends.cleared_cache import ClearedCache
+from headrace_hosts.cleared_cache import ClearedCache
 from headrace_http.message import HttpReply, text_error
 
 #: The end of a head.

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.engine import Operation
 from headrace.errors import HeadraceError, InternalError, NotFound
-from headrace.frontends.cleared_cache import ClearedCache
 from headrace.frontends.failures import is_verbose, log_fault
 from headrace.telemetry.log_limits import rate_limited_logger
+from headrace_hosts.cleared_cache import ClearedCache
 from headrace_hosts.held_memory import no_memory
 from headrace_http.absent_routes import absent_routes
 from headrace_http.admitted_requests import AdmittedReply, caller_of

@@ -186,7 +186,7 @@ def test_an_extension_answers_over_http_and_grpc_and_is_measured_and_closed(
 def test_a_path_and_a_method_of_an_extension_that_is_not_installed_are_free(
     use: Callable[..., None], serve: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    from headrace.frontends.absent_extensions import note_absent
+    from headrace_hosts.absent_extensions import note_absent
 
     note_absent.cache_clear()
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.frontends.request_layouts import RequestLayout
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.tensor import BytesTensor
@@ -22,6 +21,7 @@ from headrace_http import inference
 from headrace_http.infer_request import BodyLayoutCache, DecodedBody, decode
 from headrace_http.message import HttpRequest
 from headrace_http.outputs import JSON
+from headrace_http.request_layouts import RequestLayout
 
 MakeCaller = Callable[..., Any]
 FIXED = [datatype for datatype in dtypes.ALL if datatype is not dtypes.BYTES]

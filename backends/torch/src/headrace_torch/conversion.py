@@ -8,33 +8,45 @@ Strings are ``list[str]``, as TorchScript has them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace import BackendError, BytesTensor, Code, InvalidArgument, Tensor, dtypes
+from headrace import BackendError, BytesTensor, Code, DeviceTensor, InvalidArgument, Tensor, dtypes
+from headrace_torch.torch_tensors import TorchTensor, as_array, as_torch, mark_complete, numpy_types, stays
 
 
 class TensorConverter:
     """Converts the inputs and the results of one instance, which computes on ``device``, one of PyTorch's names.
 
     ``outputs`` says of each output of the config which of the results it is, counted from 0. ``writes``: the model may
-    write to its inputs. ``kept`` is `kept_memory` of the model: results in it are copied."""
+    write to its inputs. ``kept`` is `kept_memory` of the model: results in it are copied. ``reuses``: the next
+    execution may write to the memory of results on a GPU. Results there stay there: `TorchTensor`."""
 
     def __init__(
-        self, torch: Any, device: str, outputs: Mapping[str, int], writes: bool, kept: frozenset[int] = frozenset()
+        self,
+        torch: Any,
+        device: str,
+        outputs: Mapping[str, int],
+        writes: bool,
+        kept: frozenset[int] = frozenset(),
+        reuses: bool = False,
     ) -> None:
         self._torch, self._device, self._outputs, self._kept = torch, device, outputs, kept
+        self._writes, self._reuses = writes, reuses
         self._copies = writes and device == "cpu"  # for others a copy is made anyway
+        #: True if results are left on the device.
+        self.leaves_on_device = stays(device)
+        self._types = numpy_types(torch) if self.leaves_on_device else {}
         self._count = max(outputs.values()) + 1
 
     def tensor(self, name: str, tensor: Tensor) -> Any:
         """``tensor``, the input ``name``, for PyTorch; strings become ``list[str]``.
 
         Raises `InvalidArgument` for strings that are not UTF-8, or of more dims than one."""
-        if isinstance(tensor, BytesTensor):
-            return texts(name, tensor)
+        if type(tensor) is not np.ndarray:
+            return self._other(name, tensor)
         array = tensor
         if self._copies or not array.flags.c_contiguous:
             array = array.copy()
@@ -44,8 +56,24 @@ class TensorConverter:
             value = self._torch.from_numpy(array)
         return value if self._device == "cpu" else value.to(self._device)
 
+    def _other(self, name: str, tensor: Any) -> Any:
+        if isinstance(tensor, BytesTensor):
+            return texts(name, tensor)
+        value = as_torch(self._torch, tensor, self._device, partial(self.tensor, name))
+        return value.clone() if self._writes and isinstance(tensor, DeviceTensor) else value
+
     def results(self, result: Any) -> dict[str, Tensor]:
-        """Return the results of the model by the config's names. Raises `BackendError` for a missing output.
+        """Return the results of the model by the config's names, those on a GPU as `TorchTensor`.
+
+        Raises `BackendError` for a missing output. On the current stream of the execution.
+        """
+        found = self._results(result)
+        if self.leaves_on_device:
+            mark_complete(self._torch, found.values())
+        return found
+
+    def _results(self, result: Any) -> dict[str, Tensor]:
+        """Return `results`, without events.
 
         From a dictionary by its keys; from a tuple or a list by position; any other result is output 0.
         """
@@ -82,15 +110,18 @@ class TensorConverter:
             raise BackendError(
                 f"output '{name}' is {type(value).__name__}, neither a tensor nor strings", Code.INTERNAL
             )
-        value = value.detach().cpu()
-        if self._kept and value.untyped_storage().data_ptr() in self._kept:
-            value = value.clone()
-        array: npt.NDArray[Any]
-        if value.dtype is self._torch.bfloat16:
-            array = value.contiguous().view(self._torch.int16).numpy().view(dtypes.BF16.numpy)
-        else:
-            array = value.numpy()
-        return array.reshape(1) if not array.ndim else array
+        value = value.detach()
+        if not (self.leaves_on_device and stays(str(value.device)) and value.dtype in self._types):
+            value = self._unkept(value.cpu())
+            array = as_array(self._torch, value)
+            return array.reshape(1) if not array.ndim else array
+        value = value.clone() if self._reuses else self._unkept(value)
+        value = value.contiguous() if value.ndim else value.reshape(1)
+        left: Any = TorchTensor(value, self._types[value.dtype])
+        return left  # type: ignore[no-any-return]  # `BaseInstance.takes_device_tensors`
+
+    def _unkept(self, value: Any) -> Any:
+        return value.clone() if self._kept and value.untyped_storage().data_ptr() in self._kept else value
 
 
 def kept_memory(module: Any) -> frozenset[int]:

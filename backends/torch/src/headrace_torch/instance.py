@@ -80,7 +80,10 @@ class ForwardInstance(Instance):
         self._close = forward.close if owns else _nothing
         if not isinstance(outputs, Mapping):
             outputs = dict(zip(outputs, positions(outputs, "output"), strict=True))
-        converter = TensorConverter(torch, forward.device, outputs, forward.writes, forward.kept)
+        converter = TensorConverter(
+            torch, forward.device, outputs, forward.writes, forward.kept, reuses=forward.is_compiled
+        )
+        self.takes_device_tensors = converter.leaves_on_device
         self._tensor, self._results = converter.tensor, converter.results
         self._names: Sequence[str] = inputs
         self._arguments: Mapping[str, str] = {}

@@ -269,6 +269,10 @@ class BaseInstance:
     #: that compute in parallel or copy meanwhile. Read once, when the instance is loaded. One call at a time is made in
     #: a process of its own, under a rate limiter, and by schedulers that treat instances differently, as for sequences.
     concurrency: int = 1
+    #: True if an `Instance` takes inputs in the memory of a device, and may return such outputs: `DeviceTensor`. An
+    #: input of several requests may be `StackedTensors`. Core copies to the host what a caller wants there. The same
+    #: for all instances of a model. Read once, when the instance is loaded.
+    takes_device_tensors: bool = False
 
     def warm_up(self) -> None:
         """Make the first request as fast as the second. Called once, before the model is ready."""

@@ -57,7 +57,8 @@ class Executor(Protocol):
     """Runs one instance, from load to close. The loading thread calls `load`, `serve` and `join`.
 
     One with a process of its own may have a method ``memory_bytes``: the memory of that process, in bytes; 0 between a
-    crash and the restart. It is called on any thread and may block for some ms.
+    crash and the restart. It is called on any thread and may block for some ms. One in the server has an attribute
+    ``takes_device_tensors`` if its instance can.
     """
 
     @property

@@ -25,7 +25,7 @@ from headrace.errors import BackendError, Code, ConfigError, HeadraceError, Load
 from headrace.executors.output_schema import OutputSchema
 from headrace.executors.padded import PaddedRequests, PaddedRunner
 from headrace.executors.ragged import RaggedLayout, RaggedRunner
-from headrace.executors.runner import Given, RequestRunner, RowsRunner, Runner, gone
+from headrace.executors.runner import DeviceRowsRunner, Given, RequestRunner, RowsRunner, Runner, gone
 from headrace.executors.stream_runners import DeferredRunner, StreamRunner
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Batch, Padding, Ticket
@@ -96,7 +96,9 @@ def runner_for(
     if isinstance(instance, Instance):
         if isinstance(shaping, PaddingRules):
             return PaddedRunner(schema, instance, shaping)
-        return RowsRunner(schema, instance) if shaping is None else RaggedRunner(schema, instance, shaping)
+        if shaping is not None:
+            return RaggedRunner(schema, instance, shaping)
+        return DeviceRowsRunner(schema, instance) if instance.takes_device_tensors else RowsRunner(schema, instance)
     runner = _requests_runner(instance, schema)
     if not isinstance(shaping, PaddingRules):
         return runner

@@ -128,6 +128,10 @@ class InstanceThread:
     def unanswered(self) -> Sequence[Ticket]:
         return () if self._runner is None else self._runner.unanswered
 
+    @property
+    def takes_device_tensors(self) -> bool:
+        return self._runner is not None and self._runner.takes_device_tensors
+
     def check_ready(self) -> bool:
         instance = self.instance
         return instance is not None and instance.is_ready()

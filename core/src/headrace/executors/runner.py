@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from time import monotonic_ns
 from types import MappingProxyType
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from headrace.backends.base import Instance, RequestInstance
 from headrace.errors import BackendError, Cancelled, HeadraceError, summary
 from headrace.executors.output_schema import OutputSchema
+from headrace.messages.device_tensor import DeviceTensor, StackedTensors, on_host
 from headrace.messages.request import InferRequest, Parameter
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor, Tensor, concatenate
 from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.telemetry.executions import BatchTimes
@@ -51,6 +53,9 @@ class AnswerSink(Protocol):
 
 class Runner(ABC):
     """Drives one instance. ``schema`` has the outputs that its model declares."""
+
+    #: True if requests may bring `DeviceTensor`s, and get some: see `Ticket.on_device`.
+    takes_device_tensors = False
 
     def __init__(self, schema: OutputSchema) -> None:
         self.schema = schema
@@ -108,6 +113,7 @@ class RowsRunner(Runner):
         self._stack: Callable[[Sequence[Ticket]], Mapping[str, Tensor]] = _stack
         #: The outputs that are split row by row.
         self._in_rows = schema.outputs
+        self._accept: Callable[[Spec, Any, int], Tensor] = schema.accept_result
 
     def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Answer], BatchTimes]:
         started = monotonic_ns()
@@ -158,12 +164,54 @@ class RowsRunner(Runner):
         outputs: dict[str, Tensor] = {}
         for name, spec in self._in_rows.items():
             if name in results:
-                outputs[name] = self.schema.accept_result(spec, results[name], rows)
+                outputs[name] = self._accept(spec, results[name], rows)
             elif wanted is None or name in wanted:
                 raise BackendError(
                     f"model '{self.schema.name}': the backend returned no output '{name}', only {sorted(results)}"
                 )
         return outputs
+
+
+class DeviceRowsRunner(RowsRunner):
+    """Runs an `headrace.Instance` that takes device tensors, and leaves outputs on the device for requests that take
+    them there. Every other output is copied to the host once per batch."""
+
+    takes_device_tensors = True
+
+    def __init__(self, schema: OutputSchema, instance: Instance) -> None:
+        super().__init__(schema, instance)
+        self._stack, self._accept = _stack_on_device, self._accept_on_device
+
+    def _accept_on_device(self, spec: Spec, value: Any, rows: int) -> Tensor:
+        accept = self.schema.accept if isinstance(value, DeviceTensor) else self.schema.accept_result
+        return accept(spec, value, rows)
+
+    def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
+        wanted, asked = wanted_of(batch), [getattr(ticket, "on_device", {}) for ticket in batch]
+        found = {name: value for name, value in results.items() if wanted is None or name in wanted}
+        for name, value in found.items():
+            where = {names.get(name) for names in asked}
+            if isinstance(value, DeviceTensor) and where != {False}:
+                host = value.to_host()  # of all rows: their parts share it
+                found[name] = host if where == {None} else value
+        answers = super()._split(batch, found)
+        for names, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, InferResponse):
+                outputs = answer.outputs.items()
+                answer.outputs = {name: each if name in names else on_host(each) for name, each in outputs}
+        return answers
+
+
+def _stack_on_device(batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
+    """Return the inputs as `_stack` does, those with a `DeviceTensor` as `StackedTensors` of several requests."""
+    first: Mapping[str, Any] = batch[0].request.inputs
+    if len(batch) == 1:
+        return first
+    inputs: dict[str, Any] = {name: [ticket.request.inputs[name] for ticket in batch] for name in first}
+    for name, parts in inputs.items():
+        on_device = any(isinstance(part, DeviceTensor) for part in parts)
+        inputs[name] = StackedTensors(parts) if on_device else concatenate(parts)
+    return inputs
 
 
 def _stack(batch: Sequence[Ticket]) -> Mapping[str, Tensor]:

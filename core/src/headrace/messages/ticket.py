@@ -35,9 +35,9 @@ class Ticket:
     """
 
     __slots__ = (
-        "abandoned", "arrival_ns", "batch_key", "cancelled", "deadline_ns", "on_cancel", "on_read", "pinned",
-        "queued_ns", "request", "respond", "respond_at_once", "rows", "spans_ns", "started_ns", "times", "unread",
-        "watchers",
+        "abandoned", "arrival_ns", "batch_key", "cancelled", "deadline_ns", "on_cancel", "on_device", "on_read",
+        "pinned", "queued_ns", "request", "respond", "respond_at_once", "rows", "spans_ns", "started_ns", "times",
+        "unread", "watchers",
     )  # fmt: skip
 
     def __init__(self, request: InferRequest, respond: Respond) -> None:
@@ -77,6 +77,9 @@ class Ticket:
     #: Nanoseconds spent on concatenating the inputs of the batch, on inference, and on splitting its outputs. Set only
     #: for a model that other models call, when it answers, and by schedulers that answer requests themselves.
     spans_ns: tuple[int, int, int]
+    #: Set by a sender inside of the server, for models with `OtherModel.takes_device_tensors` only: outputs that it
+    #: takes as `DeviceTensor`s; True if also in the memory of the host, where `DeviceTensor.to_host` then finds it.
+    on_device: Mapping[str, bool]
     #: Set by `TimeKeeper`: a `BatchTimes`.
     times: tuple[int, int, int, int]
 

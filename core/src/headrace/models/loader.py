@@ -344,7 +344,8 @@ def _plan_version(
 
 def _other(served: ServedModel, ask: Callable[[Ticket], None]) -> OtherModel:
     """Return ``served`` for the scheduler of a model that depends on it."""
-    return OtherModel(served.config, served.version, served.inputs, served.outputs, served.labels, ask)
+    takes = served.takes_device_tensors
+    return OtherModel(served.config, served.version, served.inputs, served.outputs, served.labels, ask, takes)
 
 
 def _tell_completed(config: ModelConfig) -> None:

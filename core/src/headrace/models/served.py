@@ -18,6 +18,7 @@ from headrace.messages.ticket import Ticket
 from headrace.models.readiness import Readiness
 from headrace.models.signature import Signature, explain
 from headrace.models.view import ModelView, metadata_document
+from headrace.schedulers.caching_queue import CachingModelQueue
 from headrace.schedulers.dynamic import DirectScheduler
 from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.executions import Observer, SpanKeeper
@@ -137,6 +138,14 @@ class ServedModel:
     def executors(self) -> Sequence[Executor]:
         """The executors of its instances."""
         return self.instances.executors
+
+    @property
+    def takes_device_tensors(self) -> bool:
+        """True if its instances take device tensors, and neither a cache nor the scheduler reads tensors."""
+        queue, executors = self.model_queue, self.executors
+        if queue.scheduler.is_stateful or isinstance(queue, CachingModelQueue):
+            return False
+        return bool(executors) and all(getattr(each, "takes_device_tensors", False) for each in executors)
 
     @property
     def ready(self) -> bool:

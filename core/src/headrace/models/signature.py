@@ -25,6 +25,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.padding import PADDING, PaddingRules
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.messages import dtypes, strings
+from headrace.messages.device_tensor import DeviceTensor
 from headrace.messages.request import InferRequest, Undecoded
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor, Tensor, data_type
@@ -185,7 +186,9 @@ class _Check:
         if self.numpy is None:
             if type(tensor) is not BytesTensor or not tensor.is_complete:
                 return -1
-        elif type(tensor) is not np.ndarray or (tensor.dtype is not self.numpy and tensor.dtype != self.numpy):
+        elif (type(tensor) is not np.ndarray and not isinstance(tensor, DeviceTensor)) or (
+            tensor.dtype is not self.numpy and tensor.dtype != self.numpy
+        ):
             return -1
         shape = tensor.shape
         dims = shape[1:] if self.batched else shape

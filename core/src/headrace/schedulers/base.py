@@ -138,6 +138,8 @@ class OtherModel:
     outputs: Mapping[str, Spec]
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ask: Callable[[Ticket], None] = _nobody_to_ask
+    #: True if its requests may bring `headrace.DeviceTensor`s, and ask for some by `Ticket.on_device`.
+    takes_device_tensors: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from headrace import Answer, HeadraceError, InferRequest, InferResponse, InternalError, InvalidArgument, Tensor, Ticket
+from headrace import (
+    Answer,
+    HeadraceError,
+    InferRequest,
+    InferResponse,
+    InternalError,
+    InvalidArgument,
+    Tensor,
+    Ticket,
+    on_host,
+)
 from headrace_ensemble.plan import DataflowPlan, Step
 
 log = logging.getLogger("headrace.ensemble")
@@ -133,7 +143,7 @@ class Dataflow:
         if step.when in skipped:
             return f"{told}, because {skipped[step.when]}"
         value = item.values[step.when]
-        truths = set() if value is None else {bool(each) for each in value.flat}
+        truths = set() if value is None else {bool(each) for each in on_host(value).flat}
         if len(truths) > 1:
             self._fail(InvalidArgument(f"the rows of the condition of step {step.index} ('{step.name}') differ"))
         return "" if truths == {not step.is_negated} else f"{told}, because its condition did not hold"
@@ -181,6 +191,8 @@ class Dataflow:
         )
         ticket = Ticket(asked, partial(self._heard_many if step.opens else self._heard, item, step))
         item.calls[step.index] = ticket
+        if step.on_device:
+            ticket.on_device = step.on_device
         if self._limit:
             self._running[step.index] = self._running.get(step.index, 0) + 1
         item.open += 1

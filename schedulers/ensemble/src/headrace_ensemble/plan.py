@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeAlias
 
-from headrace import Dependency, InternalError, ModelConfig, OtherModel, Spec, Tensor, Ticket
+from headrace import Dependency, InternalError, ModelConfig, OtherModel, Spec, Tensor, Ticket, on_host
 from headrace_ensemble.conditions import Condition, conditions
 
 #: Adapts a tensor for its reader, if one of writer and reader has a batch axis and the other has not.
@@ -29,6 +29,7 @@ class Step:
     - ``waits``: the number of its tensors that come from steps of the same item.
     - ``when``: the tensor of its condition, -1 for none. With ``is_negated``, the step runs if that is false.
     - ``required``: tensors without which it does not run.
+    - ``on_device``: the outputs that stay in the memory of a device: `headrace.Ticket.on_device`.
     - ``kind``: the start of `InferRequest.alike` of its requests, before dtypes and shapes of inputs. None if an input
       is strings.
     """
@@ -48,6 +49,7 @@ class Step:
     is_negated: bool
     required: frozenset[int]
     kind: tuple[object, ...] | None
+    on_device: Mapping[str, bool]
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +91,7 @@ class EnsembleGraph:
         #: The tensors that each step waits for.
         self._reads = [reads_of(config, index, self._conditions) for index in range(len(self._steps))]
         self._streams = self._find_streams()
+        self._on_device = self._find_device_tensors()
         #: The steps as in every plan, without their outputs.
         self._bare = [self._step(index) for index in range(len(self._steps))]
 
@@ -147,7 +150,37 @@ class EnsembleGraph:
         names = [name for name, _, _ in writes]
         outputs = () if len(names) == len(model.outputs) else tuple(names)
         kind = None if bare.kind is None else (*bare.kind, outputs)
-        return replace(bare, writes=writes, outputs=outputs, kind=kind)
+        on_device = {
+            output: tensor in requested or any(self._needs_array(reader, tensor) for reader in readers[tensor])
+            for output, tensor in step.output_map.items()
+            if any(not self._needs_array(reader, tensor) for reader in readers[tensor])
+        }
+        return replace(bare, writes=writes, outputs=outputs, kind=kind, on_device=on_device)
+
+    def _needs_array(self, reader: Step, tensor: str) -> bool:
+        """True if ``reader`` takes ``tensor`` in the memory of the host only."""
+        is_input = tensor in self._steps[reader.index].input_map.values()
+        return (
+            not is_input or reader.when == self._numbers[tensor] or not self._stays(tensor, self._models[reader.index])
+        )
+
+    def _stays(self, tensor: str, model: OtherModel) -> bool:
+        return tensor in self._on_device and model.takes_device_tensors
+
+    def _find_device_tensors(self) -> frozenset[str]:
+        """Return the tensors that may be `headrace.DeviceTensor`s: of a step that returns some, for one that takes
+        them."""
+        read = {
+            tensor
+            for step, model in zip(self._steps, self._models, strict=True)
+            if model.takes_device_tensors
+            for tensor in step.input_map.values()
+        }
+        return frozenset(
+            tensor
+            for tensor, index in self._writer.items()
+            if tensor in read and self._models[index].takes_device_tensors
+        )
 
     def _step(self, index: int) -> Step:
         step, model = self._steps[index], self._models[index]
@@ -176,6 +209,7 @@ class EnsembleGraph:
             condition is not None and condition.is_negated,
             frozenset(self._numbers[t] for name, t in step.input_map.items() if not model.inputs[name].optional),
             None if any(model.inputs[name].datatype.name == "BYTES" for name in step.input_map) else (object(),),
+            {},
         )
 
     def _opens(self, index: int) -> bool:
@@ -203,12 +237,19 @@ class EnsembleGraph:
         return config.max_batch_size > 0
 
     def _adapt_input(self, tensor: str, model: OtherModel, name: str) -> Adapt | None:
-        return adapter(self._is_batched(tensor), model.config.max_batch_size > 0, len(model.inputs[name].dims))
+        adapt = adapter(self._is_batched(tensor), model.config.max_batch_size > 0, len(model.inputs[name].dims))
+        return adapt if self._stays(tensor, model) else self._as_array(tensor, adapt)
+
+    def _as_array(self, tensor: str, adapt: Adapt | None) -> Adapt | None:
+        """Return ``adapt`` for a reader that takes arrays only."""
+        if tensor not in self._on_device:
+            return adapt
+        return on_host if adapt is None else lambda value: adapt(on_host(value))
 
     def _adapt_output(self, name: str) -> Adapt | None:
         (spec,) = (Spec.from_config(output) for output in self._config.output if output.name == name)
         is_batched = self._config.max_batch_size > 0
-        adapt = adapter(self._is_batched(name), is_batched, len(spec.backend_dims))
+        adapt = self._as_array(name, adapter(self._is_batched(name), is_batched, len(spec.backend_dims)))
         return adapt if spec.reshape is None else _reshaper(spec, is_batched, adapt)
 
 

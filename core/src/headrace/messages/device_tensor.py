@@ -1,0 +1,88 @@
+"""Tensors in the memory of a device, such as a GPU, which pass between models without a copy in the host's memory.
+
+An instance gets and returns them if it declares `BaseInstance.takes_device_tensors`. Everything else gets arrays.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class DeviceTensor(ABC):
+    """A tensor of ``shape`` and ``dtype`` (a NumPy dtype) on a device. Read-only, as every `Tensor`. Any thread.
+
+    A backend extends this class for its engine. An engine reads the tensors of another one by DLPack.
+    """
+
+    __slots__ = ("_host", "dtype", "shape")
+
+    def __init__(self, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+        self.shape, self.dtype = tuple(shape), dtype
+        self._host: npt.NDArray[Any] | None = None
+
+    @abstractmethod
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the kind of the device in DLPack's numbers, and its own number."""
+
+    @abstractmethod
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        """Return a DLPack capsule. Work that is queued on ``stream`` later finds the tensor complete, and its memory is
+        not used for anything else before that work is done. Must not block until the device is idle."""
+
+    @abstractmethod
+    def copy_to_host(self) -> npt.NDArray[Any]:
+        """Return a copy in the host's memory. Blocks until the tensor is complete."""
+
+    @abstractmethod
+    def view(self, rows: slice, shape: Sequence[int]) -> DeviceTensor:
+        """Return ``rows`` of the first axis in ``shape``, without a copy. All rows: ``slice(None)``."""
+
+    def to_host(self) -> npt.NDArray[Any]:
+        """Return it as an array, which is copied by the first call only."""
+        if self._host is None:
+            self._host = self.copy_to_host()
+        return self._host
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def reshape(self, shape: Sequence[int]) -> DeviceTensor:
+        return self._part(slice(None), tuple(shape))
+
+    def __getitem__(self, rows: slice) -> DeviceTensor:
+        return self._part(rows, (len(range(*rows.indices(self.shape[0]))), *self.shape[1:]))
+
+    def _part(self, rows: slice, shape: tuple[int, ...]) -> DeviceTensor:
+        part = self.view(rows, shape)
+        part._host = None if self._host is None else self._host[rows].reshape(shape)
+        return part
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return self.to_host() if dtype is None else self.to_host().astype(dtype)
+
+
+class StackedTensors:
+    """An input of a batch of several requests, with a `DeviceTensor` in it. ``shape`` is that of the whole.
+
+    ``parts`` are the tensors of the requests, which the instance concatenates along the first axis."""
+
+    __slots__ = ("parts", "shape")
+
+    def __init__(self, parts: Sequence[npt.NDArray[Any] | DeviceTensor]) -> None:
+        self.parts = parts
+        self.shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+    def to_host(self) -> npt.NDArray[Any]:
+        """Return the whole as an array. Copies every element."""
+        return np.concatenate([on_host(part) for part in self.parts])
+
+
+def on_host(tensor: Any) -> Any:
+    """Return ``tensor``, or its array if it is a `DeviceTensor` or `StackedTensors`."""
+    return tensor.to_host() if isinstance(tensor, (DeviceTensor, StackedTensors)) else tensor

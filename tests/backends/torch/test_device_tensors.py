@@ -1,0 +1,110 @@
+"""Tensors between models of an ensemble, on a device that the CPU plays: PyTorch treats it as it treats a GPU, except
+for streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace import BytesTensor, Server, StackedTensors
+from headrace_testing.played_tensors import PlayedDeviceTensor
+from headrace_testing.serving import serve
+from headrace_torch.conversion import TensorConverter
+from headrace_torch.torch_tensors import TorchTensor
+from tests.backends.torch.chains import CHAIN, write_chain
+
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Let results on the CPU stay there. The copies to the host are added to the list."""
+    found: list[tuple[int, ...]] = []
+    copy = TorchTensor.copy_to_host
+
+    def counted(tensor: TorchTensor) -> Any:
+        found.append(tensor.shape)
+        return copy(tensor)
+
+    monkeypatch.setattr("headrace_torch.conversion.stays", lambda device: True)
+    monkeypatch.setattr(TorchTensor, "copy_to_host", counted)
+    return found
+
+
+@pytest.fixture
+def server(copies: list[Any], tmp_path: Path) -> Iterator[Server]:
+    write_chain(tmp_path, "KIND_CPU")
+    with serve(tmp_path) as server:
+        yield server
+
+
+def test_three_models_pass_tensors_on_and_only_the_output_is_copied(server: Server, copies: list[Any]) -> None:
+    copies.clear()
+    for rows in (1, 2, 2):
+        x = X[:rows]
+        np.testing.assert_array_equal(np.asarray(server.infer("chain", {"x": x}).outputs["y"]), CHAIN(x))
+    assert copies == [(1, 4), (2, 4), (2, 4)]
+    copies.clear()
+    with ThreadPoolExecutor(8) as callers:
+        given = [X + number for number in range(24)]
+        for x, answer in zip(given, callers.map(lambda x: server.infer("chain", {"x": x}), given), strict=True):
+            np.testing.assert_array_equal(np.asarray(answer.outputs["y"]), CHAIN(x))
+    assert sum(shape[0] for shape in copies) == 48
+
+
+def test_a_client_of_a_step_gets_what_it_got_before(server: Server) -> None:
+    found = server.infer("script", {"x": X}).outputs["y"]
+    assert type(found) is np.ndarray
+    np.testing.assert_array_equal(found, X * 2)
+
+
+def converter(copies: list[Any], writes: bool = False, kept: frozenset[int] = frozenset(), **more: Any) -> Any:
+    return TensorConverter(torch, "cpu", {"y": 0}, writes, kept, **more)
+
+
+def test_inputs_are_views_unless_the_model_writes_to_them(copies: list[Any]) -> None:
+    (left,) = converter(copies).results(torch.from_numpy(X.copy())).values()
+    assert isinstance(left, TorchTensor)
+    assert converter(copies).tensor("x", left[:1]).data_ptr() == left.tensor.data_ptr()
+    assert converter(copies, writes=True).tensor("x", left).data_ptr() != left.tensor.data_ptr()
+    assert copies == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64])
+def test_every_type_goes_there_and_back(copies: list[Any], dtype: Any) -> None:
+    value = torch.tensor([[0, 1], [1, 0]]).to(dtype)
+    (left,) = converter(copies).results(value).values()
+    again = converter(copies).tensor("x", StackedTensors([left[1:], left[:1].to_host()]))
+    assert torch.equal(again, value.flip(0))
+    assert again.dtype is dtype
+    (arrays,) = TensorConverter(torch, "cpu", {"y": 0}, False).results(value).values()
+    np.testing.assert_array_equal(np.asarray(left), np.asarray(arrays))
+
+
+def test_tensors_of_another_engine_come_by_dlpack(copies: list[Any]) -> None:
+    foreign = PlayedDeviceTensor(X.copy())
+    assert torch.equal(converter(copies).tensor("x", foreign), torch.from_numpy(X))
+    assert foreign.copies == []
+    mixed = StackedTensors([foreign[:1], X])
+    assert torch.equal(converter(copies).tensor("x", mixed), torch.from_numpy(np.concatenate([X[:1], X])))
+    assert converter(copies).tensor("s", BytesTensor.from_items([b"a"], [1])) == ["a"]
+
+
+def test_memory_that_the_model_keeps_is_copied_on_the_device(copies: list[Any]) -> None:
+    value = torch.zeros(2, 4)
+    kept = frozenset([value.untyped_storage().data_ptr()])
+    for made in (converter(copies, kept=kept), converter(copies, reuses=True)):
+        (left,) = made.results(value).values()
+        assert left.tensor.data_ptr() != value.data_ptr()
+    assert copies == []
+
+
+def test_a_scalar_has_the_shape_1(copies: list[Any]) -> None:
+    (left,) = converter(copies).results(torch.tensor(3.0)).values()
+    assert left.shape == (1,)

@@ -1,0 +1,112 @@
+"""Tensors that stay on the GPU between models: counted by PyTorch's profiler, and right under load."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace import Server, StackedTensors
+from headrace_testing.serving import serve
+from headrace_torch.torch_tensors import TorchTensor
+from tests.backends.torch.chains import CHAIN, write_chain
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this PyTorch finds no GPU"),
+]
+
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+REQUESTS = 5
+SLOW = """
+class Net(torch.nn.Module):
+    def forward(self, x):
+        torch.cuda._sleep(20_000_000)  # cycles: some 10 ms, in which a reader that does not wait reads old memory
+        return x + 1
+"""
+ONE = 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [-1] } '
+ONE += 'output { name: "y" data_type: TYPE_FP32 dims: [-1] } '
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    repository = tmp_path_factory.mktemp("models")
+    write_chain(repository, "KIND_GPU")
+    with serve(repository) as server:
+        for _ in range(5):  # compiles what PyTorch compiles in the first executions
+            server.infer("chain", {"x": X})
+        yield server
+
+
+def copies_of(work: Any) -> Counter[str]:
+    """Return how many copies of each kind the GPU makes during ``work``."""
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
+        work()
+        torch.cuda.synchronize()
+    names = [each.name for each in profile.events() or () if each.name.startswith("Memcpy")]
+    return Counter(name.split()[1] for name in names)
+
+
+def test_a_request_of_a_chain_is_copied_once_in_and_once_out(server: Server) -> None:
+    def ask() -> None:
+        for number in range(REQUESTS):
+            found = server.infer("chain", {"x": X + number}).outputs["y"]
+            np.testing.assert_array_equal(np.asarray(found), CHAIN(X + number))
+
+    found = copies_of(ask)
+    print("copies of", REQUESTS, "requests of a chain of three models:", dict(found))
+    assert found == {"HtoD": REQUESTS, "DtoH": REQUESTS}
+
+
+def test_a_single_model_is_copied_once_in_and_once_out(server: Server) -> None:
+    found = copies_of(lambda: server.infer("script", {"x": X}))
+    assert found == {"HtoD": 1, "DtoH": 1}
+
+
+def test_many_requests_at_once_get_their_own_rows(server: Server) -> None:
+    def ask(number: int) -> None:
+        x = np.full((1 + number % 3, 4), number, np.float32)
+        np.testing.assert_array_equal(np.asarray(server.infer("chain", {"x": x}).outputs["y"]), CHAIN(x))
+
+    with ThreadPoolExecutor(16) as callers:
+        list(callers.map(ask, range(400)))
+
+
+def test_a_reader_waits_for_the_writer_on_another_stream(modules: Any) -> None:
+    """The tensor is given on before it is computed, and its memory is not used anew before the reader is done."""
+    writer = modules.load(SLOW, ONE, device="gpu")
+    reader = modules.load(SLOW.replace("x + 1", "x * 2"), ONE, device="gpu")
+    x = np.ones((1, 1 << 20), np.float32)
+    for number in range(10):
+        left: Any = writer.execute({"x": x * number})["y"]
+        assert isinstance(left, TorchTensor)
+        twice: Any = reader.execute({"x": left})["y"]
+        stacked: Any = reader.execute({"x": StackedTensors([left[:1], x])})["y"]
+        del left
+        writer.execute({"x": x * 1000})  # may take the memory of `left` as soon as it is free
+        np.testing.assert_array_equal(twice.to_host(), x * 2 * (number + 1))
+        np.testing.assert_array_equal(stacked.to_host(), np.concatenate([x * 2 * (number + 1), x * 2]))
+
+
+def test_another_library_reads_it_by_dlpack_on_its_own_stream(modules: Any) -> None:
+    left: Any = modules.load(SLOW, ONE, device="gpu").execute({"x": X})["y"]
+    assert left.__dlpack_device__() == (2, 0)
+    found: list[Any] = []
+
+    def read() -> None:  # on another thread, whose current stream is the default one
+        found.append(torch.utils.dlpack.from_dlpack(left).cpu().numpy())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    np.testing.assert_array_equal(found[0], X + 1)
+    cupy = pytest.importorskip("cupy")
+    with cupy.cuda.Stream(non_blocking=True):
+        np.testing.assert_array_equal(cupy.asnumpy(cupy.from_dlpack(left)), X + 1)
