@@ -64,7 +64,7 @@ IS_CI = os.environ.get("CI") == "true"
 RERUNS = ("--reruns", "1", "--rerun-show-tracebacks", "-r", "aR") if IS_CI else ()
 #: Tests that the sessions `core`, `build` and `kserve` run, so that `tests` need not run them again.
 WITHOUT_PLUGINS = ("tests/core", "tests/testing")
-OF_KSERVE = ("tests/kserve",)
+OTHERS = ("tests/kserve", "tests/ray")
 FROM_WHEELS = ("tests/e2e/test_examples.py", "tests/frontends", "tests/schedulers")
 
 
@@ -186,13 +186,21 @@ def kserve(session: nox.Session) -> None:
     python = str(Path(session.bin) / "python")
     tools = ("kserve", "pytest", "pytest-rerunfailures", "pytest-timeout")
     _install(session, python, "-e", "core", *tools, "--override", "tests/kserve/overrides.txt")
-    session.run("pytest", *RERUNS, *(session.posargs or OF_KSERVE))
+    session.run("pytest", *RERUNS, *(session.posargs or ["tests/kserve"]))
+
+
+@nox.session(venv_backend="none", requires=["workshop"], default=False)
+def ray(session: nox.Session) -> None:
+    """Headrace on a real Ray of two nodes: 2 minutes."""
+    python = str(WORKSHOP / "bin" / "python")
+    _uv(session, python, "ray[serve]")
+    _run(session, "pytest", "-W", "ignore", "-s", *(session.posargs or ["tests/ray"]))
 
 
 @nox.session(venv_backend="none", requires=["workshop"])
 def tests(session: nox.Session) -> None:
     """All tests that `core`, `build` and `kserve` do not run; arguments after `--` go to pytest instead."""
-    others = [f"--ignore={path}" for path in (*WITHOUT_PLUGINS, *FROM_WHEELS, *OF_KSERVE)]
+    others = [f"--ignore={path}" for path in (*WITHOUT_PLUGINS, *FROM_WHEELS, *OTHERS)]
     # One process more than in the other sessions: for half of its time nothing runs beside this one.
     processes = ("-n", str(PROCESSORS * 2))
     _run(session, "pytest", *PARALLEL, *processes, *RERUNS, *(session.posargs or others))

@@ -32,6 +32,7 @@ _COMMANDS = {
     "batch": "headrace-batch",
     "bundle": "headrace-bundle",
     "migrate": "headrace-migrate",
+    "ray": "headrace-ray",
     "service": "headrace-service",
     "trace": "headrace-trace",
     "traffic": "headrace-router",
