@@ -96,9 +96,8 @@ def runner_for(
     if isinstance(instance, Instance):
         if isinstance(shaping, PaddingRules):
             return PaddedRunner(schema, instance, shaping)
-        if shaping is not None:
-            return RaggedRunner(schema, instance, shaping)
-        return DeviceRowsRunner(schema, instance) if instance.takes_device_tensors else RowsRunner(schema, instance)
+        plain = DeviceRowsRunner if instance.takes_device_tensors else RowsRunner
+        return plain(schema, instance) if shaping is None else RaggedRunner(schema, instance, shaping)
     runner = _requests_runner(instance, schema)
     if not isinstance(shaping, PaddingRules):
         return runner

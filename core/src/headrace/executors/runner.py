@@ -183,8 +183,7 @@ class DeviceRowsRunner(RowsRunner):
         self._stack, self._accept = _stack_on_device, self._accept_on_device
 
     def _accept_on_device(self, spec: Spec, value: Any, rows: int) -> Tensor:
-        accept = self.schema.accept if isinstance(value, DeviceTensor) else self.schema.accept_result
-        return accept(spec, value, rows)
+        return (self.schema.accept if isinstance(value, DeviceTensor) else self.schema.accept_result)(spec, value, rows)
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
         wanted, asked = wanted_of(batch), [getattr(ticket, "on_device", {}) for ticket in batch]
@@ -207,11 +206,9 @@ def _stack_on_device(batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
     first: Mapping[str, Any] = batch[0].request.inputs
     if len(batch) == 1:
         return first
-    inputs: dict[str, Any] = {name: [ticket.request.inputs[name] for ticket in batch] for name in first}
-    for name, parts in inputs.items():
-        on_device = any(isinstance(part, DeviceTensor) for part in parts)
-        inputs[name] = StackedTensors(parts) if on_device else concatenate(parts)
-    return inputs
+    parts: dict[str, Any] = {name: [ticket.request.inputs[name] for ticket in batch] for name in first}
+    on_device = {name for name, each in parts.items() if any(isinstance(part, DeviceTensor) for part in each)}
+    return {name: StackedTensors(each) if name in on_device else concatenate(each) for name, each in parts.items()}  # type: ignore[misc]
 
 
 def _stack(batch: Sequence[Ticket]) -> Mapping[str, Tensor]:

@@ -44,24 +44,20 @@ class DeviceTensor(ABC):
 
     def to_host(self) -> npt.NDArray[Any]:
         """Return it as an array, which is copied by the first call only."""
-        if self._host is None:
-            self._host = self.copy_to_host()
-        return self._host
+        self._host = host = self.copy_to_host() if self._host is None else self._host
+        return host
 
     @property
     def nbytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
-    def reshape(self, shape: Sequence[int]) -> DeviceTensor:
-        return self._part(slice(None), tuple(shape))
-
-    def __getitem__(self, rows: slice) -> DeviceTensor:
-        return self._part(rows, (len(range(*rows.indices(self.shape[0]))), *self.shape[1:]))
-
-    def _part(self, rows: slice, shape: tuple[int, ...]) -> DeviceTensor:
+    def reshape(self, shape: Sequence[int], rows: slice = slice(None)) -> DeviceTensor:
         part = self.view(rows, shape)
         part._host = None if self._host is None else self._host[rows].reshape(shape)
         return part
+
+    def __getitem__(self, rows: slice) -> DeviceTensor:
+        return self.reshape((len(range(*rows.indices(self.shape[0]))), *self.shape[1:]), rows)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return self.to_host() if dtype is None else self.to_host().astype(dtype)

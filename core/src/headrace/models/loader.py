@@ -344,8 +344,8 @@ def _plan_version(
 
 def _other(served: ServedModel, ask: Callable[[Ticket], None]) -> OtherModel:
     """Return ``served`` for the scheduler of a model that depends on it."""
-    takes = served.takes_device_tensors
-    return OtherModel(served.config, served.version, served.inputs, served.outputs, served.labels, ask, takes)
+    given = served.config, served.version, served.inputs, served.outputs, served.labels, ask
+    return OtherModel(*given, served.takes_device_tensors)
 
 
 def _tell_completed(config: ModelConfig) -> None:
