@@ -12,6 +12,7 @@ from time import monotonic
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, SpanContext, use_span
 
 from headrace import ConfigError, Server, ServerOptions
 from headrace_otel import OtelOptions
@@ -19,6 +20,7 @@ from headrace_otel.access_records import AccessRecords
 from headrace_otel.collectors import LONGEST_PAUSE_S, MAX_ANSWER_BYTES, NotTaken, connect
 from headrace_otel.delivery import Delivery
 from headrace_otel.log_lines import LogLines
+from headrace_otel.log_messages import write_records
 from headrace_otel.otel_options import CollectorAddress
 from headrace_otel.record_queue import MOST, RecordQueue
 from headrace_otel.record_sender import RecordSender
@@ -120,7 +122,8 @@ def test_records_wait_for_a_collector_and_none_is_lost(own: Collector) -> None:
     own.wait_for(lambda: len(own.records("a.model")) == MOST // 4)
     texts = [each.body.string_value for each in own.records("a.model")]
     assert texts == [f"line {number}" for number in range(MOST // 4)]
-    sender.close()
+    sender.end()
+    sender.join(20)
     assert (sender.sent, sender.dropped) == (MOST // 4, 0)
 
 
@@ -156,6 +159,18 @@ def test_an_error_has_its_traceback_and_keeps_nothing_alive() -> None:
     assert attributes["headrace.model"] == "m1"
     assert len(line[3]) == 16 * 1024
     assert {type(value) for value in attributes.values()} <= {str, int}
+
+
+def test_a_line_in_a_span_has_its_ids() -> None:
+    queue = RecordQueue()
+    context = SpanContext(0xA7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, is_remote=True)
+    for span in (NonRecordingSpan(context), INVALID_SPAN):
+        with use_span(span):
+            LogLines(queue).add(logging.makeLogRecord({"name": "m", "levelno": 20, "msg": "in a span"}))
+    message = ExportLogsServiceRequest.FromString(write_records(queue.take(2), Resource()))  # type: ignore[arg-type]
+    inside, outside = message.resource_logs[0].scope_logs[0].log_records
+    assert (inside.trace_id.hex(), inside.span_id.hex()) == ("00a7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+    assert (outside.trace_id, outside.span_id) == (b"", b"")
 
 
 def test_a_server_without_the_flags_has_no_part_of_it() -> None:

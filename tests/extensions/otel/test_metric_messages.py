@@ -110,7 +110,8 @@ def test_while_one_export_hangs_no_other_is_made() -> None:
         delivery.may_go.set()
         while len(delivery.messages) < 2:
             await asyncio.sleep(0.01)
-        sender.close()
+        sender.end()
+        sender.join(20)
         assert len(delivery.messages) == reads
 
     asyncio.run(asyncio.wait_for(test(), 20))

@@ -19,8 +19,6 @@ from headrace_otel.metric_messages import MetricMessages
 
 log = rate_limited_logger(__name__)
 
-_CLOSE_S = 3.0
-
 
 class MetricSender:
     """Sends what ``read`` returns on the event loop and ``read_devices`` on the thread, every ``interval_s``.
@@ -47,13 +45,16 @@ class MetricSender:
         self._thread.start()
         self._timer = self._loop.call_later(interval_s, self._tick)
 
-    def close(self) -> None:
-        """Send the last values, and wait for at most `_CLOSE_S`."""
+    def end(self) -> None:
+        """Send the last values. Does not wait."""
         self._timer.cancel()
         self._offer()
         self._is_closing = True
         self._wake.set()
-        self._thread.join(_CLOSE_S)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for at most ``timeout_s`` until they are sent."""
+        self._thread.join(timeout_s)
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._interval_s, self._tick)

@@ -6,7 +6,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from time import time_ns
+from time import monotonic, time_ns
 from typing import ClassVar
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
@@ -26,6 +26,8 @@ from headrace_otel.record_sender import RecordSender
 
 log = rate_limited_logger(__name__)
 
+#: The longest time that the end of the server waits for the collector.
+_CLOSE_S = 3.0
 _EXPORTED, _FAILED = "headrace_otel_metric_messages_sent_total", "headrace_otel_metric_messages_failed_total"
 _SENT, _DROPPED = "headrace_otel_records_sent_total", "headrace_otel_records_dropped_total"
 
@@ -77,10 +79,13 @@ class OtelExtension(Extension):
         }
 
     def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-        if self._records is not None:
-            self._records.close()
+        """Send what is left, for at most `_CLOSE_S` in all."""
+        ends_at = monotonic() + _CLOSE_S
+        senders = [each for each in (self._metrics, self._records) if each is not None]
+        for sender in senders:
+            sender.end()
+        for sender in senders:
+            sender.join(max(ends_at - monotonic(), 0.0))
 
     def _devices(self) -> Callable[[], Iterable[Metric]]:
         """Return a function that reads the machine. Blocks: this loads the driver of GPUs."""

@@ -19,8 +19,6 @@ log = rate_limited_logger(__name__)
 
 #: Records that are sent at once, and the time for which the first one waits.
 _AT_ONCE, _DELAY_S = 1024, 1.0
-#: The longest time that the end of the server waits for the collector.
-_CLOSE_S = 3.0
 
 
 class RecordSender:
@@ -37,11 +35,14 @@ class RecordSender:
     def dropped(self) -> int:
         return self._queue.dropped + self._refused + self._delivery.rejected
 
-    def close(self) -> None:
-        """Send what waits, for at most `_CLOSE_S`."""
+    def end(self) -> None:
+        """Send what waits. Does not wait."""
         self._is_closing.set()
         self._queue.has_many.set()
-        self._thread.join(_CLOSE_S)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for at most ``timeout_s`` until it is sent."""
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while not self._is_closing.is_set():
