@@ -167,6 +167,8 @@ def test_a_killed_replica_loses_what_it_had_and_nothing_else(handle: Any) -> Non
         thread.start()
     wait_until(lambda: len(done) > 100, "requests are answered")
     before = replicas("models")
+    running = [handle.infer.remote("slow", {"x": X}) for _ in range(16)]
+    threading.Event().wait(0.2)  # until they are in the replicas
     os.kill(next(iter(before)), signal.SIGKILL)
     killed = time.monotonic()
     wait_until(lambda: len(replicas("models").keys() - before.keys()) == 1, "another replica")
@@ -176,6 +178,14 @@ def test_a_killed_replica_loses_what_it_had_and_nothing_else(handle: Any) -> Non
     stop.set()
     for thread in threads:
         thread.join()
+    lost = 0
+    for each in running:
+        try:
+            assert (each.result(timeout_s=DEADLINE_S)["y"] == X).all()
+        except ray.exceptions.RayActorError:
+            lost += 1
+    print(f"of 16 calls by handle {lost} are lost")
+    assert 0 < lost < 16
     print(f"{len(done)} answered, {len(failed)} failed, a new replica after {restarted - killed:.1f} s; {failed[:1]!s}")
     assert len(failed) <= 2 * len(threads)
     assert any(killed < at < restarted for at in done), "the other replica answers meanwhile"
@@ -226,6 +236,14 @@ def test_the_command_deploys(cluster: Cluster, repository: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "'c' serves on the HTTP ports of the cluster, at /c\n"), done.stderr
     assert httpx.get(f"http://{URL}/c/v2").json()["name"] == "by-command"
     serve.delete("c")
+
+
+def test_rays_dashboard_shows_the_replicas(cluster: Cluster, handle: Any) -> None:
+    page = httpx.get(f"http://{cluster.head_node.webui_url}/api/serve/applications/")
+    assert page.status_code == 200, page.text
+    shown = page.json()["applications"]["models"]["deployments"]["headrace"]
+    assert shown["status"] == "HEALTHY"
+    assert {each["pid"] for each in shown["replicas"]} == replicas("models").keys()
 
 
 def test_ray_exports_the_metrics_of_the_replicas(handle: Any, client: triton.InferenceServerClient) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from headrace import BytesTensor, InferRequest, InferResponse, Server, ServerOptions, Unavailable, create_app
+from headrace import InferRequest, InferResponse, Server, ServerOptions, Unavailable, create_app
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -95,7 +95,4 @@ def _model_of(path: str) -> str:
 
 
 def _arrays(response: InferResponse) -> Arrays:
-    return {
-        name: value.to_objects() if isinstance(value, BytesTensor) else np.asarray(value)
-        for name, value in response.outputs.items()
-    }
+    return {name: np.asarray(value) for name, value in response.outputs.items()}
