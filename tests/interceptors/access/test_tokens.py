@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from headrace import ConfigError, Operation, PermissionDenied, Unauthenticated, Unavailable
-from headrace_access import AccessControl, tokens
+from headrace_access import AccessControl, tokens, verification_pace
 from tests.interceptors.access.access_files import (
     ALL,
     EC,
@@ -29,6 +30,7 @@ from tests.interceptors.access.access_files import (
     access_of,
     ask,
     b64,
+    caller_with,
     extend,
     jwk,
     keys,
@@ -247,7 +249,7 @@ def test_what_is_kept_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_flood_of_unknown_tokens_takes_a_fifth_of_the_time(path: Path) -> None:
     """Each verification takes 10 ms, and tokens arrive each ms."""
     now_ns = busy_ns = 0
-    pace, refused = tokens.VerificationPace(lambda: now_ns, lambda: busy_ns), 0
+    pace, refused = verification_pace.VerificationPace(lambda: now_ns, lambda: busy_ns), 0
     for _ in range(5000):
         try:
             begun_ns = pace.begin()
@@ -269,6 +271,52 @@ def test_a_flood_of_unknown_tokens_takes_a_fifth_of_the_time(path: Path) -> None
     text = "too many unknown tokens arrive at once to verify them"
     assert (caught.value.retry_after_s, caught.value.message) == (1, text)
     ask(access, known)
+
+
+def test_one_unknown_token_is_verified_in_each_turn_of_the_event_loop(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification_pace, "_MOST_WAITING", 12)
+    verified: list[int] = []
+    turn = 0
+    verify = tokens.Tokens._verify
+
+    def note(*given: Any) -> Any:
+        verified.append(turn)
+        return verify(*given)
+
+    monkeypatch.setattr(tokens.Tokens, "_verify", note)
+    wrong = [token(OTHER_RSA, jti=str(number)) for number in range(20)]
+
+    async def main() -> None:
+        nonlocal turn
+        access, known, right = access_of(path), token(), token(jti="right")
+        waiting: list[asyncio.Future[Any]] = []
+        assert access.admit(caller_with(known), Operation.INFER, "own_1") is None
+        for each in (wrong[0], right, right, wrong[0], *wrong[1:]):
+            found = access.admit(caller_with(each), Operation.INFER, "own_1")
+            waiting.append(asyncio.ensure_future(found))  # type: ignore[arg-type]
+        assert access.admit(caller_with(known), Operation.INFER, "own_1") is None  # it is known
+        assert len(verified) == 1
+        turn += 1
+        await asyncio.sleep(0)  # the first one has its turn, 12 wait, and the others are refused
+        for number in (1, 5, 6):  # the first one would be next
+            waiting[number].cancel()
+        while not all(each.done() for each in waiting):
+            turn += 1
+            await asyncio.sleep(0)
+            assert turn < 100
+        kinds = [type(each.exception()) if not each.cancelled() else None for each in waiting]
+        assert kinds[:7] == [Unauthenticated, None, type(None), Unauthenticated, Unauthenticated, None, None]
+        assert kinds[7:] == [Unauthenticated] * 6 + [Unavailable] * 10
+        # Once for each token that was not known by its turn.
+        assert len(verified) == len(set(verified)) == 1 + 2 + 1 + 6
+        turn += 1
+        await asyncio.sleep(0)
+        with pytest.raises(Unauthenticated):  # nobody waits: at once
+            access.admit(caller_with(wrong[-1]), Operation.INFER, "own_1")
+
+    asyncio.run(main())
 
 
 # ---------------------------------------------------------------------- the issuers of a file

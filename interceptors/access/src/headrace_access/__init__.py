@@ -13,6 +13,7 @@
     Issuer           whose tokens are accepted, and what their claims mean             (issuers)
     KeySet           the public keys of an issuer, from a file or an address           (key_sets)
     Tokens           verifies tokens, and keeps them until they expire                 (tokens)
+    VerificationPace one unknown token in each turn of the event loop               (verification_pace)
     KeptPermits      what was decided for a credential, until something changes        (kept_permits)
     KeyFileWatcher   the access file of a server, which follows changes                (key_file_watcher)
     headrace keys    changes the file, and explains what a key or a token may do       (keys_command, file_updates)

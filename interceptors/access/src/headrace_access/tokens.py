@@ -6,7 +6,7 @@ import json
 from base64 import urlsafe_b64decode
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
-from time import monotonic_ns, thread_time_ns, time
+from time import time
 from typing import Any, NamedTuple, TypeAlias
 
 from headrace import HeadraceError, Unavailable, one_line
@@ -14,14 +14,13 @@ from headrace_access.access_rules import Principal
 from headrace_access.issuers import Issuer
 from headrace_access.key_file import KeyFile
 from headrace_access.key_sets import FETCH_INTERVAL_S, KeyAddress, KeySet
+from headrace_access.verification_pace import VerificationPace
 
 #: A longer token is refused unread, and a longer id of a key.
 MOST_CHARACTERS = 8192
 _LONGEST_KEY_ID = 256
 #: Tokens that are kept, and wrong ones: 16,384 take about 10 MB.
 _KEPT, _KEPT_WRONG = 16_384, 4096
-#: Unknown tokens may take this share of the event loop's time, and 100 ms at once.
-_SHARE, _BURST_NS = 5, 100_000_000
 NO_TOKEN = "it is no token"
 
 
@@ -34,26 +33,6 @@ class Verified(NamedTuple):
 
 #: A token, why it is refused, or what to await for one of both.
 Found: TypeAlias = "Verified | str | Awaitable[Verified | str]"
-
-
-class VerificationPace:
-    """Lets the verification of unknown tokens take at most a fifth of the event loop's time."""
-
-    def __init__(self, clock: Callable[[], int] = monotonic_ns, cpu: Callable[[], int] = thread_time_ns) -> None:
-        self._clock, self._cpu = clock, cpu
-        self._left_ns, self._counted_ns = _BURST_NS, clock()
-
-    def begin(self) -> int:
-        """Return the CPU time so far. Raises `Unavailable` if too much was taken."""
-        now_ns = self._clock()
-        self._left_ns = min(_BURST_NS, self._left_ns + (now_ns - self._counted_ns) // _SHARE)
-        self._counted_ns = now_ns
-        if self._left_ns <= 0:
-            raise Unavailable("too many unknown tokens arrive at once to verify them", retry_after_s=1)
-        return self._cpu()
-
-    def end(self, begun_ns: int) -> None:
-        self._left_ns -= self._cpu() - begun_ns
 
 
 class Tokens:
@@ -90,8 +69,8 @@ class Tokens:
     def find(self, given: str) -> Found:
         """Return the principal of the token ``given``, why it is refused, or an awaitable of one of both.
 
-        The awaitable waits for the keys of the issuer. Raises `Unavailable` if there are none, or if too many unknown
-        tokens arrive.
+        The awaitable waits for the keys of the issuer, or for the turn of an unknown token: one is verified in each
+        turn of the event loop. Raises `Unavailable` if there are no keys, or if too many unknown tokens arrive.
         """
         digest = sha256(given.encode("utf-8", "surrogatepass")).digest()
         known = self._known.get(digest)
@@ -99,6 +78,18 @@ class Tokens:
             return known if time() < known.until_s else "it has expired"
         if digest in self._wrong:
             return "its signature is wrong"
+        if self._pace.is_taken:
+            return self._find_in_turn(given, digest)
+        return self._find_unknown(given, digest)
+
+    async def _find_in_turn(self, given: str, digest: bytes) -> Verified | str:
+        await self._pace.turn()
+        if digest in self._wrong:  # another caller has shown it meanwhile
+            return "its signature is wrong"
+        found = self._known.get(digest) or self._find_unknown(given, digest)
+        return await found if isinstance(found, Awaitable) else found
+
+    def _find_unknown(self, given: str, digest: bytes) -> Found:
         begun_ns = self._pace.begin()
         try:
             token = peek(given)
@@ -118,6 +109,7 @@ class Tokens:
 
     async def _find_later(self, given: str, digest: bytes, token: Peeked, issuer: Issuer, address: KeyAddress) -> Any:
         await address.fetched()
+        await self._pace.turn()
         begun_ns = self._pace.begin()
         try:
             return self._verify(given, digest, token, issuer, address.current)
