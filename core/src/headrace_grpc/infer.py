@@ -15,7 +15,6 @@ from headrace.engine import Caller, admitted_caller, refuse_decoupled_model_infe
 from headrace.errors import CallerError, Code, HeadraceError, Unavailable
 from headrace.frontends.answering import ResponseWriter, check_strings
 from headrace.frontends.failures import log_fault
-from headrace.frontends.recorded import LONGEST_TEXT, RECORDED, Recorded, principal_of
 from headrace.messages.request import InferRequest, log_id
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Respond, Ticket, ticket_of
@@ -29,6 +28,7 @@ from headrace_grpc.usual_messages import ReadMessage, unpack
 from headrace_grpc.wire import Buffer, RawRequest
 from headrace_hosts.held_memory import HeldMemory, budget_of
 from headrace_hosts.permitted import PermittedCaller, end
+from headrace_hosts.recorded import LONGEST_TEXT, RECORDED, Recorded, principal_of
 from headrace_locations.tensor_locations import TensorLocations
 
 if TYPE_CHECKING:

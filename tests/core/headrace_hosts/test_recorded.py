@@ -12,8 +12,8 @@ import pytest
 
 from headrace import Code, HeadraceError, InferRequest, InferResponse, Ticket, Unavailable
 from headrace.frontends.answering import ResponseWriter
-from headrace.frontends.recorded import RECORDED, Recorded, principal_of
 from headrace.messages.response import Answer
+from headrace_hosts.recorded import RECORDED, Recorded, principal_of
 
 
 class Plain(ResponseWriter[str]):

@@ -8,8 +8,6 @@ from typing import Any
 
 from headrace.engine import Caller, Recorder
 from headrace.errors import Code, HeadraceError
-from headrace.frontends.answering import ResponseWriter
-from headrace.messages.ticket import Ticket
 from headrace.off_loop import worded
 
 #: The slots of a class with `Recorded`, which can have none itself beside another base that has some.
@@ -31,11 +29,12 @@ class Recorded:
     outcome: tuple[Code | None, int]
     recorder: Recorder
     send: Callable[[Any], None]
-    ticket: Ticket | None
+    #: Its `Ticket`, until it is answered.
+    ticket: Any
 
     def _reply(self, reply: Any) -> None:
         ticket = self.ticket
-        self.ticket = None  # type: ignore[misc]  # they refer to each other
+        self.ticket = None  # they refer to each other
         if ticket is not None:
             ended = monotonic_ns(), ticket.queued_ns, getattr(ticket, "times", None)
             self.recorder.add(self.origin + (_CANCELLED if ticket.abandoned else self.outcome) + ended)
@@ -43,8 +42,7 @@ class Recorded:
 
     def refuse(self, error: Exception) -> None:
         """Answer a request that could not be submitted."""
-        assert isinstance(self, ResponseWriter)
-        self.settle(worded(error))
+        self.settle(worded(error))  # type: ignore[attr-defined]
 
     def refused(self, error: HeadraceError) -> Any:
         self.outcome = error.code, 0  # type: ignore[misc]
