@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -469,3 +470,64 @@ def test_names_are_never_commands(
     assert index == dict.fromkeys(NAMES, "READY")
     server.stop()
     assert not list(tmp_path.rglob("marker"))
+
+
+# ---------------------------------------------------------------------- on a machine that fails
+
+
+def test_a_server_that_loses_its_volume_serves_what_it_has_loaded(
+    run_headrace: Start, root: Path, add_model: AddModel, post: Any, infer: Any
+) -> None:
+    add_model(root, "echo")
+    add_model(root, "later")
+    server = run_headrace(f"--model-repository={root}", "--model-control-mode=explicit", "--load-model=echo")
+    server.wait_until_ready()
+    away = root.rename(root.with_name("away"))
+    assert infer(server) == [1.0, 2.0]
+    for name in ("later", "echo"):
+        refusal = post(server, f"/v2/repository/models/{name}/load", {})
+        assert (refusal.status, refusal.error.split(": ")[1]) == (400, "repository path is not a valid directory")
+    assert infer(server) == [1.0, 2.0]
+    assert server.get("/v2/health/ready")[0] == server.get("/v2/health/live")[0] == 200
+    away.rename(root)
+    assert post(server, "/v2/repository/models/later/load", {}).status == 200
+    assert infer(server, "later") == [1.0, 2.0]
+    server.stop()
+
+
+def test_two_signals_in_a_burst_cut_no_answer(run_headrace: Start, root: Path, add_model: AddModel) -> None:
+    """Each of ten connections has whole answers, all of them right, and then its end. It was seen with 10,000, too."""
+    add_model(root, "echo")
+    server = run_headrace(f"--model-repository={root}").wait_until_ready()
+    body = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[3]}]}'
+    one = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    async def burst(answered: asyncio.Event) -> tuple[int, int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.http)
+        writer.write(one * 300)
+        received = await reader.read(1)
+        answered.set()
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 20):
+                received += data
+        writer.close()
+        replies = [reply.partition(b"\r\n\r\n") for reply in received.split(b"HTTP/1.1 ")[1:]]
+        whole = [(head[:3], json.loads(content)) for head, _, content in replies]
+        assert {status for status, _ in whole} <= {b"200", b"503"}
+        right = [content for status, content in whole if status == b"200"]
+        assert all(content["outputs"][0]["data"] == [3] for content in right)
+        return len(right), len(whole) - len(right)
+
+    async def run() -> list[tuple[int, int]]:
+        answered = asyncio.Event()
+        bursts = [asyncio.ensure_future(burst(answered)) for _ in range(10)]
+        await answered.wait()
+        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
+        return [await each for each in bursts]
+
+    found = asyncio.run(run())
+    assert server.finish() == 0, server.log
+    assert sum(right for right, _ in found) > 0
+    assert "Traceback" not in server.log
+    assert not server.complaints, found

@@ -196,6 +196,24 @@ def test_a_page_that_nobody_sees_asks_nothing(server: Headrace, open_page: Calla
 
 
 @needs_chromium
+def test_a_reader_who_stays_away_for_a_day_sees_the_state_and_all_of_the_log(
+    server: Headrace, open_page: Callable[[Headrace], Page]
+) -> None:
+    page = open_page(server)
+    expect(page.get_by_role("status")).to_have_text(re.compile("ready"))
+    page.clock.install()
+    page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+    page.clock.fast_forward("24:00:00")
+    infer(server, np.zeros((1, 8, 8), np.uint8))
+    page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.get_by_role("status")).to_have_text(re.compile("of 4 ready"))
+    records = json.loads(server.get("/dashboard/log.json")[1])
+    expect(page.get_by_role("list", name="Log").locator("li")).to_have_count(len(records))
+    expect(page.locator("#rows tr").filter(has_text="digits")).to_contain_text("READY")
+    assert page.get_by_text(re.compile("NaN|Infinity|undefined")).count() == 0
+
+
+@needs_chromium
 def test_a_server_with_keys_asks_for_one(
     keep_serving: Callable[..., Headrace], open_page: Callable[[Headrace], Page], tmp_path: Path
 ) -> None:

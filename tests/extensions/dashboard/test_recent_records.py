@@ -28,3 +28,12 @@ def test_an_error_is_named_without_its_traceback() -> None:
     except ValueError:
         log.exception("it failed")
     assert records.after(0)[0]["text"] == "it failed\nValueError: so"
+
+
+def test_a_reader_of_an_earlier_server_gets_all_records() -> None:
+    records = RecentRecords(3)
+    log = logging.Logger("headrace.test")
+    log.addHandler(records)
+    log.warning("one")
+    assert [each["text"] for each in records.after(1)] == []
+    assert [each["text"] for each in records.after(500)] == ["one"]

@@ -33,6 +33,8 @@ if [ -n "@MACHINE@" ] && [ "$(uname -m)" != "@MACHINE@" ]; then
 fi
 if ! [ -x "$python" ]; then
     found=$(command -v python@PYTHON@) || fail "this bundle needs Python @PYTHON@: no python@PYTHON@ on PATH"
+    # What PATH names may be a script, as of pyenv.
+    found=$("$found" -c "import os, sys; print(os.path.realpath(sys.executable))") || fail "$found does not run"
     { ln -sfn "$found" "$python" && sed -i "s#^home = .*#home = $(dirname -- "$found")#" "$here/pyvenv.cfg"; } \
         2>/dev/null || fail "Python is $found, and not $(readlink "$python"): start it once where it can be written"
 fi

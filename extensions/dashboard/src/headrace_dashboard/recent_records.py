@@ -34,5 +34,8 @@ class RecentRecords(logging.Handler):
         )
 
     def after(self, number: int) -> list[dict[str, Any]]:
-        """Return the records behind ``number``, oldest first."""
-        return [record for record in tuple(self._records) if record["number"] > number]
+        """Return the records behind ``number``, oldest first; all of them if ``number`` is of an earlier server."""
+        records = tuple(self._records)
+        if records and records[-1]["number"] < number:
+            return list(records)
+        return [record for record in records if record["number"] > number]
