@@ -198,6 +198,7 @@ def test_values_by_datatype() -> None:
     words = [np.array([b"a", b"b"], object), np.array([b"a", b"c"], object)]
     assert fields(tensor(words[0], "BYTES"), tensor(words[1], "BYTES")) == ["output 'T'[1], first of 1 in 2"]
     assert fields(tensor(np.zeros((2, 0))), tensor(np.zeros((2, 0)))) == []
+    assert fields(tensor(np.zeros((2, 3))), tensor(np.zeros((3, 2)))) == ["output 'T': shape"]
     assert fields(tensor(np.float32(1), shape=()), tensor(np.float32(2), shape=())) == [
         "output 'T', first of 1 in 1; largest 1 at "
     ]

@@ -133,7 +133,7 @@ def test_properties_become_flags(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ("model-settings.json", b"[]", "expected a JSON object"),
         (
             "model-settings.json",
-            b'{"name": "../x", "implementation": "mlserver_sklearn.SKLearnModel"}',
+            b'{"name": "a/b", "implementation": "mlserver_sklearn.SKLearnModel"}',
             "no name of a model",
         ),
     ],
