@@ -89,7 +89,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (root / "engines.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (root / "engines").exists():
-            make_models(root / "engines-in-the-making")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root / "inductor"))
+                make_models(root / "engines-in-the-making")
             (root / "engines-in-the-making").rename(root / "engines")
     return root / "engines"
 

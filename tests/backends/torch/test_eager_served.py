@@ -45,12 +45,14 @@ def test_a_model_is_served_over_every_protocol(modules: Any, write_scale: Callab
         np.testing.assert_array_equal(infer(server, "m", {"x": ROWS}, over)["y"], ROWS * SCALES)
 
 
-@pytest.mark.parametrize("isolation", ["process", "thread"])
-@pytest.mark.parametrize("compiled", ["", '{"backend": "aot_eager"}'])
+@pytest.mark.parametrize(
+    ("isolation", "compiled", "count"),
+    [("process", "", 2), ("thread", "", 2), ("process", '{"backend": "aot_eager"}', 1)],
+)
 def test_a_model_is_served_and_reloaded_wherever_its_instances_live(
-    modules: Any, write_scale: Callable[..., Path], isolation: str, compiled: str
+    modules: Any, write_scale: Callable[..., Path], isolation: str, compiled: str, count: int
 ) -> None:
-    config = parameter("isolation", isolation) + "instance_group { kind: KIND_CPU count: 2 }"
+    config = parameter("isolation", isolation) + f"instance_group {{ kind: KIND_CPU count: {count} }}"
     config += parameter("TORCH_COMPILE_OPTIONAL_PARAMETERS", compiled) if compiled else ""
     folder = write_scale("m", config)
     with serve(modules.root, model_control_mode="explicit", load_model=("*",)) as server:
