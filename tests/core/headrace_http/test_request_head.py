@@ -4,6 +4,7 @@ bytes."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 
@@ -65,10 +66,10 @@ def meaning(parse: Callable[..., RequestHead], *arguments: object) -> object:
         return refused.reply
 
 
-@pytest.mark.parametrize("fields", [(), ("X-Trace: 1",), ("Accept:*/*\t",), ("a: b", "A: c"), ("a : b",), ("a: \x01",)])
-@pytest.mark.parametrize(
-    "host", [(), ("Host: h",), ("Host: a b",), ("Host: a", "Host: b"), ("Host: ",), ("host: [::1]:80",)]
-)
+HOSTS = [(), ("Host: h",), ("Host: a b",), ("Host: a", "Host: b"), ("Host: ",), ("host: [::1]:80",)]
+FIELDS = [(), ("X-Trace: 1",), ("Accept:*/*\t",), ("a: b", "A: c"), ("a : b",), ("a: \x01",)]
+
+
 @pytest.mark.parametrize(
     "ruled",
     [
@@ -83,12 +84,11 @@ def meaning(parse: Callable[..., RequestHead], *arguments: object) -> object:
     ],
 )
 @pytest.mark.parametrize("line", ["POST /a HTTP/1.1", "GET /b HTTP/1.0", "GET  /b HTTP/1.1", "OPTIONS * HTTP/1.1"])
-def test_head_means_in_one_pass_what_it_means_rule_by_rule(
-    line: str, host: tuple[str, ...], ruled: tuple[str, ...], fields: tuple[str, ...]
-) -> None:
-    lines = [each.encode() for each in (*host, *ruled, *fields)]
-    raw = b"\r\n".join([line.encode(), *lines, b"", b""])
-    for most in (100, 2):
-        wanted = meaning(_parse_unusual, raw, line.encode(), lines, most)
-        for _ in range(2):  # the second time, its lines are known
-            assert meaning(parse_head, raw, most) == wanted
+def test_head_means_in_one_pass_what_it_means_rule_by_rule(line: str, ruled: tuple[str, ...]) -> None:
+    for host, fields in product(HOSTS, FIELDS):
+        lines = [each.encode() for each in (*host, *ruled, *fields)]
+        raw = b"\r\n".join([line.encode(), *lines, b"", b""])
+        for most in (100, 2):
+            wanted = meaning(_parse_unusual, raw, line.encode(), lines, most)
+            for _ in range(2):  # the second time, its lines are known
+                assert meaning(parse_head, raw, most) == wanted, raw
