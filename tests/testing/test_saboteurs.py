@@ -167,6 +167,10 @@ SABOTEURS = {
         '        return {"y": self.x * self.scale}',
         "with others computed at once",
     ),
+    "takes device tensors but stacks none": Saboteur(
+        "test_tensors_on_a_device_are_taken_like_arrays",
+        "    any_thread = True", "    any_thread = True\n    takes_device_tensors = True", "StackedTensors",
+    ),
     "leaks memory": Saboteur(
         "test_fifty_reloads_keep_memory_files_and_threads_flat",
         INIT, INIT + "\n        UNDO.append(np.ones(1 << 18).sum)", "MiB of memory",

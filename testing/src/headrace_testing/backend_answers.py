@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace import BytesTensor, Instance, RequestInstance, Tensor, data_type, dtypes
+from headrace import (
+    BytesTensor,
+    Instance,
+    RequestInstance,
+    StackedTensors,
+    Tensor,
+    data_type,
+    dtypes,
+    on_host,
+)
 from headrace_testing.driving import Subject, outputs_of
 from headrace_testing.example import NAME, Example, assert_same, bytes_of, copy_of, take_rows
+from headrace_testing.played_tensors import PlayedDeviceTensor
 from headrace_testing.serving import NOT_IN_JSON, WAYS, Way, infer
 
 KINDS = (*(dtype.name for dtype in dtypes.ALL), "SCALAR")
@@ -108,6 +120,24 @@ class Answers(Subject):
             with ThreadPoolExecutor(rung.concurrency) as threads:
                 list(threads.map(call, [number % example.rows for number in range(20 * rung.concurrency)]))
 
+    def test_tensors_on_a_device_are_taken_like_arrays(self, example: Example) -> None:
+        with self.driver(example).loaded() as instance:
+            rung = instance.instance
+            if not isinstance(rung, Instance) or not rung.takes_device_tensors:
+                self.not_claimed("instances do not say that they take tensors on a device (takes_device_tensors)")
+            assert_same(instance.infer(_on_device(example.given)), example.expected, example.tolerance, "on a device")
+            self.require_batching(example)
+            ends = (0, 1), (1, example.rows)
+            parts = [instance.ticket(_on_device(take_rows(example.given, *each))).request.inputs for each in ends]
+            whole: dict[str, Any] = dict(instance.ticket(example.given).request.inputs)
+            stacked: dict[str, Any] = {
+                name: x if isinstance(x, BytesTensor) else StackedTensors([each[name] for each in parts])  # type: ignore[misc]  # all are on the device
+                for name, x in whole.items()
+            }
+            found, expected = (instance.on_its_thread(partial(rung.execute, given)) for given in (stacked, whole))
+            for name, value in expected.items():
+                assert_same({name: on_host(found[name])}, {name: on_host(value)}, example.tolerance, "StackedTensors")
+
     def test_two_instances_agree(self, example: Example) -> None:
         driver = self.driver(example)
         with driver.shared() as model, driver.instance(model, 0) as first, driver.instance(model, 1) as second:
@@ -142,6 +172,11 @@ class Answers(Subject):
 def _others(given: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return inputs of the same shapes with other elements: in reverse order, or zeros if that is equal."""
     return {name: _reversed(tensor) for name, tensor in given.items()}
+
+
+def _on_device(given: dict[str, Tensor]) -> dict[str, Any]:
+    """Return ``given`` on a device that the host plays; strings stay where they are."""
+    return {name: x if isinstance(x, BytesTensor) else PlayedDeviceTensor(x) for name, x in given.items()}
 
 
 def _reversed(tensor: Tensor) -> Tensor:

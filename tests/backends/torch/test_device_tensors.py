@@ -13,13 +13,20 @@ import pytest
 import torch
 
 from headrace import BytesTensor, Server, StackedTensors
+from headrace_testing import BackendConformance, Example
 from headrace_testing.played_tensors import PlayedDeviceTensor
 from headrace_testing.serving import serve
 from headrace_torch.conversion import TensorConverter
 from headrace_torch.torch_tensors import TorchTensor
-from tests.backends.torch.chains import CHAIN, write_chain
+from tests.backends.torch.chains import CHAIN, Twice, write_chain
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+class Kit(BackendConformance):
+    """Not collected: for the check that is run below."""
+
+    plugin, backend, heavy = "headrace_torch", "pytorch", ("torch",)
 
 
 @pytest.fixture
@@ -108,3 +115,9 @@ def test_memory_that_the_model_keeps_is_copied_on_the_device(copies: list[Any]) 
 def test_a_scalar_has_the_shape_1(copies: list[Any]) -> None:
     (left,) = converter(copies).results(torch.tensor(3.0)).values()
     assert left.shape == (1,)
+
+
+def test_the_kit_accepts_it(copies: list[Any], write_script: Any, tmp_path: Path) -> None:
+    write_script(Twice(), tmp_path / "model.pt")
+    kit = Kit()
+    kit.test_tensors_on_a_device_are_taken_like_arrays(Example(tmp_path, {"x": X}, {"y__0": X * 2}))

@@ -20,6 +20,7 @@ from tests.backends.torch.chains import CHAIN, write_chain
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this PyTorch finds no GPU"),
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)

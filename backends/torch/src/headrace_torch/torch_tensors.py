@@ -61,7 +61,7 @@ class TorchTensor(DeviceTensor):
             return self.tensor.__dlpack__(**options)
         torch: Any = sys.modules["torch"]
         device = self.tensor.device
-        with torch.cuda.device(device):
+        with torch.inference_mode(), torch.cuda.device(device):
             if stream in (None, 0, 1):
                 self.order(torch.cuda.default_stream(device))
             elif stream != -1:  # else the reader waits by itself
