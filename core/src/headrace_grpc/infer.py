@@ -27,7 +27,7 @@ from headrace_grpc.rpc import Cancel, Context, Direct, Reply, caller_of, first
 from headrace_grpc.usual_messages import ReadMessage, unpack
 from headrace_grpc.wire import Buffer, RawRequest
 from headrace_hosts.held_memory import HeldMemory, budget_of
-from headrace_hosts.permitted import PermittedCaller, end
+from headrace_hosts.permitted import PermittedCaller, end, other_header
 from headrace_hosts.recorded import LONGEST_TEXT, RECORDED, Recorded, principal_of
 from headrace_locations.tensor_locations import TensorLocations
 
@@ -115,12 +115,13 @@ def recorded_infer(
     """
     find, start = inference.single.find, inference.single.start
     decode, ticket_for, large = inference.decode, inference.ticket, inference.off_loop_work
+    other = other_header(permits)
 
     def infer(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
         arrival_ns, principal, certificate = monotonic_ns(), "", context.certificate
         meter, send = None, reply
         try:
-            permit = None if permits is None else permits[context.only(AUTHORIZATION)]  # type: ignore[index]  # it may be None
+            permit = None if permits is None else permits[_credential(context, other)]
             raw_request = unpack(body)
             message = raw_request.message
             if permit is not None:
@@ -169,6 +170,14 @@ def recorded_infer(
     return infer
 
 
+def _credential(context: Context, other: bytes) -> str | tuple[bytes, str]:
+    """Return what the caller has shown, as permits have it. ``other`` is read without ``authorization``."""
+    given = context.only(AUTHORIZATION)
+    if given is not None or not other:
+        return given or ""
+    return other, context.only(other) or ""
+
+
 def permitted_infer(
     inference: Inference, otherwise: Direct, permits: Permits | None, meters: Meters | None = None
 ) -> Direct:
@@ -183,10 +192,11 @@ def permitted_infer(
     assert permits is not None
     find, start = inference.single.find, inference.single.start
     decode, ticket_for, large = inference.decode, inference.ticket, inference.off_loop_work
+    other = other_header(permits)
 
     def infer(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
         try:
-            permit = permits[context.only(AUTHORIZATION)]  # type: ignore[index]  # it may be None
+            permit = permits[context.only(AUTHORIZATION) or _credential(context, other)]
             raw_request = unpack(body)
             message = raw_request.message
             name = message.model_name
@@ -212,12 +222,13 @@ def permitted_infer(
 def _metered_infer(inference: Inference, otherwise: Direct, permits: Permits | None, meters: Meters) -> Direct:
     find, start = inference.single.find, inference.single.start
     decode, ticket_for, large = inference.decode, inference.ticket, inference.off_loop_work
+    other = other_header(permits)
 
     def infer(body: Buffer, context: Context, reply: Reply) -> Cancel | None:
         begun, principal = None, ""
         tenant: str | tuple[str]
         try:
-            permit = None if permits is None else permits[context.only(AUTHORIZATION)]  # type: ignore[index]
+            permit = None if permits is None else permits[_credential(context, other)]
             raw_request = unpack(body)
             message = raw_request.message
             name = message.model_name

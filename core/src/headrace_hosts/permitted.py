@@ -7,7 +7,12 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from headrace.engine import Caller, Meter, Operation
+from headrace.engine import Caller, Meter, Operation, Permits
+
+
+def other_header(permits: Permits | None) -> bytes:
+    """Return the header that is read in a request without ``authorization``; empty for none."""
+    return getattr(permits, "header", b"")
 
 
 def end(meter: Meter, reply: Callable[[Any], None], answer: Any) -> None:

@@ -19,7 +19,7 @@ from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Respond, Ticket
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, OffLoopWork, TooLargeForLoop
 from headrace_hosts.held_memory import budget_of
-from headrace_hosts.permitted import PermittedCaller, end
+from headrace_hosts.permitted import PermittedCaller, end, other_header
 from headrace_hosts.recorded import LONGEST_TEXT, RECORDED, Recorded, principal_of
 from headrace_http.admitted_requests import caller_of
 from headrace_http.caller_limits import json_too_large
@@ -108,7 +108,7 @@ class InferenceHandler:
         """
         plain = self.without_admission()
         find, read, start = plain._find, plain._read, plain._start
-        ticket_for, large = plain._ticket, plain._large
+        ticket_for, large, other = plain._ticket, plain._large, other_header(permits)
 
         def infer(http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
             arrival_ns, headers = monotonic_ns(), http.headers
@@ -118,7 +118,8 @@ class InferenceHandler:
             meter, send = None, reply
             try:
                 if permits is not None:
-                    principal = permits[headers[b"authorization"]][target.name]
+                    given = headers[b"authorization"] if b"authorization" in headers else (other, headers[other])
+                    principal = permits[given][target.name]
                 peer, certificate = reply.peer, reply.certificate  # type: ignore[attr-defined]
                 view = find(target.name, target.version)
                 if meters is not None:
@@ -172,12 +173,13 @@ class InferenceHandler:
         assert permits is not None
         plain = self.without_admission()
         find, read, start = plain._find, plain._read, plain._start
-        ticket_for, large = plain._ticket, plain._large
+        ticket_for, large, other = plain._ticket, plain._large, other_header(permits)
 
         def infer(http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
             headers, name = http.headers, target.name
             try:
-                principal = permits[headers[b"authorization"]][name]
+                given = headers[b"authorization"] if b"authorization" in headers else (other, headers[other])
+                principal = permits[given][name]
                 if b"content-encoding" in headers or TIMEOUT in headers:
                     return otherwise(http, target, reply)
                 view, accepted = find(name, target.version), headers.get(b"accept-encoding")
@@ -195,14 +197,15 @@ class InferenceHandler:
     def _metered(self, transport: str, otherwise: _Handler, permits: Permits | None, meters: Meters) -> _Handler:
         plain = self.without_admission()
         find, read, start = plain._find, plain._read, plain._start
-        ticket_for, large = plain._ticket, plain._large
+        ticket_for, large, other = plain._ticket, plain._large, other_header(permits)
 
         def infer(http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
             headers, name, begun, principal = http.headers, target.name, None, ""
             tenant: str | tuple[str]
             try:
                 if permits is not None:
-                    tenant = principal = permits[headers[b"authorization"]][name]
+                    given = headers[b"authorization"] if b"authorization" in headers else (other, headers[other])
+                    tenant = principal = permits[given][name]
                 elif reply.certificate is None:  # type: ignore[attr-defined]
                     tenant = (reply.peer,)  # type: ignore[attr-defined]
                 else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 import os
@@ -172,7 +173,11 @@ def test_models_and_the_program_itself_need_no_key(path: Path) -> None:
 def test_a_key_may_come_in_a_header_of_its_own(path: Path) -> None:
     key = make(path, alice=ALL)["alice"]
     caller = Caller("grpc", header={"x-api-key": key}.get)
-    access_of(path).admit(caller, Operation.INFER, "m")
+
+    async def admit() -> None:
+        assert access_of(path).admit(caller, Operation.INFER, "m") is None
+
+    asyncio.run(admit())
     assert caller.principal == "alice"
 
 

@@ -41,7 +41,7 @@ from tests.interceptors.access.test_every_operation import CONFIG
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "access.json"
-    write_issuer_into(path)
+    path.with_name("key").write_text(write_issuer_into(path))
     return path
 
 
@@ -200,6 +200,34 @@ def test_what_is_kept_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch, 
     run(main())
 
 
+def test_a_key_in_x_api_key_is_kept_apart_from_one_in_authorization(path: Path) -> None:
+    key = write_issuer_into(path)
+
+    def caller(**sent: str) -> Caller:
+        given = {name.replace("_", "-"): value for name, value in sent.items()}
+        return Caller("http", header=given.get, headers=lambda: list(given.items()))
+
+    async def main() -> None:
+        access = access_of(path)
+        access.admit(caller(x_api_key=key), Operation.INFER, "own_1")
+        forms = {(b"x-api-key", key), (b"x-api-key", key.encode())}
+        assert set(access.permits or ()) == forms
+        for wrong in ({"authorization": key}, {"x_api_key": f"Bearer {key}"}, {"authorization": "", "x_api_key": key}):
+            with pytest.raises(Unauthenticated):
+                access.admit(caller(**wrong), Operation.INFER, "own_1")
+        assert set(access.permits or ()) == forms
+        with pytest.raises(PermissionDenied):
+            access.admit(caller(x_api_key=key), Operation.INFER, "other")
+        verified = access._verified
+        access._verified = None  # type: ignore[assignment, method-assign]
+        again = caller(x_api_key=key)
+        access.admit(again, Operation.INFER, "own_1")  # by what is kept
+        assert again.principal == "tenant"
+        access._verified = verified  # type: ignore[method-assign]
+
+    run(main())
+
+
 # ---------------------------------------------------------------------- over sockets
 
 
@@ -295,3 +323,26 @@ def test_a_wrong_key_takes_as_many_steps_however_much_of_it_is_right(path: Path)
     counts[-1] = steps(lambda: file.find(other))  # another id takes as many, but for the comparison itself
     assert len({count for right, count in counts.items() if right >= 0}) == 1, counts
     assert abs(counts[-1] - counts[0]) <= 8, counts
+
+
+def test_keys_in_x_api_key_pass_without_admission(server: Any, path: Path, admissions: list[str]) -> None:
+    key = path.with_name("key").read_text()
+    ports = {each.protocol or each.name: each.port for each in server.frontends}
+    url = f"http://127.0.0.1:{ports['http']}/v2/models/own_1/infer"
+    body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+    tensor = grpc_client.InferInput("x", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+    headers = {"x-api-key": key}
+    assert httpx.post(url, json=body, headers=headers).status_code == 200
+    assert admissions == ["http infer own_1"]
+    admissions.clear()
+    with grpc_client.InferenceServerClient(f"127.0.0.1:{ports['grpc']}") as client:
+        for _ in range(2):
+            assert httpx.post(url, json=body, headers=headers).status_code == 200
+            assert client.infer("own_1", [tensor], headers=headers).as_numpy("y").tolist() == [[1]]
+        assert admissions == []
+        for given in ({"authorization": key}, {"x-api-key": f"Bearer {key}"}, {**headers, "authorization": ""}):
+            assert httpx.post(url, json=body, headers=given).status_code == 401
+        with pytest.raises(Exception, match="UNAUTHENTICATED"):
+            client.infer("own_1", [tensor], headers={**headers, "authorization": "Bearer no"})
+    assert len(admissions) == 4

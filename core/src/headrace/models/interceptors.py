@@ -37,7 +37,7 @@ Verdict: TypeAlias = "Watch | None"
 #: A handler of a protocol, with three arguments.
 Handler: TypeAlias = Callable[[Any, Any, Any], Any]
 #: See `Interceptor.permits` and `Interceptor.meters`.
-Permits: TypeAlias = Mapping["str | bytes", Mapping[str, str]]
+Permits: TypeAlias = Mapping[Any, Mapping[str, str]]
 Meters: TypeAlias = Mapping["tuple[str | tuple[str], str]", "Meter"]
 
 
@@ -83,7 +83,9 @@ class Interceptor(ABC):
     #: ModelInfer that no other interceptor takes, unless it is a rare one, such as a large one or one that is refused.
     recorder: Recorder | None = None
     #: Inferences over HTTP and by ModelInfer that pass without a call of `admit` and `intercept`: the principal, by the
-    #: header ``authorization``, as bytes (HTTP) and as text (gRPC), and by the model. May change at any time.
+    #: header ``authorization``, as bytes (HTTP) and as text (gRPC), and by the model. May change at any time. If
+    #: it has an attribute ``header``, such as ``b"x-api-key"``: by ``(header, value)`` without the header
+    #: ``authorization``.
     permits: Permits | None = None
     #: Counts such inferences without a call of `admit` and `intercept`: by principal, or address in a tuple for a
     #: caller without one, and model. Those that are not in it are admitted. May change at any time.

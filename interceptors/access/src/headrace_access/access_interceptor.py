@@ -22,7 +22,7 @@ from headrace import (
     Watch,
     one_line,
 )
-from headrace_access.kept_permits import KeptPermits
+from headrace_access.kept_permits import Credential, KeptPermits
 from headrace_access.key_file_watcher import KeyFileWatcher
 from headrace_access.key_options import AccessOptions
 from headrace_access.tokens import MOST_CHARACTERS, Verified
@@ -60,9 +60,9 @@ class AccessControl(Interceptor):
         if caller.transport in _INSIDE or self._needs_nothing(operation):
             return None
         credential = caller.header("authorization")
-        if credential is not None and operation is Operation.INFER:
-            principal = self._permits.get(credential, _NOTHING).get(model)
-            if principal is not None and (caller.transport != "grpc" or _is_single(caller)):
+        if operation is Operation.INFER and (kept_as := _kept_as(caller, credential)):
+            principal = self._permits.get(kept_as, _NOTHING).get(model)
+            if principal is not None and (credential is None or caller.transport != "grpc" or _is_single(caller)):
                 caller.principal = principal
                 return None
         found = self._verified(caller, credential)
@@ -124,8 +124,10 @@ class AccessControl(Interceptor):
             on = f" on model '{one_line(model)}'" if model else ""
             raise PermissionDenied(f"'{principal.name}' may not do '{operation}'{on}")
         # A certificate is not kept: the header beside it may be a password for a proxy, or anything.
-        if operation is Operation.INFER and found.until_s and (credential := caller.header("authorization")):
-            self._permits.keep(credential, model, principal.name, found.until_s)
+        if operation is Operation.INFER and found.until_s:
+            shown = _kept_as(caller, caller.header("authorization"))
+            if shown:
+                self._permits.keep(shown, model, principal.name, found.until_s)
 
 
 def _key_in(caller: Caller, credential: str | None) -> str:
@@ -139,6 +141,14 @@ def _key_in(caller: Caller, credential: str | None) -> str:
         raise _refused("key", "there are several headers 'authorization'")  # over HTTP, commas join them to no key
     scheme, _, key = credential.strip().partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _kept_as(caller: Caller, credential: str | None) -> Credential | None:
+    """Return what the caller has shown, as it is kept; None or empty if he has shown nothing."""
+    if credential is not None:
+        return credential
+    key = caller.header("x-api-key")
+    return (KeptPermits.header, key) if key else None
 
 
 def _is_single(caller: Caller) -> bool:
