@@ -19,6 +19,7 @@ from headrace.models.control_mode import check_control_mode
 from headrace.models.interceptors import Interceptor
 from headrace_cli.flags import FLAGS, Flag
 from headrace_cli.port_checks import check_ports
+from headrace_cli.secret_values import without_value, without_values
 from headrace_cli.server_processes.refusals import refuse as refuse_with_workers
 
 
@@ -56,9 +57,13 @@ def read_options(
     """
     given, rest = split(words)
     _check_groups(groups)
-    plugin_options, rest = read_groups(groups, rest)
+    try:
+        plugin_options, rest = read_groups(groups, rest)
+    except ConfigError as error:
+        raise ConfigError(without_values(error, rest)) from None
     if rest:
-        raise _explain(rest[0], groups)
+        before = words[max(0, list(words).index(rest[0]) - 1)]
+        raise _explain(rest[0], groups, before)
     _check_cache(given)
     chosen = _values(given)
     repository = chosen.get("model_repository") or tuple(filter(None, [environ.get("AIP_STORAGE_URI")]))
@@ -141,13 +146,15 @@ def _flags_of(groups: Sequence[type[OptionGroup]]) -> list[str]:
     return [flag.text for kind in groups for flag in group_flags(kind)]
 
 
-def _explain(word: str, groups: Sequence[type[OptionGroup]]) -> ConfigError:
+def _explain(word: str, groups: Sequence[type[OptionGroup]], before: str) -> ConfigError:
+    """Return the error for ``word``, which stands behind ``before`` and is no flag."""
     name, flags = word.partition("=")[0], _matches(word)
     if flags:
         flag_names = " ".join(f"'--{flag.name}'" for flag in flags)
         return WordError(f"option '{name}' is ambiguous; possibilities: {flag_names}")
     if not word.startswith("-"):
-        return ConfigError(f"Unexpected argument: {word}; did you mean --model-repository={word}?")
+        found = without_value(word, before, word)
+        return ConfigError(f"Unexpected argument: {found}; did you mean --model-repository={found}?")
     known = [*FLAGS, *(flag[2:] for flag in _flags_of(groups))]
     nearest = ["workers"] if name == "--frontend-processes" else get_close_matches(name.lstrip("-"), known, 1)
     return WordError(f"unrecognized option '{name}'" + (f"; did you mean '--{nearest[0]}'?" if nearest else ""))
@@ -169,18 +176,18 @@ def _combine(group: Sequence[Given]) -> Any:
     try:
         return flag.gather(values) if flag.gather else values[-1]
     except ValueError as error:
-        raise _bad(flag, error) from error
+        raise _bad(flag, error, group[-1].text) from error
 
 
 def _read(one: Given) -> Any:
     try:
         return one.flag.read(one.text) if one.flag.read else True
     except ValueError as error:
-        raise _bad(one.flag, error) from error
+        raise _bad(one.flag, error, one.text) from error
 
 
-def _bad(flag: Flag, error: ValueError) -> ConfigError:
-    return ConfigError(f'Bad option: "--{flag.name}".\n{error}')
+def _bad(flag: Flag, error: ValueError, value: str) -> ConfigError:
+    return ConfigError(f'Bad option: "--{flag.name}".\n{without_value(error, flag.name, value)}')
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -106,6 +106,8 @@ class TlsFiles:
         flag, path = file
         if not path:
             raise ConfigError(f"{self.service} over TLS needs {flag}: the path of a PEM file")
+        if "-----BEGIN " in path:
+            raise ConfigError(f"{flag}: it was given the content of a PEM file; give the path of the file")
         try:
             mode = Path(path).stat().st_mode
             if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # opening another kind of file may block

@@ -241,6 +241,13 @@ def test_a_host_that_bounds_its_callers_less_is_named(models: str) -> None:
     assert [line.what for line in lines if line.where == "limits" and line.is_open] == ["--http-server=hypercorn"]
 
 
+def test_a_host_that_bounds_no_handshakes_is_named(models: str) -> None:
+    for tls, is_told in ((("--grpc-use-ssl=true",), True), ((), False)):
+        lines = SecurityReview.of_command_line([models, "--grpc-server=grpcio", *tls]).exposures()
+        (line,) = [line for line in lines if line.what == "--grpc-server=grpcio"]
+        assert ("the number of TLS handshakes" in line.who) is is_told
+
+
 @pytest.mark.parametrize("program", [[], ["headrace", "serve"], ["tritonserver"], ["/opt/bin/tritonserver"]])
 def test_the_program_in_front_of_the_flags_is_left_out(program: list[str]) -> None:
     assert security_report._flags([*program, "--id=serve", "serve"]) == ["--id=serve", "serve"]

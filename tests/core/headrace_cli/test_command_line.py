@@ -249,9 +249,15 @@ def test_vertex_ai_speaks_through_the_environment() -> None:
 
 
 @pytest.mark.parametrize("word", ["--http-restricted-api=health:key:canary", "--http-restricted-api=health=canary",
-                                  "--http-restricted-api=nope:key=canary", "--http=health:key=canary"])  # fmt: skip
+                                  "--http-restricted-api=nope:key=canary", "--http=health:key=canary",
+                                  "--http-private-key-password=canary", "--my-token=canary"])  # fmt: skip
 def test_no_refusal_repeats_a_secret(word: str) -> None:
     assert "canary" not in refusal(word)
+
+
+def test_a_word_behind_a_flag_of_a_secret_is_not_repeated() -> None:
+    assert "Unexpected argument: ***" in refusal("--http-server-key=a", "canary")
+    assert "Unexpected argument: stray" in refusal("--http-port=1", "stray")
 
 
 REFUSED = {
@@ -313,6 +319,23 @@ def test_options_of_plugins_stand_beside_ours() -> None:
 def test_a_bad_option_of_a_plugin_is_named(word: str, text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(text)):
         read_options([REPOSITORY, word], {}, [ToyOptions])
+
+
+def test_an_option_of_a_plugin_that_may_be_a_secret_is_not_repeated() -> None:
+    @dataclass(frozen=True)
+    class Secretive(OptionGroup):
+        name: ClassVar[str] = "toy"
+        token: str = ""
+        key_size: int = 0
+
+        def __post_init__(self) -> None:
+            if self.token:
+                raise ValueError(f"no token is like {self.token}")
+
+    for word, text in (("--toy-token=canary", "no token is like ***"), ("--toy-key-size=canary", "got: ***")):
+        with pytest.raises(ConfigError, match=re.escape(text)) as caught:
+            read_options([REPOSITORY, word], {}, [Secretive])
+        assert "canary" not in str(caught.value)
 
 
 def test_an_option_of_a_plugin_that_ours_would_take_is_refused() -> None:

@@ -72,6 +72,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"key": ""}, NEEDED.format("--grpc-server-key")),
     ({"mutual": True}, NEEDED.format("--grpc-root-cert")),
     ({"cert": "gone"}, "--grpc-server-cert: can not read '{}/gone': No such file or directory"),
+    ({"key": "-----BEGIN PRIVATE KEY-----"},
+     "--grpc-server-key: it was given the content of a PEM file; give the path of the file"),
     ({"key": "gone"}, "--grpc-server-key: can not read '{}/gone': No such file or directory"),
     ({"root": "gone"}, "--grpc-root-cert: can not read '{}/gone': No such file or directory"),
     ({"cert": "directory"}, "--grpc-server-cert: can not read '{}/directory': Is a directory"),
@@ -299,3 +301,20 @@ def test_a_session_of_mutual_tls_is_not_resumed(pem: Path, version: ssl.TLSVersi
         assert connection.recv(1) == b"x"
         assert connection.session is None or not connection.session.has_ticket
     thread.join(10)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_session_without_client_certificates_is_resumed(pem: Path, version: ssl.TLSVersion) -> None:
+    server, client = made(folder=pem), client_of(pem)
+    client.minimum_version = client.maximum_version = version
+    session, found = None, []
+    for _ in range(2):
+        ours, theirs = socket.socketpair()
+        thread = threading.Thread(target=answer, args=(server, ours))
+        thread.start()
+        with client.wrap_socket(theirs, server_hostname="localhost", session=session) as connection:
+            assert connection.recv(1) == b"x"
+            session = connection.session
+            found.append(connection.session_reused)
+        thread.join(10)
+    assert found == [False, True]

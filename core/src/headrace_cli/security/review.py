@@ -207,6 +207,8 @@ class SecurityReview:
         for protocol, host in (("http", options.http_server), ("grpc", options.grpc_server)):
             if protocol in reached and host != "native":
                 flag, who = f"--{protocol}-server", "as far as its library bounds callers"
+                if protocol == "grpc" and options.grpc_use_ssl:
+                    who += ", which does not bound the number of TLS handshakes at once"
                 yield Exposure("limits", f"{flag}={host}", who, True, (flag,), f"{flag}=native")
 
     def _files(self) -> Iterator[Exposure]:
