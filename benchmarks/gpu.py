@@ -61,7 +61,7 @@ def gpu(settings: Settings) -> Section:
                             for connections in CONNECTIONS[instances > 1 :]:
                                 other = bare if connections == 1 else alone
                                 _measure(settings, section, server, other, engine, network, instances, connections)
-    section.rows.sort()
+    section.rows.sort(key=lambda row: (row[0], row[1]))
     return section
 
 

@@ -109,7 +109,8 @@ def _convolutions(ops: Operators[T], x: T, layers: Sequence[tuple[int, int]]) ->
 
 
 def transformer(ops: Operators[T], x: T) -> T:
-    return _layers(ops, x, *SHAPES["transformer"], layers=4, heads=4)
+    tokens, width = SHAPES["transformer"]
+    return _layers(ops, x, tokens, width, layers=4, heads=4)
 
 
 def large_transformer(ops: Operators[T], x: T) -> T:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import networks
 from framework import MAX_BATCH, Call, Framework
@@ -70,7 +70,7 @@ class PyTorch(Framework):
 class _Form(PyTorch):
     """Of the other forms, which compute with the same operators or compiled ones, two networks tell enough."""
 
-    networks = ("mlp", "transformer")
+    networks: ClassVar[tuple[str, ...]] = ("mlp", "transformer")
 
 
 class ExportedProgram(_Form):

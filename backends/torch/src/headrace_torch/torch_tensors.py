@@ -65,7 +65,8 @@ class TorchTensor(DeviceTensor):
             if stream in (None, 0, 1):
                 self.order(torch.cuda.default_stream(device))
             elif stream != -1:  # else the reader waits by itself
-                self.order(torch.cuda.ExternalStream(stream, device))
+                # Not `order`: the allocator would keep the stream, which its owner may destroy before the tensor.
+                torch.cuda.ExternalStream(stream, device).wait_event(self.complete)
             return self.tensor.__dlpack__(stream=-1, **options)
 
     def order(self, reader: Any) -> None:

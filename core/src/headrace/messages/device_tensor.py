@@ -31,8 +31,8 @@ class DeviceTensor(ABC):
 
     @abstractmethod
     def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
-        """Return a DLPack capsule. Work that is queued on ``stream`` later finds the tensor complete, and its memory is
-        not used for anything else before that work is done. Must not block until the device is idle."""
+        """Return a DLPack capsule. Work that is queued on ``stream`` later finds the tensor complete. The reader keeps
+        the capsule until that work is done. Must not block until the device is idle."""
 
     @abstractmethod
     def copy_to_host(self) -> npt.NDArray[Any]:
