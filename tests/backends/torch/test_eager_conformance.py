@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -68,3 +69,8 @@ class TestCompiledPyTorch(TestEagerPyTorch):
 
     def example_of(self, kind: str, directory: Path) -> Example | None:
         return None  # as they are: the types are the converter's matter
+
+    def test_fifty_reloads_keep_memory_files_and_threads_flat(self, example: Example) -> None:
+        if os.environ.get("CI") == "true":
+            pytest.skip("it compiles 50 times: 12 s of CPU")
+        super().test_fifty_reloads_keep_memory_files_and_threads_flat(example)
