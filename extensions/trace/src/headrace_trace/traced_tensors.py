@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace import BytesTensor, HeadraceError, data_type
+from headrace import BytesTensor, DeviceTensor, HeadraceError, data_type
 
 #: The data of a larger tensor is left out of a trace.
 MOST_BYTES = 1 << 20
+_TENSORS: tuple[Any, ...] = (np.ndarray, BytesTensor, DeviceTensor)
 
 
 class CopiedTensor(NamedTuple):
@@ -28,11 +29,13 @@ class CopiedTensor(NamedTuple):
 
 
 def copied(tensors: Mapping[str, Any]) -> list[CopiedTensor]:
-    """Return copies of ``tensors``, whose owner may change them later. Inputs that can not be decoded are left out."""
+    """Return copies of ``tensors``, whose owner may change them later. Inputs that can not be decoded are left out.
+
+    A tensor on a device is copied to the host, for which a trace on the event loop waits."""
     return [
         CopiedTensor(name, data_type(tensor).name, tuple(tensor.shape), _data_of(tensor))
         for name, tensor in tensors.items()
-        if isinstance(tensor, np.ndarray | BytesTensor)
+        if isinstance(tensor, _TENSORS)
     ]
 
 
