@@ -135,7 +135,7 @@ class Older:
     """A reader of PyTorch before 2.12, which does not tell the size of a record."""
 
     def __init__(self, path: Path) -> None:
-        reader = torch._C.PyTorchFileReader(str(path))
+        reader: Any = torch._C.PyTorchFileReader(str(path))
         self.get_record, self.has_record = reader.get_record, reader.has_record
 
 
