@@ -5,12 +5,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.errors import HeadraceError
+from headrace.errors import Code, HeadraceError
 from headrace_http.caller_limits import HttpLimits
 from headrace_http.http_host import HttpPort
-from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply, ReplyStream, error_reply, reply_stream
+from headrace_http.message import (
+    Cancel,
+    ErrorReply,
+    HttpReply,
+    HttpRequest,
+    Reply,
+    ReplyStream,
+    error_reply,
+    reply_stream,
+)
 from headrace_http.metrics_frontend import METRICS_PATH, MetricsFrontend
 from headrace_http.request_log import Dispatch
 from headrace_http.routes import Routes
@@ -18,16 +28,22 @@ from headrace_http.routes import Routes
 if TYPE_CHECKING:
     from headrace.engine import Engine
 
+_REFUSALS = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
+
 
 class Forwarded(NamedTuple):
     """What a request stands for: ``request``, on the port of KServe v2, or ``GET /metrics``.
 
     ``change`` returns the answer for the caller, such as one with other headers. A streamed answer passes it without
     its body, once.
+
+    ``otherwise`` stands for the same request if its caller may not do what ``request`` asks. So a port that chooses
+    between two models does not tell a model that is absent from one that the caller may not use.
     """
 
     request: HttpRequest
     change: Callable[[HttpReply], HttpReply] = lambda reply: reply
+    otherwise: Forwarded | None = None
 
 
 class ForwardingPort(HttpPort):
@@ -108,8 +124,15 @@ class _Forwarding:
         if isinstance(found, HttpReply):
             reply(found)
             return None
+        return self._answer(found, reply)
+
+    def _answer(self, found: Forwarded, reply: Reply) -> Cancel | None:
         answer = self._metrics if found.request.path == METRICS_PATH else self._first
-        return answer(found.request, _ChangedReply(reply, found.change))
+        changed = _ChangedReply(reply, found.change)
+        if found.otherwise is None:
+            return answer(found.request, changed)
+        either = _EitherReply(changed, partial(self._answer, found.otherwise, reply))
+        return either.begun(answer(found.request, either))
 
 
 class _ChangedReply:
@@ -128,3 +151,36 @@ class _ChangedReply:
 
     def stream(self, head: HttpReply) -> ReplyStream:
         return reply_stream(self._reply, self._change(head))
+
+
+class _EitherReply:
+    """Takes an answer for ``reply``. If it refuses the caller, ``otherwise`` answers instead."""
+
+    __slots__ = ("_cancel", "_otherwise", "_reply")
+
+    def __init__(self, reply: _ChangedReply, otherwise: Callable[[], Cancel | None]) -> None:
+        self._reply = reply
+        self._otherwise: Callable[[], Cancel | None] | None = otherwise
+        self._cancel: Cancel | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reply, name)
+
+    def begun(self, cancel: Cancel | None) -> Cancel:
+        """Note that ``cancel`` cancels the first request. Return a function that cancels the one in progress."""
+        if self._otherwise is not None:
+            self._cancel = cancel
+        return self._leave
+
+    def _leave(self) -> None:
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()
+
+    def __call__(self, reply: HttpReply) -> None:
+        otherwise, self._otherwise = self._otherwise, None
+        if otherwise is not None and isinstance(reply, ErrorReply) and reply.failure.code in _REFUSALS:
+            self._cancel = otherwise()
+        else:
+            self._cancel = None
+            self._reply(reply)

@@ -8,13 +8,26 @@ import socket
 import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPResponse
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from headrace import AnyOperation, Caller, ResourceExhausted
+from headrace import (
+    AnyOperation,
+    Caller,
+    Forwarded,
+    ForwardingPort,
+    HeadraceError,
+    HttpReply,
+    HttpRequest,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+)
+from headrace_http.forwarding import _Forwarding
+from headrace_http.message import Cancel, Reply, error_reply
 from headrace_testing import FrontendConformance
 from headrace_testing.frontend_models import Watching
 
@@ -64,6 +77,9 @@ class Doors(ForwardingPort):
             return Forwarded(request)
         if head == "ask":
             return Forwarded(request._replace(path=f"/v2/models/{rest}/infer"), mark)
+        if head == "either":
+            first, second = (Forwarded(request._replace(path=f"/v2/models/{each}/infer")) for each in rest.split("/"))
+            return first._replace(change=mark, otherwise=second)
         return HttpReply(418)
 
 @hookimpl
@@ -147,6 +163,36 @@ class TestDoors(FrontendConformance):
             assert b"exceeds" not in client.getresponse().read()
             client.sock = None
 
+    @pytest.mark.parametrize("waits", [False, True])
+    def test_a_caller_who_may_not_use_one_model_is_answered_by_the_other(
+        self, served: Any, monkeypatch: pytest.MonkeyPatch, waits: bool
+    ) -> None:
+        errors: list[type[HeadraceError]] = []
+
+        async def refuse_later() -> None:
+            raise errors[0]("not you")
+
+        def admit(self: Watching, caller: Caller, operation: AnyOperation, model: str) -> Any:
+            if model != "secret":
+                return None
+            if waits:
+                return refuse_later()
+            raise errors[0]("not you")
+
+        monkeypatch.setattr(Watching, "admit", admit)
+        body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}'
+        # A model that is absent is another error than a refusal, and no reason to ask the other one.
+        cases = {PermissionDenied: 200, Unauthenticated: 200, ResourceExhausted: 429}
+        with served.connect() as connection:
+            for error, status in cases.items():
+                errors[:] = [error]
+                reply, _ = answer(connection, "POST", "/either/secret/doubles", body)
+                assert (reply.status, reply.headers["Door"]) == (status, None if status == 200 else "front")
+            assert answer(connection, "POST", "/either/absent/doubles", body)[0].status == 404
+            assert answer(connection, "POST", "/either/secret/absent", body)[0].headers["Door"] == "front"
+            errors[:] = [PermissionDenied]
+            assert answer(connection, "POST", "/either/secret/absent", body)[0].status == 404
+
     def test_its_callers_are_admitted_as_those_of_the_first_port(
         self, served: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -161,3 +207,26 @@ class TestDoors(FrontendConformance):
             for method, path in (("POST", "/ask/doubles"), ("GET", "/own")):
                 assert answer(connection, method, path, b"\0nonsense" if method == "POST" else b"")[0].status == 429
         assert [(transport, model) for transport, _, model in asked] == [("http", "doubles"), ("http", "")]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_caller_who_leaves_cancels_the_request_that_is_being_answered(is_late: bool) -> None:
+    cancelled: list[str] = []
+    replies: list[Reply] = []
+
+    def first(request: HttpRequest, reply: Reply) -> Cancel:
+        replies.append(reply)
+        if request.path == "/secret" and not is_late:
+            reply(error_reply(PermissionDenied("not you")))
+        return lambda: cancelled.append(request.path)
+
+    asked = HttpRequest("POST", "/secret", {}, memoryview(b""))
+    port = SimpleNamespace(forward=lambda request: Forwarded(asked, otherwise=Forwarded(asked._replace(path="/own"))))
+    answers: list[HttpReply] = []
+    leave = _Forwarding(cast("ForwardingPort", port), first, first, first)(asked, answers.append)
+    assert leave is not None
+    if is_late:
+        replies[0](error_reply(PermissionDenied("not you")))
+    leave()
+    leave()
+    assert (cancelled, answers) == (["/own"], [])

@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +75,12 @@ def serving(folder: Path, **options: Any) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    yield from serving(tmp_path_factory.mktemp("plain"))
+    cloud = {"allow_sagemaker": True, "sagemaker_port": 0} if find_spec("headrace_cloud_routes") else {}
+    for running in serving(tmp_path_factory.mktemp("plain"), **cloud):
+        for port in running.server.frontends:
+            if port.name == "sagemaker":
+                port.models.urls |= dict.fromkeys(("own_1", "other_1"), "/opt/ml/models/x/model")  # as if loaded
+        yield running
 
 
 # ---------------------------------------------------------------------- certificates
@@ -282,6 +288,30 @@ def shown(client: httpx.Client, model: str, **sent: Any) -> list[Any]:
         headers = {name: value for name, value in reply.headers.items() if name not in ("date", "content-length")}
         found.append((reply.status_code, headers, reply.text.replace(model, "N")))
     return found
+
+
+def answered(port: int, credential: str | None, target: str) -> list[Any]:
+    """Return what SageMaker's port answers of two models of the path, with ``target`` in the header."""
+    headers = {"X-Amzn-SageMaker-Target-Model": target}
+    headers |= {} if credential is None else {"authorization": f"Bearer {credential}"}
+    document = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [3]}]}
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}/models", headers=headers) as client:
+        replies = [client.post(f"/{name}/invoke", json=document) for name in ("own_1", "other_1")]
+    return [(each.status_code, each.headers.get("www-authenticate"), each.text) for each in replies]
+
+
+@pytest.mark.skipif(find_spec("headrace_cloud_routes") is None, reason="needs the ports of clouds")
+@pytest.mark.parametrize(("credential", "statuses"), [("none", [401, 401]), ("key", [200, 403]), ("token", [200, 403])])
+def test_no_target_of_sagemaker_tells_which_models_exist(plain: Running, credential: str, statuses: list[int]) -> None:
+    port = plain.ports["sagemaker"]
+    sent = {"none": None, "key": plain.keys["tenant"], "token": token(sub="tenant")}[credential]
+    there, absent = answered(port, sent, "other"), answered(port, sent, "never")
+    assert there == absent
+    assert [status for status, *_ in there] == statuses
+    assert sent is None or json.loads(there[0][2])["model_name"] == "own_1"
+    (allowed, *_), _ = answered(port, plain.keys["admin"], "other")
+    assert allowed == 200
+    assert json.loads(answered(port, plain.keys["admin"], "other")[1][2])["model_name"] == "other"
 
 
 def logged(caplog: pytest.LogCaptureFixture, model: str) -> list[str]:

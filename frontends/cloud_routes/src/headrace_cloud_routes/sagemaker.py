@@ -73,7 +73,11 @@ class SageMaker(ForwardingPort):
         if name not in self.models.urls:
             return None
         target = request.headers.get(_TARGET, b"").decode("latin-1")
-        return self._inference(request, target if target and self._is_served(target) else name)
+        forwarded = self._inference(request, name)
+        if not target or not self._is_served(target):
+            return forwarded
+        # Who may not use the target gets what he would get if it were absent.
+        return self._inference(request, target)._replace(otherwise=forwarded)
 
     def _is_served(self, name: str) -> bool:
         try:
