@@ -24,7 +24,9 @@ from report import Section, Target
 from servers import Running
 from settings import Missing, Settings, need_modules, need_wrk
 
-CONNECTIONS, INSTANCES = (1, 16, 64), (1, 2)
+CONNECTIONS = (1, 16, 64)
+#: Instances, and whether they live in a process of their own, with an interpreter's lock of its own.
+SETTINGS = {"1": (1, "thread"), "2": (2, "thread"), "1 in a process": (1, "process")}
 SHARE_WANTED = 0.95
 COLUMNS = (
     "network", "engine", "instances", "connections", "requests/s", "the engine alone", "share", "p50 ms", "p99 ms",
@@ -52,15 +54,15 @@ def gpu(settings: Settings) -> Section:
             framework = FRAMEWORKS[engine]
             loads = [f"--load-model={network}_{engine}" for network in framework.networks]
             with Alone(engine, folder, 0) as alone, BareSocket(engine, folder, 0) as bare:
-                for instances in INSTANCES:
+                for setting, (instances, isolation) in SETTINGS.items():
                     for network in framework.networks:
                         config = folder / f"{network}_{engine}" / "config.pbtxt"
-                        config.write_text(framework.config_of(network, instances))
+                        config.write_text(framework.config_of(network, instances, {"isolation": isolation}))
                     with servers.headrace(folder, "--model-control-mode=explicit", *loads) as server:
                         for network in framework.networks:
-                            for connections in CONNECTIONS[instances > 1 :]:
+                            for connections in CONNECTIONS[setting != "1" :]:
                                 other = bare if connections == 1 else alone
-                                _measure(settings, section, server, other, engine, network, instances, connections)
+                                _measure(settings, section, server, other, engine, network, setting, connections)
     section.rows.sort(key=lambda row: (row[0], row[1]))
     return section
 
@@ -72,7 +74,7 @@ def _measure(
     other: Alone | BareSocket,
     engine: str,
     network: str,
-    instances: int,
+    setting: str,
     connections: int,
 ) -> None:
     model = f"{network}_{engine}"
@@ -82,7 +84,7 @@ def _measure(
         threads = min(4, connections)
         return load.wrk(server, load.Body(model, b""), connections, seconds, load.VARIED, threads, ("binary", given))
 
-    case = Case(f"{network}, {engine} x {instances}, {connections}", lambda server: model, put)
+    case = Case(f"{network}, {engine} x {setting}, {connections}", lambda server: model, put)
     runs: list[Run] = []
     direct: list[frameworks.Direct] = []
     for _ in range(settings.runs):
@@ -95,7 +97,7 @@ def _measure(
     share = median(run.rps / each.rows_per_s for run, each in zip(runs, direct, strict=True))
     section.rows.append(
         (
-            network, engine, str(instances), str(connections), f"{median(run.rps for run in runs):,.0f}",
+            network, engine, setting, str(connections), f"{median(run.rps for run in runs):,.0f}",
             f"{median(each.rows_per_s for each in direct):,.0f}", f"{share:.0%}",
             f"{median(run.p50_us for run in runs) / 1e3:.2f}", f"{median(run.p99_us for run in runs) / 1e3:.2f}",
             f"{median(run.server_us for run in runs):.0f}", f"{median(each.cpu_us for each in direct):.0f}",
