@@ -396,9 +396,16 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("echo_fp32", body(changed(DATA, data=[1, 2, 3, 4, 5])), 500,
      "Unable to parse 'data': Shape does not match true shape of 'data' field"),
     ("echo_fp32", body(changed(DATA, data=[1, 2, 3])), 500,
-     "Failed to parse 'data' field: shape does not match true shape"),
-    ("echo_bytes", body(changed(DATA, datatype="BYTES", data=["a", "b", "c", "d", "e"])), 500,
-     "Unable to parse 'data': shape does not match true shape of 'data' field"),
+     "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+    ("echo_bytes", body(changed(DATA, datatype="BYTES", data=["a", "b", "c", "d", "e"])), 400,
+     "[request id: <id_unknown>] "
+     "unexpected number of string elements 5 for inference input 'IN' for model 'echo_bytes', expecting 4"),
+    ("echo_bytes", body(changed(DATA, datatype="BYTES", data=["a"])), 400,
+     "[request id: <id_unknown>] "
+     "expected 4 string elements for inference input 'IN' for model 'echo_bytes', got 1"),
+    ("echo_bytes", body(changed(DATA, datatype="BYTES", data=[])), 400,
+     "[request id: <id_unknown>] "
+     "expected 4 string elements for inference input 'IN' for model 'echo_bytes', got 0"),
     ("echo_bytes", body(changed(DATA, datatype="BYTES")), 500, "Unable to parse JSON bytes array: "),
     ("echo_int32", body(changed(DATA, datatype="INT32", data=[1, 2, 3, 4.5])), 500, "Unable to parse 'data'"),
     ("echo_uint8", body(changed(DATA, datatype="UINT8", data=[1, 2, 3, -4])), 500, "Unable to parse 'data'"),

@@ -230,6 +230,8 @@ def _from_json(data: Any, name: str, kind: _InputKind, max_bytes: int) -> Tensor
         if type(data) is Pieces:
             data.check()
         return view(memoryview(b""), 0, 0, datatype, shape, count)
+    if type(data) is not list and type(data) is not Pieces:
+        raise wrong_type("data", "array", "array")
     if known is dtypes.FP16 or known is dtypes.BF16:
         raise InvalidArgument(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
@@ -242,25 +244,24 @@ def _from_json(data: Any, name: str, kind: _InputKind, max_bytes: int) -> Tensor
     return _to_tensor(data, known, shape, count)
 
 
-def _to_tensor(data: Any, datatype: DataType, shape: tuple[int, ...], count: int) -> Tensor | Undecoded:
-    """Return ``data`` as a tensor of ``count`` elements in ``shape``. Copies once.
+def _to_tensor(
+    leaves: list[Any] | Pieces, datatype: DataType, shape: tuple[int, ...], count: int
+) -> Tensor | Undecoded:
+    """Return ``leaves`` as a tensor of ``count`` elements in ``shape``. Copies once.
 
-    ``data`` may be nested to any depth below `MAX_DEPTH`. It is read in row-major order, and only the number of its
+    ``leaves`` may be nested to any depth below `MAX_DEPTH`. It is read in row-major order, and only the number of its
     elements must fit the shape. Raises `InvalidArgument` with Triton's texts.
     """
-    if type(data) is not list:
-        if type(data) is Pieces:
-            return _assembled(data, datatype, shape, count)
-        raise wrong_type("data", "array", "array")
-    leaves = data
+    if isinstance(leaves, Pieces):
+        return _assembled(leaves, datatype, shape, count)
     kinds = set(map(type, leaves))
     if list in kinds:
         leaves = _flatten(leaves)
         kinds = set(map(type, leaves))
-    if len(leaves) != count:
-        raise _wrong_count(len(leaves) > count, datatype)
-    if datatype is dtypes.BYTES:
+    if datatype is dtypes.BYTES:  # the signature compares the number of strings with the shape
         return BytesTensor.from_items(_strings(leaves, kinds), shape)
+    if len(leaves) != count:
+        raise _wrong_count(leaves, count, datatype)
     return _shaped(_numbers(leaves, kinds, datatype), datatype, shape)
 
 
@@ -271,15 +272,15 @@ def _assembled(pieces: Pieces, datatype: DataType, shape: tuple[int, ...], count
     numbers = np.empty(0 if is_text else count, datatype.numpy)
     for leaves in pieces.read():
         begin, found = found, found + len(leaves)
-        if found > count:
-            raise _wrong_count(True, datatype)
         kinds = set(map(type, leaves))
         if is_text:
             parts.append(BytesTensor.from_items(_strings(leaves, kinds), (len(leaves),)).buffer)
+        elif found > count:
+            raise _wrong_count(leaves, count - begin, datatype)
         else:
             numbers[begin:found] = _numbers(leaves, kinds, datatype)
-    if found != count:
-        raise _wrong_count(False, datatype)
+    if found != count and not is_text:
+        raise _wrong_count([], count, datatype)
     return BytesTensor(b"".join(parts), shape) if is_text else _shaped(numbers, datatype, shape)
 
 
@@ -307,7 +308,7 @@ def _numbers(leaves: list[Any], kinds: set[type], datatype: DataType) -> np.ndar
 
 
 def _strings(leaves: list[Any], kinds: set[type]) -> list[bytes]:
-    if kinds != {str}:
+    if not kinds <= {str}:
         raise malformed("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
     return [leaf.encode("utf-8", "surrogatepass") for leaf in leaves]
 
@@ -338,11 +339,11 @@ def _walk(nested: list[Any], depth: int) -> Iterator[Any]:
             raise too_deep()
 
 
-def _wrong_count(too_many: bool, datatype: DataType) -> InvalidArgument:
-    shape = "shape" if datatype is dtypes.BYTES or not too_many else "Shape"
-    if too_many:
-        return malformed(f"Unable to parse 'data': {shape} does not match true shape of 'data' field")
-    return malformed(f"Failed to parse 'data' field: {shape} does not match true shape")
+def _wrong_count(leaves: list[Any], count: int, datatype: DataType) -> InvalidArgument:
+    """Return the error for too many or too few ``leaves``. Raises if one of the first ``count`` is of a wrong type."""
+    if leaves := leaves[:count]:
+        _numbers(leaves, set(map(type, leaves)), datatype)
+    return malformed("Unable to parse 'data': Shape does not match true shape of 'data' field")
 
 
 def _wrong_leaf(kind: str) -> InvalidArgument:

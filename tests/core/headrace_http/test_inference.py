@@ -341,6 +341,7 @@ SOURCES = (
     "'shared_memory_region' in 'parameters'. But "
 )
 SHAPE_TYPE = "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer"
+COUNT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 LEAF = "Unable to parse 'data': attempt to access JSON non-number as double"
 
 
@@ -366,19 +367,16 @@ LEAF = "Unable to parse 'data': attempt to access JSON non-number as double"
         (tensor("X", "FP32", [4], data=[1, 2, 3, True]), 500, LEAF),
         (tensor("X", "FP32", [4], data=[1, 2, 3, None]), 500, LEAF),
         (tensor("X", "FP32", [4], data=7), 500, "Unable to parse 'data': attempt to access JSON non-array as array"),
+        (tensor("X", "FP16", [4], data=7), 500, "Unable to parse 'data': attempt to access JSON non-array as array"),
+        (tensor("X", "FP32", [4], data=[1] * 5), 500, COUNT),
+        (tensor("X", "FP32", [4], data=[1] * 3), 500, COUNT),
+        (tensor("X", "FP32", [4], data=[]), 500, COUNT),
+        (tensor("X", "BOOL", [4], data=[[], []]), 500, COUNT),
+        (tensor("X", "FP32", [4], data=[1, 2, 3, 4, "5"]), 500, COUNT),
+        (tensor("X", "FP32", [4], data=["1"]), 500, LEAF),
+        (tensor("X", "FP32", [4], data=[1, "2", 3, 4, 5]), 500, LEAF),
         (
-            tensor("X", "FP32", [4], data=[1] * 5),
-            500,
-            "Unable to parse 'data': Shape does not match true shape of 'data' field",
-        ),
-        (tensor("X", "FP32", [4], data=[1] * 3), 500, "Failed to parse 'data' field: shape does not match true shape"),
-        (
-            tensor("X", "BYTES", [1], data=["a", "b"]),
-            500,
-            "Unable to parse 'data': shape does not match true shape of 'data' field",
-        ),
-        (
-            tensor("X", "BYTES", [1], data=[1]),
+            tensor("X", "BYTES", [1], data=["a", "b", 3]),
             500,
             "Unable to parse JSON bytes array: attempt to access JSON non-string as string",
         ),
