@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +285,7 @@ def test_another_job_does_not_go_on_with_these_parts(
         (["--input=wide.npy"], "the array has int64; input 'image' takes UINT8"),
         (["--input=flat.npy"], r"input 'image': it takes shape \[8, 8\]; the row has 63 elements"),
         (["--input=empty.jsonl"], "has no rows"),
+        (["--input=twice.parquet"], "two columns of '.*twice.parquet' have the name 'id'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_said(
@@ -300,9 +303,17 @@ def test_what_cannot_be_done_is_said(
     np.save("wide.npy", IMAGES.astype(np.int64))
     np.save("flat.npy", IMAGES.reshape(ROWS, 64)[:, :63])
     Path("empty.jsonl").write_text("\n")
+    pa.parquet.write_table(pa.Table.from_arrays([pa.array([1])] * 3, ["image", "id", "id"]), "twice.parquet")
     assert batch(source, tmp_path / "out.parquet", *words) == 1
     assert re.search(why, capsys.readouterr().err)
     assert not Path("out.parquet").exists()
+
+
+@pytest.mark.parametrize("value", ["many", "0", "-1"])
+def test_a_wrong_number_of_rows_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
+    with pytest.raises(SystemExit):
+        batch(tmp_path / "in.npy", tmp_path / "out.npy", f"--chunk={value}")
+    assert f"argument --chunk: '{value}' is no whole number from 1 on" in capsys.readouterr().err
 
 
 def test_a_column_that_would_be_lost_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,6 +321,73 @@ def test_a_column_that_would_be_lost_is_named(tmp_path: Path, capsys: pytest.Cap
     source.write_text(source.read_text() + json.dumps({"image": IMAGES[0].tolist(), "label": 3}))
     assert batch(source, tmp_path / "out.jsonl") == 1
     assert "a row from 129 on has column 'label', which no row of the first chunk has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [(0, 1), (2,), (3,)])
+def test_a_chunk_without_a_right_row_fails_no_other_row(tmp_path: Path, wrong: tuple[int, ...]) -> None:
+    lines = [json.dumps({"image": image.tolist()}) for image in IMAGES[:4]]
+    for place in wrong:
+        lines[place] = "no JSON" if place != 3 else "{}"
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    assert batch(tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--chunk=1") == 3
+    assert tuple(place for place, row in enumerate(read(tmp_path / "out.jsonl")) if "error" in row) == wrong
+
+
+def test_a_line_of_a_csv_may_be_long_and_a_text_may_have_line_ends(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.csv", IMAGES[:3])
+    source.write_text(source.read_text().replace("row 1", "a\n" * 2_000_000))
+    assert batch(source, tmp_path / "out.jsonl") == 0
+    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == ["row 0", "a\n" * 2_000_000, "row 2"]
+
+
+@pytest.mark.parametrize("result", [kind for kind in KINDS if kind != ".npy"])
+def test_columns_of_any_type_are_copied(tmp_path: Path, result: str) -> None:
+    whens = [[datetime(2026, 1, place + 1)] for place in range(4)]
+    images = pa.FixedSizeListArray.from_arrays(pa.array(IMAGES[:4].ravel()), 64)
+    pieces = [
+        pa.table(
+            {"image": images, "kind": pa.array(kinds).dictionary_encode(), "at": [{"when": each} for each in whens]}
+        )
+        for kinds in (["a", "b", "a", None], ["c", "d", "c", "d"])
+    ]
+    with pa.ipc.new_stream(tmp_path / "in.arrow", pieces[0].schema) as writer:
+        for piece in pieces:
+            writer.write_table(piece)
+    out = tmp_path / f"out{result}"
+    assert batch(tmp_path / "in.arrow", out, "--chunk=4") == 0
+    rows = read(out)
+    assert [row["kind"] or None for row in rows] == ["a", "b", "a", None, "c", "d", "c", "d"]
+    at = json.loads(rows[1]["at"]) if result == ".csv" else rows[1]["at"]
+    assert str(at["when"][0]) == "2026-01-02 00:00:00"
+
+
+def test_what_the_result_cannot_hold_is_said_before_a_row_is_inferred(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = pa.FixedSizeListArray.from_arrays(pa.array(IMAGES[:1].ravel()), 64)
+    rows = pa.table({"image": images, "every": pa.array([pa.MonthDayNano([1, 2, 3])])})
+    with pa.ipc.new_file(tmp_path / "in.arrow", rows.schema) as writer:
+        writer.write_table(rows)
+    out = tmp_path / "out.parquet"
+    assert batch(tmp_path / "in.arrow", out) == 1
+    said = capsys.readouterr().err
+    assert re.search(f"a {out.suffix} file cannot have the columns of '{out}': .*; choose the columns by --keep", said)
+    assert not list(tmp_path.glob("*.parts/*.arrow"))
+
+
+def test_an_ensemble_which_has_no_instances_is_asked(tmp_path: Path, expected: Array) -> None:
+    (tmp_path / "models/both/1").mkdir(parents=True)
+    shutil.copytree(EXAMPLES / "digits", tmp_path / "models/digits")
+    (tmp_path / "models/both/config.pbtxt").write_text(
+        'platform: "ensemble" max_batch_size: 64 '
+        'input { name: "image" data_type: TYPE_UINT8 dims: [8, 8] } '
+        'output { name: "probabilities" data_type: TYPE_FP32 dims: 10 } '
+        'ensemble_scheduling { step { model_name: "digits" model_version: -1 input_map { key: "image" value: "image" } '
+        'output_map { key: "probabilities" value: "probabilities" } } }'
+    )
+    source = write(tmp_path / "in.npy")
+    assert batch(source, tmp_path / "out.npy", model="both", repository=tmp_path / "models") == 0
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_of_different_shape_are_not_in_one_request(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from headrace import InvalidArgument, ModelView, Server, ServerOptions
 from headrace_batch.column_mapping import ColumnMapping, kept_fields
-from headrace_batch.result_files import COPIED_JSON, WRITERS, ResultParts, write_result
+from headrace_batch.result_files import COPIED_JSON, WRITERS, ResultParts, check_columns, write_result
 from headrace_batch.row_files import ARRAY, Chunk, Column, RowFile, open_rows
 from headrace_batch.row_inference import Piece, RowInference
 
@@ -67,8 +67,9 @@ async def run(job: BatchJob, report: Callable[[JobProgress], None]) -> JobProgre
         model = server.engine.resolve(job.model, job.version)
         try:
             return await _Run(job, source, server, model, report).finish()
-        except OSError as error:  # errors of the source say so
-            raise InvalidArgument(f"cannot write '{job.result}': {error.strerror}") from error
+        except (OSError, pa.ArrowException) as error:  # errors of the source say so
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidArgument(f"cannot write '{job.result}': {reason}") from error
 
 
 class _Run:
@@ -83,7 +84,7 @@ class _Run:
         self._job, self._source, self._report = job, source, report
         mapping = ColumnMapping(model, job.inputs, list(source.columns))
         instances = len(server.served(model.name, model.version)[0].executors)
-        self._inference = RowInference(server, model, mapping, job.outputs, job.in_flight or 2 * instances)
+        self._inference = RowInference(server, model, mapping, job.outputs, job.in_flight or 2 * max(1, instances))
         self._mapping = mapping
         self._schema: pa.Schema | None = None
         self._check_array(model)
@@ -178,14 +179,18 @@ class _Run:
         fields = kept_fields(kept, self._source.columns)
         if not self._source.columns:  # any JSON value
             fields = pa.schema([each.with_metadata(COPIED_JSON) for each in fields])
-        return self._inference.schema(fields)
+        schema = self._inference.schema(fields)
+        check_columns(self._job.result, schema)
+        return schema
 
     def _check_columns(self, chunk: Chunk) -> None:
         """Raise if a line of JSON has a column that would not be copied."""
         assert self._schema is not None
         if self._source.columns or self._job.keep is not None:
             return
-        if new := [name for name in self._mapping.others(list(chunk.columns)) if name not in self._schema.names]:
+        if new := [
+            name for name in self._mapping.others(chunk.columns, is_first=False) if name not in self._schema.names
+        ]:
             raise InvalidArgument(
                 f"a row from {chunk.first + 1} on has column '{new[0]}', which no row of the first chunk has: "
                 "choose the columns by --keep"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -32,16 +32,21 @@ class ColumnMapping:
         self._names = self._find(known) if known else {}
 
     def columns(self, chunk: Chunk) -> Mapping[str, Sequence[Column]]:
-        """Return the columns of each input. Raises `InvalidArgument`."""
-        names = self._names or self._find(list(chunk.columns))
-        return {name: [chunk.columns[column] for column in columns] for name, columns in names.items()}
+        """Return the columns of each input. Raises `InvalidArgument` if the first chunk has none for an input.
 
-    def others(self, names: Sequence[str]) -> list[str]:
-        """Return the columns that are no inputs."""
-        used = {column for columns in self._find(names).values() for column in columns}
+        In later chunks, and in a chunk where no line is JSON, the values of such an input are missing.
+        """
+        is_first = not chunk.number and len(chunk.broken) < chunk.count
+        names = self._names or self._find(chunk.columns, is_first)
+        nothing = [None] * chunk.count
+        return {name: [chunk.columns[each] for each in columns] or [nothing] for name, columns in names.items()}
+
+    def others(self, names: Collection[str], is_first: bool = True) -> list[str]:
+        """Return the columns that are no inputs. Raises `InvalidArgument` if the first chunk lacks an input."""
+        used = {column for columns in self._find(names, is_first).values() for column in columns}
         return [name for name in names if name not in used]
 
-    def _find(self, known: Sequence[str]) -> dict[str, list[str]]:
+    def _find(self, known: Collection[str], is_first: bool = True) -> dict[str, list[str]]:
         found = {}
         for name, pattern in self._patterns.items():
             if pattern in known:
@@ -49,6 +54,9 @@ class ColumnMapping:
             elif columns := [column for column in known if fnmatchcase(column, pattern)]:
                 found[name] = columns
             elif not self._model.inputs[name].optional or pattern != name:
+                if not is_first:
+                    found[name] = []
+                    continue
                 near = get_close_matches(pattern, known, 1)
                 hint = f"; did you mean '{near[0]}'?" if near else f"; the file has {_listed(known)}"
                 raise InvalidArgument(f"no column '{pattern}' for input '{name}' (--map {name}=COLUMN){hint}")

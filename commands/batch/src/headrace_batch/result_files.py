@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import io
 import json
 import os
 import shutil
@@ -97,6 +98,19 @@ class ResultParts:
         return self.folder / f"{number:08d}.arrow"
 
 
+def check_columns(path: Path, schema: pa.Schema) -> None:
+    """Raise `InvalidArgument` if a file with the ending of ``path`` cannot have these columns."""
+    write = WRITERS[path.suffix.lower()]
+    if write is _write_numpy:  # its only output is checked by name
+        return
+    try:
+        write(io.BytesIO(), schema, iter(()), 0)
+    except pa.ArrowException as error:
+        raise InvalidArgument(
+            f"a {path.suffix} file cannot have the columns of '{path}': {error}; choose the columns by --keep"
+        ) from error
+
+
 def write_result(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows: int) -> None:
     """Write the file ``path``, as its ending says. It exists as a whole or not at all."""
     write = WRITERS[path.suffix.lower()]
@@ -130,13 +144,14 @@ def _write_arrow(stream: IO[bytes], schema: pa.Schema, batches: Iterator[pa.Reco
 
 
 def _write_csv(stream: IO[bytes], schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows: int) -> None:
-    """CSV has no lists: they are written as JSON."""
-    flat = pa.schema([pa.field(each.name, pa.string() if is_list(each.type) else each.type) for each in schema])
+    """CSV has no lists and no structs: they are written as JSON."""
+    is_nested = pa.types.is_nested
+    flat = pa.schema([pa.field(each.name, pa.string() if is_nested(each.type) else each.type) for each in schema])
     with pa.csv.CSVWriter(stream, flat) as writer:
         for batch in batches:
             columns = [
-                pa.array([None if each is None else json.dumps(each) for each in column.to_pylist()], pa.string())
-                if is_list(column.type)
+                pa.array([None if each is None else _json(each) for each in column.to_pylist()], pa.string())
+                if is_nested(column.type)
                 else column
                 for column in batch.columns
             ]
@@ -151,7 +166,7 @@ def _write_json(stream: IO[bytes], schema: pa.Schema, batches: Iterator[pa.Recor
                 row[name] = None if row[name] is None else json.loads(row[name])
             if row["error"] is None:
                 del row["error"]
-            stream.write(json.dumps(row, ensure_ascii=False, default=_plain).encode() + b"\n")
+            stream.write(_json(row).encode() + b"\n")
 
 
 def _write_numpy(stream: IO[bytes], schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows: int) -> None:
@@ -179,6 +194,10 @@ WRITERS: dict[str, Callable[[IO[bytes], pa.Schema, Iterator[pa.RecordBatch], int
     ".jsonl": _write_json,
     ".npy": _write_numpy,
 }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_plain)
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,8 @@ from headrace import InvalidArgument
 Column: TypeAlias = "pa.Array | Sequence[Any] | np.ndarray[Any, Any]"
 #: The name of the column of a NumPy file.
 ARRAY = "array"
+#: The bytes that a line of a CSV file may have. So many are parsed at a time.
+_LONGEST_LINE = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class ParquetRows(RowFile):
         super().__init__(path)
         self._file = pa.parquet.ParquetFile(path)
         self.total = self._file.metadata.num_rows
-        self.columns = {each.name: each.type for each in self._file.schema_arrow}
+        self.columns = _types(path, self._file.schema_arrow)
 
     def read(self, size: int) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
         yield from _of_batches(self._file.iter_batches(batch_size=size), size)
@@ -85,7 +87,7 @@ class ArrowRows(RowFile):
             source.seek(0)
             reader = pa.ipc.open_stream(source)
             self._batches = iter(reader)
-        self.columns = {each.name: each.type for each in reader.schema}
+        self.columns = _types(path, reader.schema)
 
     def read(self, size: int) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
         yield from _of_batches(self._batches, size)
@@ -94,13 +96,12 @@ class ArrowRows(RowFile):
 class CsvRows(RowFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        with pa.csv.open_csv(path) as reader:
-            names = reader.schema.names
-        if len(set(names)) != len(names):
-            raise InvalidArgument(f"two columns of '{path}' have one name: {', '.join(names)}")
-        self.columns = dict.fromkeys(names, pa.string())
+        reading = pa.csv.ReadOptions(block_size=_LONGEST_LINE)
+        parsing = pa.csv.ParseOptions(newlines_in_values=True)
+        with pa.csv.open_csv(path, reading, parsing) as reader:
+            self.columns = dict.fromkeys(_types(path, reader.schema), pa.string())
         options = pa.csv.ConvertOptions(column_types=self.columns, strings_can_be_null=False)
-        self._reader = pa.csv.open_csv(path, convert_options=options)
+        self._reader = pa.csv.open_csv(path, reading, parsing, options)
 
     def read(self, size: int) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
         yield from _of_batches(self._reader, size)
@@ -185,8 +186,24 @@ def _of_batches(
         yield _columns(pa.Table.from_batches(held)), count, {}
 
 
+def _types(path: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the columns of a file by name, with their types as `_columns` gives them. Raises `InvalidArgument`."""
+    found: dict[str, pa.DataType] = {}
+    for each in schema:
+        if each.name in found:
+            raise InvalidArgument(f"two columns of '{path}' have the name '{each.name}'")
+        found[each.name] = _plain_type(each.type)
+    return found
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def _columns(table: pa.Table) -> Mapping[str, Column]:
-    return {name: table[name].combine_chunks() for name in table.column_names}
+    """Return the columns, with values in place of dictionaries: each part of a file may have another dictionary."""
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    return {name: column.cast(_plain_type(column.type)) for name, column in columns.items()}
 
 
 def _json_row(line: bytes) -> tuple[Mapping[str, Any], str]:
