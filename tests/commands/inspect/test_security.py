@@ -16,7 +16,9 @@ import grpc
 import httpx
 import pytest
 
-from headrace import SecurityReview
+from headrace import Model, SecurityReview, Server, ServerOptions, read_config
+from headrace.models.configuring import make_backend
+from headrace.models.executor_choice import choose_executor
 from headrace_cli import main
 from headrace_inspect import security_report
 from tests.core.models.test_admission import PATHS
@@ -246,6 +248,47 @@ def test_a_host_that_bounds_no_handshakes_is_named(models: str) -> None:
         lines = SecurityReview.of_command_line([models, "--grpc-server=grpcio", *tls]).exposures()
         (line,) = [line for line in lines if line.what == "--grpc-server=grpcio"]
         assert ("the number of TLS handshakes" in line.who) is is_told
+
+
+#: By backend, configs whose models run code of their files, and what that is.
+CODE = {
+    "python": [("", "model.py"), ('default_model_filename: "a.py"', "a.py")],
+    "pytorch": [
+        ('runtime: "model.py"', "model.py"),
+        ('parameters { key: "trust" value { string_value: "yes" } }', "model.pt (parameter 'trust')"),
+        ("", ""),
+    ],
+    "tensorflow": [
+        ('platform: "tensorflow_savedmodel" parameters { key: "trust" value { string_value: "true" } }',
+         "model.savedmodel (parameter 'trust')"),
+        ('model_operations { op_library_filename: "libops.so" }', "libops.so"),
+        ("", ""),
+    ],
+    "onnxruntime": [('model_operations { op_library_filename: "libops.so" }', "libops.so"), ("", "")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", CODE)
+@pytest.mark.parametrize("isolation", ["", "thread", "process"])
+def test_models_that_run_code_of_the_repository_are_named(tmp_path: Path, backend: str, isolation: str) -> None:
+    asked = f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}' if isolation else ""
+    for number, (config, _) in enumerate(CODE[backend]):
+        (tmp_path / f"m{number}" / "1").mkdir(parents=True)
+        (tmp_path / f"m{number}" / "config.pbtxt").write_text(f'backend: "{backend}" {config} {asked}')
+    server = Server(ServerOptions(model_repository=(str(tmp_path),)))
+    if backend not in server.plugins.backends.names():
+        pytest.skip(f"needs the backend '{backend}'")
+    lines = {line.what: line for line in SecurityReview(server).exposures() if line.where == "models"}
+    assert set(lines) == {f"m{number}, {code}" for number, (_, code) in enumerate(CODE[backend]) if code}
+    # The oracle: what a load chooses.
+    made = make_backend(backend, server.plugins.backends, server.plugins.hook, server.options)
+    for name, line in lines.items():
+        folder = tmp_path / name.partition(",")[0]
+        model = Model(folder.name, 1, folder / "1", read_config(folder / "config.pbtxt"))
+        choice = choose_executor(made, model, server.plugins.executors)
+        assert line.is_open is choice.kind.runs_in_server
+        place = "the server's process" if line.is_open else "a process of its own"
+        assert line.who == f"runs code of the repository in {place}"
 
 
 @pytest.mark.parametrize("program", [[], ["headrace", "serve"], ["tritonserver"], ["/opt/bin/tritonserver"]])

@@ -18,6 +18,7 @@ from headrace import (
     Isolation,
     LoadError,
     Model,
+    ModelConfig,
     config_to_json,
     read_isolation,
     read_load_timeout,
@@ -75,6 +76,9 @@ class PythonBackend(Backend):
             *timeouts_s,
             busy_poll_us=settings.busy_poll_us,
         )
+
+    def repository_code(self, config: ModelConfig) -> str:
+        return config.default_model_filename or RUNTIME
 
     def load(self, model: Model) -> PythonInstance:
         """Return the instance for a thread of the server. Raises `LoadError` with Triton's words."""
@@ -134,6 +138,9 @@ class PythonBasedBackend(PythonBackend):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__({**self.python, **options, BACKENDS: str(self.directory)})
+
+    def repository_code(self, config: ModelConfig) -> str:
+        return ""  # the code is the backend's
 
     def environment_of(self, model: Model) -> str:
         """Return the environment: the model's own, or the archive of the backend."""

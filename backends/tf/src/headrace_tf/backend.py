@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from headrace import Backend, Instance, Model, names_all_tensors
+from headrace import Backend, Instance, Model, ModelConfig, names_all_tensors, parse_parameters
 from headrace_engines import complete_from_graph, default_max_batch_size
 from headrace_tf.instance import TensorFlowInstance
 from headrace_tf.model_graph import require_ranks
@@ -39,6 +39,11 @@ class TensorFlow(Backend):
         found = read_saved_model(load_engine(), model, model.file("model.savedmodel"))
         require_ranks(model.config, found)
         complete_from_graph(model.config, found.graph, default_max_batch_size(self.name, self.options))
+
+    def repository_code(self, config: ModelConfig) -> str:
+        """A graph with the parameter ``trust``. Raises `ConfigError` for a wrong parameter."""
+        is_code = parse_parameters(Parameters, config.parameters).trust
+        return f"{config.default_model_filename or 'its graph'} (parameter 'trust')" if is_code else ""
 
     def share(self, model: Model) -> SessionPool:
         return SessionPool()

@@ -11,7 +11,7 @@ from headrace_torch.eager import find_code, open_eager
 from headrace_torch.exported import Program, describe_program, open_program
 from headrace_torch.instance import Forward, ForwardInstance
 from headrace_torch.leaf_names import LeafNames
-from headrace_torch.parameters import Parameters
+from headrace_torch.parameters import Parameters, trusted_file
 from headrace_torch.program_instance import ProgramInstance
 from headrace_torch.pt2_archive import Pt2Archive
 from headrace_torch.script import open_script
@@ -47,6 +47,10 @@ class PyTorch(Backend):
             _require_tensors(model.config)
         elif not names_all_tensors(model.config):
             _complete_from_program(model, default_max_batch_size(self.name, self.options))
+
+    def repository_code(self, config: ModelConfig) -> str:
+        """A ``model.py``, or a file with the parameter ``trust``. Raises `ConfigError` for a wrong parameter."""
+        return config.runtime or trusted_file(config)
 
     def share(self, model: Model) -> Shared[str, Forward | Program]:
         """Return the modules, shared by device.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace import ConfigError, Model, one_line
+from headrace import ConfigError, Model, ModelConfig, one_line, parse_parameters
 from headrace_torch.compile_options import parse_options
 
 #: What ``AUTOCAST`` may be; empty computes in the model's own types.
@@ -84,3 +84,9 @@ def is_trusted(model: Model) -> bool:
     if model.parameters.trust:
         model.refuse_if_sent("parameter 'trust'", "parameters['trust']")
     return bool(model.parameters.trust)
+
+
+def trusted_file(config: ModelConfig) -> str:
+    """Return the file that may run code because of ``trust``; empty without it. Raises `ConfigError`."""
+    is_code = parse_parameters(Parameters, config.parameters).trust
+    return f"{config.default_model_filename or 'its file'} (parameter 'trust')" if is_code else ""

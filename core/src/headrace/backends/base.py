@@ -247,6 +247,11 @@ class Backend(ABC):
         """
         return None
 
+    def repository_code(self, config: ModelConfig) -> str:
+        """Return what of the model's own files runs as code, such as ``model.py``; empty for none. For ``headrace check
+        --security``, which adds ``op_library_filename`` itself."""
+        return ""
+
     def share(self, model: Model) -> Any:
         """Return what the instances of one version share, such as weights or an engine; usually a `Shared`."""
         return None

@@ -30,7 +30,7 @@ def enforce(server: Server, words: Sequence[str]) -> None:
         elif each.is_open and each.flags:
             is_refused = True
             log.error("%s=%s: %s; give %s", FLAG, profile, each, each.remedy)
-        elif each.is_open:  # a file, which the operator may be unable to change
+        elif each.is_open:  # a file or a model, which the operator may be unable to change
             log.warning("%s=%s: %s; %s", FLAG, profile, each, each.remedy)
     if is_refused:
         raise ConfigError(f"{FLAG}={profile} starts no server that is open to strangers; see the errors above")

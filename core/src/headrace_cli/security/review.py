@@ -18,6 +18,7 @@ from headrace.server import Server
 from headrace_cli import command_line
 from headrace_cli.option_files import with_files
 from headrace_cli.security.closed_operations import NOBODY
+from headrace_cli.security.model_code import UnreadModel, model_code
 from headrace_cli.security.profile_words import with_profile
 from headrace_grpc.hosts import GrpcHost
 from headrace_grpc.plugin_methods import GrpcMethod
@@ -32,6 +33,9 @@ _CONTROL = frozenset(("model-repository", "trace", "logging", "shared-memory"))
 _LOADS = (Operation.LOAD, Operation.UNLOAD)
 #: The control modes in which no caller loads a model.
 _WITHOUT_LOADS = ("none", "poll")
+#: What a model does whose files are code.
+_RUNS = "runs code of the repository in"
+_IN_PROCESS = 'in its config, parameters { key: "isolation" value { string_value: "process" } }'
 _REGIONS = (Operation.SHARED_MEMORY_REGISTER, Operation.SHARED_MEMORY_UNREGISTER)
 
 
@@ -98,11 +102,14 @@ class SecurityReview:
         return cls(Server(command_line.read_options(words, os.environ, groups)[0]))
 
     def exposures(self) -> list[Exposure]:
-        """Return all lines: for each port its TLS and its operations, then limits and files."""
+        """Return all lines: for each port its TLS and its operations, then limits, files and models that are code.
+
+        Reads the configs of all models, and blocks meanwhile.
+        """
         found = [line for port in self.ports for line in (self.tls_of(port), *self.operations_of(port))]
         remedy = "leave its plugin out (--plugins), unless you know what it answers to whom"
         found += [Exposure(name, "a protocol of its own", "not reviewed", True, (), remedy) for name in self.unknown]
-        return [*found, *self._limits(), *self._files()]
+        return [*found, *self._limits(), *self._files(), *self._models()]
 
     def as_dicts(self) -> list[dict[str, Any]]:
         """Return `exposures` as JSON values."""
@@ -228,6 +235,20 @@ class SecurityReview:
         if options.dev:
             what, who = "Python models in the process of the server", "the models"
             yield Exposure("models", what, who, True, ("--dev",), "no --dev")
+
+    # ------------------------------------------------------------------ models
+
+    def _models(self) -> Iterator[Exposure]:
+        for found in model_code(self._server):
+            if isinstance(found, UnreadModel):
+                yield Exposure("models", found.name or "all", f"not reviewed: {found.reason}", False)
+            elif not found.in_server:
+                yield Exposure("models", f"{found.name}, {found.code}", f"{_RUNS} a process of its own", False)
+            else:
+                flags = ("--backend-config", "--dev") if found.is_flag else ()
+                remedy = "--backend-config=<backend>,isolation=process" if found.is_flag else _IN_PROCESS
+                what = f"{found.name}, {found.code}"
+                yield Exposure("models", what, f"{_RUNS} the server's process", True, flags, remedy)
 
 
 def is_open(operation: AnyOperation, who: str) -> bool:
