@@ -21,6 +21,7 @@ from headrace_compare.answer_differences import (
     shape_of,
 )
 from headrace_compare.answers import ServerAnswer
+from headrace_compare.documented import page_of_absent_statistics
 from headrace_compare.named_tensors import BadTensor, NamedTensor
 from headrace_compare.request_sources import made_requests, read_requests
 from headrace_testing import CommandConformance
@@ -120,6 +121,24 @@ def test_recorded_requests(servers: tuple[Headrace, Headrace], tmp_path: Path) -
     assert told["differences"][0]["place"] == f"{file}:3"
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_headers_of_a_recorded_connection_are_not_sent(
+    servers: tuple[Headrace, Headrace], tmp_path: Path, protocol: str
+) -> None:
+    recorded = {"Content-Length": "7", "Accept-Encoding": "gzip", "Connection": "close", "TE": "trailers", "X-A": "b"}
+    line = {
+        "path": "/v2/models/values/infer",
+        "headers": recorded,
+        "body": {
+            "inputs": [{"name": "IN", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}],
+            "parameters": {"large": 10**20},
+        },
+    }
+    (tmp_path / "file").write_text(json.dumps(line))
+    code, told = compared(servers, protocol, "--requests", str(tmp_path / "file"))
+    assert (code, told["kinds"]) == (1, {"values": 1})
+
+
 def test_the_file_of_perf_analyzer(servers: tuple[Headrace, Headrace], tmp_path: Path) -> None:
     file = tmp_path / "data.json"
     steps = [
@@ -146,6 +165,13 @@ def test_the_file_of_perf_analyzer(servers: tuple[Headrace, Headrace], tmp_path:
         (b'{"model": "m", "inputs": [{"name": "IN", "datatype": "FP31", "shape": [1], "data": [1]}]}', "FP31"),
         (b'{"model": "m", "inputs": [{"name": "IN", "datatype": "INT8", "shape": [1], "data": ["x"]}]}', "no tensor"),
         (b'{"model": "m", "inputs": [7]}', "no tensor"),
+        (b'{"model": "m", "inputs": [], "parameters": 5}', ":1: 'parameters' is no object"),
+        (b'{"model": "m", "inputs": [], "outputs": [5]}', ":1: 'outputs' is no list of objects with a 'name'"),
+        (
+            b'{"model": "m", "inputs": [], "headers": {"X": "a\\r\\nb: c"}}',
+            ":1: the value of the header 'X' is no string",
+        ),
+        (b'{"model": "m", "inputs": [], "headers": {"": "x"}}', ":1: '' is no name of a header"),
         (b'{"data": [{"IN": [1]}]}', "give --model"),
         (b"[" * 100_000, "no JSON"),
         (b"\xff\xfe\x00", "no JSON"),
@@ -175,6 +201,14 @@ def test_servers_that_do_not_answer(
             main(["compare", good, wrong])
         assert "is no address" in capsys.readouterr().err
     assert main(["compare", good, good, "--requests", str(tmp_path / "nowhere")]) == 2
+    assert main(["compare", good, good, "--model=nobody"]) == 2
+    assert "'nobody' is no model that is ready on" in capsys.readouterr().err
+    for header in ("nothing", "ü:x", "X:a\nb"):
+        assert main(["compare", good, good, "--header", header]) == 2
+        assert capsys.readouterr().err.startswith("--header: ")
+    for words in ("--timeout=-1", "--timeout=nan", "--seed=-1", "--count=-1", "--rtol=nan", "--atol=-1"):
+        with pytest.raises(SystemExit, match="1"):
+            main(["compare", good, good, words])
 
 
 # ---------------------------------------------------------------------- without a server
@@ -225,6 +259,34 @@ def test_documents() -> None:
         ("c", "1", "True"),
     ]
     assert shape_of({"a": [{"b": 1}, {"c": {"d": 2}}], "e": []}) == {"a[].b", "a[].c.d"}
+
+
+PYTHON, DECOUPLED = {"backend": "python"}, {"backend": "python", "model_transaction_policy": {"decoupled": True}}
+BATCH, RESPONSE = "model_stats[].batch_stats[].batch_size", "model_stats[].response_stats.0.success.count"
+
+
+def counted(fail: int, success: int) -> dict[str, Any]:
+    return {"model_stats": [{"inference_stats": {"fail": {"count": str(fail)}, "success": {"count": success}}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "config", "statistics", "is_told"),
+    [
+        (BATCH, PYTHON, counted(3, 0), True),
+        (BATCH, PYTHON, counted(3, 1), False),
+        (BATCH, PYTHON, counted(0, 0), False),
+        (BATCH, {"backend": "onnxruntime"}, counted(3, 0), False),
+        (BATCH, PYTHON, {"error": "unknown model"}, False),
+        (BATCH, PYTHON, None, False),
+        (RESPONSE, DECOUPLED, counted(0, 3), True),
+        (RESPONSE, PYTHON, counted(0, 3), False),
+        ("model_stats[].inference_stats.fail.count", PYTHON, counted(3, 0), False),
+    ],
+)
+def test_absent_statistics_are_told_only_where_the_documentation_says_why(
+    path: str, config: Any, statistics: Any, is_told: bool
+) -> None:
+    assert bool(page_of_absent_statistics(path, config, statistics)) is is_told
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "BYTES", "BOOL", "UINT64", "FP64"])

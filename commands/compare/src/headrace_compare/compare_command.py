@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,11 +17,13 @@ from headrace_compare.answers import ComparedServer, Unreachable
 from headrace_compare.compare_report import as_json, as_text
 from headrace_compare.comparison import Comparer, Progress, compare_all
 from headrace_compare.http_target import HttpTarget
+from headrace_compare.request_headers import checked_headers
 from headrace_compare.request_sources import BadRequests, ComparedRequest, made_requests, read_requests
 
 #: The exit code if there is nothing to compare: a wrong file, or a server that does not answer.
 CANNOT_COMPARE = 2
 _PROGRESS_S = 1.0
+_LONGEST_TIMEOUT_S = 86_400
 
 
 class Compare(Command):
@@ -40,10 +43,12 @@ class Compare(Command):
         parser.add_argument("url", nargs=2, type=_url, help="http://, https://, grpc:// or grpcs://, with the port")
         parser.add_argument("--requests", metavar="FILE", help="recorded requests; default: made from the metadata")
         parser.add_argument("--model", action="append", default=[], help="this model only; may be repeated")
-        parser.add_argument("--count", type=int, default=10, metavar="N", help="made requests per model; default: 10")
-        parser.add_argument("--seed", type=int, default=0, help="of the made requests; default: 0")
-        parser.add_argument("--rtol", type=float, help="relative tolerance of FP16, BF16, FP32 and FP64")
-        parser.add_argument("--atol", type=float, help="absolute tolerance of the same")
+        parser.add_argument(
+            "--count", type=_whole, default=10, metavar="N", help="made requests per model; default: 10"
+        )
+        parser.add_argument("--seed", type=_whole, default=0, help="of the made requests; default: 0")
+        parser.add_argument("--rtol", type=_tolerance, help="relative tolerance of FP16, BF16, FP32 and FP64")
+        parser.add_argument("--atol", type=_tolerance, help="absolute tolerance of the same")
         parser.add_argument(
             "--ignore",
             action="append",
@@ -54,7 +59,9 @@ class Compare(Command):
         parser.add_argument(
             "--header", action="append", default=[], metavar="NAME:VALUE", help="sent with each request"
         )
-        parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="per request; default: 60")
+        parser.add_argument(
+            "--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="per request; default: 60"
+        )
         parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the report")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -91,6 +98,8 @@ def _requests(comparer: Comparer, arguments: argparse.Namespace) -> Iterator[Com
         raise Unreachable("no model is ready on both servers")
     for name in names:
         documents = comparer.compare_model(name)
+        if not documents.metadata:
+            raise Unreachable(f"'{one_line(name)}' is no model that is ready on {arguments.url[0]}")
         yield from made_requests(name, documents.metadata, documents.config, arguments.count, arguments.seed)
 
 
@@ -102,6 +111,10 @@ def _target(url: str, arguments: argparse.Namespace) -> ComparedServer:
         if not (colon and name.strip()):
             raise Unreachable("--header: expected NAME:VALUE")  # the text may be a secret
         headers[name.strip()] = value.strip()
+    try:
+        headers = checked_headers(headers)
+    except ValueError as error:
+        raise Unreachable(f"--header: {one_line(str(error))}") from error
     if urlsplit(url).scheme in ("http", "https"):
         return HttpTarget(url, headers, arguments.timeout)
     try:
@@ -122,6 +135,27 @@ def _url(text: str) -> str:
             f"'{one_line(text)}' is no address: expected http://HOST:PORT or grpc://HOST:PORT"
         )
     return text
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
+def _tolerance(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{value} is no tolerance: expected 0 or more")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= _LONGEST_TIMEOUT_S:
+        raise argparse.ArgumentTypeError(f"{value} is no time-out: expected more than 0, at most {_LONGEST_TIMEOUT_S}")
+    return value
 
 
 def _progress() -> Progress:

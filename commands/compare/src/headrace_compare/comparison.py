@@ -19,7 +19,7 @@ from headrace_compare.answer_differences import (
     shape_of,
 )
 from headrace_compare.answers import NO_ANSWER, ComparedServer, Unreachable
-from headrace_compare.documented import page_of
+from headrace_compare.documented import page_of, page_of_absent_statistics
 from headrace_compare.request_sources import ComparedRequest, completed
 
 #: Differences that are kept one by one; the rest is counted.
@@ -52,11 +52,11 @@ class Comparison:
     latencies_ns: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     notes: list[str] = field(default_factory=list)
 
-    def add(self, model: str, place: str, differences: Iterable[AnswerDifference]) -> int:
-        """Add ``differences``. Return how many there are that no page tells."""
+    def add(self, model: str, place: str, differences: Iterable[AnswerDifference], page: str = "") -> int:
+        """Add ``differences``, which ``page`` tells, if it is given. Return how many there are that no page tells."""
         count = 0
         for each in differences:
-            docs = page_of(each)
+            docs = page or page_of(each)
             if docs:
                 self.documented[docs] += 1
             else:
@@ -154,11 +154,13 @@ class Comparer:
 
     def compare_statistics(self) -> None:
         """Compare which fields the statistics have, after the requests."""
-        for model in self._documents if self._same_protocol else ():
-            one, other = (shape_of(target.document("statistics", model)[1]) for target in self._targets)
+        for model, documents in self._documents.items() if self._same_protocol else ():
+            found = [target.document("statistics", model)[1] for target in self._targets]
+            one, other = map(shape_of, found)
             for path in sorted(one ^ other):
                 has = ("present", ABSENT) if path in one else (ABSENT, "present")
-                self._add(model, "statistics", [AnswerDifference("statistics", path, *has)])
+                page = page_of_absent_statistics(path, documents.config, found[path in one])
+                self._add(model, "statistics", [AnswerDifference("statistics", path, *has)], page)
 
     def compare(self, request: ComparedRequest) -> int:
         """Send ``request`` to both servers. Return the number of differences. Raises `BadRequests`, too."""
@@ -181,8 +183,8 @@ class Comparer:
         differences = compare_streams(answers[0], answers[1], self._tolerances, same_protocol=self._same_protocol)
         return self._add(request.model, request.place, differences)
 
-    def _add(self, model: str, place: str, differences: Iterable[AnswerDifference]) -> int:
-        return self.result.add(model, place, self._kept(differences))
+    def _add(self, model: str, place: str, differences: Iterable[AnswerDifference], page: str = "") -> int:
+        return self.result.add(model, place, self._kept(differences), page)
 
     def _kept(self, differences: Iterable[AnswerDifference]) -> Iterator[AnswerDifference]:
         for each in differences:

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from headrace_compare.answer_differences import ABSENT, NOTHING, AnswerDifference
+from collections.abc import Mapping
+from typing import Any
 
-#: Kind and beginning of the field, and the page.
-_PAGES = {
-    ("statistics", "model_stats[].response_stats"): "docs/from-triton.md#python-models",
-    ("statistics", "model_stats[].batch_stats"): "docs/from-triton.md#python-models",
-}
+from headrace_compare.answer_differences import NOTHING, AnswerDifference
+
 _EXTENSIONS = "docs/migrating.md#documented-differences"
+_PYTHON_MODELS = "docs/from-triton.md#python-models"
 
 
 def page_of(difference: AnswerDifference) -> str:
     """Return the page that tells ``difference``; empty if none does."""
-    if difference.kind == "extensions":
-        return _EXTENSIONS if NOTHING in (difference.first, difference.second) else ""
-    if ABSENT not in (difference.first, difference.second):
+    is_of_one = NOTHING in (difference.first, difference.second)
+    return _EXTENSIONS if difference.kind == "extensions" and is_of_one else ""
+
+
+def page_of_absent_statistics(path: str, config: Mapping[str, Any], statistics: Any) -> str:
+    """Return the page that tells that ``statistics``, of a model with ``config``, lack ``path``; empty if none does.
+
+    Only those of Python models: Triton has no ``response_stats`` of them, which Headrace has if they are decoupled.
+    Headrace has no ``batch_stats`` of a model that has only answered with errors, which are successes for Triton.
+    """
+    if config.get("backend") != "python":
         return ""
-    for (kind, field), page in _PAGES.items():
-        if difference.kind == kind and difference.field.startswith(field):
-            return page
+    if path.startswith("model_stats[].response_stats"):
+        policy = config.get("model_transaction_policy")
+        return _PYTHON_MODELS if isinstance(policy, Mapping) and policy.get("decoupled") else ""
+    if path.startswith("model_stats[].batch_stats"):
+        return _PYTHON_MODELS if _has_only_failed(statistics) else ""
     return ""
+
+
+def _has_only_failed(statistics: Any) -> bool:
+    """True if each version has failed requests, and none that was answered without an error."""
+    try:
+        counts = [each["inference_stats"] for each in statistics["model_stats"]]
+        return bool(counts) and all(int(each["fail"]["count"]) > int(each["success"]["count"]) == 0 for each in counts)
+    except (LookupError, TypeError, ValueError):
+        return False

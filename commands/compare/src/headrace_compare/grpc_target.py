@@ -12,6 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from headrace import grpc_service_pb2 as pb
 from headrace_compare.answers import NO_ANSWER, ServerAnswer, Unreachable
 from headrace_compare.named_tensors import BadTensor, NamedTensor
+from headrace_compare.request_headers import as_metadata
 from headrace_compare.request_sources import ComparedRequest
 
 _SERVICE = "/inference.GRPCInferenceService"
@@ -42,7 +43,7 @@ class GrpcTarget:
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
         self.url, self._timeout_s = url, timeout_s
-        self._headers = tuple((name.lower(), value) for name, value in headers.items())
+        self._headers = as_metadata(headers)
         parts = urlsplit(url)
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         if parts.scheme == "grpcs":
@@ -70,8 +71,11 @@ class GrpcTarget:
         return "OK", document.get("config", document) if kind == "config" else document
 
     def infer(self, request: ComparedRequest, *, is_stream: bool) -> list[ServerAnswer]:
-        message = _encoded(request)
-        metadata = (*self._headers, *((name.lower(), value) for name, value in request.headers.items()))
+        try:
+            message = _encoded(request)
+        except (TypeError, ValueError) as error:  # a number that protobuf does not have
+            return [ServerAnswer("not sent", f"gRPC does not carry the request: {error}")]
+        metadata = (*self._headers, *as_metadata(request.headers))
         if is_stream:
             return list(self._stream(message, metadata))
         call = self._channel.unary_unary(
@@ -121,9 +125,9 @@ def _set(parameters: Any, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if isinstance(value, bool):
             parameters[name].bool_param = value
-        elif isinstance(value, int):
+        elif isinstance(value, int) and -(2**63) <= value < 2**63:
             parameters[name].int64_param = value
-        elif isinstance(value, float):
+        elif isinstance(value, int | float):
             parameters[name].double_param = value
         else:
             parameters[name].string_param = str(value)

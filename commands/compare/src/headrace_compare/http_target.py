@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import zlib
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -94,6 +95,8 @@ def _decoded(status: int, head: http.client.HTTPMessage, content: bytes) -> Serv
     headers = {name: head.get(name, "") for name in _HEADERS}
     headers[_JSON_LENGTH.lower()] = "present" if length else ""
     try:
+        if head.get("content-encoding", "identity") in ("gzip", "deflate"):
+            content = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(content, _MOST_BYTES)
         document = json.loads(content[: int(length)] if length else content)
         if not isinstance(document, dict):
             raise TypeError("the body is no JSON object")
@@ -107,7 +110,7 @@ def _decoded(status: int, head: http.client.HTTPMessage, content: bytes) -> Serv
                 NamedTensor.from_bytes(each["name"], each["datatype"], each["shape"], content[at : at + size])
             )
             at += size
-    except (ValueError, LookupError, TypeError, AttributeError, BadTensor) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, BadTensor, zlib.error) as error:
         return ServerAnswer(str(status), f"no answer of the protocol: {error}", headers=headers)
     error_text = str(document.pop("error", ""))
     return ServerAnswer(str(status), error_text, document, headers, tuple(outputs))

@@ -13,6 +13,7 @@ import numpy as np
 
 from headrace import one_line, open_regular
 from headrace_compare.named_tensors import BINARY_ONLY, BadTensor, NamedTensor, content_of
+from headrace_compare.request_headers import checked_headers
 
 #: The longest line of a file of requests, and the largest JSON of perf_analyzer.
 _MOST_BYTES = 256 << 20
@@ -92,13 +93,22 @@ def _of_line(document: Mapping[str, Any], place: str, model: str) -> ComparedReq
         raise BadRequests(f"{place}: it names no model: give 'model' or 'path', or --model")
     if not (isinstance(body, dict) and isinstance(body.get("inputs"), list)):
         raise BadRequests(f"{place}: expected an object with a list 'inputs'")
-    if not (isinstance(headers, dict) and all(isinstance(each, str) for each in headers.values())):
-        raise BadRequests(f"{place}: 'headers' is no object of strings")
+    try:
+        sent = checked_headers(headers)
+    except ValueError as error:
+        raise BadRequests(f"{place}: {one_line(str(error))}") from error
     known = {key: value for key, value in body.items() if key in ("id", "inputs", "outputs", "parameters")}
-    return _checked(ComparedRequest(place, named, known, str(version), headers))
+    return _checked(ComparedRequest(place, named, known, str(version), sent))
 
 
 def _checked(request: ComparedRequest) -> ComparedRequest:
+    """Return ``request``. Raises `BadRequests` for what is none of the protocol."""
+    outputs = request.body.get("outputs", [])
+    if not (isinstance(outputs, list) and all(isinstance(each, dict) and "name" in each for each in outputs)):
+        raise BadRequests(f"{request.place}: 'outputs' is no list of objects with a 'name'")
+    for each in (request.body, *request.body["inputs"], *outputs):
+        if isinstance(each, Mapping) and not isinstance(each.get("parameters", {}), dict):
+            raise BadRequests(f"{request.place}: 'parameters' is no object")
     try:
         _ = request.inputs
     except BadTensor as error:
