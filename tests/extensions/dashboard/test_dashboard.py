@@ -28,6 +28,10 @@ CONFIG = """
 backend: "identity" max_batch_size: 4
 input { name: "text" data_type: TYPE_STRING dims: 1 } output { name: "text" data_type: TYPE_STRING dims: 1 }
 """
+NUMBERS = """
+backend: "identity" input [{ name: "n" data_type: TYPE_INT64 dims: 2 }, { name: "x" data_type: TYPE_FP32 dims: 1 }]
+output [{ name: "n" data_type: TYPE_INT64 dims: 2 }, { name: "x" data_type: TYPE_FP32 dims: 1 }]
+"""
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 
@@ -35,10 +39,13 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not in
 def server(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempPathFactory) -> Headrace:
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(EXAMPLES / "digits", models / "digits")
-    for name, config in ((MARKUP, CONFIG), ("echo", CONFIG), ("broken", 'backend: "nope"')):
+    for name, config in ((MARKUP, CONFIG), ("echo", CONFIG), ("numbers", NUMBERS), ("broken", 'backend: "nope"')):
         (models / name / "1").mkdir(parents=True)
         (models / name / "config.pbtxt").write_text(config)
-    loads = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in ("digits", "echo", MARKUP))]
+    loads = [
+        "--model-control-mode=explicit",
+        *(f"--load-model={name}" for name in ("digits", "echo", "numbers", MARKUP)),
+    ]
     server = keep_serving(f"--model-repository={models}", *loads)
     with (
         tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client,
@@ -97,13 +104,46 @@ def test_models_are_listed_with_their_state_and_its_reason(
     server: Headrace, open_page: Callable[[Headrace], Page]
 ) -> None:
     page = open_page(server)
-    expect(page.get_by_role("status")).to_have_text("3 of 4 ready")
+    expect(page.get_by_role("status")).to_have_text("4 of 5 ready")
     rows = page.locator("#rows tr")
     expect(rows.filter(has_text="broken")).to_contain_text("unable to find backend library for backend 'nope'")
     expect(rows.filter(has_text="digits")).to_contain_text("READY")
     expect(page.get_by_role("button", name=MARKUP, exact=True)).to_be_visible()
     page.get_by_label("Filter").fill("DIG")
     expect(rows.filter(visible=True)).to_have_count(1)
+    page.get_by_label("Filter").fill("1")  # the version of all, and in the name of one
+    assert rows.filter(visible=True).count() == 1
+    page.get_by_label("Filter").fill("12")
+    assert page.get_by_text("No model matches.").is_visible()
+
+
+@needs_chromium
+def test_nothing_is_asked_about_a_model_that_is_not_ready(
+    server: Headrace, open_page: Callable[[Headrace], Page]
+) -> None:
+    page = open_page(server)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.get_by_role("button", name="broken", exact=True).click()
+    expect(page.get_by_text("The state is UNAVAILABLE. The page shows more when the model is READY.")).to_be_visible()
+    expect(page.get_by_role("button", name="Send")).not_to_be_visible()
+    page.get_by_role("button", name=MARKUP, exact=True).click()
+    expect(page.get_by_label("Answer")).to_contain_text("is not found")  # a URL cannot name it, as in Triton
+    with page.expect_request("**/stats"), page.expect_response("**/log.json*"):
+        pass
+    page.wait_for_timeout(50)
+    assert len([each for each in asked if re.search("/models/(broken|%3C)", each)]) == 2, "the second, once"
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [420, 1280])
+def test_nothing_is_beyond_the_edge(server: Headrace, open_page: Callable[[Headrace], Page], width: int) -> None:
+    page = open_page(server)
+    page.set_viewport_size({"width": width, "height": 900})
+    expect(page.get_by_role("button", name="Unload digits")).to_have_count(1)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    if width > 1000:
+        assert page.evaluate("(each => each.scrollWidth - each.clientWidth)(document.querySelector('.scroll'))") == 0
 
 
 @needs_chromium
@@ -165,6 +205,23 @@ def test_markup_is_shown_as_text(server: Headrace, open_page: Callable[[Headrace
 
 
 @needs_chromium
+def test_values_go_and_come_as_they_are_written(server: Headrace, open_page: Callable[[Headrace], Page]) -> None:
+    page = open_page(server)
+    page.get_by_role("button", name="numbers", exact=True).click()
+    fields = page.get_by_label("JSON: numbers in lists")
+    fields.nth(0).fill("[9007199254740993, -9223372036854775807]")
+    fields.nth(1).fill("1e39")  # more than FP32 has, and not in a list
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_label("Answer")).to_contain_text("[9007199254740993,-9223372036854775807]")
+    expect(page.get_by_label("Answer")).to_contain_text('["Infinity"]')
+    page.get_by_role("button", name="echo", exact=True).click()
+    for text in ("123", '{"a":[1]}', "null"):
+        page.get_by_label("JSON: text, or lists of text").fill(text)
+        page.get_by_role("button", name="Send").click()
+        expect(page.get_by_label("Answer")).to_contain_text(f"[{json.dumps(text)}]")
+
+
+@needs_chromium
 def test_a_model_is_unloaded_and_loaded(server: Headrace, open_page: Callable[[Headrace], Page]) -> None:
     page = open_page(server)
     row = page.locator("#rows tr").filter(has_text="digits")
@@ -204,9 +261,13 @@ def test_a_reader_who_stays_away_for_a_day_sees_the_state_and_all_of_the_log(
     page.clock.install()
     page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
     page.clock.fast_forward("24:00:00")
+    with page.expect_response("**/broken/load"):  # logs lines
+        page.get_by_role("button", name="Load broken", exact=True).click()
     infer(server, np.zeros((1, 8, 8), np.uint8))
-    page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
-    expect(page.get_by_role("status")).to_have_text(re.compile("of 4 ready"))
+    page.evaluate(
+        "delete document.hidden; for (const _ of '123') document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    expect(page.get_by_role("status")).to_have_text(re.compile("of 5 ready"))
     records = json.loads(server.get("/dashboard/log.json")[1])
     expect(page.get_by_role("list", name="Log").locator("li")).to_have_count(len(records))
     expect(page.locator("#rows tr").filter(has_text="digits")).to_contain_text("READY")
@@ -236,12 +297,13 @@ def test_routes_answer_what_the_page_reads(server: Headrace) -> None:
     status, body = server.get("/dashboard/latencies.json")
     assert status == 200
     found = {each["name"]: each for each in json.loads(body)}
-    assert found.keys() == {"digits", "echo", MARKUP}
+    assert found.keys() == {"digits", "echo", "numbers", MARKUP}
     assert sum(found["digits"]["counts"]) == int(server.metric("nv_inference_request_success", "digits"))
     records = json.loads(server.get("/dashboard/log.json")[1])
     assert [each["number"] for each in records] == list(range(1, len(records) + 1))
     later = json.loads(server.get(f"/dashboard/log.json?after={len(records) - 1}")[1])
     assert [each["text"] for each in later][:1] == [records[-1]["text"]]
+    assert not {"backends", "models", "options"} & {each["text"] for each in records}, "headings of tables"
     for wrong in ("x", "-1", "1" * 30, "%00"):
         status, body = server.get(f"/dashboard/log.json?after={wrong}")
         assert (status, b"it is the number of a log record" in body) == (400, True)

@@ -12,7 +12,7 @@ _MAX_CHARACTERS = 4096
 
 
 class RecentRecords(logging.Handler):
-    """The last ``size`` records, with numbers that grow. Any thread."""
+    """The last ``size`` records but for tables, with numbers that grow. Any thread."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -20,6 +20,8 @@ class RecentRecords(logging.Handler):
         self._numbers = count(1)
 
     def emit(self, record: logging.LogRecord) -> None:
+        if hasattr(record, "table"):  # its text is a heading only
+            return
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text += f"\n{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"

@@ -6,8 +6,9 @@ const POLL_MS = 2000, POLL_MS_PER_MODEL = 20, REMEMBERED = 60;
 const at = id => document.getElementById(id);
 const key = { get value() { return sessionStorage.getItem("headrace-key") || ""; } };
 
-let former = null, chosen = null, lastRecord = 0, chosenKind = "", timer = 0;
-const rates = new Map();
+// What is known of the chosen model: "" nothing yet, "shown", or "refused".
+let former = null, chosen = null, lastRecord = 0, chosenKind = "", timer = 0, turn = Promise.resolve();
+const rates = new Map(), states = new Map();
 
 export async function ask(path, body, method) {
   const headers = key.value ? { Authorization: `Bearer ${key.value}` } : {};
@@ -19,6 +20,10 @@ export async function ask(path, body, method) {
   throw Object.assign(new Error(said || `HTTP ${reply.status}`), { status: reply.status });
 }
 const read = async (path, body) => (await ask(path, body)).json();
+
+// Integers that a double cannot hold stay as they are written, in browsers that can do so.
+const exact = (name, value, { source } = {}) => typeof value === "number" && JSON.rawJSON && /^-?\d+$/.test(source) && !Number.isSafeInteger(value) ? JSON.rawJSON(source) : value;
+export const parse = text => JSON.parse(text, exact);
 const pathOf = model => `/v2/models/${encodeURIComponent(model.name)}` + (model.version ? `/versions/${model.version}` : "");
 const keyOf = model => `${model.name}\n${model.version || ""}`;
 
@@ -54,7 +59,9 @@ function numbers(now) {
   };
 }
 
-async function poll() {
+// One at a time: two would append the same log records.
+function poll() { turn = turn.then(pollOnce); }
+async function pollOnce() {
   clearTimeout(timer);
   if (document.hidden) return;  // asks again when somebody looks
   try {
@@ -78,24 +85,22 @@ function show(index, statistics, latencies) {
     const part = each.inference_stats, id = keyOf(each);
     models.set(id, { key: id, time, success: part.success.count, failed: part.fail.count, executions: each.execution_count, rows: each.inference_count, counts: counts.get(id), part });
   }
-  const filter = at("filter").value.toLowerCase(), rows = at("rows"), kept = new Map([...rows.children].map(row => [row.dataset.key, row]));
-  let ready = 0, total = 0, shown = 0;
+  const rows = at("rows"), kept = new Map([...rows.children].map(row => [row.dataset.key, row]));
+  let ready = 0, total = 0;
   index.sort((one, other) => one.name < other.name ? -1 : one.name > other.name ? 1 : (one.version || 0) - (other.version || 0));
   for (const model of index) {
     const id = keyOf(model), now = models.get(id), found = now ? numbers(now) : {};
     ready += model.state === "READY"; total += found.requests || 0;
     const series = rates.get(id) || [];
     if (found.requests !== null && found.requests !== undefined) series.push(found.requests);
-    rates.set(id, series.slice(-REMEMBERED));
+    rates.set(id, series.slice(-REMEMBERED)); states.set(id, model.state || "not loaded");
     const row = kept.get(id) || rowOf(model);
     kept.delete(id);
-    row.hidden = !model.name.toLowerCase().includes(filter);
-    shown += !row.hidden;
     fill(row, model, found, series.slice(-REMEMBERED));
     rows.append(row);
   }
-  for (const [id, row] of kept) { row.remove(); rates.delete(id); }
-  at("none").hidden = shown > 0;
+  for (const [id, row] of kept) { row.remove(); rates.delete(id); states.delete(id); }
+  filterModels();
   at("state").textContent = `${ready} of ${index.length} ready`;
   at("totals").replaceChildren(make("div", {}, make("dt", { textContent: "Requests/s" }), make("dd", { textContent: figure(total) })));
   former = { time, models };
@@ -127,7 +132,7 @@ function fill(row, model, found, series) {
   cells[8].firstChild.firstChild.setAttribute("points", series.map((each, place) => `${60 - series.length + place},${9.5 - 9 * each / most}`).join(" "));
   const [load, unload] = cells[9].querySelectorAll("button");
   load.disabled = model.state === "LOADING"; unload.disabled = model.state !== "READY";
-  row.setAttribute("aria-selected", String(chosen !== null && keyOf(chosen) === row.dataset.key));
+  row.setAttribute("aria-current", String(chosen !== null && keyOf(chosen) === row.dataset.key));
 }
 
 async function control(model, what) {
@@ -159,16 +164,28 @@ function pairs(id, entries) {
 }
 
 async function showDetail() {
-  const model = chosen;
+  const model = chosen, state = states.get(keyOf(model)) || "not loaded", isReady = state === "READY";
+  at("loaded").hidden = !isReady; at("absent").hidden = isReady;
+  if (!isReady) {
+    chosenKind = "";
+    at("absent").textContent = `The state is ${state}. The page shows more when the model is READY.`;
+    return;
+  }
   if (!chosenKind) {
     try {
       const [metadata, config] = await Promise.all([read(pathOf(model)), read(`${pathOf(model)}/config`)]);
       if (model !== chosen) return;
       chosenKind = "shown";
       at("config").textContent = JSON.stringify(config, null, 2);
+      model.devices = (config.instance_group || []).map(each => `${each.count} × ${each.kind.replace("KIND_", "")} ${(each.gpus || []).join(", ")}`.trim()).join("; ");
       showForm(metadata, config, pathOf(model));
-    } catch (error) { at("answer").textContent = error.message; return; }
+    } catch (error) {
+      at("answer").textContent = error.message;
+      if (error.status >= 400 && error.status < 500) chosenKind = "refused";  // asked again when the state changes
+      return;
+    }
   }
+  if (chosenKind === "refused") return;
   const now = former && former.models.get(keyOf(model));
   if (now && now.success) {
     const parts = [["queue", "waiting"], ["compute_input", "batch made"], ["compute_infer", "engine"], ["compute_output", "answer split"]];
@@ -178,9 +195,9 @@ async function showDetail() {
     const told = await read(`${pathOf(model)}/explain`);
     if (model !== chosen) return;
     const where = Object.entries(told.runs_on);
-    pairs("instances", [["waiting", figure(told.waiting)], ["in flight", figure(told.in_flight)], ...(told.memory_bytes ? [["memory", size(told.memory_bytes)]] : []), ...where]);
-    bars("sizes", told.sizes.map(each => [`${each.rows}`, each.batches, figure(each.batches)]));
-    bars("reasons", Object.entries(told.reasons).map(([name, count]) => [name, count, figure(count)]));
+    pairs("instances", [["waiting", figure(told.waiting, 0)], ["in flight", figure(told.in_flight, 0)], ...(model.devices ? [["devices", model.devices]] : []), ...(told.memory_bytes ? [["memory", size(told.memory_bytes)]] : []), ...where]);
+    bars("sizes", told.sizes.map(each => [`${each.rows}`, each.batches, figure(each.batches, 0)]));
+    bars("reasons", Object.entries(told.reasons).map(([name, count]) => [name, count, figure(count, 0)]));
     pairs("waits", Object.entries(told.longest_wait_us).map(([name, us]) => [name, duration(us)]));
   } catch { /* the model has no batches to explain */ }
 }
@@ -203,9 +220,15 @@ function filterLog() {
   for (const item of at("log").children) item.hidden = levels.indexOf(item.className) < least && least > 0;
 }
 
-at("filter").addEventListener("input", () => { for (const row of at("rows").children) row.hidden = !row.dataset.key.toLowerCase().includes(at("filter").value.toLowerCase()); });
+function filterModels() {
+  const wanted = at("filter").value.toLowerCase(), rows = [...at("rows").children];
+  for (const row of rows) row.hidden = !row.dataset.key.split("\n")[0].toLowerCase().includes(wanted);
+  at("none").hidden = rows.some(row => !row.hidden);
+}
+
+at("filter").addEventListener("input", filterModels);
 at("level").addEventListener("change", filterLog);
-at("access").addEventListener("submit", event => { event.preventDefault(); sessionStorage.setItem("headrace-key", at("key").value); at("access").hidden = true; poll(); });
+at("access").addEventListener("submit", event => { event.preventDefault(); sessionStorage.setItem("headrace-key", at("key").value); at("access").hidden = true; chosenKind = ""; poll(); });
 document.addEventListener("visibilitychange", poll);
 read("/v2").then(server => { at("server").textContent = server.name === "triton" ? "Headrace" : server.name; document.title = at("server").textContent; at("server").title = `version ${server.version}`; }).catch(() => {});
 poll();

@@ -1,5 +1,5 @@
 // The form that asks a model: one field for each input, made from its metadata. A number, a list, text, or an image file.
-import { ask, make } from "/dashboard/dashboard.js";
+import { ask, make, parse } from "/dashboard/dashboard.js";
 
 const at = id => document.getElementById(id);
 const MOST_PREFILLED = 4096;
@@ -39,12 +39,12 @@ const fill = (shape, value) => shape.length ? Array.from({ length: shape[0] }, (
 
 function valueOf(input, text) {
   let value;
-  try { value = JSON.parse(text); } catch {
+  try { value = parse(text); } catch {
     if (input.datatype !== "BYTES") throw new Error(`input '${input.name}' is no JSON`);
-    value = fill(sized(input.shape), text);
+    value = text;
   }
-  if (typeof value === "string") value = fill(sized(input.shape), value);
-  return { name: input.name, datatype: input.datatype, shape: shapeOf(value), data: value.flat(Infinity) };
+  if (!Array.isArray(value)) value = fill(sized(input.shape), input.datatype === "BYTES" && typeof value !== "string" ? text : value);
+  return { name: input.name, datatype: input.datatype, shape: shapeOf(value), data: [value].flat(Infinity) };
 }
 
 // The pixels of a file as a tensor of this shape: [.., H, W], [.., H, W, 1 or 3] or [.., 1 or 3, H, W]; -1 is the size of the image.
@@ -66,13 +66,18 @@ async function pixels(file, shape) {
   return found;
 }
 
+// NaN and Infinity are no JSON, and outputs have them: they are shown as text.
+function parseReply(text) {
+  try { return parse(text); } catch { return parse(text.replace(/"(?:[^"\\]|\\.)*"|-?(?:NaN|Infinity)/g, found => found[0] === '"' ? found : `"${found}"`)); }
+}
+
 async function send(fields, path, isStream) {
   const number = ++submitted, began = performance.now(), answer = at("answer");
   answer.textContent = "asking";
   try {
     const inputs = fields.map(field => field.read()).filter(each => each !== null);
     if (isStream) return await stream(inputs, path, number);
-    const reply = await (await ask(`${path}/infer`, JSON.stringify({ inputs }))).json();
+    const reply = parseReply(await (await ask(`${path}/infer`, JSON.stringify({ inputs }))).text());
     if (number !== submitted) return;
     const outputs = reply.outputs.map(each => `${each.name} ${each.datatype} [${each.shape.join(", ")}]\n${JSON.stringify(each.data)}`);
     answer.textContent = `${(performance.now() - began).toFixed(1)} ms\n\n${outputs.join("\n\n")}`;
