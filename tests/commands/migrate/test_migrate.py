@@ -243,10 +243,14 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("deep.yaml", b"a: " + b"[" * 100_000, "no YAML"),
         ("chart.yaml", b"spec:\n  image: nvcr.io/nvidia/tritonserver:{{ .Values.tag }}-py3\n", "helm template"),
         ("huge.yaml", b"a: b\n" * 900_000, "more than 4 MiB"),
-        ("Dockerfile", b"FROM nvcr.io/nvidia/tritonserver:24.04-py3\nRUN <<EOF\nls\n", "'EOF' has no end"),
-        ("Dockerfile", b"FROM tritonserver\nINSTALL x\n", "line 2: 'INSTALL x' is no instruction"),
+        ("Dockerfile", b"FROM nvcr.io/nvidia/tritonserver:24.04-py3\nRUN <<EOF\nls\n", "Dockerfile:2: the here-document 'EOF'"),
+        ("Dockerfile", b"FROM tritonserver\nINSTALL x\n", "Dockerfile:2: 'INSTALL x' is no instruction"),
         ("Dockerfile", b"FROM python:3.12\nRUN ls\n", ""),
-        ("run.sh", b"tritonserver --id='x", "quotation mark is not closed"),
+        ("run.sh", b"\ntritonserver --id='x", "run.sh:2: a quotation mark is not closed: 'x"),
+        ("Dockerfile", b"FROM tritonserver\nRUN ls\nCMD tritonserver \\\n --id='x\n", "Dockerfile:4: a quotation mark"),
+        ("Dockerfile", b"FROM tritonserver\nENV A=1 \\\n B='x\n", "Dockerfile:3: a quotation mark is not closed: 'x"),
+        ("pod.yaml", b"image: tritonserver\ncontainers:\n- command: [sh, -c, \"tritonserver 'x\"]\n",
+         "pod.yaml:3: a quotation mark is not closed: 'x"),
         ("run.sh", b"tritonserver --id=$(x", "'$(' is not closed"),
         ("run.sh", b"echo hello\n", "nothing of Triton"),
     ],
@@ -300,5 +304,6 @@ def test_a_dockerfile_keeps_its_places() -> None:
     for each in read_instructions(text):
         assert text[each.start :].startswith(each.body.split()[0])
         assert text.splitlines()[each.line - 1].upper().startswith(each.name)
-    with pytest.raises(BadInput, match="line 1"):
+    with pytest.raises(BadInput, match="'what' is no instruction") as refused:
         list(read_instructions("what"))
+    assert refused.value.line == 1

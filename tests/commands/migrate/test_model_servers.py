@@ -94,6 +94,15 @@ def test_what_has_no_equivalent_is_said_and_not_written(
     assert not (tmp_path / "models").exists()
 
 
+def test_a_file_of_any_name_is_a_text_in_the_model(tmp_path: Path) -> None:
+    name = 'a"); print("b.joblib'
+    (tmp_path / name).touch()
+    settings = {"name": "m", "implementation": "mlserver_sklearn.SKLearnModel", "parameters": {"uri": name}}
+    (tmp_path / "model-settings.json").write_text(json.dumps(settings))
+    main(["migrate", str(tmp_path), "--write", str(tmp_path / "new")])
+    assert f"with_name({name!r})" in (tmp_path / "new" / "m" / "1" / "model.py").read_text()
+
+
 @pytest.mark.parametrize(
     "implementation", ["mlserver_xgboost.XGBoostModel", "mlserver_huggingface.HuggingFaceRuntime", "models.Mine"]
 )
@@ -111,14 +120,14 @@ def test_properties_become_flags(tmp_path: Path, capsys: pytest.CaptureFixture[s
     file = tmp_path / "config.properties"
     file.write_text(
         "# TorchServe\ninference_address=http://0.0.0.0:8085\nmanagement_address=http://127.0.0.1:8081\n"
-        "metrics_address=http://0.0.0.0:8082\ngrpc_inference_port=7070\nmodel_store=/srv/store\nload_models=all\n"
+        "metrics_address=http://0.0.0.0:8082\ngrpc_inference_port=7070\nmodel_store=/srv/a b;c\nload_models=all\n"
         "number_of_netty_threads=32\njob_queue_size=100\n"
     )
     assert main(["migrate", str(file)]) == 1
     flags = capsys.readouterr().out.splitlines()[-1]
     assert flags == (
         "headrace serve --http-address=0.0.0.0 --http-port=8085 --metrics-address=0.0.0.0 --metrics-port=8082 "
-        "--grpc-port=7070 --model-repository=/srv/store"
+        "--grpc-port=7070 '--model-repository=/srv/a b;c'"
     )
 
 
@@ -131,6 +140,15 @@ def test_properties_become_flags(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ("config.properties", b"# nothing\n", "empty"),
         ("model-settings.json", b"{", "no JSON"),
         ("model-settings.json", b"[]", "expected a JSON object"),
+        *(
+            ("model-settings.json", b'{"implementation": "mlserver_sklearn.SKLearnModel", %s}' % wrong, said)
+            for wrong, said in (
+                (b'"max_batch_time": NaN', "'max_batch_time' is nan, expected a number from 0 to 3600"),
+                (b'"max_batch_time": 1e400', "'max_batch_time' is inf"),
+                (b'"max_batch_size": -1', "'max_batch_size' is -1"),
+                (b'"parallel_workers": 1e3', "'parallel_workers' is 1000.0"),
+            )
+        ),
         (
             "model-settings.json",
             b'{"name": "a/b", "implementation": "mlserver_sklearn.SKLearnModel"}',

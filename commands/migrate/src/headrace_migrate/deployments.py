@@ -29,7 +29,15 @@ def migrate_text(
     With ``may_look``, the repositories that a command line names are read, if they are directories here.
     Raises `BadInput`.
     """
-    kind = kind or kind_of(text, report.source)
+    try:
+        _read(text, report, image, kind or kind_of(text, report.source), may_look)
+    except BadInput as error:
+        if not error.line:
+            raise
+        raise BadInput(f"{report.source}:{error.line}: {error}") from None
+
+
+def _read(text: str, report: Report, image: str, kind: SourceKind, may_look: bool) -> None:
     if kind is SourceKind.PROPERTIES:
         report.new, report.shows_new = read_properties(text, report), True
         return

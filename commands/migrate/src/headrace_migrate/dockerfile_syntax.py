@@ -64,7 +64,7 @@ def read_instructions(text: str) -> Iterator[Instruction]:
         found = _NAME.match(raw)
         name = found[1].upper() if found else raw.strip().upper()
         if found is None or name not in NAMES:
-            raise BadInput(f"line {first + 1}: '{raw.strip()[:40]}' is no instruction of a Dockerfile")
+            raise BadInput(f"'{raw.strip()[:40]}' is no instruction of a Dockerfile", first + 1)
         for end in _HEREDOC.findall(raw) if name in _WITH_HEREDOC else ():
             number, offset = _skip_heredoc(lines, number, offset, end[1])
         yield Instruction(name, raw[found.end() :], start + found.end(), offset, first + 1)
@@ -85,7 +85,7 @@ def _skip_heredoc(lines: list[str], number: int, offset: int, end: str) -> tuple
         offset += len(lines[at])
         if lines[at].strip() == end:
             return at + 1, offset
-    raise BadInput(f"line {number}: the here-document '{end}' has no end")
+    raise BadInput(f"the here-document '{end}' has no end", number)
 
 
 def _shell_line(line: str, length: int) -> str:

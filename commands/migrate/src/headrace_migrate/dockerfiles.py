@@ -10,11 +10,11 @@ from pathlib import PurePosixPath
 from headrace_migrate.container_parts import ContainerParts
 from headrace_migrate.dockerfile_syntax import Instruction
 from headrace_migrate.images import ImageKind, TritonImage, triton_image
-from headrace_migrate.report import Report, Verdict, install_line
+from headrace_migrate.report import BadInput, Report, Verdict, install_line
 from headrace_migrate.server_commands import PlacedWord, ServerCommands
 from headrace_migrate.shell_commands import program_at
 from headrace_migrate.shell_scripts import ShellScripts
-from headrace_migrate.shell_words import Word, simple_commands
+from headrace_migrate.shell_words import NotClosed, Word, simple_commands
 
 #: What a stage begins with, if no image of Headrace is named.
 BASE = "python:3.12-slim-bookworm"
@@ -186,7 +186,10 @@ class Dockerfiles:
 
 
 def _words(each: Instruction) -> list[Word]:
-    return [word for words in simple_commands(each.body) for word in words]
+    try:
+        return [word for words in simple_commands(each.body) for word in words]
+    except NotClosed as error:
+        raise BadInput(str(error), each.line + error.line - 1) from None
 
 
 def _source_of(each: Instruction) -> str | None:

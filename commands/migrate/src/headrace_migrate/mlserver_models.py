@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace_migrate.model_repository import WrittenModel, batching
+from headrace_migrate.model_repository import WrittenModel, batching, check_name
 from headrace_migrate.report import BadInput, Report, Verdict
 from headrace_migrate.sources import read_text
 
@@ -21,6 +21,7 @@ _PAGE = "docs/migrating.md#mlserver"
 _SKLEARN = "mlserver_sklearn.SKLearnModel"
 #: Where MLServer looks for a model of scikit-learn, in a directory without a name of a file.
 _WELL_KNOWN = ("model.joblib", "model.pickle", "model.pkl")
+_MOST_ROWS, _LONGEST_DELAY_S, _MOST_INSTANCES = 1_000_000, 3600, 1024
 _MODULES = {"mlserver_xgboost", "mlserver_lightgbm", "mlserver_catboost"}
 _FLAGS = {"http_port": "http-port", "grpc_port": "grpc-port", "metrics_port": "metrics-port", "host": "http-address"}
 _MODEL = '''"""Serves a model of scikit-learn as MLServer does: written by headrace migrate."""
@@ -31,7 +32,7 @@ import joblib
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-FILE = Path(__file__).with_name("{file}")
+FILE = Path(__file__).with_name({file!r})
 OUTPUTS = ("predict", "predict_proba")
 KINDS = {{"float32": "FP32", "float64": "FP64"}}
 
@@ -102,6 +103,7 @@ def _read_model(file: Path, settings: Mapping[str, Any], report: Report) -> Writ
     name, implementation = settings.get("name") or file.parent.name, settings.get("implementation", "")
     if not (isinstance(name, str) and isinstance(implementation, str)):
         raise BadInput(f"{file}: 'name' and 'implementation' are strings")
+    check_name(name, file)
     report.add(0, "model", name, Verdict.AS_IT_IS, "", _PAGE)
     if implementation != _SKLEARN:
         _refuse_runtime(implementation, report)
@@ -123,8 +125,14 @@ def _read_model(file: Path, settings: Mapping[str, Any], report: Report) -> Writ
     report.add(0, "input", f"{tensor}: {datatype}", Verdict.DIFFERS, detail, _PAGE)
     size = settings.get("max_batch_size", 0)
     delay, workers = settings.get("max_batch_time", 0), settings.get("parallel_workers") or 1
-    if not (isinstance(size, int) and isinstance(delay, int | float) and isinstance(workers, int)):
-        raise BadInput(f"{file}: 'max_batch_size', 'max_batch_time' and 'parallel_workers' are numbers")
+    for setting, value, most in (
+        ("max_batch_size", size, _MOST_ROWS),
+        ("max_batch_time", delay, _LONGEST_DELAY_S),
+        ("parallel_workers", workers, _MOST_INSTANCES),
+    ):
+        kinds = int | float if setting == "max_batch_time" else int
+        if not (isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= most):
+            raise BadInput(f"{file}: '{setting}' is {value!r}, expected a number from 0 to {most}")
     rows = max(size, 64)
     config = f'backend: "python"\n{batching(rows, int(delay * 1e6) if size > 1 else 0, workers)}\n'
     code = _MODEL.format(file=artifact.name, name=tensor, datatype=datatype, rows=rows)

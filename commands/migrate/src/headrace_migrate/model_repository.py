@@ -20,11 +20,14 @@ class WrittenModel:
     files: Sequence[tuple[str, str | Path]]
 
 
+def check_name(name: str, source: Path) -> None:
+    """Raise `BadInput` if ``name``, which the file ``source`` has, cannot be a directory of a model repository."""
+    if not name or "/" in name or name[0] == "." or not name.isprintable() or why_path_leaves(name):
+        raise BadInput(f"{source}: '{name}' is no name of a model: expected the name of a directory")
+
+
 def write_models(target: Path, models: Sequence[WrittenModel]) -> None:
     """Write ``models`` to the new directory ``target``. Raises `BadInput`; nothing is left of it then."""
-    for model in models:
-        if not model.name or "/" in model.name or model.name[0] == "." or why_path_leaves(model.name):
-            raise BadInput(f"'{model.name}' is no name of a model")
     try:
         target.mkdir()
         try:

@@ -25,7 +25,14 @@ _TO_SEE = (Verdict.DIFFERS, Verdict.NOT_THERE)
 
 
 class BadInput(Exception):
-    """The input cannot be read, or is none of those that are known. Nothing is written."""
+    """The input cannot be read, or is none of those that are known. Nothing is written.
+
+    ``line`` is the line of the input, from 1; 0 if the reason names the place itself.
+    """
+
+    def __init__(self, reason: str, line: int = 0) -> None:
+        super().__init__(reason)
+        self.line = line
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from headrace_migrate.container_parts import ContainerParts
 from headrace_migrate.images import triton_image
+from headrace_migrate.report import BadInput
 from headrace_migrate.server_commands import PlacedWord, ServerCommands
 from headrace_migrate.shell_commands import container_call, program_at
-from headrace_migrate.shell_words import Word, simple_commands
+from headrace_migrate.shell_words import NotClosed, Word, simple_commands
 
 #: Returns the place of a word of the shell in the whole text, and its line.
 Locate = Callable[[Word], PlacedWord]
@@ -27,7 +28,7 @@ class ShellScripts:
 
     def read(self, source: str, locate: Locate = in_place) -> None:
         """Report on ``source``. Raises `BadInput` for quotation marks that are not closed."""
-        for words in simple_commands(source):
+        for words in self._commands_of(source, locate):
             call = container_call(words)
             if call is None:
                 self.read_words([locate(word) for word in words])
@@ -46,6 +47,13 @@ class ShellScripts:
                     self._parts.read_own_image(place.text, place.line)
             self._commands.found += 1
             self.read_words([locate(word) for word in call.command])
+
+    @staticmethod
+    def _commands_of(source: str, locate: Locate) -> list[list[Word]]:
+        try:
+            return list(simple_commands(source))
+        except NotClosed as error:
+            raise BadInput(str(error), locate(error.word).line) from None
 
     def _read_option(self, name: str, value: str, line: int) -> None:
         if name in ("-e", "--env"):

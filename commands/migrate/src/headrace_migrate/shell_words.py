@@ -25,6 +25,14 @@ class Word:
     line: int
 
 
+class NotClosed(BadInput):
+    """A quotation mark or a bracket without its end. ``word`` is the place where it begins."""
+
+    def __init__(self, reason: str, word: Word) -> None:
+        super().__init__(reason, word.line)
+        self.word = word
+
+
 def simple_commands(source: str) -> Iterator[list[Word]]:
     """Yield the simple commands of ``source``, without redirections and comments. Raises `BadInput`."""
     yield from _Lexer(source).commands()
@@ -121,7 +129,7 @@ class _Lexer:
         self._at += 1
         while self._source[self._at : self._at + 1] != '"':
             if self._at >= len(self._source):
-                raise BadInput(f"line {self._line}: a quotation mark is not closed: {self._source[start : start + 40]}")
+                raise NotClosed(_no_end(self._source[start : start + 40]), self._here(start))
             if self._is_continued():
                 self._skip_continued()
             elif self._source[self._at] == "\\" and self._source[self._at + 1 : self._at + 2] in ("$", "`", '"', "\\"):
@@ -142,15 +150,22 @@ class _Lexer:
             at += 1
             if not depth:
                 return self._take(at)
-        raise BadInput(f"line {self._line}: '${opening}' is not closed")
+        raise NotClosed(f"'${opening}' is not closed", self._here(self._at))
 
     def _find(self, char: str, at: int) -> int:
         end = self._source.find(char, at)
         if end < 0:
-            raise BadInput(f"line {self._line}: a quotation mark is not closed: {self._source[at - 1 : at + 39]}")
+            raise NotClosed(_no_end(self._source[at - 1 : at + 39]), self._here(at - 1))
         return end
+
+    def _here(self, at: int) -> Word:
+        return Word("", at, at, self._source.count("\n", 0, at) + 1)
 
     def _take(self, end: int) -> str:
         text, self._at = self._source[self._at : end], end
         self._line += text.count("\n")
         return text
+
+
+def _no_end(text: str) -> str:
+    return f"a quotation mark is not closed: {text.splitlines()[0]}"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from headrace_migrate.model_repository import WrittenModel, batching
+from headrace_migrate.model_repository import WrittenModel, batching, check_name
 from headrace_migrate.report import BadInput, Report, Verdict
 from headrace_migrate.yaml_documents import documents, fields_of, text_of
 
@@ -38,6 +38,7 @@ def read_archive(path: Path, report: Report) -> WrittenModel | None:
     if not isinstance(model, dict) or not all(isinstance(value, str) for value in model.values()):
         raise BadInput(f"{path}: {_MANIFEST} has no object 'model' of strings")
     name, serialized = model.get("modelName", ""), model.get("serializedFile", "")
+    check_name(name, path)
     report.add(0, "model", name, Verdict.AS_IT_IS, "", _PAGE)
     if not serialized:
         report.add(0, "file", "serializedFile", Verdict.NOT_THERE, "the model is in the code of its handler", _PAGE)

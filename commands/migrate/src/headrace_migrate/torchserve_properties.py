@@ -5,6 +5,7 @@ Source: TorchServe's page "Advanced configuration".
 
 from __future__ import annotations
 
+import shlex
 from urllib.parse import urlsplit
 
 from headrace_migrate.report import BadInput, Report, Verdict
@@ -52,7 +53,7 @@ def read_properties(text: str, report: Report) -> str:
         raise BadInput(f"{report.source}: no property is in it")
     if "--model-repository" not in {flag.partition("=")[0] for flag in flags}:
         flags.insert(0, "--model-repository=models")
-    return f"headrace serve {' '.join(flags)}\n"
+    return f"headrace serve {shlex.join(flags)}\n"
 
 
 def _flags_of(name: str, value: str) -> list[str]:
