@@ -243,7 +243,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("deep.yaml", b"a: " + b"[" * 100_000, "no YAML"),
         ("chart.yaml", b"spec:\n  image: nvcr.io/nvidia/tritonserver:{{ .Values.tag }}-py3\n", "helm template"),
         ("huge.yaml", b"a: b\n" * 900_000, "more than 4 MiB"),
-        ("Dockerfile", b"FROM nvcr.io/nvidia/tritonserver:24.04-py3\nRUN <<EOF\nls\n", "Dockerfile:2: the here-document 'EOF'"),
+        ("Dockerfile", b"FROM nvcr.io/nvidia/tritonserver:1-py3\nRUN <<EOF\nls\n", ":2: the here-document 'EOF'"),
         ("Dockerfile", b"FROM tritonserver\nINSTALL x\n", "Dockerfile:2: 'INSTALL x' is no instruction"),
         ("Dockerfile", b"FROM python:3.12\nRUN ls\n", ""),
         ("run.sh", b"\ntritonserver --id='x", "run.sh:2: a quotation mark is not closed: 'x"),
