@@ -149,6 +149,7 @@ if TYPE_CHECKING:
     from headrace_hosts.tls_files import TlsFiles
     from headrace_http.asgi import create_app
     from headrace_http.caller_limits import Pace
+    from headrace_http.file_routes import FileRoute
     from headrace_http.forwarding import Forwarded, ForwardingPort
     from headrace_http.http_host import HttpHost, HttpPort
     from headrace_http.machine_metrics import machine_metrics
@@ -258,6 +259,7 @@ _HOMES = {
     "headrace_grpc.rpc": ("Rpc",),
     "headrace_http.asgi": ("create_app",),
     "headrace_http.caller_limits": ("Pace",),
+    "headrace_http.file_routes": ("FileRoute",),
     "headrace_http.forwarding": ("Forwarded", "ForwardingPort"),
     "headrace_http.http_host": ("HttpHost", "HttpPort"),
     "headrace_http.machine_metrics": ("machine_metrics",),
@@ -355,6 +357,7 @@ __all__ = [
     "Extension",
     "ExtensionOperation",
     "FileChanges",
+    "FileRoute",
     "FileTooSmall",
     "Findings",
     "FinishedInference",

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
@@ -16,6 +15,7 @@ from headrace import (
     Engine,
     Extension,
     ExtensionOperation,
+    FileRoute,
     HttpCall,
     HttpReply,
     HttpRoute,
@@ -33,22 +33,8 @@ LATENCIES = ExtensionOperation("dashboard_latencies", "statistics")
 #: Reads the last log records.
 LOG = ExtensionOperation("dashboard_log", "logging")
 
-_PAGE = (
-    (b"Content-Type", b"text/html; charset=utf-8"),
-    (
-        b"Content-Security-Policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src blob:; base-uri 'none'; "
-        b"form-action 'none'; frame-ancestors 'none'",
-    ),
-    (b"X-Content-Type-Options", b"nosniff"),
-    (b"Cache-Control", b"no-cache"),
-)
-_SCRIPT = ((b"Content-Type", b"text/javascript; charset=utf-8"), *_PAGE[2:])
-_STYLE = ((b"Content-Type", b"text/css; charset=utf-8"), *_PAGE[2:])
 _JSON = ((b"Content-Type", b"application/json"), (b"Cache-Control", b"no-store"))
 
-#: The files of the page, 20 KB, read when the plugin is found: routes are made on the event loop.
-_CONTENTS = {each.name: each.read_bytes() for each in files("headrace_dashboard").joinpath("page").iterdir()}
 #: The servers of this process that have started.
 _servers: WeakKeyDictionary[Engine, Server] = WeakKeyDictionary()
 
@@ -73,39 +59,28 @@ class DashboardOptions(OptionGroup):
             raise ValueError(f"--dashboard-log-records is {self.log_records}; it is from 0 to 100,000")
 
 
-class DashboardAsset(HttpRoute):
-    """A file of the page."""
-
-    operation = PAGE
-    file: ClassVar[str]
-    headers: ClassVar[Sequence[tuple[bytes, bytes]]]
-
-    async def answer(self, call: HttpCall) -> HttpReply:
-        return HttpReply(200, self.headers, [_CONTENTS[self.file]])
-
-
-class DashboardRoute(DashboardAsset):
+class DashboardRoute(FileRoute):
     """The dashboard, for a browser"""
 
-    name, file, headers = "GET /dashboard", "index.html", _PAGE
+    name, file, operation = "GET /dashboard", "page/index.html", PAGE
 
 
-class DashboardStyleRoute(DashboardAsset):
+class DashboardStyleRoute(FileRoute):
     """The style of the dashboard"""
 
-    name, file, headers = "GET /dashboard/dashboard.css", "dashboard.css", _STYLE
+    name, file, operation = "GET /dashboard/dashboard.css", "page/dashboard.css", PAGE
 
 
-class DashboardScriptRoute(DashboardAsset):
+class DashboardScriptRoute(FileRoute):
     """The script of the dashboard"""
 
-    name, file, headers = "GET /dashboard/dashboard.js", "dashboard.js", _SCRIPT
+    name, file, operation = "GET /dashboard/dashboard.js", "page/dashboard.js", PAGE
 
 
-class RequestFormRoute(DashboardAsset):
+class RequestFormRoute(FileRoute):
     """The script of the dashboard that asks models"""
 
-    name, file, headers = "GET /dashboard/request_form.js", "request_form.js", _SCRIPT
+    name, file, operation = "GET /dashboard/request_form.js", "page/request_form.js", PAGE
 
 
 class LatenciesRoute(HttpRoute):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from itertools import count
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ from headrace import (
     Engine,
     Extension,
     ExtensionOperation,
+    FileRoute,
     HeadraceError,
     HttpCall,
     HttpReply,
@@ -28,16 +28,6 @@ from headrace_openapi.examples import example_body
 OPERATION = ExtensionOperation("openapi", "metadata")
 
 _JSON = ((b"Content-Type", b"application/json"),)
-#: The page loads nothing but itself and talks to its own server only. No other page may frame it.
-_PAGE = (
-    (b"Content-Type", b"text/html; charset=utf-8"),
-    (
-        b"Content-Security-Policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
-        b"form-action 'none'; frame-ancestors 'none'",
-    ),
-    (b"X-Content-Type-Options", b"nosniff"),
-)
 
 #: How often a model was loaded or unloaded in this process.
 _changes = count()
@@ -122,39 +112,22 @@ class OpenApi(Extension):
         return [part for part in added if issubclass(part, HttpRoute)]
 
 
-class Asset(HttpRoute):
-    """A file of the viewer."""
-
-    operation = OPERATION
-    file: ClassVar[str]
-    headers: ClassVar[Sequence[tuple[bytes, bytes]]]
-
-    def __init__(self, extension: Any) -> None:
-        super().__init__(extension)
-        self._content = files("headrace_openapi").joinpath("viewer").joinpath(self.file).read_bytes()
-
-    async def answer(self, call: HttpCall) -> HttpReply:
-        return HttpReply(200, self.headers, [self._content])
-
-
-class PageRoute(Asset):
+class PageRoute(FileRoute):
     """The description for a browser"""
 
-    name, file, headers = "GET /docs", "index.html", _PAGE
+    name, file, operation = "GET /docs", "viewer/index.html", OPERATION
 
 
-class ScriptRoute(Asset):
+class ScriptRoute(FileRoute):
     """The script of the page"""
 
-    name, file = "GET /docs/viewer.js", "viewer.js"
-    headers = ((b"Content-Type", b"text/javascript; charset=utf-8"), (b"X-Content-Type-Options", b"nosniff"))
+    name, file, operation = "GET /docs/viewer.js", "viewer/viewer.js", OPERATION
 
 
-class StyleRoute(Asset):
+class StyleRoute(FileRoute):
     """The style of the page"""
 
-    name, file = "GET /docs/viewer.css", "viewer.css"
-    headers = ((b"Content-Type", b"text/css; charset=utf-8"), (b"X-Content-Type-Options", b"nosniff"))
+    name, file, operation = "GET /docs/viewer.css", "viewer/viewer.css", OPERATION
 
 
 class OpenApiDocs(Extension):
