@@ -35,7 +35,7 @@ from headrace_access import AccessOptions
 from headrace_access.key_file import new_key
 
 KEYS = 10_000
-SETTINGS = ("off", "off, with the header", "another interceptor", "keys")
+SETTINGS = ("off", "off, with the header", "another interceptor", "keys", "keys, X-Api-Key", "certificates")
 
 
 def write_keys(path: Path, count: int = KEYS) -> str:
@@ -47,7 +47,7 @@ def write_keys(path: Path, count: int = KEYS) -> str:
         taken.add(key_id)
         allow = [{"models": ["numbers", f"own{number}*"], "operations": ["inference", "metadata"]}]
         principals[f"user{number}"] = {"keys": {key_id: {"sha256": digest}}, "allow": allow}
-    path.write_text(json.dumps({"principals": principals}))
+    path.write_text(json.dumps({"principals": principals, "certificates": {}}))
     return key
 
 
@@ -57,16 +57,20 @@ def run(setting: str, rounds: int, counts: bool) -> dict[str, float]:
         (Path(folder) / "models/numbers/config.pbtxt").write_text(_CONFIG)
         key = write_keys(Path(folder) / "access.json")
         restricted = {"model-repository": Restriction("key", "value")} if setting == "another interceptor" else {}
-        groups: list[Any] = [AccessOptions(keys=f"{folder}/access.json")] if setting == "keys" else []
+        is_checked = setting.startswith(("keys", "certificates"))
+        groups: list[Any] = [AccessOptions(keys=f"{folder}/access.json")] if is_checked else []
         options = ServerOptions(
             model_repository=(f"{folder}/models",),
             plugin_options=groups,
             http_restricted_api=restricted,
             grpc_restricted_protocol=restricted,
         )
-        authorization = "" if setting == "off" else f"Bearer {key}"
+        header, shown = ("X-Api-Key", key) if setting.endswith("X-Api-Key") else ("Authorization", f"Bearer {key}")
+        shown = "" if setting in ("off", "certificates") else shown
+        subject = ((("commonName", "user0"),),)
+        certificate = {"subject": subject} if setting == "certificates" else None
         with Server(options) as server:
-            return server._call(measure, server, rounds, counts, authorization)
+            return server._call(measure, server, rounds, counts, shown, header, certificate)
 
 
 # ---------------------------------------------------------------------- over sockets

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from time import process_time_ns
@@ -102,19 +102,26 @@ def _trace(frame: FrameType, event: str, argument: Any) -> Any:
     return _trace
 
 
-async def measure(server: Server, rounds: int, counts: bool, authorization: str = "") -> dict[str, float]:
+async def measure(
+    server: Server,
+    rounds: int,
+    counts: bool,
+    authorization: str = "",
+    header: str = "Authorization",
+    certificate: Mapping[str, Any] | None = None,
+) -> dict[str, float]:
     """Return the least µs of CPU for a request over each protocol; if it ``counts``, the bytecodes.
 
-    Requests have the header ``authorization``, unless it is empty.
+    Requests have ``authorization`` in ``header``, unless it is empty, and come over connections with ``certificate``.
     """
     engine = server.engine
     limits = port_limits(engine.options)
     http, http_wire = HttpProtocol(NativeConnections(Routes(engine).dispatch, limits, engine.off_loop_work)), Wire()
-    http_wire._extra = {"peername": ("127.0.0.1", 1)}  # type: ignore[attr-defined]
+    http_wire._extra = {"peername": ("127.0.0.1", 1), "peercert": certificate}  # type: ignore[attr-defined]
     http.connection_made(http_wire)
     request = _http(KINDS["constant"], 1, binary=True)
     if authorization:
-        request = request.replace(b"Accept:", f"Authorization: {authorization}\r\nAccept:".encode(), 1)
+        request = request.replace(b"Accept:", f"{header}: {authorization}\r\nAccept:".encode(), 1)
 
     options = engine.options
     service = Calls(rpcs(engine), options, engine.off_loop_work)
@@ -139,7 +146,7 @@ async def measure(server: Server, rounds: int, counts: bool, authorization: str 
                 await asyncio.sleep(0)
 
     first, pair = (
-        (block + encoder.encode([("authorization", authorization)] if authorization else []), body)
+        (block + encoder.encode([(header.lower(), authorization)] if authorization else []), body)
         for block, body in (_grpc(KINDS["constant"], 1, encoder, learns=True) for _ in range(2))
     )
     least: dict[str, float] = {}

@@ -170,12 +170,14 @@ def recorded_infer(
     return infer
 
 
-def _credential(context: Context, other: bytes) -> str | tuple[bytes, str]:
-    """Return what the caller has shown, as permits have it. ``other`` is read without ``authorization``."""
+def _credential(context: Context, other: bytes) -> str | tuple[bytes, str] | int:
+    """Return what the caller has shown, as permits have it: ``authorization``, else ``other``, else his certificate."""
     given = context.only(AUTHORIZATION)
-    if given is not None or not other:
-        return given or ""
-    return other, context.only(other) or ""
+    if given is not None:
+        return given
+    if other and (given := context.only(other)) is not None:
+        return other, given
+    return id(context.certificate)
 
 
 def permitted_infer(

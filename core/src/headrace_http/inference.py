@@ -118,7 +118,7 @@ class InferenceHandler:
             meter, send = None, reply
             try:
                 if permits is not None:
-                    given = headers[b"authorization"] if b"authorization" in headers else (other, headers[other])
+                    given = headers[b"authorization"] if b"authorization" in headers else _shown(headers, other, reply)
                     principal = permits[given][target.name]
                 peer, certificate = reply.peer, reply.certificate  # type: ignore[attr-defined]
                 view = find(target.name, target.version)
@@ -178,7 +178,7 @@ class InferenceHandler:
         def infer(http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
             headers, name = http.headers, target.name
             try:
-                given = headers[b"authorization"] if b"authorization" in headers else (other, headers[other])
+                given = headers[b"authorization"] if b"authorization" in headers else _shown(headers, other, reply)
                 principal = permits[given][name]
                 if b"content-encoding" in headers or TIMEOUT in headers:
                     return otherwise(http, target, reply)
@@ -204,7 +204,7 @@ class InferenceHandler:
             tenant: str | tuple[str]
             try:
                 if permits is not None:
-                    given = headers[b"authorization"] if b"authorization" in headers else (other, headers[other])
+                    given = headers[b"authorization"] if b"authorization" in headers else _shown(headers, other, reply)
                     tenant = principal = permits[given][name]
                 elif reply.certificate is None:  # type: ignore[attr-defined]
                     tenant = (reply.peer,)  # type: ignore[attr-defined]
@@ -378,6 +378,11 @@ class RecordedAnswer(Recorded, Answer):
         return encode(
             response, self.formats, self.default, view.labels, view.max_batch_size > 0, self._encoding, loop_limit_bytes
         )
+
+
+def _shown(headers: Mapping[bytes, bytes], other: bytes, reply: Reply) -> tuple[bytes, bytes] | int:
+    """Return what a caller without ``authorization`` has shown, as permits have it: ``other``, or his certificate."""
+    return (other, headers[other]) if other in headers else id(reply.certificate)  # type: ignore[attr-defined]
 
 
 def _nobody(reply: HttpReply) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace import ServerOptions
-from headrace_grpcio.grpcio_server import credentials_of
+from headrace_grpcio.grpcio_server import _certificate, credentials_of
 from headrace_hosts.tls_files import grpc_tls
 from tests.core.headrace_hosts.test_tls_files import pem, test_a_file_that_will_not_do_is_named_with_its_flag
 
@@ -22,3 +22,11 @@ def make() -> Callable[[ServerOptions], object]:
         return credentials_of(files)
 
     return make
+
+
+def test_a_client_has_one_object_for_its_certificate() -> None:
+    names = ((b"tenant",), (("DNS", b"tenant.example"),))
+    found = _certificate(*names)
+    assert found is _certificate(*names)
+    assert found == {"subject": ((("commonName", "tenant"),),), "subjectAltName": (("DNS", "tenant.example"),)}
+    assert found is not _certificate((b"tenant",), ())

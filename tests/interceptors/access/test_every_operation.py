@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from tritonclient import http as http_client
 from tritonclient.utils import InferenceServerException
 
 from headrace import HttpRoute, Operation
-from headrace_access import AccessOptions
+from headrace_access import AccessControl, AccessOptions
 from headrace_access.key_file import new_key
 from headrace_hosts import file_changes
 from headrace_http.plugin_routes import read_route
@@ -267,6 +268,45 @@ def test_a_certificate_counts_only_if_the_file_says_so(mutual: Running, changes_
         mutual.path.write_text(before)
         until(client, 200)
         client.close()
+
+
+def test_inferences_with_a_certificate_are_decided_once_for_each_connection(
+    mutual: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided: list[str] = []
+    admit = AccessControl.admit
+
+    def note(access: AccessControl, caller: Any, operation: Any, model: str) -> Any:
+        decided.append(f"{caller.transport} {caller.principal} {model}")
+        return admit(access, caller, operation, model)
+
+    monkeypatch.setattr(AccessControl, "admit", note)
+    document = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [3]}]}
+    tensor = grpc_client.InferInput("x", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+    files = {
+        name: str(mutual.folder / file)
+        for name, file in (
+            ("root_certificates", "ca.crt"),
+            ("private_key", "lab.key"),
+            ("certificate_chain", "lab.crt"),
+        )
+    }
+    with (
+        closing(with_certificate(mutual, "lab")) as lab,
+        closing(with_certificate(mutual, "nobody")) as nobody,
+        grpc_client.InferenceServerClient(f"localhost:{mutual.ports['grpc']}", ssl=True, **files) as client,
+    ):
+        for _ in range(3):
+            reply = lab.http.post("/v2/models/own_1/infer", json=document)
+            assert reply.json()["outputs"][0]["data"] == [3]
+            assert client.infer("own_1", [tensor]).as_numpy("y").tolist() == [[1]]
+            assert nobody.http.post("/v2/models/own_1/infer", json=document).status_code == 403
+            assert lab.http.post("/v2/models/other/infer", json=document).status_code == 403
+    assert sorted(decided) == [
+        *("grpc lab own_1", "http lab other", "http lab other", "http lab other", "http lab own_1"),
+        *["http nobody own_1"] * 3,
+    ]
 
 
 # ---------------------------------------------------------------------- what is not told

@@ -130,6 +130,75 @@ def test_a_certificate_is_not_kept_for_the_header_beside_it(path: Path, header: 
     run(main())
 
 
+def test_a_certificate_is_kept_for_its_connection(path: Path) -> None:
+    extend(path, certificates={"roles": "organizationalUnitName"}, roles={"labs": TENANT})
+
+    def certificate(name: str, unit: str = "") -> dict[str, Any]:
+        return {"subject": ((("commonName", name),), (("organizationalUnitName", unit),))}
+
+    def caller(shown: dict[str, Any] | None, principal: str = "", **sent: str) -> Caller:
+        given = {name.replace("_", "-"): value for name, value in sent.items()}
+        made = Caller("grpc", header=given.get, headers=lambda: list(given.items()), certificate=shown)
+        made.principal = principal or made.principal
+        return made
+
+    async def main() -> None:
+        access = access_of(path)
+        permits = access.permits
+        assert permits is not None
+        tenant, other = certificate("tenant"), certificate("tenant")
+        access.admit(caller(tenant), Operation.INFER, "own_1")
+        assert dict(permits) == {id(tenant): {"own_1": "tenant"}}
+        for wrong in (caller(None), caller(certificate("nobody")), caller(tenant, authorization="Bearer no")):
+            with pytest.raises((Unauthenticated, PermissionDenied)):
+                access.admit(wrong, Operation.INFER, "own_1")
+        with pytest.raises(PermissionDenied):
+            access.admit(caller(tenant), Operation.INFER, "other")
+        # Not what a header beside it, or another interceptor, may change.
+        access.admit(caller(other, x_api_key=""), Operation.INFER, "own_1")
+        access.admit(caller(certificate("nobody"), principal="tenant"), Operation.INFER, "own_1")
+        with pytest.raises(PermissionDenied):
+            access.admit(caller(tenant, principal="nobody"), Operation.INFER, "own_1")
+        assert list(permits) == [id(tenant)]
+        verified, access._verified = access._verified, None  # type: ignore[assignment, method-assign]
+        again = caller(tenant)
+        access.admit(again, Operation.INFER, "own_1")  # by what is kept
+        assert again.principal == "tenant"
+        access._verified = verified  # type: ignore[method-assign]
+        # The object lives as long as what is kept: no other certificate gets its id.
+        lab = certificate("anybody", "labs")
+        access.admit(caller(lab), Operation.INFER, "own_1")
+        kept, holders = id(lab), sys.getrefcount(lab)
+        assert kept in permits
+        access._permits.clear()
+        assert (kept in permits, sys.getrefcount(lab)) == (False, holders - 1)
+
+    run(main())
+
+
+def test_a_changed_file_ends_what_is_kept_for_a_certificate(path: Path, quick: None) -> None:
+    extend(path, certificates={})
+
+    def change() -> None:
+        document = json.loads(path.read_text())
+        del document["certificates"]
+        path.write_text(json.dumps(document))
+
+    async def main() -> None:
+        access = access_of(path)
+        sent: dict[str, str] = {}
+        shown = {"subject": ((("commonName", "tenant"),),)}
+        caller = Caller("http", header=sent.get, headers=list, certificate=shown)
+        access.admit(caller, Operation.INFER, "own_1")
+        assert access.permits
+        change()
+        await until(lambda: not access.permits)
+        with pytest.raises(Unauthenticated):
+            access.admit(caller, Operation.INFER, "own_1")
+
+    run(main())
+
+
 def test_a_key_that_was_revoked_while_nobody_asked_is_refused_at_once(
     path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +255,12 @@ def test_what_is_kept_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch, 
         permits.clear()
         for number in range(10):
             permits.keep(f"{number}" * 400, "m", "p", math.inf)
-            assert sum(map(len, permits)) == 2 * permits._characters <= 2800
+            assert sum(len(each) for each in permits if not isinstance(each, int)) == 2 * permits._characters <= 2800
+        shown = [{"subject": ((("commonName", str(number)),),)} for number in range(10)]
+        for certificate in shown:
+            permits.keep_certificate(certificate, "m", "p")
+            assert permits[id(certificate)] == {"m": "p"}
+            assert len(permits._certificates) <= 1
         permits.keep("Bearer \u2003", "m", "p", math.inf)
         assert "Bearer \u2003" not in permits
         await until(lambda: not permits)

@@ -83,9 +83,9 @@ class Interceptor(ABC):
     #: ModelInfer that no other interceptor takes, unless it is a rare one, such as a large one or one that is refused.
     recorder: Recorder | None = None
     #: Inferences over HTTP and by ModelInfer that pass without a call of `admit` and `intercept`: the principal, by the
-    #: header ``authorization``, as bytes (HTTP) and as text (gRPC), and by the model. May change at any time. If
-    #: it has an attribute ``header``, such as ``b"x-api-key"``: by ``(header, value)`` without the header
-    #: ``authorization``.
+    #: header ``authorization``, as bytes (HTTP) and as text (gRPC), and by the model. May change at any time. Without
+    #: that header by ``(header, value)``, if it has an attribute ``header``, such as ``b"x-api-key"``. Without both by
+    #: the ``id`` of ``Caller.certificate``, to which it must then keep a reference.
     permits: Permits | None = None
     #: Counts such inferences without a call of `admit` and `intercept`: by principal, or address in a tuple for a
     #: caller without one, and model. Those that are not in it are admitted. May change at any time.

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote
@@ -42,6 +42,15 @@ _LOOK_SECONDS, _LAST_WORDS_SECONDS = 0.1, 0.2
 _HURRY_SECONDS = 0.5
 #: For clients to read the answers of unary calls.
 _UNREAD_SECONDS = 2.0
+
+
+@lru_cache(maxsize=1024)
+def _certificate(common_names: tuple[bytes, ...], others: tuple[tuple[str, bytes], ...]) -> Mapping[str, Any]:
+    """Return a certificate with these names: the same object each time, so that what was decided for it can be kept."""
+    return {
+        "subject": tuple((("commonName", name.decode()),) for name in common_names),
+        "subjectAltName": tuple((kind, name.decode()) for kind, name in others),
+    }
 
 
 class GrpcioServer:
@@ -279,11 +288,8 @@ class _Call:
         found = self._context.auth_context()
         if "x509_common_name" not in found:
             return None
-        others = [(kind, name.decode()) for kind, key in _NAMES.items() for name in found.get(key, ())]
-        return {
-            "subject": tuple((("commonName", name.decode()),) for name in found["x509_common_name"]),
-            "subjectAltName": tuple(others),
-        }
+        others = [(kind, name) for kind, key in _NAMES.items() for name in found.get(key, ())]
+        return _certificate(tuple(found["x509_common_name"]), tuple(others))
 
     @property
     def has_left(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from headrace import (
     AnyOperation,
@@ -62,7 +62,7 @@ class AccessControl(Interceptor):
         credential = caller.header("authorization")
         if operation is Operation.INFER and (kept_as := _kept_as(caller, credential)):
             principal = self._permits.get(kept_as, _NOTHING).get(model)
-            if principal is not None and (credential is None or caller.transport != "grpc" or _is_single(caller)):
+            if principal is not None and _is_sure(caller, kept_as, principal):
                 caller.principal = principal
                 return None
         found = self._verified(caller, credential)
@@ -123,11 +123,15 @@ class AccessControl(Interceptor):
         if not principal.may(str(operation), operation.category, model):
             on = f" on model '{one_line(model)}'" if model else ""
             raise PermissionDenied(f"'{principal.name}' may not do '{operation}'{on}")
-        # A certificate is not kept: the header beside it may be a password for a proxy, or anything.
-        if operation is Operation.INFER and found.until_s:
-            shown = _kept_as(caller, caller.header("authorization"))
-            if shown:
+        if operation is not Operation.INFER:
+            return
+        shown = _kept_as(caller, caller.header("authorization"))
+        if found.until_s:
+            if shown and not isinstance(shown, int):
                 self._permits.keep(shown, model, principal.name, found.until_s)
+        # Not with a header beside the certificate: it may be a password for a proxy, or anything.
+        elif isinstance(shown, int) and caller.certificate is not None and _names(caller.certificate, principal.name):
+            self._permits.keep_certificate(caller.certificate, model, principal.name)
 
 
 def _key_in(caller: Caller, credential: str | None) -> str:
@@ -143,12 +147,26 @@ def _key_in(caller: Caller, credential: str | None) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _kept_as(caller: Caller, credential: str | None) -> Credential | None:
+def _kept_as(caller: Caller, credential: str | None) -> Credential | int | None:
     """Return what the caller has shown, as it is kept; None or empty if he has shown nothing."""
     if credential is not None:
         return credential
     key = caller.header("x-api-key")
-    return (KeptPermits.header, key) if key else None
+    if key is not None:
+        return (KeptPermits.header, key) if key else None
+    return None if caller.certificate is None else id(caller.certificate)
+
+
+def _is_sure(caller: Caller, kept_as: Credential | int, principal: str) -> bool:
+    """True if nothing else that the caller has sent, or that another interceptor has set, changes what is kept."""
+    if isinstance(kept_as, int):
+        return caller.principal == principal
+    return isinstance(kept_as, tuple) or caller.transport != "grpc" or _is_single(caller)
+
+
+def _names(certificate: Mapping[str, Any], principal: str) -> bool:
+    """True if the principal is that of the certificate, and not one that another interceptor has set."""
+    return Caller("", certificate=certificate).principal == principal
 
 
 def _is_single(caller: Caller) -> bool:

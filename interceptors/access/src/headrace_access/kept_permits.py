@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import time
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 #: Kept credentials, their characters, and the models of each.
 _MOST_CREDENTIALS, _MOST_CHARACTERS, _MOST_MODELS = 4096, 4 << 20, 256
+#: For so many characters counts a certificate.
+_CERTIFICATE = 2048
 #: Every second, those that have expired are removed, and changes of files are noticed.
 TICK_S = 1.01
 #: After so many ticks all are removed, so that a server without callers need not wake up.
@@ -17,13 +19,12 @@ _TICKS = 30
 Credential: TypeAlias = "str | tuple[bytes, str]"
 
 
-class KeptPermits(dict["str | bytes | tuple[bytes, str | bytes]", dict[str, str]]):
+class KeptPermits(dict["str | bytes | tuple[bytes, str | bytes] | int", dict[str, str]]):
     """Principals by credential and model, for `headrace.Interceptor.permits`. Event loop only.
 
     A credential is the value of the header ``authorization``, as text and as bytes; without that header, it is `header`
-    and its value. Only those that were found right
-    are here. A look-up takes as long whatever the credential is, because the hashes of
-    Python have a secret seed.
+    and its value, and without both it is the certificate of the connection, by its ``id``. Only those that were found
+    right are here. A look-up takes as long whatever the credential is, because the hashes of Python have a secret seed.
     """
 
     header = b"x-api-key"
@@ -32,6 +33,8 @@ class KeptPermits(dict["str | bytes | tuple[bytes, str | bytes]", dict[str, str]
         super().__init__()
         self._each_second = each_second
         self._until_s: dict[Credential, float] = {}
+        #: Keeps the ids from being those of other certificates.
+        self._certificates: list[Mapping[str, Any]] = []
         self._characters = self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -42,14 +45,30 @@ class KeptPermits(dict["str | bytes | tuple[bytes, str | bytes]", dict[str, str]
             return
         models = self.get(credential)
         if models is None:
-            if len(self) >= 2 * _MOST_CREDENTIALS or self._characters >= _MOST_CHARACTERS:
-                self.clear()
+            self._make_room()
             models = self[credential] = self[_encoded(credential)] = {}
             self._characters += len(text)
-        elif len(models) >= _MOST_MODELS:
+        self._keep(models, model, principal)
+        self._until_s[credential] = until_s
+
+    def keep_certificate(self, certificate: Mapping[str, Any], model: str, principal: str) -> None:
+        """Let inferences with ``model`` pass over the connection that has the object ``certificate``."""
+        models = self.get(id(certificate))
+        if models is None:
+            self._make_room()
+            models = self[id(certificate)] = {}
+            self._certificates.append(certificate)
+            self._characters += _CERTIFICATE
+        self._keep(models, model, principal)
+
+    def _make_room(self) -> None:
+        if len(self) >= 2 * _MOST_CREDENTIALS or self._characters >= _MOST_CHARACTERS:
+            self.clear()
+
+    def _keep(self, models: dict[str, str], model: str, principal: str) -> None:
+        if len(models) >= _MOST_MODELS:
             models.clear()
         models[model] = principal
-        self._until_s[credential] = until_s
         if self._timer is None:
             self._ticks = 0
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
@@ -57,6 +76,7 @@ class KeptPermits(dict["str | bytes | tuple[bytes, str | bytes]", dict[str, str]
     def clear(self) -> None:
         super().clear()
         self._until_s.clear()
+        self._certificates.clear()
         self._characters = 0
 
     def _tick(self) -> None:
