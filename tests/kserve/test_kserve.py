@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 MANIFESTS = Path(__file__).parents[2] / "deploy/kserve"
+#: What the bodies of the health routes are asked for with.
+JSON = {"Accept": "application/json"}
 TENSOR = '{{ name: "{}" data_type: TYPE_{} dims: [ -1, 2 ] }}'
 #: An input of each kind that both sides treat in a way of its own.
 VALUES: dict[str, npt.NDArray[Any]] = {
@@ -92,9 +94,9 @@ def test_the_rest_client_gets_what_the_model_computes(server: Headrace, binary: 
         client = kserve.InferenceRESTClient(RESTConfig(protocol="v2", retries=0))
         url = f"http://127.0.0.1:{server.http}"
         try:
-            assert await client.is_server_live(url)
-            assert await client.is_server_ready(url)
-            assert await client.is_model_ready(url, "digits")
+            assert await client.is_server_live(url, headers=JSON)
+            assert await client.is_server_ready(url, headers=JSON)
+            assert await client.is_model_ready(url, "digits", headers=JSON)
             with pytest.raises(httpx.HTTPStatusError, match="unknown model: 'nothing'"):
                 await client.infer(url, request(binary), model_name="nothing")
             return await client.infer(url, request(binary), model_name="digits")
@@ -122,7 +124,7 @@ def test_the_grpc_client_gets_what_the_model_computes(server: Headrace) -> None:
 
 def ask(server: Headrace, path: str, body: Any = None) -> Any:
     connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=10)
-    connection.request("GET" if body is None else "POST", path, body and json.dumps(body), {"Accept": "*/*"})
+    connection.request("GET" if body is None else "POST", path, body and json.dumps(body), JSON)
     answer = json.loads(connection.getresponse().read())
     connection.close()
     return answer

@@ -58,7 +58,7 @@ def test_health_is_an_empty_success(http_server: Headrace, send: Send, path: str
 def test_health_has_the_body_of_the_open_inference_protocol_for_a_client_that_accepts_one(
     http_server: Headrace, send: Send, path: str, body: dict[str, object]
 ) -> None:
-    reply = send(http_server, "GET", path, headers={"Accept": "*/*"})
+    reply = send(http_server, "GET", path, headers={"Accept": "application/json"})
     assert (reply.status, json.loads(reply.body)) == (200, body)
 
 

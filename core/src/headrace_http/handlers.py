@@ -83,9 +83,10 @@ class DescriptionHandlers:
 
 
 def _health_reply(request: HttpRequest, status: int, body: dict[str, Any]) -> HttpReply:
-    """Return ``body`` to a client that states what it accepts, as the Open Inference Protocol has it and KServe's
-    client needs it; to any other no body, as Triton."""
-    return json_reply(body, status) if b"accept" in request.headers else HttpReply(status)
+    """Return ``body``, as the Open Inference Protocol has it, to a client whose ``Accept`` names JSON; to any other no
+    body, as Triton: scripts that call curl, which accepts everything, print what they get."""
+    is_asked = b"application/json" in request.headers.get(b"accept", b"")
+    return json_reply(body, status) if is_asked else HttpReply(status)
 
 
 #: The start of an `index` document whose ``ready`` is an array or an object, without blanks.

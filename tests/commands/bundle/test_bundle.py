@@ -172,6 +172,7 @@ def test_a_machine_without_that_python_is_told_what_is_missing(archive: Path, tm
         assert f"home = {programs}\n" in (tmp_path / "echo/pyvenv.cfg").read_text()
 
 
+@pytest.mark.filterwarnings("ignore:Setuptools is replacing distutils")  # that another test of the process imported
 def test_what_cannot_be_bundled_is_named(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def wrong(*words: str, repository: Path = models) -> str:
         assert call(f"--model-repository={repository}", *words) == 1
