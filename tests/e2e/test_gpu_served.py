@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import tritonclient.grpc
 import tritonclient.http
 from onnx import TensorProto, helper, numpy_helper
 
+from headrace_testing.serving import serve as serve_here
 from tests.e2e.conftest import call
 
 if TYPE_CHECKING:
@@ -73,6 +75,45 @@ class TritonPythonModel:
             back = torch.from_dlpack(again.to_dlpack())
             answers.append(pb_utils.InferenceResponse([y, pb_utils.Tensor.from_dlpack("z", back.cuda())]))
         return answers
+"""
+
+
+DOUBLED = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        assert x.is_cuda
+        return x * 2
+"""
+#: The stock client: sends as many requests as each line says, through CUDA regions of its own, and prints "done".
+REGIONS_CLIENT = """
+import importlib
+import sys
+
+import numpy as np
+from tritonclient.utils import cuda_shared_memory as shm
+
+client = importlib.import_module(f"tritonclient.{sys.argv[1]}")
+given = np.arange(16, dtype=np.float32).reshape(4, 4)
+handles = {name: shm.create_shared_memory_region(name, 64, 0) for name in ("in", "out")}
+with client.InferenceServerClient(f"127.0.0.1:{sys.argv[2]}") as server:
+    for name, handle in handles.items():
+        server.register_cuda_shared_memory(name, shm.get_raw_handle(handle), 0, 64)
+    tensor, wanted = client.InferInput("x", [4, 4], "FP32"), client.InferRequestedOutput("y")
+    tensor.set_shared_memory("in", 64)
+    wanted.set_shared_memory("out", 64)
+    for line in sys.stdin:
+        for number in range(int(line)):
+            shm.set_shared_memory_region(handles["in"], [given + number])
+            server.infer("doubled", [tensor], outputs=[wanted])
+            found = shm.get_contents_as_numpy(handles["out"], np.float32, [4, 4])
+            np.testing.assert_array_equal(found, (given + number) * 2)
+        print("done", flush=True)
+    server.unregister_cuda_shared_memory()
+for handle in handles.values():
+    shm.destroy_shared_memory_region(handle)
 """
 
 
@@ -232,6 +273,38 @@ def test_the_stock_clients_cuda_regions_are_read_and_written(served: Headrace, p
             client.unregister_cuda_shared_memory()
             for handle in handles.values():
                 shm.destroy_shared_memory_region(handle)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_tensors_in_cuda_regions_are_not_copied_to_the_host(tmp_path: Path, protocol: str) -> None:
+    pytest.importorskip("tritonclient.utils.cuda_shared_memory")
+    from tests.backends.torch.test_gpu_tensors import copies_of
+
+    (tmp_path / "doubled" / "1").mkdir(parents=True)
+    (tmp_path / "doubled" / "1" / "model.py").write_text(DOUBLED)
+    (tmp_path / "doubled" / "config.pbtxt").write_text(f'backend: "pytorch" runtime: "model.py" {IO} {ON_GPU}')
+    with serve_here(tmp_path, listen=True, allow_client_shm=True) as server:
+        port = getattr(server.options, f"{protocol}_port")
+        command = [sys.executable, "-c", REGIONS_CLIENT, protocol, str(port)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            asking, answers = client.stdin, client.stdout
+
+            def ask() -> None:
+                asking.write("5\n")
+                asking.flush()
+                assert answers.readline() == "done\n", "the client's error is above"
+
+            ask()  # compiles what PyTorch compiles in the first executions
+            found = copies_of(ask)
+            client.stdin.close()
+            assert client.wait(60) == 0
+        print("copies of 5 requests through CUDA regions:", dict(found))
+        assert set(found) <= {"DtoD"}
+        x = np.ones((1, 4), np.float32)
+        by_wire = copies_of(lambda: server.infer("doubled", {"x": x}))
+        assert by_wire["HtoD"] == by_wire["DtoH"] == 1, "the GPU lives, and its copies are counted"
 
 
 def test_a_gpu_that_is_too_full_takes_no_model(serve: Callable[..., Headrace], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from headrace_grpc.grpc_service_pb2 import InferParameter, ModelInferRequest
 from headrace_grpc.usual_messages import ReadMessage, UsualMessage
 from headrace_grpc.wire import LENGTH_DELIMITED, RawRequest, varint
 from headrace_hosts.cleared_cache import ClearedCache
+from headrace_locations.device_locations import on_device
 from headrace_locations.located_plans import PLANNED_BYTES, PLANS, LocatedPlan
 from headrace_locations.tensor_locations import LocatedTensors, Parameters, TensorLocation, TensorLocations
 
@@ -29,7 +30,7 @@ class LocatedMessages:
     """Reads messages on a server with ``locations``. ``resolve`` finds the model that a message names."""
 
     def __init__(self, locations: TensorLocations, resolve: Callable[[str, str], ModelView]) -> None:
-        self._locations, self._resolve = locations, resolve
+        self._locations, self._on_device, self._resolve = locations, on_device(locations), resolve
         self._plans = ClearedCache[bytes, LocatedPlan](PLANS)
 
     def decode(self, message: ReadMessage) -> Decoded:
@@ -46,7 +47,8 @@ class LocatedMessages:
         message, key = raw_request.message, _without_id(raw_request)
         if (known := self._plans.get(key)) is not None:
             view = self._resolve(message.model_name, message.model_version)
-            planned = known.request(self._locations, view, message.model_name, message.model_version, message.id)
+            locations = self._on_device if view.takes_device_tensors else self._locations
+            planned = known.request(locations, view, message.model_name, message.model_version, message.id)
             if planned is not None:
                 request, tensors = planned
                 return Decoded(request, tensors.targets, known.flag)
@@ -63,9 +65,12 @@ class LocatedMessages:
             if output.name in outputs:
                 self._refuse_classes(output, outputs[output.name][0])
         read = decode(raw, None, loop_limit_bytes)
-        tensors = LocatedTensors()
-        self._read(read.request, inputs, tensors)
-        self._add_targets(message, outputs, tensors)
+        tensors, view = LocatedTensors(), self._resolve(message.model_name, message.model_version)
+        locations = self._on_device if view.takes_device_tensors else self._locations
+        _read(read.request, inputs, tensors, locations)
+        for name, each in outputs.items():
+            if name in view.outputs:  # the model refuses another one
+                locations.target(*each, view.outputs[name], tensors)
         if key and (plan := LocatedPlan.of(read.request, tensors, read.empty_final)) is not None:
             self._plans.keep(key, plan)
         return read._replace(request=tensors.request(read.request), classes={**read.classes, **tensors.targets})
@@ -92,26 +97,6 @@ class LocatedMessages:
                 tensor.contents.SetInParent()
         return raw_request._replace(raw=raw)
 
-    def _read(
-        self,
-        request: InferRequest,
-        located: Mapping[int, tuple[TensorLocation, Parameters]],
-        tensors: LocatedTensors,
-    ) -> None:
-        inputs: Any = request.inputs  # just created, and not shared
-        for number, name in enumerate(list(inputs)):
-            if number in located:
-                inputs[name] = self._locations.read_like(*located[number], name, inputs[name], tensors)
-
-    def _add_targets(
-        self, message: Any, located: Mapping[str, tuple[TensorLocation, Parameters]], tensors: LocatedTensors
-    ) -> None:
-        if located:
-            known = self._resolve(message.model_name, message.model_version).outputs
-            for name, (location, parameters) in located.items():
-                if name in known:  # the model refuses another one
-                    self._locations.target(location, parameters, known[name], tensors)
-
     def _location_of(self, tensor: Any) -> tuple[TensorLocation, Parameters] | None:
         """Return the location that the parameters of an input or an output name, and these; None if they name none."""
         given: Mapping[str, InferParameter] = tensor.parameters
@@ -125,6 +110,18 @@ class LocatedMessages:
         if infer_parameters.classes(output.parameters):
             raise InvalidArgument(f"output can't set both '{location.name}' and 'classification'")
         output.ClearField("parameters")
+
+
+def _read(
+    request: InferRequest,
+    located: Mapping[int, tuple[TensorLocation, Parameters]],
+    tensors: LocatedTensors,
+    locations: TensorLocations,
+) -> None:
+    inputs: Any = request.inputs  # just created, and not shared
+    for number, name in enumerate(list(inputs)):
+        if number in located:
+            inputs[name] = locations.read_like(*located[number], name, inputs[name], tensors)
 
 
 def _without_id(raw_request: RawRequest) -> bytes:

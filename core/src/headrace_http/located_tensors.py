@@ -18,6 +18,7 @@ from headrace_http.inputs import not_one_source, read_inputs
 from headrace_http.message import HEADER_LENGTH, HttpRequest
 from headrace_http.outputs import BINARY, JSON, LocatedOutput, OutputFormat, read_outputs
 from headrace_http.request_body import decompress
+from headrace_locations.device_locations import on_device
 from headrace_locations.located_plans import PLANNED_BYTES, PLANS, LocatedPlan
 from headrace_locations.tensor_locations import LocatedTensors, Parameters, Target, TensorLocation, TensorLocations
 
@@ -38,7 +39,7 @@ class LocatedInferenceHandler(InferenceHandler):
     def __init__(self, engine: Engine, locations: TensorLocations) -> None:
         super().__init__(engine)
         self._ticket = ticket_of
-        self._locations = locations
+        self._locations, self._on_device = locations, on_device(locations)
         self._names = [name.encode() for name in locations.names]
         self._plans = ClearedCache[bytes, LocatedPlan](PLANS)
 
@@ -51,10 +52,13 @@ class LocatedInferenceHandler(InferenceHandler):
         if 0 < json_bytes <= min(loop_limit_bytes, self._max_bytes):
             front = body[:json_bytes].tobytes()
             if any(word in front for word in self._names):
+                locations = self._on_device if answer.view.takes_device_tensors else self._locations
                 is_short = json_bytes == body.nbytes <= PLANNED_BYTES
                 request_id, rest = cut_id(front) if is_short else ("", b"")
                 planned = self._plans.get(rest)
-                if planned is not None and (found := self._planned(planned, answer, name, version, request_id)):
+                if planned is not None and (
+                    found := self._planned(planned, locations, answer, name, version, request_id)
+                ):
                     return found
                 located = LocatedTensors()
                 decoded = decode(
@@ -64,8 +68,8 @@ class LocatedInferenceHandler(InferenceHandler):
                     json_bytes,
                     self._max_bytes,
                     loop_limit_bytes,
-                    partial(_read_inputs, self._locations, located),
-                    partial(_read_outputs, self._locations, located, answer.view),
+                    partial(_read_inputs, locations, located),
+                    partial(_read_outputs, locations, located, answer.view),
                 )
                 request, answer.formats, answer.default = decoded
                 if is_short and request.id == request_id and not (request_id and may_name_an_id(rest)):
@@ -76,10 +80,10 @@ class LocatedInferenceHandler(InferenceHandler):
         return super()._read(http, name, version, answer, loop_limit_bytes)
 
     def _planned(
-        self, plan: LocatedPlan, answer: Answer, name: str, version: str, request_id: str
+        self, plan: LocatedPlan, locations: TensorLocations, answer: Answer, name: str, version: str, request_id: str
     ) -> InferRequest | None:
         """Return the request of ``plan``, and set the formats of its ``answer``."""
-        found = plan.request(self._locations, answer.view, name, version, request_id)
+        found = plan.request(locations, answer.view, name, version, request_id)
         if found is None:
             return None
         request, located = found

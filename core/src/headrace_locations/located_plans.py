@@ -58,6 +58,13 @@ class LocatedPlan(NamedTuple):
             locations.target(location, parameters, spec, located)
         targets = {output: target.memory for output, target in located.targets.items()}
         request = LocatedRequest(
-            name, inputs, self.names, request_id, version, targets=targets, release=located.release
+            name,
+            inputs,
+            self.names,
+            request_id,
+            version,
+            targets=targets,
+            release=located.release,
+            on_device=located.on_device,
         )
         return request, located

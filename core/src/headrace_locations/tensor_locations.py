@@ -13,7 +13,7 @@ Decided at start: a server without a location reads messages as if there were no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -22,6 +22,7 @@ import numpy as np
 from headrace.errors import HeadraceError, InternalError, InvalidArgument, NotFound, plugin_failure
 from headrace.frontends.extension import Addition
 from headrace.messages import dtypes
+from headrace.messages.device_tensor import DeviceTensor
 from headrace.messages.request import InferRequest, LocatedRequest, Parameter, Undecoded
 from headrace.messages.response import Answer
 from headrace.messages.spec import Spec
@@ -79,6 +80,17 @@ class TensorLocation(Addition):
         model runs. Raise `HeadraceError` to refuse it."""
         raise InvalidArgument(f"output '{tensor.name}' can not lie in '{self.name}'")
 
+    def device_source(self, parameters: Parameters, tensor: Spec) -> DeviceTensor | None:
+        """Return an input that is on a device, without a copy. None: `source` is called. Called only for models that
+        take device tensors (`ModelView.takes_device_tensors`). Raise `HeadraceError` to refuse the input."""
+        return None
+
+    def device_target(self, memory: memoryview) -> Callable[[DeviceTensor], bool] | None:
+        """Return a function that copies an output from a device to the place of ``memory``, which `target` returned,
+        and waits for the copy. It runs on a thread, in place of `finish`, and returns False to get an array in
+        ``memory`` instead. None: outputs are always arrays. Called only for models that take device tensors."""
+        return None
+
     def finish(self, memory: Buffer, written: int) -> None:
         """Called once for what `source` returned, with the last answer; outputs that a model returns
         without a copy may still be views of it until they are sent. Called once for what `target` returned, when
@@ -132,6 +144,8 @@ class LocatedTensors:
         #: The location of each input, what it returned, and the input's name.
         self.sources: list[tuple[TensorLocation, Buffer, str]] = []
         self.targets: dict[str, Target] = {}
+        #: `Ticket.on_device` of the request.
+        self.on_device: dict[str, bool] | None = None
         #: What was read of each input and each output: the location, its parameters, and the tensor.
         self.inputs: list[tuple[TensorLocation, Parameters, Spec]] = []
         self.outputs: list[tuple[TensorLocation, Parameters, str]] = []
@@ -141,7 +155,7 @@ class LocatedTensors:
         if not self.sources and not self.targets:
             return request
         memory = {name: target.memory for name, target in self.targets.items()}
-        return LocatedRequest.of(request, memory, self.release if self.sources else None)
+        return LocatedRequest.of(request, memory, self.release if self.sources else None, self.on_device)
 
     def release(self, ticket: Ticket, answer: Answer, final: bool) -> Answer:
         """Finish the inputs with the last answer, and return it, or the error of a location. A `Watcher`."""
@@ -178,6 +192,10 @@ class TensorLocations:
             names = " and ".join(f"'{name}'" for name in found)
             raise InvalidArgument(f"tensor '{tensor}' can not lie in both {names}")
         return self._locations[found[0]]
+
+    @property
+    def all(self) -> Collection[TensorLocation]:
+        return self._locations.values()
 
     @property
     def names(self) -> list[str]:
@@ -220,7 +238,7 @@ class TensorLocations:
         except (HeadraceError, TooLargeForLoop):
             raise
         except BaseException as error:
-            raise _fault(location, f"input '{name}'", error) from None
+            raise fault(location, f"input '{name}'", error) from None
         located.sources.append((location, source, name))
         located.inputs.append((location, parameters, spec))
         if known is dtypes.BYTES:
@@ -241,7 +259,7 @@ class TensorLocations:
         except HeadraceError:
             raise
         except BaseException as error:
-            raise _fault(location, f"output '{spec.name}'", error) from None
+            raise fault(location, f"output '{spec.name}'", error) from None
         located.outputs.append((location, parameters, spec.name))
         located.targets[spec.name] = target = Target(location, memory)
         return target
@@ -253,10 +271,10 @@ def _finish(location: TensorLocation, memory: Buffer, written: int, tensor: str)
     except HeadraceError:
         raise
     except BaseException as error:
-        raise _fault(location, tensor, error) from None
+        raise fault(location, tensor, error) from None
 
 
-def _fault(location: TensorLocation, tensor: str, error: BaseException) -> InternalError:
+def fault(location: TensorLocation, tensor: str, error: BaseException) -> InternalError:
     """Log what ``location`` raised at ``tensor``. Return the error for the caller."""
     log.error("tensor location '%s' failed at %s", location.name, tensor, exc_info=plugin_failure(error))
     return InternalError("the request failed inside the server; its log has the reason")

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import BytesTensor, Server, StackedTensors
+from headrace import BytesTensor, Server, Spec, StackedTensors, dtypes
 from headrace_testing import BackendConformance, Example
 from headrace_testing.played_tensors import PlayedDeviceTensor
 from headrace_testing.serving import serve
 from headrace_torch.conversion import TensorConverter
-from headrace_torch.torch_tensors import TorchTensor
+from headrace_torch.torch_tensors import TorchTensor, as_torch
 from tests.backends.torch.chains import CHAIN, Twice, write_chain
+from tests.extensions.shm.played_driver import PlayedDriver
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
@@ -121,3 +122,36 @@ def test_the_kit_accepts_it(copies: list[Any], write_script: Any, tmp_path: Path
     write_script(Twice(), tmp_path / "model.pt")
     kit = Kit()
     kit.test_tensors_on_a_device_are_taken_like_arrays(Example(tmp_path, {"x": X}, {"y__0": X * 2}))
+
+
+def test_a_cuda_region_is_read_and_written_where_it_lies(
+    copies: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, cuda_memory = pytest.importorskip("tritonclient.http"), pytest.importorskip("headrace_shm.cuda_memory")
+    driver = PlayedDriver()
+    monkeypatch.setattr(cuda_memory, "_driver", driver)
+    write_chain(tmp_path, "KIND_CPU")
+    options: Any = {"allow_client_shm": True, "model_control_mode": "explicit", "load_model": ["eager"]}
+    with serve(tmp_path, listen=True, **options) as server:
+        copies.clear()
+        with client.InferenceServerClient(f"127.0.0.1:{server.options.http_port}") as connection:
+            connection.register_cuda_shared_memory("r", b"A" * 86 + b"==", 0, 8192)
+            tensor, wanted = client.InferInput("x", [2, 4], "FP32"), client.InferRequestedOutput("y")
+            tensor.set_shared_memory("r", 32)
+            wanted.set_shared_memory("r", 32, offset=4096)
+            driver.memory[:32] = X.ravel().view(np.uint8)
+            connection.infer("eager", [tensor], outputs=[wanted])
+            connection.unregister_cuda_shared_memory("r")
+    assert driver.closed.wait(10)
+    assert driver.memory[4096:4128].tobytes() == (X + 1).tobytes()
+    assert (driver.done, copies) == (["DtoD", "wait", "close"], [])
+
+
+def test_pytorch_reads_every_data_type_of_a_region() -> None:
+    cuda_memory, driver = pytest.importorskip("headrace_shm.cuda_memory"), PlayedDriver()
+    memory = cuda_memory.CudaMemory(driver, bytes(64), 0, 8192)
+    for datatype in dtypes.ALL:
+        if datatype is not dtypes.BYTES:
+            found = as_torch(torch, memory.tensor(16, 4 * datatype.itemsize, Spec("x", datatype, (4,))), "cpu", None)
+            assert str(found.dtype) == f"torch.{datatype.numpy.name}"
+            assert (found.data_ptr(), found.shape) == (driver.memory.ctypes.data + 16, (4,))

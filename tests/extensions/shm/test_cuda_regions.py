@@ -16,9 +16,14 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from headrace import Backend, DeviceTensor, Instance, Model, Server, Spec, Tensors, builtins, dtypes, hookimpl
 from headrace_shm import cuda_memory
 from headrace_shm.cuda_memory import CudaError, CudaLibrary, CudaMemory, open_region
+from headrace_shm.region_tensors import RegionTensor, address_of
+from headrace_testing.played_tensors import PlayedDeviceTensor
+from headrace_testing.serving import serve as serve_here
 
+from .played_driver import PlayedDriver
 from .recorded import write_repository
 
 if TYPE_CHECKING:
@@ -138,3 +143,157 @@ def test_without_a_gpu_the_answer_is_tritons(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cuda_memory, "_driver", None)
     with pytest.raises(Exception, match=r"^failed to register CUDA shared memory region: 'r', GPUs not supported$"):
         open_region("r", bytes(64), 0, 64)
+
+
+class Elsewhere(PlayedDeviceTensor):
+    """A tensor on a device that no region is on."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 5
+
+
+class Doubled(Instance):
+    """Doubles ``x`` where it lies."""
+
+    takes_device_tensors = True
+    kind: type[PlayedDeviceTensor] = PlayedDeviceTensor
+
+    def __init__(self, model: Model) -> None:
+        self.given: list[Any] = GIVEN
+        self.kind = Elsewhere if model.name == "elsewhere" else PlayedDeviceTensor
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        x: Any = inputs["x"]
+        self.given.append((type(x), getattr(x, "__dlpack_device__", tuple)()))
+        y: Any = self.kind(2 * np.from_dlpack(x), COPIES)
+        return {"y": y}
+
+
+class OnDevice(Backend):
+    name = "on_device"
+
+    def load(self, model: Model) -> Instance:
+        return Doubled(model)
+
+
+GIVEN: list[Any] = []
+#: The shape of each copy of a result to the host.
+COPIES: list[tuple[int, ...]] = []
+IO = 'input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }'
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    root, own = tmp_path_factory.mktemp("models"), builtins.register_backends()
+    for name, backend in (("doubled", "on_device"), ("elsewhere", "on_device"), ("host", "identity")):
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(f'backend: "{backend}" {IO}')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builtins, "register_backends", hookimpl(lambda: [*own, OnDevice]))
+        with serve_here(root, listen=True, allow_client_shm=True) as server:
+            yield server
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> PlayedDriver:
+    driver = PlayedDriver()
+    monkeypatch.setattr(cuda_memory, "_driver", driver)
+    GIVEN.clear()
+    COPIES.clear()
+    return driver
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize(
+    ("model", "factor", "offset", "copies"),
+    [
+        ("doubled", 2, 64, ["DtoD"]),
+        ("doubled", 2, 4, ["DtoH", "DtoD"]),  # a kernel can not read it there
+        ("elsewhere", 2, 64, ["HtoD"]),
+        ("host", 1, 64, ["DtoH", "HtoD"]),
+    ],
+)
+def test_a_model_on_the_device_reads_and_writes_regions_there(
+    played: Server, driver: PlayedDriver, protocol: str, model: str, factor: int, offset: int, copies: list[str]
+) -> None:
+    module: Any = tritonclient.http if protocol == "http" else tritonclient.grpc
+    port = getattr(played.options, f"{protocol}_port")
+    with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        client.register_cuda_shared_memory("r", base64.b64encode(bytes(64)), 0, 8192)
+        tensor, wanted = module.InferInput("x", [8], "FP32"), module.InferRequestedOutput("y")
+        tensor.set_shared_memory("r", 32, offset=offset)
+        wanted.set_shared_memory("r", 32, offset=4096)
+        for number in range(2):  # the second message is not parsed again
+            x = np.arange(8, dtype=np.float32) + number
+            driver.memory[offset : offset + 32] = x.view(np.uint8)
+            found = client.infer(model, [tensor], outputs=[wanted])
+            assert found.get_output("y") is not None
+            assert driver.memory[4096:4128].tobytes() == (factor * x).tobytes()
+        small = module.InferRequestedOutput("y")
+        small.set_shared_memory("r", 28, offset=4096)
+        with pytest.raises(module.InferenceServerException, match="should be at least 32 bytes"):
+            client.infer(model, [tensor], outputs=[small])
+        client.unregister_cuda_shared_memory("r")
+    assert driver.closed.wait(10)
+    in_place = model != "host" and offset == 64
+    refused = [each for each in copies[:-1] if each == "DtoH"]
+    assert driver.done == copies * 2 + refused + ["wait"] * in_place + ["close"]
+    assert ([(8,)] * 2 if model == "elsewhere" else []) == COPIES
+    if model != "host":
+        assert [(RegionTensor, (1, 0)) if in_place else (np.ndarray, (1, 0))] * 3 == GIVEN
+
+
+def tensor_of(memory: CudaMemory, offset: int = 0, size: int = 32, **spec: Any) -> DeviceTensor | None:
+    given: dict[str, Any] = {"datatype": dtypes.FP32, "dims": (2, 4)} | spec
+    return memory.tensor(offset, size, Spec("x", **given))
+
+
+def test_a_tensor_keeps_its_region_open_until_its_last_reader_and_the_device_are_done() -> None:
+    driver = PlayedDriver()
+    driver.memory[32:64] = np.arange(8, dtype=np.float32).view(np.uint8)
+    memory = CudaMemory(driver, bytes(64), 0, 8192)
+    tensor = tensor_of(memory, 32)
+    assert tensor is not None
+    capsule = tensor.__dlpack__(stream=3, max_version=(1, 0))
+    assert address_of(capsule) == driver.memory.ctypes.data + 32
+    part = tensor[1:].reshape((4,))
+    read = np.from_dlpack(part)
+    del memory, tensor, capsule, part
+    np.testing.assert_array_equal(read, [4, 5, 6, 7])
+    driver.memory[48:52] = 0
+    assert read[0] == 0, "it is read where it lies"
+    assert driver.done == []
+    del read
+    assert driver.closed.wait(10)
+    assert driver.done == ["wait", "close"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"offset": 4},
+        {"size": 28},
+        {"dims": (-2, -4)},
+        {"size": 0, "dims": (0, 4)},
+        {"datatype": dtypes.BYTES},
+        {"dims": (1,) * 33 + (8,)},
+    ],
+)
+def test_what_no_engine_could_read_in_place_is_copied(given: dict[str, Any]) -> None:
+    assert tensor_of(CudaMemory(PlayedDriver(), bytes(64), 0, 8192), **given) is None
+
+
+def test_a_result_with_gaps_is_not_copied_within_the_device() -> None:
+    driver = PlayedDriver()
+    memory = CudaMemory(driver, bytes(64), 0, 8192)
+
+    class Gaps(PlayedDeviceTensor):
+        def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+            return self.memory.__dlpack__()
+
+    whole = np.arange(8, dtype=np.float32).reshape(2, 4)
+    assert not memory.take(0, Gaps(whole[:, :2]))
+    assert memory.take(0, Gaps(whole))
+    assert driver.memory[:32].tobytes() == whole.tobytes()
+    assert not memory.take(0, PlayedDeviceTensor(whole[:0]))
+    assert driver.done == ["DtoD"]

@@ -200,19 +200,20 @@ class LocatedRequest(InferRequest):
 
     ``targets`` is writable memory for outputs, by their names. An executor may write an output there itself, and then
     answer with a view of that memory; all other outputs are copied when the response is encoded. ``release`` is a
-    watcher that releases the inputs with the last answer (`ticket_of`).
+    watcher that releases the inputs with the last answer, and ``on_device`` is `Ticket.on_device` (`ticket_of`).
     """
 
     targets: Final[Mapping[str, memoryview]] = field(default_factory=dict)
     release: Final[Watcher | None] = None
+    on_device: Final[Mapping[str, bool] | None] = None
 
     def _further(self) -> tuple[Any, ...]:
-        return self.targets, self.release
+        return self.targets, self.release, self.on_device
 
     @classmethod
-    def of(cls, request: InferRequest, targets: Mapping[str, memoryview], release: Watcher | None) -> LocatedRequest:
-        """Return ``request`` with these."""
-        located = cls(*[*[getattr(request, name) for name in _DECODED], targets, release])
+    def of(cls, request: InferRequest, targets: Mapping[str, memoryview], *more: Any) -> LocatedRequest:
+        """Return ``request`` with these: ``more`` are ``release`` and ``on_device``."""
+        located = cls(*[*[getattr(request, name) for name in _DECODED], targets, *more])
         for name in ("_deadline_ns", "_sender"):
             if hasattr(request, name):
                 setattr(located, name, getattr(request, name))

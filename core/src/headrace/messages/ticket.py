@@ -77,7 +77,7 @@ class Ticket:
     #: Nanoseconds spent on concatenating the inputs of the batch, on inference, and on splitting its outputs. Set only
     #: for a model that other models call, when it answers, and by schedulers that answer requests themselves.
     spans_ns: tuple[int, int, int]
-    #: Set by a sender inside of the server, for models with `OtherModel.takes_device_tensors` only: outputs that it
+    #: Set by a sender inside of the server, for models with ``takes_device_tensors`` only: outputs that it
     #: takes as `DeviceTensor`s; True if also in the memory of the host, where `DeviceTensor.to_host` then finds it.
     on_device: Mapping[str, bool]
     #: Set by `TimeKeeper`: a `BatchTimes`.
@@ -130,8 +130,11 @@ class Ticket:
 def ticket_of(request: InferRequest, respond: Respond) -> Ticket:
     """Return a ticket of a request that may be a `LocatedRequest`: its inputs are released with the last answer."""
     ticket = Ticket(request, respond)
-    if isinstance(request, LocatedRequest) and request.release is not None:
-        ticket.watch(request.release)
+    if isinstance(request, LocatedRequest):
+        if request.release is not None:
+            ticket.watch(request.release)
+        if request.on_device is not None:
+            ticket.on_device = request.on_device
     return ticket
 
 

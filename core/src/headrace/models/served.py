@@ -120,6 +120,7 @@ class ServedModel:
             model_queue.submit,
             instances.observe,
             self.capacity,
+            self.takes_device_tensors,
         )
 
     @property
@@ -221,7 +222,7 @@ class ServedModel:
         """
         left = change.commit()
         self.config = change.config
-        self.view = replace(self.view, config=change.config)
+        self.view = replace(self.view, config=change.config, takes_device_tensors=self.takes_device_tensors)
         self._readiness = Readiness(self.executors)
         return left
 

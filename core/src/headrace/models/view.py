@@ -54,6 +54,8 @@ class ModelView:
     #: decoupled model, one without instances, one whose scheduler keeps state from one request to the next, and one
     #: that answers later than its executions return.
     capacity: Callable[[], int]
+    #: True if inputs may be `DeviceTensor`s, and outputs by `Ticket.on_device`.
+    takes_device_tensors: bool = False
 
 
 def metadata_document(platform: str, signature: Signature) -> dict[str, Any]:

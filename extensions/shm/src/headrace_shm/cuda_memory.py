@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
-from typing import ClassVar
+import threading
+from contextlib import suppress
+from math import prod
+from typing import Any, ClassVar
 
 import numpy as np
 
-from headrace import InvalidArgument
+from headrace import DeviceTensor, InvalidArgument, Spec, dtypes
+from headrace_shm.region_tensors import RegionTensor, address_of
 
 #: The size of a ``cudaIpcMemHandle_t``.
 HANDLE_BYTES = 64
 _PEER_ACCESS = 1
+#: A stream that does not wait for the default stream.
+_NON_BLOCKING = 1
+#: Kernels read at most so many bytes at once, from addresses that are multiples of it.
+_ALIGNMENT = 16
+#: NumPy's capsules have at most 32 axes in its versions before 2.
+_MOST_AXES = 32
 
 
 class _Handle(ctypes.Structure):
@@ -25,6 +36,9 @@ class CudaError(OSError):
 class CudaLibrary:
     """The functions of the CUDA driver that this needs. Any thread."""
 
+    #: Of its devices, in DLPack's numbers.
+    kind: ClassVar[int] = 2
+
     def __init__(self) -> None:
         """Load the driver. Raises `CudaError` if there is none, or no GPU."""
         try:
@@ -37,6 +51,8 @@ class CudaLibrary:
             raise CudaError(f"the CUDA driver is too old: {error}") from None
         self._call("cuInit", 0)
         self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._streams: dict[int, int] = {}
+        self._streams_lock = threading.Lock()
 
     def _declare(self) -> None:
         address, size = ctypes.c_uint64, ctypes.c_size_t
@@ -45,6 +61,10 @@ class CudaLibrary:
         self._library.cuMemGetAddressRange_v2.argtypes = (ctypes.c_void_p, ctypes.c_void_p, address)
         self._library.cuMemcpyDtoH_v2.argtypes = (ctypes.c_void_p, address, size)
         self._library.cuMemcpyHtoD_v2.argtypes = (address, ctypes.c_void_p, size)
+        self._library.cuMemcpyDtoDAsync_v2.argtypes = (address, address, size, ctypes.c_void_p)
+        self._library.cuStreamCreate.argtypes = (ctypes.c_void_p, ctypes.c_uint)
+        self._library.cuStreamSynchronize.argtypes = (ctypes.c_void_p,)
+        self._library.cuCtxSynchronize.argtypes = ()
 
     def use(self, device: int) -> None:
         """Make the primary context of ``device`` that of this thread. Raises `CudaError`."""
@@ -79,6 +99,24 @@ class CudaLibrary:
         """Copy ``size`` bytes of the host from ``source`` to the device's ``address``."""
         self._call("cuMemcpyHtoD_v2", address, source, size)
 
+    def stream(self, device: int) -> int:
+        """Return the stream of ``device`` for `copy`, by its address. After `use`. Raises `CudaError`."""
+        with self._streams_lock:
+            if device not in self._streams:
+                stream = ctypes.c_void_p()
+                self._call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+                self._streams[device] = int(stream.value or 0)
+            return self._streams[device]
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> None:
+        """Copy ``size`` bytes of the device behind the work of ``stream``, and wait. After `use`. Blocks."""
+        self._call("cuMemcpyDtoDAsync_v2", target, source, size, stream)
+        self._call("cuStreamSynchronize", stream)
+
+    def wait(self) -> None:
+        """Wait until the device that this thread uses has done its work. Blocks."""
+        self._call("cuCtxSynchronize")
+
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
@@ -86,13 +124,16 @@ class CudaLibrary:
 
 
 class CudaMemory:
-    """The memory of a CUDA region. Models get copies in the memory of the host."""
+    """The memory of a CUDA region. Models get copies in the memory of the host, or tensors on the GPU: `tensor`."""
 
     is_copied: ClassVar[bool] = True
 
     def __init__(self, driver: CudaLibrary, handle: bytes, device: int, size: int) -> None:
         """Open ``handle``. Raises `CudaError`, also if its allocation has less than ``size`` bytes. Blocks."""
         self._driver, self._device = driver, device
+        self.device = driver.kind, device
+        #: True if kernels may read it after a request is answered.
+        self._is_lent = False
         driver.use(device)
         address = driver.open(handle)
         if driver.size(address) < size:
@@ -111,20 +152,60 @@ class CudaMemory:
 
     read = copy
 
+    def tensor(self, offset: int, size: int, spec: Spec) -> DeviceTensor | None:
+        datatype, shape = spec.datatype, spec.dims
+        if datatype is dtypes.BYTES or not size or self.address(offset) % _ALIGNMENT or len(shape) > _MOST_AXES:
+            return None
+        if min(shape, default=0) < 0 or prod(shape) * datatype.itemsize != size:
+            return None
+        self._is_lent = True
+        return RegionTensor(self, offset, shape, datatype.numpy)
+
+    def address(self, offset: int) -> int:
+        return self._address + offset
+
+    def take(self, offset: int, tensor: DeviceTensor) -> bool:
+        """Copy ``tensor`` to ``offset``, within the device, and wait. False if it lies elsewhere, or has gaps."""
+        if tensor.__dlpack_device__() != self.device or not tensor.nbytes:
+            return False
+        self._driver.use(self._device)
+        stream = self._driver.stream(self._device)
+        capsule: Any = tensor.__dlpack__(stream=stream)  # is kept until the copy is done
+        source = address_of(capsule)
+        if source is None:
+            return False
+        self._driver.use(self._device)  # again: an engine may have changed it
+        self._driver.copy(self.address(offset), source, tensor.nbytes, stream)
+        return True
+
     def target(self, offset: int, size: int) -> memoryview:
-        return np.asarray(_Staged(self, offset, size)).data
+        return np.asarray(StagedOutput(self, offset, size)).data
 
     def write(self, offset: int, content: int, size: int) -> None:
         self._driver.use(self._device)
         self._driver.write(self._address + offset, content, size)
 
     def __del__(self) -> None:
-        if hasattr(self, "_address"):
+        if not hasattr(self, "_address"):
+            return
+        if not self._is_lent:
             self._driver.use(self._device)
             self._driver.close(self._address)
+            return
+        # A kernel that finds no memory would end all work of this process on the GPU. The event loop may not wait.
+        with suppress(RuntimeError):  # the interpreter ends, and the driver with it
+            _thread.start_new_thread(_close_when_idle, (self._driver, self._device, self._address))
 
 
-class _Staged:
+def _close_when_idle(driver: CudaLibrary, device: int, address: int) -> None:
+    driver.use(device)
+    try:
+        driver.wait()
+    finally:
+        driver.close(address)
+
+
+class StagedOutput:
     """Memory of the host for an output of ``size`` bytes, which is then copied to the device."""
 
     def __init__(self, memory: CudaMemory, offset: int, size: int) -> None:
@@ -134,6 +215,10 @@ class _Staged:
     @property
     def __array_interface__(self) -> object:
         return self._host.__array_interface__
+
+    def take(self, tensor: DeviceTensor) -> bool:
+        """Copy an output within the device, without this memory of the host. See `CudaMemory.take`."""
+        return self._memory.take(self._offset, tensor)
 
     def finish(self, memory: memoryview, written: int) -> None:
         self._memory.write(self._offset, self._host.ctypes.data, written)

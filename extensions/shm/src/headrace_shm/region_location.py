@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace import Spec, TensorLocation, TooLargeForLoop, dtypes
+from headrace import DeviceTensor, Spec, TensorLocation, TooLargeForLoop, dtypes
+from headrace_shm.cuda_memory import StagedOutput
 from headrace_shm.regions import RegionOwner
 from headrace_shm.registration import RegionExtension
 
@@ -32,6 +33,16 @@ class RegionLocation(TensorLocation):
     def target(self, parameters: Mapping[str, Any], tensor: Spec) -> memoryview:
         found, offset, size = self.extension.regions.find(parameters)
         return found.target(offset, size)
+
+    def device_source(self, parameters: Mapping[str, Any], tensor: Spec) -> DeviceTensor | None:
+        if self.extension.copies_inputs:
+            return None
+        found, offset, size = self.extension.regions.find(parameters)
+        return found.tensor(offset, size, tensor)
+
+    def device_target(self, memory: memoryview) -> Callable[[DeviceTensor], bool] | None:
+        owner: Any = memory.obj
+        return owner.base.take if isinstance(owner.base, StagedOutput) else None
 
     def finish(self, memory: Any, written: int) -> None:
         owner: RegionOwner | None = memory.obj.base

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
-from headrace import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from headrace import AlreadyExists, DeviceTensor, InvalidArgument, NotFound, ResourceExhausted, Spec
 
 Kind: TypeAlias = Literal["system", "cuda"]
 
@@ -44,6 +44,9 @@ class Memory(Protocol):
 
     def target(self, offset: int, size: int) -> memoryview:
         """Return memory for an output, of an `RegionOwner`."""
+
+    def tensor(self, offset: int, size: int, spec: Spec) -> DeviceTensor | None:
+        """Return the input ``spec`` where it lies on a device. None: it is to be read by `read` or `copy`."""
 
 
 class Region(NamedTuple):

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from headrace import Code, FileTooSmall, HeadraceError, InvalidArgument, PermissionDenied
+from headrace import Code, FileTooSmall, HeadraceError, InvalidArgument, PermissionDenied, Spec
 from headrace_shm.segment_mapping import SegmentMapping
 
 #: Segments of Triton's Python models, and POSIX semaphores, which lie in the same directory.
@@ -40,6 +40,9 @@ class SystemMemory(SegmentMapping):
         return view
 
     target = read
+
+    def tensor(self, offset: int, size: int, spec: Spec) -> None:
+        """Return None: the memory is the host's."""
 
     def copy(self, offset: int, size: int) -> memoryview:
         copied = np.array(np.asarray(self)[offset : offset + size])
