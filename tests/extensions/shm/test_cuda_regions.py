@@ -6,6 +6,7 @@ import base64
 import ctypes
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -257,13 +258,15 @@ def test_a_tensor_keeps_its_region_open_until_its_last_reader_and_the_device_are
     capsule = tensor.__dlpack__(stream=3, max_version=(1, 0))
     assert address_of(capsule) == driver.memory.ctypes.data + 32
     part = tensor[1:].reshape((4,))
-    read = np.from_dlpack(part)
+    read, kept = np.from_dlpack(part), weakref.ref(memory)
     del memory, tensor, capsule, part
     np.testing.assert_array_equal(read, [4, 5, 6, 7])
     driver.memory[48:52] = 0
     assert read[0] == 0, "it is read where it lies"
+    assert kept() is not None
     assert driver.done == []
     del read
+    assert kept() is None
     assert driver.closed.wait(10)
     assert driver.done == ["wait", "close"]
 
