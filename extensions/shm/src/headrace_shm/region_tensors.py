@@ -35,7 +35,9 @@ _CODES: Mapping[np.dtype[Any], tuple[int, int]] = {
 }
 
 
-class _DLTensor(Structure):
+class _TensorDescriptor(Structure):
+    """``DLTensor`` of dlpack.h."""
+
     _fields_ = (
         ("data", c_void_p),
         ("device_type", c_int32),
@@ -53,7 +55,7 @@ class _DLTensor(Structure):
 _get_pointer = ctypes.PYFUNCTYPE(c_void_p, py_object, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
-class DeviceMemory(Protocol):
+class AddressedMemory(Protocol):
     """Memory of a device, kept as long as there is this object. Any thread."""
 
     #: The kind of the device in DLPack's numbers, and its own number.
@@ -71,7 +73,7 @@ class RegionTensor(DeviceTensor):
 
     __slots__ = ("_memory", "_offset")
 
-    def __init__(self, memory: DeviceMemory, offset: int, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+    def __init__(self, memory: AddressedMemory, offset: int, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
         super().__init__(shape, dtype)
         self._memory, self._offset = memory, offset
 
@@ -98,7 +100,7 @@ class RegionTensor(DeviceTensor):
 class _Unread:
     """The owner of an array that is never read: it keeps ``memory`` as long as there is a capsule of the array."""
 
-    def __init__(self, memory: DeviceMemory, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, memory: AddressedMemory, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._memory = memory
         data = memory.address(offset), False
         typestr = np.dtype(f"u{dtype.itemsize}").str
@@ -116,5 +118,5 @@ def address_of(capsule: Any) -> int | None:
     return int(tensor.data) + int(tensor.byte_offset)
 
 
-def _tensor(capsule: Any) -> _DLTensor:
-    return _DLTensor.from_address(_get_pointer(capsule, b"dltensor"))
+def _tensor(capsule: Any) -> _TensorDescriptor:
+    return _TensorDescriptor.from_address(_get_pointer(capsule, b"dltensor"))
