@@ -19,7 +19,6 @@ from headrace_testing.serving import serve
 from headrace_torch.conversion import TensorConverter
 from headrace_torch.torch_tensors import TorchTensor, as_torch
 from tests.backends.torch.chains import CHAIN, Twice, write_chain
-from tests.extensions.shm.played_driver import PlayedDriver
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
@@ -128,6 +127,8 @@ def test_a_cuda_region_is_read_and_written_where_it_lies(
     copies: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, cuda_memory = pytest.importorskip("tritonclient.http"), pytest.importorskip("headrace_shm.cuda_memory")
+    from tests.extensions.shm.played_driver import PlayedDriver
+
     driver = PlayedDriver()
     monkeypatch.setattr(cuda_memory, "_driver", driver)
     write_chain(tmp_path, "KIND_CPU")
@@ -148,7 +149,10 @@ def test_a_cuda_region_is_read_and_written_where_it_lies(
 
 
 def test_pytorch_reads_every_data_type_of_a_region() -> None:
-    cuda_memory, driver = pytest.importorskip("headrace_shm.cuda_memory"), PlayedDriver()
+    cuda_memory = pytest.importorskip("headrace_shm.cuda_memory")
+    from tests.extensions.shm.played_driver import PlayedDriver
+
+    driver = PlayedDriver()
     memory = cuda_memory.CudaMemory(driver, bytes(64), 0, 8192)
     for datatype in dtypes.ALL:
         if datatype is not dtypes.BYTES:
