@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,9 +22,12 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], Any]
 
 
 class Collector:
-    """``status``, ``headers`` and ``body`` are its answer over HTTP. While ``gate`` is not set, it answers nothing."""
+    """``status``, ``headers`` and ``body`` are its answer over HTTP. While ``gate`` is not set, it answers nothing.
 
-    def __init__(self) -> None:
+    With ``key`` and ``certificate``, files of PEM, it answers over TLS.
+    """
+
+    def __init__(self, key: Path | None = None, certificate: Path | None = None) -> None:
         self.metrics: list[ExportMetricsServiceRequest] = []
         self.logs: list[ExportLogsServiceRequest] = []
         self.heads: list[dict[str, str]] = []
@@ -59,10 +64,19 @@ class Collector:
 
         self._http = Server(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
+        if key is not None and certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, key)
+            self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
         threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
         self.http = f"http://127.0.0.1:{self._http.server_address[1]}"
         self._grpc = grpc.server(ThreadPoolExecutor(2), [self._handlers()])
-        self.grpc = f"http://127.0.0.1:{self._grpc.add_insecure_port('127.0.0.1:0')}"
+        if key is not None and certificate is not None:
+            credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
+            port = self._grpc.add_secure_port("127.0.0.1:0", credentials)
+        else:
+            port = self._grpc.add_insecure_port("127.0.0.1:0")
+        self.grpc = f"http://127.0.0.1:{port}"
         self._grpc.start()
 
     def _handlers(self) -> Any:
@@ -140,8 +154,8 @@ def series(messages: list[ExportMetricsServiceRequest]) -> Series:
 
 
 @contextmanager
-def collecting() -> Iterator[Collector]:
-    collector = Collector()
+def collecting(key: Path | None = None, certificate: Path | None = None) -> Iterator[Collector]:
+    collector = Collector(key, certificate)
     try:
         yield collector
     finally:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import socket
+import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -103,6 +107,57 @@ def test_a_collector_that_hangs_or_is_gone_costs_its_time_out(own: Collector, pr
         connect(where).send("logs", MESSAGE)
     assert refused.value.is_repeatable
     assert monotonic() - begun < 5
+
+
+def test_a_collector_that_answers_byte_by_byte_costs_its_time_out() -> None:
+    """Each byte comes in time, and the head of the answer never ends."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            client, _ = server.accept()
+            with client, suppress(OSError):
+                client.sendall(b"HTTP/1.1 200 OK\r\n")
+                while not is_over.wait(0.05):
+                    client.sendall(b"A: b\r\n")
+
+        is_over = threading.Event()
+        thread = threading.Thread(target=drip)
+        thread.start()
+        begun = monotonic()
+        with pytest.raises(NotTaken, match="the answer takes too long") as refused:
+            connect(address(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.3)).send("logs", MESSAGE)
+        took = monotonic() - begun
+        is_over.set()
+        thread.join()
+    assert refused.value.is_repeatable
+    assert took < 2
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_collector_over_tls_is_known_by_its_certificate(tmp_path: Path, protocol: str) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificate, and is not installed")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+               "-days", "2", "-subj", "/CN=collector", "-addext", "subjectAltName=IP:127.0.0.1",
+               "-keyout", str(key), "-out", str(certificate)]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    with collecting(key, certificate) as collector:
+        url = collector.grpc if protocol == "grpc" else collector.http
+        where = replace(address(url, protocol, 5.0), is_secure=True, certificate=str(certificate))
+        known = connect(where)
+        for _ in range(2):
+            known.send("logs", MESSAGE)
+        known.close()
+        assert len(collector.logs) == 2
+        for stranger in (replace(where, certificate=""), replace(where, host="localhost"), address(url, protocol, 5.0)):
+            sender = connect(stranger)
+            with pytest.raises(NotTaken) as refused:
+                sender.send("logs", MESSAGE)
+            sender.close()
+            assert refused.value.is_repeatable
+        assert len(collector.logs) == 2
 
 
 def test_records_wait_for_a_collector_and_none_is_lost(own: Collector) -> None:

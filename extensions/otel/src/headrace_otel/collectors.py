@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import socket
 import ssl
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from time import monotonic, time
+from threading import Event, Timer
+from time import time
 from typing import Any, Final, Protocol
 
 from headrace import ConfigError
@@ -75,7 +77,7 @@ class HttpCollector:
 
     def send(self, signal: str, message: bytes) -> bytes:
         try:
-            return self._send(f"{self._target.path}/v1/{signal}", gzip.compress(message, 1))
+            return self._send_in_time(f"{self._target.path}/v1/{signal}", gzip.compress(message, 1))
         except NotTaken as refusal:
             if not refusal.is_repeatable:
                 self.close()
@@ -90,13 +92,29 @@ class HttpCollector:
                 self._connection.close()
             self._connection = None
 
-    def _send(self, path: str, body: bytes) -> bytes:
-        ends_at = monotonic() + self._target.timeout_s
-        connection = self._connection = self._connection or self._connect()
+    def _send_in_time(self, path: str, body: bytes) -> bytes:
+        """Send ``body``. The socket has a time-out for each read; a timer ends the whole exchange after that time."""
+        connection, is_late = self._connection or self._connect(), Event()
+        self._connection = connection
+        timer = Timer(self._target.timeout_s, _cut, (connection, is_late))
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._send(connection, path, body, is_late)
+        except (OSError, http.client.HTTPException):
+            if is_late.is_set():
+                raise TimeoutError("the answer takes too long") from None
+            raise
+        finally:
+            timer.cancel()
+
+    def _send(self, connection: http.client.HTTPConnection, path: str, body: bytes, is_late: Event) -> bytes:
         try:
             connection.request("POST", path, body, self._headers)
             answer = connection.getresponse()
-        except (ConnectionError, http.client.RemoteDisconnected):  # it has closed an idle connection
+        except ConnectionError:  # it has closed an idle connection
+            if is_late.is_set():
+                raise
             connection.close()
             connection.request("POST", path, body, self._headers)
             answer = connection.getresponse()
@@ -105,8 +123,8 @@ class HttpCollector:
             data += chunk
             if len(data) > MAX_ANSWER_BYTES:
                 raise NotTaken(f"it answers {answer.status} with more than {MAX_ANSWER_BYTES} bytes", False)
-            if monotonic() > ends_at:
-                raise TimeoutError("the answer takes too long")
+        if is_late.is_set():  # what was read may be a part
+            raise TimeoutError("the answer takes too long")
         answer.close()  # else an empty one would stay open, and the connection could not be used again
         if answer.status == 200:
             return data
@@ -119,6 +137,14 @@ class HttpCollector:
             return http.client.HTTPConnection(target.host, target.port, timeout=target.timeout_s)
         context = ssl.create_default_context(cafile=target.certificate or None)
         return http.client.HTTPSConnection(target.host, target.port, timeout=target.timeout_s, context=context)
+
+
+def _cut(connection: http.client.HTTPConnection, is_late: Event) -> None:
+    """Set ``is_late``, and end a read or a write that waits on ``connection``, from another thread."""
+    is_late.set()
+    if connection.sock is not None:
+        with suppress(OSError):
+            connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _pause_s(retry_after: str) -> float:
