@@ -57,7 +57,7 @@ WORKSHOP = ROOT / ".nox" / "workshop"
 PYTHONS = re.findall(r'Python :: (3\.\d+)"', (ROOT / "core/pyproject.toml").read_text(encoding="utf-8"))
 PROCESSORS = os.cpu_count() or 1
 #: Half as many processes of pytest again as processors, because a test often waits for a process that it has started.
-#: Each begins with neighbouring tests, so that few servers that the tests of a module share are started twice.
+#: tests/whole_modules.py divides the tests between modules, so that few servers that a module shares are started twice.
 PARALLEL = ("-n", str(PROCESSORS + PROCESSORS // 2), "--dist", "worksteal")
 IS_CI = os.environ.get("CI") == "true"
 #: In CI a test that fails runs once more. The summary shows the failure also if the second run passes.

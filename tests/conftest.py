@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -304,6 +305,14 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a module together."""
+    from tests.whole_modules import WholeModules
+
+    return WholeModules(config, log) if config.getvalue("dist") == "worksteal" else None
 
 
 @pytest.fixture(scope="session", name="wait_until")
