@@ -1,4 +1,4 @@
-"""A server that traces to a file, with the models of the recorded Triton."""
+"""A server that traces to a file, with one model that takes no process, or with those of the recorded Triton."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.extensions.trace.recorded import write_repository
+from tests.extensions.trace.recorded import write_adds, write_repository
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    write_repository(tmp_path / "models")
-    return tmp_path / "models"
+    """A repository with ``adds`` alone, of the backend ``identity``: it is traced as any model is."""
+    return write_adds(tmp_path / "models")
+
+
+@pytest.fixture
+def all_models(tmp_path: Path) -> Path:
+    """A repository with the models of the recorded Triton, each of which takes a process."""
+    write_repository(tmp_path / "all_models")
+    return tmp_path / "all_models"
 
 
 @pytest.fixture
@@ -29,7 +36,7 @@ def trace_file(tmp_path: Path) -> Path:
 def start(serve: Callable[..., Headrace], models: Path, trace_file: Path) -> Callable[..., Headrace]:
     """Start a server with further ``--trace-config`` settings."""
 
-    def run(*settings: str) -> Headrace:
+    def run(*settings: str, models: Path = models) -> Headrace:
         words = [f"--trace-config={setting}" for setting in (f"triton,file={trace_file}", *settings)]
         return serve(f"--model-repository={models}", *words)
 

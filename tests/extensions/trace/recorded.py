@@ -13,13 +13,17 @@ import json
 import queue
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
+import httpx
 import numpy as np
 import tritonclient.grpc
 
 from headrace import grpc_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from tests.conftest import Headrace
 
 RECORD = Path(__file__).with_name("settings.json")
 ADDS = """
@@ -91,6 +95,14 @@ def write_repository(root: Path) -> None:
             (root / name / "1/model.py").write_text(code)
 
 
+def write_adds(root: Path) -> Path:
+    """Write ``adds`` as a model that runs in the server's process. Return ``root``."""
+    (root / "adds/1").mkdir(parents=True)
+    config = MODELS["adds"][0].replace('"python"', '"identity"')
+    (root / "adds/config.pbtxt").write_text(config + _TENSORS)
+    return root
+
+
 def ask(port: int, path: str, asked: Any) -> tuple[int, Any]:
     """Return status and body of an answer over HTTP: a document, or the text if it is none."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -138,6 +150,13 @@ def record(http_port: int, grpc_port: int) -> dict[str, Any]:
     return {"http": asked, "grpc": called}
 
 
+def counters(server: Headrace) -> dict[str, float]:
+    """Return what ``server`` counts of traces."""
+    page = httpx.get(f"http://127.0.0.1:{server.ports['Metrics Service']}/metrics").text
+    found = (line.split() for line in page.splitlines() if line.startswith("headrace_trace_"))
+    return {words[0].partition("{")[0]: float(words[-1]) for words in found}
+
+
 TRACE_ALL = {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "1"}
 _SHAPES = {"adds": [1, 2], "calls": [2], "fails": [2], "twice": [1, 2], "many": [2]}
 
@@ -161,6 +180,12 @@ def infer_all(http_port: int, grpc_port: int) -> None:
             for _ in range(count):
                 answers.get(timeout=20)
         client.stop_stream()
+
+
+def infer_adds(http_port: int, count: int = 12) -> None:
+    """Send ``count`` requests to ``adds``, which it answers."""
+    for _ in range(count):
+        assert ask(http_port, "/v2/models/adds/infer", _body("adds"))[0] == 200
 
 
 def _body(name: str) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
-from tests.extensions.trace.collector import Collector, collecting
+from tests.extensions.trace.collector import Collector, ReceivedSpan, collecting
+from tests.extensions.trace.recorded import ask
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
@@ -46,49 +46,60 @@ PLAIN = (
 )
 
 
-@pytest.fixture
+ISOLATIONS, KINDS = ("thread", "process"), ("def ", "async def ")
+#: Code and isolation of each model.
+MODELS = {f"tells_{isolation}_{kind.split()[0]}": (TELLS.replace("ASYNC", kind), isolation)
+          for isolation in ISOLATIONS for kind in KINDS}  # fmt: skip
+MODELS |= {f"plain_{isolation}": (PLAIN.replace("ASYNC", "def "), isolation) for isolation in ISOLATIONS}
+
+
+@pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
     with collecting() as made:
         yield made
 
 
-@pytest.fixture
-def start_model(serve: Callable[..., Headrace], tmp_path: Path, collector: Collector) -> Callable[..., Headrace]:
-    def run(code: str, isolation: str) -> Headrace:
-        (tmp_path / "models/tells/1").mkdir(parents=True)
-        (tmp_path / "models/tells/1/model.py").write_text(code)
-        (tmp_path / "models/tells/config.pbtxt").write_text(CONFIG.replace("ISOLATION", isolation))
-        sent = ("mode=opentelemetry", f"opentelemetry,url={collector.url}", "level=TIMESTAMPS", "rate=2")
-        return serve(f"--model-repository={tmp_path / 'models'}", *(f"--trace-config={each}" for each in sent))
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, keep_serving: Callable[..., Headrace], collector: Collector
+) -> Headrace:
+    """Serves `MODELS`, and samples each by itself: the second of two requests is traced."""
+    root = tmp_path_factory.mktemp("models")
+    for name, (code, isolation) in MODELS.items():
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "1/model.py").write_text(code)
+        (root / name / "config.pbtxt").write_text(CONFIG.replace("ISOLATION", isolation))
+    sent = ("mode=opentelemetry", f"opentelemetry,url={collector.url}", "level=TIMESTAMPS", "rate=1000")
+    server = keep_serving(f"--model-repository={root}", *(f"--trace-config={each}" for each in sent))
+    for name in MODELS:
+        assert ask(server.http, f"/v2/models/{name}/trace/setting", {"trace_rate": "2"})[0] == 200
+    return server
 
-    return run
 
-
-def ask_model(server: Headrace, **headers: str) -> Any:
+def ask_model(server: Headrace, model: str, **headers: str) -> Any:
     body = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}
-    answer = httpx.post(f"http://127.0.0.1:{server.http}/v2/models/tells/infer", json=body, headers=headers)
+    answer = httpx.post(f"http://127.0.0.1:{server.http}/v2/models/{model}/infer", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     return json.loads(answer.json()["outputs"][0]["data"][0])
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize("kind", ["def ", "async def "])
+@pytest.mark.parametrize("model", [name for name in MODELS if name.startswith("tells_")])
 def test_the_context_of_a_request_is_current_in_its_model(
-    start_model: Callable[..., Headrace], collector: Collector, isolation: str, kind: str
+    server: Headrace, collector: Collector, wait_until: Callable[..., None], model: str
 ) -> None:
-    server = start_model(TELLS.replace("ASYNC", kind), isolation)
-    context, current = ask_model(server)
+    def own() -> list[ReceivedSpan]:
+        return [span for span in collector.spans if span.name == model]
+
+    context, current = ask_model(server, model)
     assert (context, current) == (None, ["0" * 32, "0" * 16]), "the first of two requests is not traced"
-    context, current = ask_model(server)
+    context, current = ask_model(server, model)
     assert context == f'{{"traceparent":"00-{current[0]}-{current[1]}-01"}}'
-    again, current_again = ask_model(server, traceparent=f"00-{'a' * 32}-{'b' * 16}-01", tracestate="x=y")
+    again, current_again = ask_model(server, model, traceparent=f"00-{'a' * 32}-{'b' * 16}-01", tracestate="x=y")
     assert json.loads(again) == {"traceparent": f"00-{'a' * 32}-{current_again[1]}-01", "tracestate": "x=y"}
-    server.stop()
-    spans = [span for span in collector.spans if span.name == "tells"]
-    assert [[span.trace_id, span.id] for span in spans] == [current, current_again]
+    wait_until(lambda: len(own()) == 2, "the collector has the spans of both")
+    assert [[span.trace_id, span.id] for span in own()] == [current, current_again]
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_model_without_opentelemetry_reads_the_context(start_model: Callable[..., Headrace], isolation: str) -> None:
-    server = start_model(PLAIN.replace("ASYNC", "def "), isolation)
-    assert [ask_model(server)[0] is None for _ in range(4)] == [True, False, True, False]
+@pytest.mark.parametrize("model", [name for name in MODELS if name.startswith("plain_")])
+def test_a_model_without_opentelemetry_reads_the_context(server: Headrace, model: str) -> None:
+    assert [ask_model(server, model)[0] is None for _ in range(4)] == [True, False, True, False]

@@ -12,12 +12,15 @@ import tritonclient.grpc
 import tritonclient.http
 
 from headrace_testing import ExtensionConformance, ServedExtension
-from tests.extensions.trace.recorded import RECORD, ask, call, infer_all
+from tests.extensions.trace.recorded import RECORD, ask, call, counters, infer_adds, write_adds
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
 
 RECORDED = json.loads(RECORD.read_text())
+WHOLE, ADDS = "/v2/trace/setting", "/v2/models/adds/trace/setting"
+#: What a caller may change.
+CLEARED = ("trace_level", "trace_rate", "trace_count", "log_frequency")
 START = {
     "trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0", "trace_mode": "triton",
 }  # fmt: skip
@@ -31,9 +34,28 @@ class TestKit(ExtensionConformance):
         assert (status, json.loads(body)) == (200, {**START, "trace_file": ""})
 
 
+@pytest.fixture(scope="module")
+def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces") / "trace.json"
+
+
+@pytest.fixture(scope="module")
+def shared(
+    trace_file: Path, tmp_path_factory: pytest.TempPathFactory, keep_serving: Callable[..., Headrace]
+) -> Headrace:
+    models = write_adds(tmp_path_factory.mktemp("models"))
+    words = (f"--trace-config=triton,file={trace_file}", "--trace-config=level=OFF")
+    return keep_serving(f"--model-repository={models}", *words)
+
+
 @pytest.fixture
-def server(start: Callable[..., Headrace]) -> Headrace:
-    return start("level=OFF")
+def server(shared: Headrace) -> Headrace:
+    """A server with the settings of its start."""
+    for path in (WHOLE, ADDS):
+        assert ask(shared.http, path, dict.fromkeys(CLEARED))[0] == 200
+    found = ask(shared.http, ADDS, None)[1]
+    assert {name: found[name] for name in START} == START
+    return shared
 
 
 def with_file(answer: Any, path: Path) -> Any:
@@ -71,7 +93,6 @@ def test_a_level_needs_a_rate(server: Headrace) -> None:
         assert (found, answer == ZERO) == (status, status == 400), (path, body)
 
 
-WHOLE, ADDS = "/v2/trace/setting", "/v2/models/adds/trace/setting"
 #: What Triton 2.51 answers in this order: inferences of ``adds``, then a change or a look, then rate and count.
 COUNTS: list[tuple[int, str, Any, str, str]] = [
     (0, WHOLE, {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "5"}, "1", "5"),
@@ -131,7 +152,7 @@ def test_a_change_reaches_all_workers(serve: Callable[..., Headrace], models: Pa
         assert ask(server.http, "/v2/models/adds/trace/setting", None)[1]["trace_rate"] == "9"
 
 
-def test_no_caller_chooses_a_file(server: Headrace, tmp_path: Path) -> None:
+def test_no_caller_chooses_a_file(server: Headrace, tmp_path: Path, wait_until: Callable[..., None]) -> None:
     """docs/spec/security.md C5."""
     path = tmp_path / "chosen.json"
     for place in ("/v2/trace/setting", "/v2/models/adds/trace/setting"):
@@ -139,8 +160,9 @@ def test_no_caller_chooses_a_file(server: Headrace, tmp_path: Path) -> None:
             status, _ = ask(server.http, place, {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", name: str(path)})
             assert status == (501 if name == "trace_file" else 200)
     assert call(server.grpc, "adds", {"trace_file": [str(path)]})[0] == "UNIMPLEMENTED"
-    infer_all(server.http, server.grpc)
-    server.stop()
+    written = counters(server)["headrace_trace_written_total"]
+    infer_adds(server.http, 3)
+    wait_until(lambda: counters(server)["headrace_trace_written_total"] == written + 3, "3 traces are written")
     assert not path.exists()
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from headrace.config.option_parts import TraceSetting
 from headrace_trace.start_settings import read_options
 from headrace_trace.trace_command import TraceCommand
 from tests.e2e.lines import Lines
-from tests.extensions.trace.recorded import TRACE_ALL, ask, infer_all
+from tests.extensions.trace.recorded import TRACE_ALL, ask, counters, infer_adds, infer_all
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
@@ -74,23 +74,30 @@ def refused(run_headrace: Callable[..., Headrace], *words: str) -> str:
     return server.log
 
 
-def test_a_file_tells_of_requests_what_tritons_does(start: Callable[..., Headrace], trace_file: Path) -> None:
-    server = start("level=OFF")
-    body = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
-    assert ask(server.http, "/v2/models/adds/infer", body)[0] == 200, "it is not traced"
-    assert ask(server.http, "/v2/trace/setting", TRACE_ALL)[0] == 200
-    infer_all(server.http, server.grpc)
-    server.stop()
-    assert told(read(trace_file)) == told(TRITONS)
-
-
-def test_times_are_in_order_and_models_run_within_their_callers(
-    start: Callable[..., Headrace], trace_file: Path
+def test_a_file_tells_of_requests_what_tritons_does(
+    start: Callable[..., Headrace], all_models: Path, trace_file: Path
 ) -> None:
-    server = start("level=TIMESTAMPS", "rate=1")
-    infer_all(server.http, server.grpc)
+    """The same requests three times: with times and tensors, with times only, and with a level of ``adds`` alone."""
+    server = start("level=OFF", models=all_models)
+    infer_adds(server.http, 1)
+    for path, settings in (
+        ("/v2/trace/setting", TRACE_ALL),
+        ("/v2/trace/setting", {"trace_level": ["TIMESTAMPS"]}),
+        ("/v2/models/adds/trace/setting", {"trace_level": ["OFF"]}),
+    ):
+        assert ask(server.http, path, settings)[0] == 200
+        infer_all(server.http, server.grpc)
     server.stop()
-    calls = by_id(read(trace_file))
+    records, first, last = read(trace_file), *(len(by_id(TRITONS)) * times for times in (1, 2))
+    assert told([record for record in records if record["id"] <= first]) == told(TRITONS), "the first is not traced"
+    check_times(by_id(record for record in records if first < record["id"] <= last))
+    roots = by_id(record for record in records if record["id"] > last).values()
+    sampled = {model["model_name"] for call in roots if "parent_id" not in (model := model_of(call))}
+    assert sampled == {"calls", "fails", "twice", "many"}
+
+
+def check_times(calls: Mapping[int, list[dict[str, Any]]]) -> None:
+    """Fail unless times are in order and models run within their callers, without tensors."""
     for call in calls.values():
         times, model = stamps(call), model_of(call)
         ordered = [times[name] for name in ORDER if name in times]
@@ -123,15 +130,6 @@ def test_a_log_frequency_starts_a_file_after_so_many_requests(start: Callable[..
     server.stop()
     counts = [len(by_id(read(trace_file.with_name(f"trace.json.{index}")))) for index in range(3)]
     assert counts == [2, 2, 1]
-
-
-def test_a_model_with_settings_of_its_own_is_sampled_by_them(start: Callable[..., Headrace], trace_file: Path) -> None:
-    server = start("level=TIMESTAMPS", "rate=1")
-    assert ask(server.http, "/v2/models/adds/trace/setting", {"trace_level": ["OFF"]})[0] == 200
-    infer_all(server.http, server.grpc)
-    server.stop()
-    roots = [model for call in by_id(read(trace_file)).values() if "parent_id" not in (model := model_of(call))]
-    assert {model["model_name"] for model in roots} == {"calls", "fails", "twice", "many"}
 
 
 def test_a_request_that_is_refused_is_traced_as_far_as_it_came(
@@ -175,37 +173,39 @@ def test_a_file_that_can_not_be_written_fails_no_request(
     os.mkfifo(tmp_path / "unread_fifo")
     words = [f"--trace-config={each}" for each in (f"triton,file={tmp_path / place}", "level=TIMESTAMPS", "rate=1")]
     server = serve(f"--model-repository={models}", *words)
-    infer_all(server.http, server.grpc)
+    infer_adds(server.http)
     server.wait_for_line(f"a trace is dropped: '.*{place}': ")
     server.stop()
-    assert server.log.count("a trace is dropped") < 11
+    assert server.log.count("a trace is dropped") < 12
 
 
 def test_a_full_disk_fails_no_request_and_is_counted(serve: Callable[..., Headrace], models: Path) -> None:
     words = [f"--trace-config={each}" for each in ("triton,file=/dev/full", "level=TIMESTAMPS", "rate=1")]
     server = serve(f"--model-repository={models}", *words)
-    infer_all(server.http, server.grpc)
+    infer_adds(server.http)
     server.wait_for_line("a trace is dropped: .*No space left")
-    page = httpx.get(f"http://127.0.0.1:{server.ports['Metrics Service']}/metrics").text
-    counted = {
-        line.split()[0].partition("{")[0]: float(line.split()[-1]) for line in page.splitlines() if line[0] != "#"
-    }
+    counted = counters(server)
     assert counted["headrace_trace_dropped_total"] > 0 == counted["headrace_trace_written_total"]
 
 
 WRONG = [
     "rate=x", "rate=0", "rate=1.5", "level=WHAT", "mode=what", "count=-2", "triton,what=1", "triton,log-frequency=x",
     "opentelemetry,url=http://", "opentelemetry,url=ftp://host", "opentelemetry,protocol=http/json",
-    "opentelemetry,bsp_max_queue_size=0", "opentelemetry,resource=x",
+    "opentelemetry,bsp_max_queue_size=0", "opentelemetry,resource=x", "opentelemetry,protocol=udp",
+    "opentelemetry,bsp_schedule_delay=x",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", WRONG)
-@pytest.mark.parametrize("place", [("triton", "file", "trace.json"), None], ids=["to a file", "to nowhere"])
+@pytest.mark.parametrize(
+    "place",
+    [("triton", "file", "trace.json"), ("", "mode", "opentelemetry"), None],
+    ids=["to a file", "to a collector", "to nowhere"],
+)
 def test_a_wrong_setting_is_refused_also_without_a_level(setting: str, place: tuple[str, str, str] | None) -> None:
     mode, comma, rest = setting.partition(",")
     key, _, value = (rest if comma else mode).partition("=")
-    given = [TraceSetting(mode if comma else "", key, value)] + ([TraceSetting(*place)] if place else [])
+    given = [*([TraceSetting(*place)] if place else []), TraceSetting(mode if comma else "", key, value)]
     with pytest.raises(ConfigError, match=r"^--trace-config"):
         read_options(ServerOptions(trace_config=tuple(given)))
 
