@@ -443,6 +443,13 @@ def test_an_import_past_the_vocabulary_is_found(source: str, kits: bool) -> None
     assert len(private(source, kits)) == 1
 
 
+def test_a_start_with_all_plugins_imports_what_serves_and_no_more() -> None:
+    """What only commands and encrypted models need takes a tenth of the CPU of a start."""
+    program = "import sys; from headrace.plugins import Plugins; Plugins.discover(); print(*sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert {*answer.stdout.split()} & {*ENGINES, "cryptography", "pyarrow", "yaml"} == set()
+
+
 @pytest.mark.parametrize("module", ["headrace", "headrace_cli", "headrace.server", "headrace_onnx"])
 def test_importing_the_module_imports_no_engine(module: str) -> None:
     program = f"import sys, {module}; print(*sorted(set(sys.modules) & set(sys.argv[1:])))"

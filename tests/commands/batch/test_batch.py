@@ -22,13 +22,14 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
+from headrace_batch import row_files
+from headrace_batch.batch_command import ENDINGS
 from headrace_cli import main
 from headrace_testing import CommandConformance
 
 EXAMPLES = Path(__file__).parents[3] / "examples/models"
 ROWS = 1000
 IMAGES = np.random.default_rng(1).integers(0, 17, (ROWS, 8, 8)).astype(np.uint8)
-KINDS = (".parquet", ".arrow", ".csv", ".jsonl", ".npy")
 Array = npt.NDArray[Any]
 
 
@@ -42,6 +43,10 @@ class TestBatchCommand(CommandConformance):
         np.save("in.npy", IMAGES[:3])
 
     good = (f"--model-repository={EXAMPLES}", "--model=digits", "--input=in.npy", "--output=out.npy", "--overwrite")
+
+
+def test_the_help_names_all_endings() -> None:
+    assert tuple(row_files.KINDS) == ENDINGS
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +95,7 @@ def batch(source: Path, result: Path, *more: str, model: str = "digits", reposit
 
 
 @pytest.mark.parametrize(
-    ("source", "result"), [*((kind, ".parquet") for kind in KINDS), *((".jsonl", kind) for kind in KINDS[1:])]
+    ("source", "result"), [*((kind, ".parquet") for kind in ENDINGS), *((".jsonl", kind) for kind in ENDINGS[1:])]
 )
 def test_every_row_has_the_answer_of_the_engine(tmp_path: Path, expected: Array, source: str, result: str) -> None:
     out = tmp_path / f"out{result}"
@@ -340,7 +345,7 @@ def test_a_line_of_a_csv_may_be_long_and_a_text_may_have_line_ends(tmp_path: Pat
     assert [row["id"] for row in read(tmp_path / "out.jsonl")] == ["row 0", "a\n" * 2_000_000, "row 2"]
 
 
-@pytest.mark.parametrize("result", [kind for kind in KINDS if kind != ".npy"])
+@pytest.mark.parametrize("result", [kind for kind in ENDINGS if kind != ".npy"])
 def test_columns_of_any_type_are_copied(tmp_path: Path, result: str) -> None:
     whens = [[datetime(2026, 1, place + 1)] for place in range(4)]
     images = pa.FixedSizeListArray.from_arrays(pa.array(IMAGES[:4].ravel()), 64)

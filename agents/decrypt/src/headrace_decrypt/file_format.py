@@ -28,14 +28,12 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from typing import TYPE_CHECKING, BinaryIO
 
 from headrace_decrypt.model_keys import KEY_BYTES, KEY_ID
+
+if TYPE_CHECKING:  # every server imports this module
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 MAGIC = b"HRDCRYP1"
 CHUNK_BYTES = 1 << 20
@@ -109,6 +107,8 @@ def decrypt(source: BinaryIO, target: BinaryIO, header: Header, key: bytes, path
     Raises `WrongKey`, or `DamagedFile` at the first chunk that is not authentic. What was written is then a true
     beginning of the file.
     """
+    from cryptography.exceptions import InvalidTag
+
     header.require(key)
     cipher = _cipher(key, header, path)
     for index, chunk, is_last in _chunks(source, header.chunk_bytes + TAG_BYTES):
@@ -129,6 +129,8 @@ def _chunks(source: BinaryIO, size: int) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def _cipher(key: bytes, header: Header, path: str) -> AESGCM:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
     return AESGCM(_derive(key, header.package_id, b"headrace-decrypt file\0" + _encoded(path), KEY_BYTES))
 
 
@@ -137,6 +139,9 @@ def _encoded(path: str) -> bytes:
 
 
 def _derive(key: bytes, salt: bytes, info: bytes, length: int) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     return HKDF(SHA256(), length, salt, info).derive(key)
 
 

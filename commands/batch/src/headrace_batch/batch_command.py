@@ -7,11 +7,16 @@ import asyncio
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace import Command, HeadraceError
-from headrace_batch.batch_job import BatchJob, JobProgress, run
-from headrace_batch.row_files import KINDS
 
+if TYPE_CHECKING:
+    from headrace_batch.batch_job import JobProgress
+
+#: The endings of files, as `headrace_batch.row_files.KINDS` has them. Every server imports this module, and that one
+#: imports pyarrow.
+ENDINGS = (".parquet", ".arrow", ".csv", ".jsonl", ".npy")
 #: Exit code if some rows failed: the result is there, and says which.
 SOME_FAILED = 3
 #: Exit code after Ctrl-C, as of a shell.
@@ -26,7 +31,7 @@ class BatchCommand(Command):
     synopsis = "--model-repository DIR --model NAME --input FILE --output FILE [options]"
     description = (
         "Infer every row of a file with a model, and write a file with as many rows. No port is opened. "
-        f"The ending of a file says what it is: {', '.join(KINDS)}. A job that was stopped goes on where it was, "
+        f"The ending of a file says what it is: {', '.join(ENDINGS)}. A job that was stopped goes on where it was, "
         "by the same command."
     )
     example = "headrace batch --model-repository=models --model=digits --input=in.parquet --output=out.parquet"
@@ -54,6 +59,8 @@ class BatchCommand(Command):
         add("--chunk", type=_positive, default=4096, metavar="ROWS", help="rows that are kept at once; default: 4096")
 
     def run(self, arguments: argparse.Namespace) -> int:
+        from headrace_batch.batch_job import BatchJob, run
+
         inputs = dict(word.partition("=")[::2] for word in arguments.map)
         job = BatchJob(
             arguments.model_repository,

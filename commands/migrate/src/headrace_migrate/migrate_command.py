@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace import Command, one_line
-from headrace_migrate.deployments import migrate_text
 from headrace_migrate.mlserver_models import SETTINGS, read_directory
 from headrace_migrate.model_repository import write_models
 from headrace_migrate.report import BadInput, Report
 from headrace_migrate.repository_models import review_models
 from headrace_migrate.sources import SourceKind, read_text
-from headrace_migrate.torchserve_archives import read_archive
 
 #: The exit code for an input that cannot be read.
 BAD_INPUT = 2
@@ -70,6 +68,8 @@ class Migrate(Command):
 
 def _report(arguments: argparse.Namespace) -> Report:
     """Return the report, after the new files are written. Raises `BadInput`."""
+    from headrace_migrate.deployments import migrate_text  # it imports yaml, and every server imports this module
+
     target = Path(arguments.write) if arguments.write else None
     if target is not None and os.path.lexists(target):
         raise BadInput(f"{target} exists already: name another place")
@@ -97,6 +97,8 @@ def _read_models(path: Path, target: Path | None) -> Report | None:
     ``target``; None if ``path`` is neither. Raises `BadInput`."""
     report = Report(str(path))
     if path.suffix == ".mar":
+        from headrace_migrate.torchserve_archives import read_archive  # it imports yaml, too
+
         model = read_archive(path, report)
         models = [] if model is None else [model]
     elif path.is_dir() and any([*path.glob(SETTINGS), *path.glob(f"*/{SETTINGS}")]):
