@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import gc
 import http.client
 import logging
@@ -37,6 +38,13 @@ with contextlib.suppress(ImportError):  # the session `bare` has next to nothing
     # The machine may be busy: how long an example takes, or the making of it, says nothing about the code.
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")
+
+with contextlib.suppress(ImportError):
+    from httpx._transports import default
+
+    # Every httpx.get() reads the certificates of all authorities, in 23 ms of CPU. Tests ask without TLS, or give a
+    # context of their own.
+    default.create_ssl_context = functools.cache(default.create_ssl_context)  # type: ignore[attr-defined]
 
 
 def _assign_once(request: InferRequest, name: str, value: object) -> None:
