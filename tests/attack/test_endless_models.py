@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -87,18 +88,23 @@ def test_an_execution_that_never_ends_stops_nobody(
         warnings.simplefilter("ignore", DeprecationWarning)
         script = torch.jit.script(Endless())
     script.save(str(write(tmp_path / "m", 'backend: "pytorch"') / "model.pt"))  # type: ignore[no-untyped-call]
-    server = serve_models(tmp_path, "--exit-timeout-secs=2")
+    server = serve_models(tmp_path, "--exit-timeout-secs=1")
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}", network_timeout=100.0) as client:
         client.load_model("m")
         with under_attack(server, kept_bytes=64 << 20):
             given = tritonclient.http.InferInput("x", [3], "FP32")
             given.set_data_from_numpy(np.zeros(3, np.float32))
             with (
-                tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}", network_timeout=1.0) as impatient,
+                tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}", network_timeout=0.3) as impatient,
                 pytest.raises(TimeoutError),
             ):
                 impatient.infer("m", [given])
             client.unload_model("m")
+        # It is said after 10 s, for most of which the thread need not spin.
+        server.process.send_signal(signal.SIGSTOP)
+        goes_on_at = time.monotonic() + 9.5
+        wait_until(lambda: time.monotonic() > goes_on_at, "9.5 s have passed")
+        server.process.send_signal(signal.SIGCONT)
 
         def index() -> str:
             return next(json.dumps(line) for line in client.get_model_repository_index() if line["name"] == "m")
