@@ -135,15 +135,20 @@ def test_a_changed_byte_of_the_archive_is_found(
 
 
 @pytest.mark.parametrize("name", ["x.tar.gz", "x.tar.zst"])
-def test_the_same_content_is_the_same_archive(tmp_path: Path, name: str) -> None:
+def test_the_same_content_is_the_same_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     for path in (tmp_path / name, tmp_path / f"2{name}"):
         with path.open("wb") as file, write_archive(file, name) as archive:
             archive.addfile(tarfile.TarInfo("x/empty"))
     assert (tmp_path / name).read_bytes() == (tmp_path / f"2{name}").read_bytes()
     with read_archive(tmp_path / name) as read:
         assert [member.name for member in read] == ["x/empty"]
-    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-4])
-    assert call("verify", str(tmp_path / name)) == 1
+    written = (tmp_path / name).read_bytes()
+    for damaged in (written[: len(written) // 2], b"junk", written[:12] + b"\0" * 100):
+        (tmp_path / name).write_bytes(damaged)
+        assert call("verify", str(tmp_path / name)) == 1
+        assert f"'{tmp_path / name}' is damaged or no archive of a bundle: " in capsys.readouterr().err
+    assert call("verify", str(tmp_path / "none")) == 1
+    assert capsys.readouterr().err == f"'{tmp_path}/none' does not exist\n"
 
 
 @pytest.mark.parametrize("python", ["none", "elsewhere"])

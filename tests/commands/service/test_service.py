@@ -80,6 +80,44 @@ def test_a_unit_has_the_command_line_and_its_times() -> None:
     assert "WatchdogSec" not in printed("print", "--", "--workers=2"), "systemd takes it from the supervisor only"
 
 
+@pytest.mark.parametrize("flags", [["--model-repository=models"], ["--model-repository", "models"]])
+def test_a_repository_is_found_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall("^ExecStart=(.*)$", printed("print", "--", *flags), re.MULTILINE)
+    assert re.split("[ =]", command)[-2:] == ["--model-repository", str(tmp_path / "models")]
+    assert " --model-store=s3://models/production\n" in printed("print", "--", "--model-store=s3://models/production")
+
+
+@pytest.mark.parametrize(
+    ("options", "flags", "why"),
+    [
+        (["--watchdog=-5"], [], "argument --watchdog: '-5' is no whole number from 0 to"),
+        (["--user=a b"], [], "argument --user: 'a b' is no name of a user"),
+        (["--user=a\nExecStartPre=/x"], [], r"is no name of a user"),
+        ([], ["--id=a\nExecStartPre=/x"], "the flag '--id=a\\nExecStartPre=/x' has a character that no unit can have"),
+        ([], ["--exit-timeout-secs=-3"], "argument --exit-timeout-secs: '-3' is no whole number from 0 to"),
+        (["--socket"], ["--http-port=0"], "argument --http-port: '0' is no whole number from 1 to 65535"),
+    ],
+)
+def test_what_no_unit_can_have_is_refused(
+    capsys: pytest.CaptureFixture[str], options: list[str], flags: list[str], why: str
+) -> None:
+    try:
+        code = main(["service", "print", *options, "--", *flags])
+    except SystemExit as error:  # an option is wrong
+        code = int(str(error.code))
+    said = capsys.readouterr()
+    assert (code, said.out) == (1, "")
+    assert why in said.err
+
+
+def test_systemd_opens_no_port_that_the_server_would_not() -> None:
+    text = printed("print", "--socket", "--", "--allow-grpc=false", "--allow-metrics=0")
+    assert re.findall("^ListenStream=(.*)$", text, re.MULTILINE) == ["0.0.0.0:8000"]
+
+
 @contextmanager
 def manager(path: Path) -> Iterator[socket.socket]:
     """What systemd is for a service: the receiver of its datagrams."""

@@ -56,4 +56,13 @@ def read_archive(path: Path) -> Iterator[tarfile.TarFile]:
 
             reader = zstandard.ZstdDecompressor().stream_reader(file)
             inner = stack.enter_context(io.BufferedReader(reader))
+            stack.enter_context(_as_tar_error(zstandard.ZstdError))
         yield stack.enter_context(tarfile.open(fileobj=inner, mode="r|"))
+
+
+@contextmanager
+def _as_tar_error(kind: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except kind as error:
+        raise tarfile.ReadError(str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -60,6 +61,8 @@ class Verification:
 
 def verify(path: Path, step: ShowStep) -> Verification:
     """Compare the bundle at ``path``, or its archive, with its manifest. Raises `InvalidArgument` if it is none."""
+    if not path.exists():
+        raise InvalidArgument(f"'{path}' does not exist")
     found: dict[str, str] = {}
     text = b""
     try:
@@ -69,7 +72,7 @@ def verify(path: Path, step: ShowStep) -> Verification:
                 text = content.read()
             else:
                 found[name] = content if isinstance(content, str) else digest(name, content)
-    except (tarfile.TarError, zlib.error, EOFError) as error:
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise InvalidArgument(f"'{path}' is damaged or no archive of a bundle: {error}") from error
     if not text:
         raise InvalidArgument(f"'{path}' is no bundle: it has no {NAME}")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headrace import Command
 from headrace_service.units import ServerUnit, render_service, render_sockets
 
 _PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+#: Flags whose values are directories of models, or URLs.
+_REPOSITORIES = ("--model-repository", "--model-store")
 
 
 class ServiceCommand(Command):
@@ -32,10 +35,16 @@ class ServiceCommand(Command):
             action="store_true",
             help="print headrace.socket: systemd listens, and starts the server at the first connection",
         )
-        parser.add_argument("--user", default="", help="the user that the server runs as; default: one made by systemd")
+        parser.add_argument(
+            "--user", type=_user, default="", help="the user that the server runs as; default: one made by systemd"
+        )
         parser.add_argument("--gpu", action="store_true", help="let the server open GPU devices")
         parser.add_argument(
-            "--watchdog", type=int, default=30, metavar="SECONDS", help="restart after a hang; 0: never; default: 30"
+            "--watchdog",
+            type=_from(0),
+            default=30,
+            metavar="SECONDS",
+            help="restart after a hang; 0: never; default: 30",
         )
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
@@ -46,21 +55,29 @@ class ServiceCommand(Command):
         return arguments
 
     def run(self, arguments: argparse.Namespace) -> int:
+        if wrong := [word for word in arguments.flags if not word.isprintable()]:
+            print(f"the flag {wrong[0]!r} has a character that no unit can have", file=sys.stderr)
+            return 1
         flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         for name, port in _PORTS.items():
-            flags.add_argument(f"--{name}-port", type=int, default=port)
+            flags.add_argument(f"--{name}-port", type=_from(1, 65535), default=port)
             flags.add_argument(f"--{name}-address", default="0.0.0.0")
-        flags.add_argument("--exit-timeout-secs", type=int, default=30)
-        flags.add_argument("--workers", type=int, default=0)
+            flags.add_argument(f"--allow-{name}", default="true")
+        flags.add_argument("--exit-timeout-secs", type=_from(0), default=30)
+        flags.add_argument("--workers", type=_from(0), default=0)
         try:
             known, _ = flags.parse_known_args(arguments.flags)
         except SystemExit:  # argparse has printed why
             return 1
         if arguments.socket:
-            ports = {name: (getattr(known, f"{name}_address"), getattr(known, f"{name}_port")) for name in _PORTS}
+            ports = {
+                name: (getattr(known, f"{name}_address"), getattr(known, f"{name}_port"))
+                for name in _PORTS
+                if getattr(known, f"allow_{name}").lower() not in ("false", "off", "0")
+            }
             print(render_sockets(ports), end="")
             return 0
-        words = (str(Path(sys.executable).with_name("headrace")), "serve", *arguments.flags)
+        words = (str(Path(sys.executable).with_name("headrace")), "serve", *_with_whole_paths(arguments.flags))
         service = ServerUnit(
             words,
             user=arguments.user,
@@ -71,3 +88,36 @@ class ServiceCommand(Command):
         )
         print(render_service(service), end="")
         return 0
+
+
+def _with_whole_paths(words: Sequence[str]) -> list[str]:
+    """Return the flags with whole paths of repositories: systemd starts a service in ``/``."""
+    found: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in _REPOSITORIES and equals:
+            found.append(f"{name}={_whole_path(value)}")
+        else:
+            found.append(_whole_path(word) if found and found[-1] in _REPOSITORIES else word)
+    return found
+
+
+def _whole_path(value: str) -> str:
+    return value if "://" in value else str(Path(value).absolute())
+
+
+def _user(text: str) -> str:
+    if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_.-]*|[0-9]+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a user")
+    return text
+
+
+def _from(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
+    """Return a reader of whole numbers from ``low`` to ``high``."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,10}", text) or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"'{text}' is no whole number from {low} to {high}")
+        return int(text)
+
+    return read
