@@ -46,8 +46,9 @@ class CollectionPolicy:
     """The policy of the whole process. Make, start and close it on the event loop; its hooks may run on any thread.
 
     If other code sets another threshold or disables the collector, the policy does not change that.
-    ``resident_bytes`` returns the memory of the process, or 0 if it is unknown: then the threshold stays as it is. Both
-    clocks are in seconds; ``process_time`` is the CPU time of all threads.
+    ``resident_bytes`` returns the memory of the process, or 0 if it is unknown: then the threshold stays as it is.
+    ``held_bytes`` returns what requests and responses hold of it: that is no garbage. Both clocks are in seconds;
+    ``process_time`` is the CPU time of all threads.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class CollectionPolicy:
         resident_bytes: Callable[[], int] | None = None,
         clock: Callable[[], float] = monotonic,
         process_time: Callable[[], float] = process_time,
+        held_bytes: Callable[[], int] = int,
     ) -> None:
         self._loop, self._clock, self._process_time = loop, clock, process_time
-        self._resident_bytes = resident_bytes or _resident_bytes
+        self._resident_bytes, self._held_bytes = resident_bytes or _resident_bytes, held_bytes
         self._timer: asyncio.TimerHandle | None = None
         self._threshold = self._usual = gc.get_threshold()[0]
         self._may_wait = False
@@ -109,7 +111,7 @@ class CollectionPolicy:
         self._is_collecting = False
         release_memory()
         threading.Thread(target=release_left_heaps, name="headrace-release", daemon=True).start()
-        self._expect(self._resident_bytes())
+        self._expect(self._other_bytes())
 
     def tick(self) -> None:
         """Collect if it is due and the process is idle, if the latest time is reached, or if memory has grown."""
@@ -120,9 +122,9 @@ class CollectionPolicy:
             self.collect_all()
             return
         resident_bytes = self._resident_bytes()
-        if 0 < self._limit_bytes < resident_bytes:
+        if 0 < self._limit_bytes < resident_bytes - self._held_bytes():
             gc.collect()
-            if self._resident_bytes() > self._limit_bytes:
+            if self._other_bytes() > self._limit_bytes:
                 self.collect_all()
         elif is_idle and abs(resident_bytes - self._trimmed_bytes) > TRIM_BYTES:
             release_memory()  # memory that large requests have freed
@@ -132,8 +134,13 @@ class CollectionPolicy:
         self._timer = self._loop.call_later(TICK_S, self._tick)
         self.tick()
 
-    def _expect(self, resident_bytes: int) -> None:
-        self._limit_bytes = resident_bytes and resident_bytes + max(GROWTH_BYTES, resident_bytes * GROWTH_SHARE)
+    def _other_bytes(self) -> int:
+        """Return the memory that may be garbage; 0 if it is unknown."""
+        resident_bytes = self._resident_bytes()
+        return resident_bytes and max(1, resident_bytes - self._held_bytes())
+
+    def _expect(self, other_bytes: int) -> None:
+        self._limit_bytes = other_bytes and other_bytes + max(GROWTH_BYTES, other_bytes * GROWTH_SHARE)
 
     # ------------------------------------------------------------------ any thread
 

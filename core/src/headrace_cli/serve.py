@@ -33,6 +33,7 @@ from headrace_cli.security.profile_words import with_profile
 from headrace_cli.security.security_options import SecurityOptions
 from headrace_cli.startup import log_openness
 from headrace_cli.usage import FlagHelp
+from headrace_hosts.held_memory import budget_of
 
 log = logging.getLogger("headrace.serve")
 
@@ -179,7 +180,7 @@ async def serve_until(
     server accepts requests. With ``tells_tables``, the tables of models and options are logged.
     """
     options = server.options
-    garbage = CollectionPolicy(asyncio.get_running_loop())
+    garbage = CollectionPolicy(asyncio.get_running_loop(), held_bytes=lambda: budget_of(server.engine).total_bytes)
     garbage.rest()
     server.plugins.register(garbage)
     is_starting, failures = True, list[Exception]()

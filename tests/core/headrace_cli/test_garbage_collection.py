@@ -175,6 +175,32 @@ assert left() is not None
 """)
 
 
+def test_memory_that_requests_hold_is_no_reason_to_look() -> None:
+    run("""
+held = 0
+policy = CollectionPolicy(stage, stage.resident_bytes, stage.clock, stage.used_s, lambda: held)
+policy.start()
+left, young = frozen_garbage(), weakref.ref(Cycle())
+for _ in range(4):
+    held += GROWTH_BYTES
+    stage.resident += GROWTH_BYTES
+    stage.tick(BUSY)
+assert left() is not None and young() is not None
+held = 8 << 30  # announced, and not all of it is there
+stage.tick(BUSY)
+assert left() is not None and young() is not None
+held = 0  # what stays now is held by something else
+stage.tick(BUSY)
+assert left() is None and young() is None
+held = stage.resident  # the next limit is one without what requests hold
+policy.collect_all()
+left = frozen_garbage()
+held = 0
+stage.tick(BUSY)
+assert left() is None
+""")
+
+
 def test_memory_that_young_garbage_held_is_no_reason_to_look_at_what_is_frozen() -> None:
     run("""
 policy.start()
