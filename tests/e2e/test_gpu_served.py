@@ -275,6 +275,7 @@ def test_the_stock_clients_cuda_regions_are_read_and_written(served: Headrace, p
                 shm.destroy_shared_memory_region(handle)
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # PyTorch 2.11 says so once per process
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_tensors_in_cuda_regions_are_not_copied_to_the_host(tmp_path: Path, protocol: str) -> None:
     pytest.importorskip("tritonclient.utils.cuda_shared_memory")
