@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from headrace import Code, ConfigError, HeadraceError, NotFound, ServerOptions, Unavailable
+from headrace_cli import main
 from headrace_ray import Replica, deployment
 from headrace_testing import CommandConformance
 
@@ -27,6 +28,27 @@ INPUTS: dict[str, Any] = {"x": np.array([1, 2], np.float32), "s": [b"a", b"\xff"
 class TestRayCommand(CommandConformance):
     plugin, command = "headrace_ray", "ray"
     bad = ("--model-repository=models", "--models-per-replica=2", "--", "--model-control-mode=poll")
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.0.0.1:1", "refused"),
+        ("127.0.0.1:99999", "127.0.0.1:99999': "),
+        ("nowhere.invalid:6379", "nowhere.invalid:6379': "),
+        ("ray://127.0.0.1:1", "refused"),
+        ("local", "ends with this command"),
+    ],
+)
+def test_a_wrong_address_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], address: str, why: str
+) -> None:
+    monkeypatch.setattr("headrace_ray.ray_command.deployment", lambda *_, **__: None)  # it would import Ray
+    assert main(["ray", "--model-repository=models", f"--address={address}"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"cannot reach the Ray cluster '{address}': ")
+    assert why in told
+    assert len(told.splitlines()) == 1
 
 
 class Loading(Replica):

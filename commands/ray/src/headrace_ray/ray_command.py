@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
 from typing import Any
 
-from headrace import Command, HeadraceError, parse_options
+from headrace import Command, HeadraceError, one_line, parse_options
 from headrace_ray.serve_application import deployment
+
+#: Seconds for a connection to the head of the cluster.
+_CONNECT_S = 5.0
 
 
 class RayCommand(Command):
@@ -71,17 +75,35 @@ class RayCommand(Command):
 
 
 def _deploy(application: object, arguments: argparse.Namespace) -> int:
+    try:
+        _check_address(arguments.address)
+    except (OSError, OverflowError, ValueError) as error:
+        print(one_line(f"cannot reach the Ray cluster '{arguments.address}': {error}"), file=sys.stderr)
+        return 1
     import ray
     from ray import serve
 
+    print(f"waiting for the Ray cluster '{one_line(arguments.address)}', for at most two minutes", file=sys.stderr)
     try:
         ray.init(address=arguments.address, log_to_driver=False, logging_level="error")
         serve.run(application, name=arguments.name, route_prefix=arguments.route_prefix)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        print(f"cannot deploy on the Ray cluster '{arguments.address}': {error}", file=sys.stderr)
+        print(one_line(f"cannot deploy on the Ray cluster '{arguments.address}': {error}"), file=sys.stderr)
         return 1
     print(f"'{arguments.name}' serves on the HTTP ports of the cluster, at {arguments.route_prefix}")
     return 0
+
+
+def _check_address(address: str) -> None:
+    """Raise `OSError` if nothing listens at the HOST:PORT ``address``, of which Ray would ask for 80 s.
+
+    Raises `ValueError` for what starts a cluster that ends with this command.
+    """
+    if address == "local":
+        raise ValueError("a cluster that ends with this command: start one by 'ray start --head'")
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isascii() and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
 
 
 def _positive(text: str) -> int:
