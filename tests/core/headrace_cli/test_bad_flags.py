@@ -7,14 +7,12 @@ import contextlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace import plugins
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError, HeadraceError
-from headrace.registry import PluginInfo
 from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
 from headrace_cli import command_line
@@ -22,11 +20,7 @@ from headrace_cli.flags import FLAGS
 from headrace_cli.serve import find_plugins
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
     from tests.core.headrace_cli.conftest import Process
-
-Installed: TypeAlias = "list[tuple[PluginInfo, EntryPoint]]"
 
 #: Python gives a program bytes that are not UTF-8 as such a character.
 NOT_UTF8 = "\udcff"
@@ -37,19 +31,9 @@ OF_OTHER_PROCESSES = {"workers"}
 PORTS = [f"--{port}-{what}" for port in ("http", "grpc", "metrics") for what in ("address=127.0.0.1", "port=0")]
 
 
-@pytest.fixture(scope="module")
-def installed() -> Callable[[], Installed]:
-    """Return what finds the installed plugins for the 24 servers of a flag: the distributions are searched once."""
-    found = plugins._installed()
-    return lambda: [(PluginInfo(info.name, info.distribution, info.version), entry) for info, entry in found]
-
-
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag not in OF_OTHER_PROCESSES])
-def test_a_bad_value_is_taken_or_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: Callable[[], Installed], flag: str
-) -> None:
+def test_a_bad_value_is_taken_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
     monkeypatch.chdir(tmp_path)  # a log file may be made
-    monkeypatch.setattr(plugins, "_installed", installed)
     groups = list(find_plugins([]).options)
 
     async def try_all() -> None:
