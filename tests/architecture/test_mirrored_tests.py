@@ -47,7 +47,7 @@ TOGETHER = {
     "headrace_locations/test_tensor_locations.py": "headrace_grpc.located_messages headrace_http.located_tensors",
     # Bytes in, bytes out: the parser, the order of answers and the limits of one connection.
     "headrace_http/test_protocol.py": """headrace_http.request_reader headrace_http.message
-        headrace_http.open_connections headrace_http.caller_limits""",
+        headrace_http.caller_limits""",
     "headrace_http/test_plugin_routes.py": "headrace_http.exchanges",
     "headrace_http/test_inference.py": "headrace_http.request_body headrace_http.inputs headrace.frontends.answering",
     "headrace_http/test_infer_request.py": "headrace_http.request_layouts",
