@@ -196,6 +196,7 @@ def test_workers_are_told_apart_by_their_instance(serve: Callable[..., Headrace]
     [
         (["--otel-metrics=true", "--otel-endpoint=localhost:4318"], "expected http://<host>:<port>"),
         (["--otel-metrics=true", "--otel-endpoint=http://h:99999"], "Port out of range"),
+        (["--otel-metrics=true", "--otel-endpoint=http://h:0"], "expected http://<host>:<port>"),
         (["--otel-logs=true", "--otel-endpoint=http://me:secret@h"], "OTEL_EXPORTER_OTLP_HEADERS"),
         (["--otel-metrics=true", "--otel-interval-ms=0"], "--otel-interval-ms is 0, expected 100 to 86400000"),
         (["--otel-metrics=true", "--otel-protocol=http/json"], "expected <http/protobuf|grpc>"),

@@ -90,10 +90,10 @@ class OtelOptions(OptionGroup):
         shown = _USER.sub("***@", url)
         try:
             parts = urlsplit(url)
-            port = parts.port or _PORTS[protocol]
+            port = _PORTS[protocol] if parts.port is None else parts.port
         except ValueError as error:
             raise ValueError(f"--otel-endpoint is {shown!r}: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        if parts.scheme not in ("http", "https") or not (parts.hostname and port) or parts.query or parts.fragment:
             raise ValueError(f"--otel-endpoint is {shown!r}, expected http://<host>:<port> or https://<host>:<port>")
         if "@" in parts.netloc:
             raise ValueError(f"--otel-endpoint is {shown!r}: credentials go into OTEL_EXPORTER_OTLP_HEADERS")
