@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import http.client
+import re
 import shutil
 import signal
 import subprocess
@@ -113,6 +114,15 @@ def test_a_pod_that_ends_has_the_time_that_its_server_takes(tool: str, name: str
     pause_s = int(container(objects)["lifecycle"]["preStop"]["exec"]["command"][1])
     grace_s = objects["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace_s >= pause_s + int(timeout.partition("=")[2]) + 5
+
+
+def test_the_commands_of_the_page_run_one_after_the_other_in_the_root_of_a_clone() -> None:
+    page = (DEPLOY.parent / "docs/kubernetes.md").read_text(encoding="utf-8")
+    commands = "".join(re.findall("^```sh$(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    assert not re.findall("^cd .*", commands, re.MULTILINE), "the next command would run elsewhere"
+    folders = re.findall(r"deploy/[\w/]+", commands)
+    assert len(folders) >= 3
+    assert [name for name in folders if not (DEPLOY.parent / name).is_dir()] == []
 
 
 def test_the_chart_renders_what_the_base_is() -> None:
