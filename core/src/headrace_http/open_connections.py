@@ -28,7 +28,7 @@ _BUFFER_BYTES = 64 * 1024
 _PER_TURN = 16
 #: Bytes of large bodies in one turn, if many arrive, and the longest time that they may take: memory that is new to the
 #: process costs 0.3 to 8 ms per MiB, as fast as the system gives it.
-_TURN_BYTES, _TURN_NS = 8 << 20, 5_000_000
+_TURN_BYTES, _TURN_NS = 8 << 20, 10_000_000
 #: The first check of a caller that has closed its sending side. If it has gone altogether, a reset arrives a round trip
 #: after the first write. Each further check waits twice as long.
 _FIRST_LOOK_S = 0.01
