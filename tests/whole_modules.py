@@ -11,8 +11,8 @@ from typing import Any
 
 from xdist.scheduler import WorkStealingScheduling
 
-#: What one process runs to the end: a folder or a module that makes its servers or environments in 10 to 45 s of CPU.
-UNDIVIDED = ("tests/backends/python/environments/", "tests/e2e/test_engines.py")
+#: What one process runs to the end: a module whose server takes 14 s of CPU. A folder ends with a slash.
+UNDIVIDED = ("tests/e2e/test_engines.py",)
 #: A process of xdist keeps the test that it runs and the next.
 _KEPT = 2
 
