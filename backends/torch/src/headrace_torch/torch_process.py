@@ -89,9 +89,10 @@ def device_of(torch: Any, model: Model) -> str:
 
 
 def release_gpu_memory() -> None:
-    """Return to the driver what PyTorch keeps of every GPU for tensors to come. Any thread. Blocks for some ms.
+    """Return to the driver what PyTorch keeps of every GPU for tensors to come. Any thread.
 
-    Does nothing if no model has used a GPU. Modules may be part of reference cycles, so garbage is collected first.
+    Modules may be part of reference cycles, so garbage is collected first: that blocks all threads for up to 90 ms.
+    Does nothing if no model has used a GPU.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
