@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace.config.option_parts import RESTRICTED_CATEGORIES, RateLimitResource, Restriction, TraceSetting
 from headrace.config.options import header_pattern
+from headrace.telemetry.exposition import family_filter, parse_metrics_config
 
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1
@@ -209,6 +210,9 @@ def metrics_setting(value: str) -> tuple[str, str]:
     key, equals, rest = value.partition("=")
     if "," in key or not key or not equals or not rest:
         raise ValueError(f"--metrics-config option format is <setting>=<value>. Got {value}")
+    if key != "summary_quantiles":  # its errors are lines of the log, as Triton's
+        parse_metrics_config({key: rest})
+        family_filter({key: rest})
     return key, rest
 
 

@@ -54,6 +54,19 @@ class Serve(Command):
         except ConfigError as error:
             raise SystemExit(self.refuse(error, [])) from None
 
+    def check(self, words: Sequence[str]) -> ServerOptions:
+        """Return the options in ``words`` by the rules of `run`, but without the environment. Nothing is started.
+
+        Raises SystemExit, after it has printed why, if they are refused.
+        """
+        words, groups = self.parse(words).words, list[type[OptionGroup]]()
+        try:
+            plugins = find_plugins(words)
+            groups = list(plugins.options)
+            return command_line.read_options(words, {}, groups, plugins.interceptors)[0]
+        except ConfigError as error:
+            raise SystemExit(self.refuse(error, groups)) from None
+
     @staticmethod
     def flags(groups: Sequence[type[OptionGroup]] = ()) -> list[FlagHelp]:
         """Return all flags in the order of ``headrace serve --help``, and those of ``groups``."""

@@ -239,6 +239,9 @@ def test_an_engine_without_a_global_pool_says_so(monkeypatch: pytest.MonkeyPatch
 def test_without_the_option_there_is_no_global_pool() -> None:
     assert session.share_threads(onnxruntime, {}) is False
     assert session.share_threads(onnxruntime, {"enable-global-threadpool": "0"}) is False
+    for text in ("5", "-1", "maybe"):
+        with pytest.raises(ConfigError, match=f"enable-global-threadpool of 'onnxruntime' must be .*, got '{text}'"):
+            session.share_threads(onnxruntime, {"enable-global-threadpool": text})
 
 
 def test_the_engine_does_not_fall_back_to_other_settings(graphs: Any, capfd: pytest.CaptureFixture[str]) -> None:

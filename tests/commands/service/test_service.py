@@ -29,13 +29,14 @@ from headrace_testing import CommandConformance
 if TYPE_CHECKING:
     from tests.conftest import Headrace
 
+MODELS = ("--", "--model-repository=/srv/models")
 HEADRACE = Path(sys.executable).with_name("headrace")
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 
 
 class TestServiceCommand(CommandConformance):
     plugin, command = "headrace_service", "service"
-    good, bad = ("print",), ("start",)
+    good, bad = ("print", "--", "--model-repository=models"), ("start",)
 
 
 def printed(*words: str) -> str:
@@ -62,7 +63,7 @@ def test_systemd_reads_the_units_without_a_word(tmp_path: Path, options: list[st
 @needs_systemd
 def test_the_service_is_confined(tmp_path: Path) -> None:
     """`systemd-analyze security` rates units from 0.0, confined, to 9.6, which is what a unit without settings has."""
-    (tmp_path / "headrace.service").write_text(printed("print"))
+    (tmp_path / "headrace.service").write_text(printed("print", *MODELS))
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", "--threshold=20", tmp_path / "headrace.service"],
         capture_output=True, text=True, check=False,
@@ -77,7 +78,7 @@ def test_a_unit_has_the_command_line_and_its_times() -> None:
         str(HEADRACE), "serve", "--model-repository=/srv/100% my $models", "--exit-timeout-secs=5"
     ]  # fmt: skip
     assert "\nTimeoutStopSec=15\n" in text
-    assert "WatchdogSec" not in printed("print", "--", "--workers=2"), "systemd takes it from the supervisor only"
+    assert "WatchdogSec" not in printed("print", *MODELS, "--workers=auto"), "systemd takes it from the supervisor only"
 
 
 @pytest.mark.parametrize("flags", [["--model-repository=models"], ["--model-repository", "models"]])
@@ -97,24 +98,60 @@ def test_a_repository_is_found_from_any_directory(
         (["--user=a b"], [], "argument --user: 'a b' is no name of a user"),
         (["--user=a\nExecStartPre=/x"], [], r"is no name of a user"),
         ([], ["--id=a\nExecStartPre=/x"], "the flag '--id=a\\nExecStartPre=/x' has a character that no unit can have"),
-        ([], ["--exit-timeout-secs=-3"], "argument --exit-timeout-secs: '-3' is no whole number from 0 to"),
-        (["--socket"], ["--http-port=0"], "argument --http-port: '0' is no whole number from 1 to 65535"),
+        ([], ["--help"], "a unit starts a server: '--help' is not one of its flags"),
+        (["--socket"], ["--http-port=0"], "--http-port=0: a unit for sockets needs a number from 1 to 65535"),
     ],
 )
 def test_what_no_unit_can_have_is_refused(
     capsys: pytest.CaptureFixture[str], options: list[str], flags: list[str], why: str
 ) -> None:
-    try:
-        code = main(["service", "print", *options, "--", *flags])
-    except SystemExit as error:  # an option is wrong
-        code = int(str(error.code))
+    code = main_code("service", "print", *options, *MODELS, *flags)
     said = capsys.readouterr()
     assert (code, said.out) == (1, "")
     assert why in said.err
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--model-repository=models", "--http-prot=8000"],
+        ["--model-repository=models", "--http-port=99999"],
+        ["--model-repository=models", "--otel-logs=5"],
+        ["--model-repository=models", "--metrics-config=native_histograms=5"],
+        ["@not-there"],
+    ],
+)
+def test_a_flag_that_the_server_refuses_is_refused_in_its_words(
+    capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    assert main_code("serve", *flags) == 1
+    of_server = capsys.readouterr().err
+    for options in ([], ["--socket"]):
+        assert main_code("service", "print", *options, "--", *flags) == 1
+        assert capsys.readouterr() == ("", of_server)
+    assert of_server.startswith("Usage: headrace serve")
+
+
+def main_code(*words: str) -> int:
+    try:
+        return main(words)
+    except SystemExit as error:
+        return int(str(error.code))
+
+
+def test_flags_in_a_file_count_and_are_found_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "server.flags").write_text("--model-repository=/srv/models\n--exit-timeout-secs=5\n")
+    text = printed("print", "--", "@server.flags")
+    assert f" serve @{tmp_path / 'server.flags'}\n" in text
+    assert "\nTimeoutStopSec=15\n" in text
+
+
 def test_systemd_opens_no_port_that_the_server_would_not() -> None:
-    text = printed("print", "--socket", "--", "--allow-grpc=false", "--allow-metrics=0")
+    text = printed("print", "--socket", *MODELS, "--allow-grpc=false", "--allow-metrics=0")
     assert re.findall("^ListenStream=(.*)$", text, re.MULTILINE) == ["0.0.0.0:8000"]
 
 

@@ -18,14 +18,15 @@ def test_settings_that_triton_does_not_know_change_nothing() -> None:
     assert exposition.parse_metrics_config({"colour": "blue"}) == MetricsSettings()
 
 
-def test_only_the_exact_words_true_and_false_count() -> None:
-    assert (
-        exposition.parse_metrics_config({"counter_latencies": "False", "summary_latencies": "True"})
-        == MetricsSettings()
-    )
-    assert exposition.parse_metrics_config({"counter_latencies": "false"}).counter_latencies is False
-    assert exposition.parse_metrics_config({"histograms": "false"}).histograms is False
-    assert exposition.parse_metrics_config({"summary_latencies": "true"}).summary_latencies is True
+@pytest.mark.parametrize(
+    "setting", ["counter_latencies", "histogram_latencies", "summary_latencies", "histograms", "native_histograms"]
+)
+def test_a_switch_is_true_or_false_and_nothing_else(setting: str) -> None:
+    for text in ("true", "false"):
+        assert getattr(exposition.parse_metrics_config({setting: text}), setting) is (text == "true")
+    for text in ("5", "True", "FALSE", "", " true"):
+        with pytest.raises(ConfigError, match=f"--metrics-config: {setting}: '{text}' is not true or false"):
+            exposition.parse_metrics_config({setting: text})
 
 
 def test_quantiles_are_pairs_of_quantile_and_error() -> None:

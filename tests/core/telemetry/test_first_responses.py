@@ -78,7 +78,7 @@ def test_first_responses_of_decoupled_models_are_counted(make: Callable[[str], S
 
 def test_without_the_setting_there_is_no_histogram(make: Callable[[str], Server]) -> None:
     async def main() -> None:
-        async with make("True") as server:
+        async with make("false") as server:
             await ask(server, "m", 1)
             assert lines(server) == []
 

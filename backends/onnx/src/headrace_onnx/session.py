@@ -227,10 +227,10 @@ def _file_of(path: Path) -> Path:
 def share_threads(onnxruntime: Any, options: Mapping[str, str]) -> bool:
     """True if all sessions of this process share one thread pool, which is created if needed.
 
-    ``options`` are the backend's: ``enable-global-threadpool`` 0 or 1, and the counts ``intra_op_thread_count`` and
+    ``options`` are the backend's: ``enable-global-threadpool``, and the counts ``intra_op_thread_count`` and
     ``inter_op_thread_count``. Raises `ConfigError`.
     """
-    if _number(options, "enable-global-threadpool", 0) == 0:
+    if not _is_on(options, "enable-global-threadpool"):
         return False
     sizes = (_number(options, "intra_op_thread_count", 0), _number(options, "inter_op_thread_count", 0))
     global _pool_sizes
@@ -262,3 +262,10 @@ def _number(options: Mapping[str, str], key: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(f"backend option {key} of 'onnxruntime' must be a whole number, got '{text}'") from None
+
+
+def _is_on(options: Mapping[str, str], key: str) -> bool:
+    text = options.get(key, "0").lower()
+    if text not in ("0", "1", "false", "true"):
+        raise ConfigError(f"backend option {key} of 'onnxruntime' must be true or false, got '{one_line(text)}'")
+    return text in ("1", "true")

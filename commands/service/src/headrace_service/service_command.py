@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headrace import Command
+from headrace import Command, Serve, ServerOptions
 from headrace_service.units import ServerUnit, render_service, render_sockets
 
-_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+_HELP = frozenset(("--help", "-h"))
 #: Flags whose values are directories of models, or URLs.
 _REPOSITORIES = ("--model-repository", "--model-store")
 
@@ -58,44 +58,49 @@ class ServiceCommand(Command):
         if wrong := [word for word in arguments.flags if not word.isprintable()]:
             print(f"the flag {wrong[0]!r} has a character that no unit can have", file=sys.stderr)
             return 1
-        flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        for name, port in _PORTS.items():
-            flags.add_argument(f"--{name}-port", type=_from(1, 65535), default=port)
-            flags.add_argument(f"--{name}-address", default="0.0.0.0")
-            flags.add_argument(f"--allow-{name}", default="true")
-        flags.add_argument("--exit-timeout-secs", type=_from(0), default=30)
-        flags.add_argument("--workers", type=_from(0), default=0)
-        try:
-            known, _ = flags.parse_known_args(arguments.flags)
-        except SystemExit:  # argparse has printed why
+        if not _HELP.isdisjoint(arguments.flags):
+            print("a unit starts a server: '--help' is not one of its flags", file=sys.stderr)
             return 1
+        options = Serve().check(arguments.flags)
         if arguments.socket:
-            ports = {
-                name: (getattr(known, f"{name}_address"), getattr(known, f"{name}_port"))
-                for name in _PORTS
-                if getattr(known, f"allow_{name}").lower() not in ("false", "off", "0")
-            }
-            print(render_sockets(ports), end="")
-            return 0
+            return _print_sockets(options)
         words = (str(Path(sys.executable).with_name("headrace")), "serve", *_with_whole_paths(arguments.flags))
         service = ServerUnit(
             words,
             user=arguments.user,
             uses_gpu=arguments.gpu,
-            exit_timeout_s=known.exit_timeout_secs,
-            watchdog_s=0 if known.workers else arguments.watchdog,
-            has_workers=bool(known.workers),
+            exit_timeout_s=options.exit_timeout_secs,
+            watchdog_s=0 if options.workers else arguments.watchdog,
+            has_workers=bool(options.workers),
         )
         print(render_service(service), end="")
         return 0
 
 
+def _print_sockets(options: ServerOptions) -> int:
+    """Print the unit of the ports that ``options`` open. Return the exit code."""
+    ports = {
+        "http": (options.allow_http, options.http_address, options.http_port),
+        "grpc": (options.allow_grpc, options.grpc_address, options.grpc_port),
+        "metrics": (options.allow_metrics, options.metrics_address, options.metrics_port),
+    }
+    opened = {name: (address, port) for name, (is_open, address, port) in ports.items() if is_open}
+    for name, (_, port) in opened.items():
+        if not port:
+            print(f"--{name}-port=0: a unit for sockets needs a number from 1 to 65535", file=sys.stderr)
+            return 1
+    print(render_sockets(opened), end="")
+    return 0
+
+
 def _with_whole_paths(words: Sequence[str]) -> list[str]:
-    """Return the flags with whole paths of repositories: systemd starts a service in ``/``."""
+    """Return the flags with whole paths of repositories and of ``@files``: systemd starts a service in ``/``."""
     found: list[str] = []
     for word in words:
         name, equals, value = word.partition("=")
-        if name in _REPOSITORIES and equals:
+        if word.startswith("@"):
+            found.append(f"@{_whole_path(word[1:])}")
+        elif name in _REPOSITORIES and equals:
             found.append(f"{name}={_whole_path(value)}")
         else:
             found.append(_whole_path(word) if found and found[-1] in _REPOSITORIES else word)

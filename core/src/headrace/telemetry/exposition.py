@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 
 from headrace.errors import ConfigError
@@ -44,21 +44,21 @@ class MetricsSettings:
     quantiles: tuple[float, ...] = DEFAULT_QUANTILES
     #: The four histograms that only Headrace has.
     histograms: bool = True
+    native_histograms: bool = False
 
 
 def parse_metrics_config(config: Mapping[str, str]) -> MetricsSettings:
-    """Return the settings of ``--metrics-config``; values other than "true" and "false" change nothing.
+    """Return the settings of ``--metrics-config``. Raises `ConfigError` for a switch that is not "true" or "false".
 
     As in Triton, a part of ``summary_quantiles`` that is not a pair of numbers is logged and ignored. If no part is
     valid, the default quantiles are used.
     """
-    return MetricsSettings(
-        counter_latencies=config.get("counter_latencies") != "false",
-        histogram_latencies=config.get("histogram_latencies") == "true",
-        summary_latencies=config.get("summary_latencies") == "true",
-        quantiles=tuple(_quantiles(config.get("summary_quantiles", ""))) or DEFAULT_QUANTILES,
-        histograms=config.get("histograms") != "false",
-    )
+    switches = {each.name: config[each.name] for each in fields(MetricsSettings) if each.name in config}
+    for setting, text in switches.items():
+        if text not in ("true", "false"):
+            raise ConfigError(f"--metrics-config: {setting}: {text!r} is not true or false")
+    quantiles = tuple(_quantiles(config.get("summary_quantiles", ""))) or DEFAULT_QUANTILES
+    return MetricsSettings(quantiles=quantiles, **{setting: text == "true" for setting, text in switches.items()})
 
 
 def family_filter(config: Mapping[str, str]) -> Callable[[str], bool]:
