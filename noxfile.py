@@ -52,6 +52,8 @@ WEIGHTS = ("--no-deps", "-r", "examples/text/requirements.txt")
 CORE = "core[bf16,blake3,re2]"
 #: The conformance tests for plugins.
 TESTING = "testing"
+#: What plugins of several kinds share, such as engines and protocols of language models: libraries, not plugins.
+CONTRACTS = sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("contracts/*/pyproject.toml"))
 WORKSHOP = ROOT / ".nox" / "workshop"
 #: The versions of Python that core's classifiers name, oldest first.
 PYTHONS = re.findall(r'Python :: (3\.\d+)"', (ROOT / "core/pyproject.toml").read_text(encoding="utf-8"))
@@ -224,7 +226,8 @@ def backend(session: nox.Session, name: str) -> None:
     """The tests of one backend, with core and that backend only."""
     tools = [*GROUPS["test"], *GROUPS["engines"]]
     python = str(Path(session.bin) / "python")
-    _install(session, python, "-e", CORE, "-e", TESTING, "-e", f"backends/{name}", *tools)
+    contracts = [argument for folder in CONTRACTS for argument in ("-e", folder)]
+    _install(session, python, "-e", CORE, "-e", TESTING, *contracts, "-e", f"backends/{name}", *tools)
     folders = [folder for folder in (f"tests/backends/{name}", f"backends/{name}/tests") if Path(folder).exists()]
     session.run("pytest", *(session.posargs or folders))
 
@@ -353,7 +356,7 @@ def _folders() -> list[str]:
     found = [
         path.parent.relative_to(ROOT) for kind in KINDS for path in sorted(ROOT.glob(f"{kind}/[!_]*/pyproject.toml"))
     ]
-    return [TESTING, *map(str, found)]
+    return [TESTING, *CONTRACTS, *map(str, found)]
 
 
 def _environment(session: nox.Session, version: str) -> str:

@@ -23,12 +23,15 @@ import pytest
 
 import headrace
 import headrace_engines
+import headrace_llm
 import headrace_testing
 from headrace.distributions import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core/src"
 KITS = ROOT / "testing/src"
+#: What plugins of several kinds share: libraries that obey the rules of plugins, and that plugins may import.
+CONTRACTS = sorted(path for path in ROOT.glob("contracts/*/src/*") if path.is_dir())
 BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/pyproject.toml"))
 #: Every first-party plugin, the templates included: a stranger could have written it.
 PLUGINS = sorted(
@@ -311,7 +314,8 @@ def test_core_imports_no_engine_anywhere(path: Path) -> None:
 @pytest.mark.parametrize("backend", BACKENDS, ids=name_of)
 def test_a_backend_imports_headrace_itself_and_its_engine_only_inside_functions(backend: Path) -> None:
     packages = {path.name for path in (backend / "src").iterdir() if path.is_dir()}
-    known = sys.stdlib_module_names | {"headrace", FOR_ENGINES, "numpy", "ml_dtypes", "google"} | packages
+    contracts = {path.name for path in CONTRACTS}
+    known = sys.stdlib_module_names | {"headrace", FOR_ENGINES, "numpy", "ml_dtypes", "google"} | packages | contracts
     engines = engines_of(backend)
     for path in modules(backend / "src"):
         allowed = known | engines | ({"pytest"} if path.name == "testing.py" else set())  # pytest's own entry point
@@ -385,13 +389,14 @@ def private(source: str, kits: bool) -> list[str]:
 
     With ``kits`` it is a test of a plugin: it may also import what `headrace_testing` exports.
     """
-    packages: list[ModuleType] = [headrace, headrace_engines, *([headrace_testing] if kits else [])]
-    public = {"headrace", *(f"{package.__name__}.{name}" for package in packages for name in package.__all__)}
+    packages: list[ModuleType] = [headrace, headrace_engines, headrace_llm, *([headrace_testing] if kits else [])]
+    public = {f"{package.__name__}.{name}" for package in packages for name in package.__all__}
+    public |= {"headrace", "headrace_llm"}
+    inside = ("headrace", COMMAND_LINE, FOR_ENGINES, HARNESSES, LOADING, PROCESSES)
     return [
         f"line {found.line}: a plugin imports {found.module}"
         for found in imports(source)
-        if found.top in ("headrace", COMMAND_LINE, FOR_ENGINES, HARNESSES, LOADING, PROCESSES, "headrace_testing")
-        and found.module not in public
+        if found.top in (*inside, "headrace_testing", "headrace_llm") and found.module not in public
     ]
 
 
@@ -402,6 +407,14 @@ def test_there_are_plugins_to_look_at() -> None:
 @pytest.mark.parametrize("path", modules(CORE / FOR_ENGINES), ids=name_of)
 def test_the_helpers_for_engines_import_only_what_headrace_exports_and_themselves(path: Path) -> None:
     assert private(path.read_text().replace(FOR_ENGINES, "themselves"), kits=False) == []
+
+
+@pytest.mark.parametrize("path", [path for folder in CONTRACTS for path in modules(folder)], ids=name_of)
+def test_a_contract_imports_only_what_headrace_exports_and_itself(path: Path) -> None:
+    own = path.relative_to(ROOT).parts[3]
+    assert private(path.read_text().replace(own, "itself"), kits=False) == []
+    others = {found.top for found in imports(path.read_text()) if found.top.startswith("headrace")}
+    assert others <= {"headrace", own}
 
 
 @pytest.mark.parametrize("path", modules(KITS), ids=name_of)

@@ -334,6 +334,8 @@ class Call(ABC):
     """A request that a `DeferredInstance` has accepted, and the method to answer it."""
 
     request: InferRequest
+    #: True if `send` would block now, because the caller reads slowly. Any thread.
+    would_block: bool = False
 
     @abstractmethod
     def send(self, answer: InferResponse | HeadraceError | None, final: bool = True) -> None:

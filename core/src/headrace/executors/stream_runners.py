@@ -47,6 +47,11 @@ class CreditWindow:
             window.open()
         return window
 
+    @property
+    def is_full(self) -> bool:
+        """True if `acquire` would wait."""
+        return not self._is_open and self._sent - self._read >= UNREAD
+
     def acquire(self) -> None:
         """Wait until one more response may be sent. Any thread except the reader's."""
         with self._turn:
@@ -213,6 +218,10 @@ class DeferredCall(Call):
         self._window: OrderedWindow | None = None
         #: True if the model has sent the last answer.
         self.said_last = False
+
+    @property
+    def would_block(self) -> bool:  # type: ignore[override]  # mypy: a property in place of an attribute
+        return self._window is not None and self._window.is_full
 
     def send(self, answer: InferResponse | HeadraceError | None, final: bool = True) -> None:
         ticket, runner = self.ticket, self._runner

@@ -1,0 +1,47 @@
+"""The contract between language models and their protocols: what a backend serves, and what a protocol asks of it.
+
+It is a library, not a plugin: engines (``headrace-llamacpp``, ``headrace-transformers``, ``headrace-vllm``) and
+protocols (``headrace-openai``) depend on it, and not on each other.
+
+- `Contract`, `Task`, `complete_generation`: the tensors (`headrace_llm.contract`)
+- `GenerationInstance`, `TokenStream`, `Delta`: for engines
+- `GenerationRequest`, `Sampling`: what a caller asks
+- `read_logprobs`, `print_logprobs`: the form of log probabilities
+"""
+
+from headrace_llm.contract import (
+    GENERATION_INPUTS,
+    GENERATION_OUTPUTS,
+    TASK,
+    Contract,
+    ContractTensor,
+    Task,
+    complete_generation,
+    complete_task,
+)
+from headrace_llm.deltas import Delta, TokenLogprob, print_logprobs, read_logprobs
+from headrace_llm.generation_instance import GenerationInstance, TokenStream
+from headrace_llm.generation_request import GenerationRequest, read_generation
+from headrace_llm.sampling import Sampling, read_sampling, sampling_of
+
+__all__ = [
+    "GENERATION_INPUTS",
+    "GENERATION_OUTPUTS",
+    "TASK",
+    "Contract",
+    "ContractTensor",
+    "Delta",
+    "GenerationInstance",
+    "GenerationRequest",
+    "Sampling",
+    "Task",
+    "TokenLogprob",
+    "TokenStream",
+    "complete_generation",
+    "complete_task",
+    "print_logprobs",
+    "read_generation",
+    "read_logprobs",
+    "read_sampling",
+    "sampling_of",
+]

@@ -1,0 +1,73 @@
+"""The metrics of a model that generates text: tokens, and when they come.
+
+``nv_llm_*``, with the labels ``model`` and ``version``, on the server's page of metrics. One writer, the thread of
+`headrace_llm.generation_instance.GenerationInstance` that looks after its streams: engines only note what has happened.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from headrace import MetricKind, Model, Services
+
+#: Bounds of the histograms in milliseconds.
+FIRST_TOKEN_MS: Final = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000)
+BETWEEN_TOKENS_MS: Final = (0.5, 1, 2.5, 5, 10, 25, 50, 75, 100, 150, 200, 300, 500, 1000, 2500, 10_000)
+
+_FAMILIES: Final[Mapping[str, tuple[MetricKind, str, tuple[float, ...] | None]]] = {
+    "nv_llm_input_tokens": ("counter", "Tokens of prompts", None),
+    "nv_llm_output_tokens": ("counter", "Tokens that were generated", None),
+    "nv_llm_time_to_first_token_ms": ("histogram", "From the request to its first token", FIRST_TOKEN_MS),
+    "nv_llm_time_between_tokens_ms": ("histogram", "From one part of an answer to the next", BETWEEN_TOKENS_MS),
+    "nv_llm_streams": ("gauge", "Requests that the engine has, also those that wait in it", None),
+}
+
+
+class GenerationMetrics:
+    """The metrics of one instance. `note` and `publish` may run on different threads; each on one at a time."""
+
+    def __init__(self, model: Model) -> None:
+        self._services: Services | None = model.services
+        self._handles: dict[str, int] = {}
+        self._families: list[int] = []
+        self._noted: deque[tuple[str, float]] = deque()
+        self._streams = 0
+        if self._services is None:
+            return
+        labels = {"model": model.name, "version": str(model.version)}
+        for name, (kind, text, bounds) in _FAMILIES.items():
+            family = self._services.metric_family(name, text, kind)
+            self._families.append(family)
+            self._handles[name] = self._services.metric(family, labels, bounds)
+
+    def note(self, name: str, value: float) -> None:
+        """Note ``value`` for a counter or a histogram. Any thread; never blocks."""
+        self._noted.append((name, value))
+
+    def publish(self, streams: int) -> None:
+        """Write what was noted, and how many ``streams`` are open."""
+        sums: dict[str, float] = {}
+        while self._noted:
+            name, value = self._noted.popleft()
+            if _FAMILIES[name][0] == "histogram":
+                self._update(name, "observe", value)
+            else:
+                sums[name] = sums.get(name, 0) + value
+        for name, value in sums.items():
+            self._update(name, "increment", value)
+        if streams != self._streams:
+            self._update("nv_llm_streams", "increment", streams - self._streams)
+            self._streams = streams
+
+    def close(self) -> None:
+        """Release the metrics."""
+        if self._services is not None:
+            for handle in (*self._handles.values(), *self._families):
+                self._services.release(handle)
+        self._handles = {}
+
+    def _update(self, name: str, operation: str, value: float) -> None:
+        if self._services is not None and name in self._handles:
+            self._services.update_metric(self._handles[name], operation, value)  # type: ignore[arg-type]
