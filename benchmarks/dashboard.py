@@ -1,6 +1,6 @@
 """What open pages of the dashboard cost a server: its CPU with 0, 1 and 10 pages in a real Chromium.
 
-    python benchmarks/dashboard.py [--pages 0,1,10] [--models 1,100] [--seconds 30]
+    python benchmarks/dashboard.py [--pages 0,1,10] [--models 1,100,1000] [--seconds 30]
 
 Each page shows the details of a model, and polls as a page in front does. Exits with 1 if a page costs 1 % of a core or
 more, or if one does not show the state of the server any more at the end.
@@ -57,7 +57,7 @@ def measure(browser: Browser, models: int, pages: int, seconds: float) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pages", default="0,1,10")
-    parser.add_argument("--models", default="1,100")
+    parser.add_argument("--models", default="1,100,1000")
     parser.add_argument("--seconds", type=float, default=30)
     arguments = parser.parse_args()
     path = shutil.which("chromium") or shutil.which("chromium-browser")

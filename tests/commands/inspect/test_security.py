@@ -38,7 +38,7 @@ ASKED = {name: place for name, place in PATHS.items() if name not in ("own", "ge
     "traffic_change": ("PUT", "/v2/models/m/traffic"),
     "openapi": ("GET", "/openapi.json"),
     "dashboard": ("GET", "/dashboard"),
-    "dashboard_latencies": ("GET", "/dashboard/latencies.json"),
+    "dashboard_models": ("GET", "/dashboard/models.json"),
     "dashboard_log": ("GET", "/dashboard/log.json"),
 }
 

@@ -213,7 +213,7 @@ OTHER_PATHS = {
     *("/v2/models/m/stats", "/v2/systemsharedmemory/unregister", "/v2/cudasharedmemory/status"),
     *("/v2/cudasharedmemory/register", "/v2/models/m/events", "/v2/models/m/versions/1/events"),
     *("/v2/models/m/generate_stream", "/openapi.json", "/openapi/models/m/example.json", "/v2/models/m/traffic"),
-    *("/dashboard", "/dashboard/latencies.json", "/dashboard/log.json"),
+    *("/dashboard", "/dashboard/models.json", "/dashboard/log.json"),
     *(f"/dashboard/{file}" for file in ("dashboard.css", "dashboard.js", "request_form.js")),
 }
 REFUSALS = [

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.http
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -32,6 +33,9 @@ NUMBERS = """
 backend: "identity" input [{ name: "n" data_type: TYPE_INT64 dims: 2 }, { name: "x" data_type: TYPE_FP32 dims: 1 }]
 output [{ name: "n" data_type: TYPE_INT64 dims: 2 }, { name: "x" data_type: TYPE_FP32 dims: 1 }]
 """
+APART = CONFIG + 'parameters { key: "isolation" value { string_value: "process" } }'
+#: What the page shows in place of no number.
+NONE = "\N{EN DASH}"
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 
@@ -39,12 +43,13 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not in
 def server(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempPathFactory) -> Headrace:
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(EXAMPLES / "digits", models / "digits")
-    for name, config in ((MARKUP, CONFIG), ("echo", CONFIG), ("numbers", NUMBERS), ("broken", 'backend: "nope"')):
+    configs = {MARKUP: CONFIG, "echo": CONFIG, "numbers": NUMBERS, "apart": APART, "broken": 'backend: "nope"'}
+    for name, config in configs.items():
         (models / name / "1").mkdir(parents=True)
         (models / name / "config.pbtxt").write_text(config)
     loads = [
         "--model-control-mode=explicit",
-        *(f"--load-model={name}" for name in ("digits", "echo", "numbers", MARKUP)),
+        *(f"--load-model={name}" for name in ("digits", "echo", "numbers", "apart", MARKUP)),
     ]
     server = keep_serving(f"--model-repository={models}", *loads)
     with (
@@ -104,7 +109,7 @@ def test_models_are_listed_with_their_state_and_its_reason(
     server: Headrace, open_page: Callable[[Headrace], Page]
 ) -> None:
     page = open_page(server)
-    expect(page.get_by_role("status")).to_have_text("4 of 5 ready")
+    expect(page.get_by_role("status")).to_have_text("5 of 6 ready")
     rows = page.locator("#rows tr")
     expect(rows.filter(has_text="broken")).to_contain_text("unable to find backend library for backend 'nope'")
     expect(rows.filter(has_text="digits")).to_contain_text("READY")
@@ -115,6 +120,45 @@ def test_models_are_listed_with_their_state_and_its_reason(
     assert rows.filter(visible=True).count() == 1
     page.get_by_label("Filter").fill("12")
     assert page.get_by_text("No model matches.").is_visible()
+
+
+@needs_chromium
+def test_memory_is_shown_where_it_is_measured(server: Headrace, open_page: Callable[[Headrace], Page]) -> None:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    (child,) = [each for each in children if any("apart" in word for word in each.cmdline())]
+    page = open_page(server)
+    row = page.locator("#rows tr").filter(has=page.get_by_role("button", name="apart", exact=True))
+    cell = row.locator("td").nth(8)
+    expect(cell).to_have_text(re.compile(r"^[0-9.]+ MiB$"))
+    shown_mib = float(cell.inner_text().split()[0])
+    assert shown_mib == pytest.approx(child.memory_full_info().pss / 2**20, rel=0.25)
+    expect(page.get_by_text(f"{shown_mib} MiB + 4 unknown")).to_be_visible()
+    page.get_by_role("button", name="apart", exact=True).click()
+    expect(page.locator("#instances")).to_contain_text(re.compile(r"memory, host[0-9.]+ MiB"))
+    page.get_by_role("button", name="echo", exact=True).click()
+    expect(page.locator("#instances")).to_contain_text("memory, hostunknown")
+    page.get_by_label("Show").select_option("not loaded")
+    assert page.locator("#rows tr").filter(visible=True).all_inner_texts()[0].startswith("broken")
+    assert page.locator("#rows tr").filter(visible=True).locator("td").nth(8).inner_text() == NONE
+
+
+@needs_chromium
+def test_the_share_that_a_model_on_demand_is_charged_is_an_estimate(
+    keep_serving: Callable[..., Headrace], open_page: Callable[[Headrace], Page], tmp_path: Path
+) -> None:
+    (tmp_path / "echo/1").mkdir(parents=True)
+    (tmp_path / "echo/config.pbtxt").write_text(CONFIG)
+    server = keep_serving(f"--model-repository={tmp_path}", "--model-control-mode=on-demand")
+    page = open_page(server)
+    cell = page.locator("#rows tr td").nth(8)
+    expect(cell).to_have_text(NONE)
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        client.load_model("echo")
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        expect(cell).to_have_text(re.compile(r"^≈ [0-9.]+ MiB$"))
+        (entry,) = client.get_model_repository_index()
+    (loaded,) = json.loads(server.get("/dashboard/models.json")[1])["models"]
+    assert loaded["memory"][0]["bytes"] == pytest.approx(entry["memory_bytes"], rel=0.2)
 
 
 @needs_chromium
@@ -129,7 +173,7 @@ def test_nothing_is_asked_about_a_model_that_is_not_ready(
     expect(page.get_by_role("button", name="Send")).not_to_be_visible()
     page.get_by_role("button", name=MARKUP, exact=True).click()
     expect(page.get_by_label("Answer")).to_contain_text("is not found")  # a URL cannot name it, as in Triton
-    with page.expect_request("**/stats"), page.expect_response("**/log.json*"):
+    with page.expect_request("**/models.json"), page.expect_response("**/log.json*"):
         pass
     page.wait_for_timeout(50)
     assert len([each for each in asked if re.search("/models/(broken|%3C)", each)]) == 2, "the second, once"
@@ -267,7 +311,7 @@ def test_a_reader_who_stays_away_for_a_day_sees_the_state_and_all_of_the_log(
     page.evaluate(
         "delete document.hidden; for (const _ of '123') document.dispatchEvent(new Event('visibilitychange'))"
     )
-    expect(page.get_by_role("status")).to_have_text(re.compile("of 5 ready"))
+    expect(page.get_by_role("status")).to_have_text(re.compile("of 6 ready"))
     records = json.loads(server.get("/dashboard/log.json")[1])
     expect(page.get_by_role("list", name="Log").locator("li")).to_have_count(len(records))
     expect(page.locator("#rows tr").filter(has_text="digits")).to_contain_text("READY")
@@ -294,11 +338,19 @@ def test_a_server_with_keys_asks_for_one(
 
 def test_routes_answer_what_the_page_reads(server: Headrace) -> None:
     infer(server, np.zeros((1, 8, 8), np.uint8))
-    status, body = server.get("/dashboard/latencies.json")
+    status, body = server.get("/dashboard/models.json")
     assert status == 200
-    found = {each["name"]: each for each in json.loads(body)}
-    assert found.keys() == {"digits", "echo", "numbers", MARKUP}
-    assert sum(found["digits"]["counts"]) == int(server.metric("nv_inference_request_success", "digits"))
+    found = {each["name"]: each for each in json.loads(body)["models"]}
+    assert found.keys() == {"digits", "echo", "numbers", "apart", MARKUP}
+    assert sum(found["digits"]["latencies"]) == int(server.metric("nv_inference_request_success", "digits"))
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        counted = client.get_inference_statistics("digits")["model_stats"][0]
+    assert found["digits"]["success"] == counted["inference_stats"]["success"]["count"] > 0
+    assert found["digits"]["failed"] == counted["inference_stats"]["fail"]["count"]
+    assert (found["digits"]["executions"], found["digits"]["rows"]) == (
+        counted["execution_count"],
+        counted["inference_count"],
+    )
     records = json.loads(server.get("/dashboard/log.json")[1])
     assert [each["number"] for each in records] == list(range(1, len(records) + 1))
     later = json.loads(server.get(f"/dashboard/log.json?after={len(records) - 1}")[1])

@@ -1,7 +1,8 @@
 """The dashboard of a server: a page that shows what its HTTP routes say, at ``/dashboard``.
 
 The page asks the routes that all clients ask, so what protects them protects it. It is a plugin of static files and
-two routes that no client has: the latency histograms, and the last log records. A server nobody looks at pays nothing.
+two routes that no client has: counts and memory of all models, and the last log records. A server that nobody looks at
+pays nothing.
 """
 
 from __future__ import annotations

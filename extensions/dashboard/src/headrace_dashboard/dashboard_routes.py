@@ -21,19 +21,24 @@ from headrace import (
     HttpRoute,
     InvalidArgument,
     OptionGroup,
+    ServedModel,
     Server,
     Unavailable,
 )
+from headrace_dashboard.model_memory import ProcessMemory, server_bytes
 from headrace_dashboard.recent_records import RecentRecords
 
 #: Reads the page itself, which is the same for all servers: `--access-open=health,dashboard` opens it.
 PAGE = ExtensionOperation("dashboard", "metadata")
-#: Reads the latency histograms of all models.
-LATENCIES = ExtensionOperation("dashboard_latencies", "statistics")
+#: Reads counts, latencies and memory of all models.
+MODELS = ExtensionOperation("dashboard_models", "statistics")
 #: Reads the last log records.
 LOG = ExtensionOperation("dashboard_log", "logging")
 
 _JSON = ((b"Content-Type", b"application/json"), (b"Cache-Control", b"no-store"))
+
+#: How many models are counted in one turn of the event loop, for about 1 ms.
+_MODELS_PER_TURN = 32
 
 #: The servers of this process that have started.
 _servers: WeakKeyDictionary[Engine, Server] = WeakKeyDictionary()
@@ -83,21 +88,46 @@ class RequestFormRoute(FileRoute):
     name, file, operation = "GET /dashboard/request_form.js", "page/request_form.js", PAGE
 
 
-class LatenciesRoute(HttpRoute):
-    """The latency histogram of each model version since it was loaded: counts of 1, 2, 4, ... µs"""
+class ModelsRoute(HttpRoute):
+    """Of each loaded model version, the counts since its load and its memory; and the memory of the server
 
-    name = "GET /dashboard/latencies.json"
-    operation = LATENCIES
+    ``latencies`` are counts of 1, 2, 4, ... µs, without the zeros at the end.
+    """
+
+    name = "GET /dashboard/models.json"
+    operation = MODELS
+    extension: Dashboard
 
     async def answer(self, call: HttpCall) -> HttpReply:
-        server = _servers.get(self.engine)
+        server, memory = _servers.get(self.engine), self.extension.memory
         if server is None:
             raise Unavailable("the models are being loaded")
-        found = [
-            {"name": model.name, "version": model.version, "counts": model.snapshot().executions.request_us.counts}
-            for model in server.served()
-        ]
-        return HttpReply(200, _JSON, [await asyncio.to_thread(_encode, found)])
+        models = server.served()
+        async with self.extension.measuring:
+            await asyncio.to_thread(memory.measure, models)
+        found: list[object] = []
+        for number, model in enumerate(models, 1):
+            found.append({**_counts(model), "memory": [each._asdict() for each in memory.of(model)]})
+            if number % _MODELS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        document = {"server_bytes": server_bytes(), "models": found}
+        return HttpReply(200, _JSON, [await asyncio.to_thread(_encode, document)])
+
+
+def _counts(model: ServedModel) -> dict[str, object]:
+    numbers = model.snapshot()
+    latencies = numbers.executions.request_us.counts
+    while latencies and not latencies[-1]:
+        latencies.pop()
+    return {
+        "name": model.name,
+        "version": str(model.version),
+        "success": numbers.success.count,
+        "failed": numbers.fail.count,
+        "executions": numbers.executions.execution_count,
+        "rows": numbers.executions.inference_count,
+        "latencies": latencies,
+    }
 
 
 class LogRoute(HttpRoute):
@@ -116,7 +146,7 @@ class LogRoute(HttpRoute):
 
 
 class Dashboard(Extension):
-    """Has the last log records of the process while it is enabled."""
+    """Has the last log records of the process while it is enabled, and the memory of models as measured last."""
 
     name: ClassVar[str] = "dashboard"
     adds: ClassVar[Sequence[type[Addition]]] = (
@@ -124,7 +154,7 @@ class Dashboard(Extension):
         DashboardStyleRoute,
         DashboardScriptRoute,
         RequestFormRoute,
-        LatenciesRoute,
+        ModelsRoute,
         LogRoute,
     )
 
@@ -132,6 +162,7 @@ class Dashboard(Extension):
         super().__init__(engine)
         options = engine.options.group(DashboardOptions)
         self.records = RecentRecords(options.log_records)
+        self.memory, self.measuring = ProcessMemory(), asyncio.Lock()
         if options.enabled and options.log_records:
             logging.getLogger("headrace").addHandler(self.records)
 

@@ -2,13 +2,13 @@
 import { showForm } from "/dashboard/request_form.js";
 
 // An answer grows with the models, and a page shall cost less than 1 % of a core.
-const POLL_MS = 2000, POLL_MS_PER_MODEL = 20, REMEMBERED = 60;
+const POLL_MS = 2000, POLL_MS_PER_MODEL = 10, REMEMBERED = 60;
 const at = id => document.getElementById(id);
 const key = { get value() { return sessionStorage.getItem("headrace-key") || ""; } };
 
 // What is known of the chosen model: "" nothing yet, "shown", or "refused".
-let former = null, chosen = null, lastRecord = 0, chosenKind = "", timer = 0, turn = Promise.resolve();
-const rates = new Map(), states = new Map();
+let former = null, order = "", chosen = null, lastRecord = 0, chosenKind = "", timer = 0, turn = Promise.resolve();
+const rates = new Map(), states = new Map(), memories = new Map();
 
 export async function ask(path, body, method) {
   const headers = key.value ? { Authorization: `Bearer ${key.value}` } : {};
@@ -38,7 +38,11 @@ export function make(tag, properties = {}, ...children) {
 const figure = (value, digits = 1) => value === null || Number.isNaN(value) ? "–" : value >= 100 || value === 0 ? Math.round(value).toLocaleString("en") : value.toFixed(digits);
 const duration = us => us === null ? "–" : us >= 1e6 ? `${(us / 1e6).toFixed(1)} s` : us >= 1e3 ? `${(us / 1e3).toFixed(1)} ms` : `${Math.round(us)} µs`;
 const bound = us => us === null ? "–" : `≤ ${duration(us)}`;
-const size = bytes => bytes >= 1 << 30 ? `${(bytes / (1 << 30)).toFixed(1)} GiB` : `${(bytes / (1 << 20)).toFixed(1)} MiB`;
+const size = bytes => bytes === null ? "unknown" : bytes >= 1 << 30 ? `${(bytes / (1 << 30)).toFixed(1)} GiB` : `${(bytes / (1 << 20)).toFixed(1)} MiB`;
+
+// "≈" is the share that the control mode charges a model in the server.
+const memoryText = each => `${each.is_estimate ? "≈ " : ""}${size(each.bytes)}`;
+const memoryCell = memory => memory.map(each => `${memory.length > 1 ? `${each.device} ` : ""}${memoryText(each)}`).join(", ") || "–";
 
 // The upper bound of the bucket in which a share of the counts ends, in µs. Buckets end at 1, 2, 4, ... µs.
 function percentile(counts, share) {
@@ -51,7 +55,7 @@ function percentile(counts, share) {
 function numbers(now) {
   const before = former && former.models.get(now.key), seconds = former ? (now.time - former.time) / 1000 : 0;
   if (!before || now.success < before.success || !seconds) return { requests: null, failed: null, rows: null, p50: null, p99: null };
-  const counts = (now.counts || []).map((each, place) => each - ((before.counts || [])[place] || 0));
+  const counts = now.latencies.map((each, place) => each - (before.latencies[place] || 0));
   const executions = now.executions - before.executions;
   return {
     requests: (now.success - before.success) / seconds, failed: (now.failed - before.failed) / seconds,
@@ -65,9 +69,8 @@ async function pollOnce() {
   clearTimeout(timer);
   if (document.hidden) return;  // asks again when somebody looks
   try {
-    const [index, statistics, latencies] = await Promise.all([
-      read("/v2/repository/index", ""), read("/v2/models/stats"), read("/dashboard/latencies.json").catch(() => [])]);
-    show(index, statistics.model_stats, latencies);
+    const [index, loaded] = await Promise.all([read("/v2/repository/index", ""), read("/dashboard/models.json")]);
+    show(index, loaded);
     at("message").textContent = "";
     if (chosen) await showDetail();
     await showLog();
@@ -79,32 +82,37 @@ async function pollOnce() {
   timer = setTimeout(poll, Math.max(POLL_MS, POLL_MS_PER_MODEL * rates.size));
 }
 
-function show(index, statistics, latencies) {
-  const time = performance.now(), models = new Map(), counts = new Map(latencies.map(each => [keyOf(each), each.counts]));
-  for (const each of statistics) {
-    const part = each.inference_stats, id = keyOf(each);
-    models.set(id, { key: id, time, success: part.success.count, failed: part.fail.count, executions: each.execution_count, rows: each.inference_count, counts: counts.get(id), part });
-  }
-  const rows = at("rows"), kept = new Map([...rows.children].map(row => [row.dataset.key, row]));
-  let ready = 0, total = 0;
+function show(index, loaded) {
+  const time = performance.now(), models = new Map(loaded.models.map(each => [keyOf(each), { ...each, key: keyOf(each), time }]));
+  const rows = at("rows"), kept = new Map([...rows.children].map(row => [row.dataset.key, row])), shown = [];
+  let ready = 0, total = 0, known = 0, unknown = 0;
   index.sort((one, other) => one.name < other.name ? -1 : one.name > other.name ? 1 : (one.version || 0) - (other.version || 0));
   for (const model of index) {
-    const id = keyOf(model), now = models.get(id), found = now ? numbers(now) : {};
+    const id = keyOf(model), now = models.get(id), found = now ? numbers(now) : {}, memory = now ? now.memory : [];
     ready += model.state === "READY"; total += found.requests || 0;
+    for (const each of memory) { known += each.bytes || 0; unknown += each.bytes === null; }
     const series = rates.get(id) || [];
     if (found.requests !== null && found.requests !== undefined) series.push(found.requests);
-    rates.set(id, series.slice(-REMEMBERED)); states.set(id, model.state || "not loaded");
+    rates.set(id, series.slice(-REMEMBERED)); states.set(id, model.state || "not loaded"); memories.set(id, memory);
     const row = kept.get(id) || rowOf(model);
     kept.delete(id);
-    fill(row, model, found, series.slice(-REMEMBERED));
-    rows.append(row);
+    fill(row, model, found, series.slice(-REMEMBERED), memory);
+    shown.push(row);
   }
-  for (const [id, row] of kept) { row.remove(); rates.delete(id); states.delete(id); }
+  for (const [id, row] of kept) { row.remove(); rates.delete(id); states.delete(id); memories.delete(id); }
+  const newOrder = shown.map(row => row.dataset.key).join("\n");
+  if (newOrder !== order) rows.append(...shown);
+  order = newOrder;
   filterModels();
-  at("state").textContent = `${ready} of ${index.length} ready`;
-  at("totals").replaceChildren(make("div", {}, make("dt", { textContent: "Requests/s" }), make("dd", { textContent: figure(total) })));
+  write(at("state"), `${ready} of ${index.length} ready`);
+  const totals = [["Requests/s", figure(total)], ["Memory of models", [known ? size(known) : "", unknown ? `${unknown} unknown` : ""].filter(each => each).join(" + ") || "–"], ["Memory of the server", size(loaded.server_bytes)]];
+  at("totals").replaceChildren(...totals.map(([name, text]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: text }))));
   former = { time, models };
 }
+
+// Sets a text only if it changes: else the table of 1,000 models would be laid out again with each poll.
+function write(element, text) { if (element.textContent !== text) element.textContent = text; }
+function set(element, name, value) { if (element.getAttribute(name) !== value) element.setAttribute(name, value); }
 
 function rowOf(model) {
   const row = make("tr"), name = make("button", { type: "button", className: "name", textContent: model.name, title: model.name });
@@ -116,23 +124,23 @@ function rowOf(model) {
   const load = make("button", { type: "button", textContent: "Load" }), unload = make("button", { type: "button", textContent: "Unload" });
   load.addEventListener("click", () => control(model, "load")); unload.addEventListener("click", () => control(model, "unload"));
   for (const [button, what] of [[load, "Load"], [unload, "Unload"]]) button.setAttribute("aria-label", `${what} ${model.name}`);
-  const cells = ["", "", "", "number", "number", "number", "number", "number", "", ""].map(className => make("td", { className }));
-  cells[0].append(name); cells[2].append(make("span"), make("span", { className: "reason" })); cells[8].append(line); cells[9].append(load, " ", unload);
+  const cells = ["", "", "", "number", "number", "number", "number", "number", "number", "", ""].map(className => make("td", { className }));
+  cells[0].append(name); cells[2].append(make("span"), make("span", { className: "reason" })); cells[9].append(line); cells[10].append(load, " ", unload);
   row.append(...cells);
   return row;
 }
 
-function fill(row, model, found, series) {
+function fill(row, model, found, series, memory) {
   const cells = row.children, [state, reason] = cells[2].children;
-  cells[1].textContent = model.version || "–";
-  state.textContent = model.state || "not loaded"; state.className = model.state || ""; reason.textContent = model.reason || "";
-  const texts = [figure(found.requests ?? null), figure(found.failed ?? null), bound(found.p50 ?? null), bound(found.p99 ?? null), figure(found.rows ?? null)];
-  texts.forEach((text, place) => { cells[3 + place].textContent = text; });
+  write(cells[1], model.version || "–");
+  write(state, model.state || "not loaded"); set(state, "class", model.state || ""); write(reason, model.reason || "");
+  const texts = [figure(found.requests ?? null), figure(found.failed ?? null), bound(found.p50 ?? null), bound(found.p99 ?? null), figure(found.rows ?? null), memoryCell(memory)];
+  texts.forEach((text, place) => write(cells[3 + place], text));
   const most = Math.max(1, ...series);
-  cells[8].firstChild.firstChild.setAttribute("points", series.map((each, place) => `${60 - series.length + place},${9.5 - 9 * each / most}`).join(" "));
-  const [load, unload] = cells[9].querySelectorAll("button");
+  set(cells[9].firstChild.firstChild, "points", series.map((each, place) => `${60 - series.length + place},${9.5 - 9 * each / most}`).join(" "));
+  const [load, unload] = cells[10].querySelectorAll("button");
   load.disabled = model.state === "LOADING"; unload.disabled = model.state !== "READY";
-  row.setAttribute("aria-current", String(chosen !== null && keyOf(chosen) === row.dataset.key));
+  set(row, "aria-current", String(chosen !== null && keyOf(chosen) === row.dataset.key));
 }
 
 async function control(model, what) {
@@ -186,16 +194,14 @@ async function showDetail() {
     }
   }
   if (chosenKind === "refused") return;
-  const now = former && former.models.get(keyOf(model));
-  if (now && now.success) {
-    const parts = [["queue", "waiting"], ["compute_input", "batch made"], ["compute_infer", "engine"], ["compute_output", "answer split"]];
-    bars("parts", parts.map(([name, text]) => { const us = now.part[name].ns / 1000 / now.success; return [text, us, duration(us)]; }));
-  }
   try {
-    const told = await read(`${pathOf(model)}/explain`);
+    const [told, { model_stats: [counted] }] = await Promise.all([read(`${pathOf(model)}/explain`), read(`${pathOf(model)}/stats`)]);
     if (model !== chosen) return;
-    const where = Object.entries(told.runs_on);
-    pairs("instances", [["waiting", figure(told.waiting, 0)], ["in flight", figure(told.in_flight, 0)], ...(model.devices ? [["devices", model.devices]] : []), ...(told.memory_bytes ? [["memory", size(told.memory_bytes)]] : []), ...where]);
+    const parts = [["queue", "waiting"], ["compute_input", "batch made"], ["compute_infer", "engine"], ["compute_output", "answer split"]];
+    const all = counted.inference_stats, answered = all.success.count;
+    if (answered) bars("parts", parts.map(([name, text]) => { const us = all[name].ns / 1000 / answered; return [text, us, duration(us)]; }));
+    const where = Object.entries(told.runs_on), memory = memories.get(keyOf(model)) || [];
+    pairs("instances", [["waiting", figure(told.waiting, 0)], ["in flight", figure(told.in_flight, 0)], ...(model.devices ? [["devices", model.devices]] : []), ...memory.map(each => [`memory, ${each.device}`, memoryText(each)]), ...where]);
     bars("sizes", told.sizes.map(each => [`${each.rows}`, each.batches, figure(each.batches, 0)]));
     bars("reasons", Object.entries(told.reasons).map(([name, count]) => [name, count, figure(count, 0)]));
     pairs("waits", Object.entries(told.longest_wait_us).map(([name, us]) => [name, duration(us)]));
@@ -221,12 +227,19 @@ function filterLog() {
 }
 
 function filterModels() {
-  const wanted = at("filter").value.toLowerCase(), rows = [...at("rows").children];
-  for (const row of rows) row.hidden = !row.dataset.key.split("\n")[0].toLowerCase().includes(wanted);
-  at("none").hidden = rows.some(row => !row.hidden);
+  const wanted = at("filter").value.toLowerCase(), only = at("only").value, rows = [...at("rows").children];
+  let count = 0;
+  for (const row of rows) {
+    const [name] = row.dataset.key.split("\n"), isReady = states.get(row.dataset.key) === "READY";
+    const isShown = name.toLowerCase().includes(wanted) && (!only || isReady === (only === "ready"));
+    if (row.hidden === isShown) row.hidden = !isShown;
+    count += isShown;
+  }
+  at("none").hidden = count > 0;
 }
 
 at("filter").addEventListener("input", filterModels);
+at("only").addEventListener("change", filterModels);
 at("level").addEventListener("change", filterLog);
 at("access").addEventListener("submit", event => { event.preventDefault(); sessionStorage.setItem("headrace-key", at("key").value); at("access").hidden = true; chosenKind = ""; poll(); });
 document.addEventListener("visibilitychange", poll);

@@ -1,0 +1,81 @@
+"""The memory of loaded models, as far as the server knows it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from headrace import Executor, ServedModel
+
+#: How long `ProcessMemory.measure` goes on.
+_MEASURE_S = 0.01
+
+
+class MemoryOnDevice(NamedTuple):
+    """The memory of one model version on ``device``: ``host``, or ``GPU 0``.
+
+    ``bytes`` is None if nothing measures it. If it ``is_estimate``, it is the share that the control mode charges.
+    """
+
+    device: str
+    bytes: int | None = None
+    is_estimate: bool = False
+
+
+class ProcessMemory:
+    """The memory of the processes of models, as measured last. `measure` is called by one thread at a time.
+
+    It does nothing for ``pause_s`` after it has measured: with 10 ms in 2 s, that is 0.5 % of a core.
+    """
+
+    def __init__(self, pause_s: float = 2.0) -> None:
+        #: By executor, when it was measured, in monotonic seconds, and its bytes.
+        self._measured: WeakKeyDictionary[Executor, tuple[float, int]] = WeakKeyDictionary()
+        self._pause_s, self._ended_s = pause_s, -pause_s
+
+    def measure(self, models: Sequence[ServedModel]) -> None:
+        """Measure processes of ``models`` for 10 ms: new ones first, then those that were measured longest ago.
+
+        So what it costs depends neither on the number of processes nor on that of the readers.
+        """
+        began_s = time.monotonic()
+        if began_s - self._ended_s < self._pause_s:
+            return
+        executors = [each for model in models for each in _processes(model)]
+        for executor in sorted(executors, key=lambda each: self._measured.get(each, (0.0, 0))[0]):
+            self._measured[executor] = time.monotonic(), getattr(executor, "memory_bytes", int)()
+            if time.monotonic() - began_s > _MEASURE_S:
+                break
+        self._ended_s = time.monotonic()
+
+    def of(self, model: ServedModel) -> list[MemoryOnDevice]:
+        """Return the memory of ``model`` on each device, the host first; nothing if it has no instances. Any thread."""
+        executors = model.executors
+        if not executors:
+            return []
+        gpus = sorted({gpu for group in model.config.instance_group for gpu in group.gpus})
+        return [self._on_host(model, executors), *(MemoryOnDevice(f"GPU {gpu}") for gpu in gpus)]
+
+    def _on_host(self, model: ServedModel, executors: Sequence[Executor]) -> MemoryOnDevice:
+        processes = _processes(model)
+        is_apart = len(processes) == len(executors)
+        if model.memory_bytes:
+            return MemoryOnDevice("host", model.memory_bytes, not is_apart)
+        sizes = [self._measured.get(each, (0.0, 0))[1] for each in processes]
+        return MemoryOnDevice("host", sum(sizes) if is_apart and all(sizes) else None)
+
+
+def _processes(model: ServedModel) -> list[Executor]:
+    return [each for each in model.executors if each.runs_on == "process"]
+
+
+def server_bytes() -> int | None:
+    """Return the resident memory of this process in bytes; None without Linux's ``/proc``."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
