@@ -70,8 +70,7 @@ def test_its_bill_of_materials_names_what_is_installed(tree: Path) -> None:
         re.sub(r"[-_.]+", "-", path.name.split("-")[0]).lower()
         for path in tree.glob("opt/headrace/lib/python3*/site-packages/*.dist-info")
     }
-    # pip itself has been removed since.
-    assert {re.sub(r"[-_.]+", "-", each["name"]).lower() for each in listed} - {"pip"} == installed
+    assert {re.sub(r"[-_.]+", "-", each["name"]).lower() for each in listed} == installed
     assert {"headrace", "headrace-onnx", "headrace-python", "onnxruntime"} <= installed
 
 

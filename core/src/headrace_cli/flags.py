@@ -89,9 +89,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "Model repository": (
         Flag("model-repository", "<path>", "Directory that holds one directory per model, or a storage's URL.",
-             "/srv/models", gather=flag_values.collect),
-        Flag("model-store", "<path>", "Same as --model-repository.", "/srv/models", gather=flag_values.collect,
-             field="model_repository"),
+             "/srv/models", flag_values.not_empty("model-repository"), flag_values.collect),
+        Flag("model-store", "<path>", "Same as --model-repository.", "/srv/models",
+             flag_values.not_empty("model-store"), flag_values.collect, "model_repository"),
         Flag("exit-on-error", "<bool>", "Exit if any model fails to load at start; false serves the others.", "false",
              boolean),
         Flag("disable-auto-complete-config", "", "Use configs as written; do not complete them from the model "

@@ -152,6 +152,63 @@ def test_the_new_manifest_is_the_old_one_but_for_images_and_commands(name: str) 
     assert other(list(yaml.safe_load_all(new))) == other(list(yaml.safe_load_all(old)))
 
 
+TRITON = "nvcr.io/nvidia/tritonserver:24.04-py3"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said", "new"),
+    [
+        (
+            'ENTRYPOINT ["tritonserver"]|CMD --model-repository=/m --nope',
+            {"CMD --model-repository=/m --nope": "differs: tritonserver gets the arguments /bin/sh -c", "--nope": ""},
+            None,
+        ),
+        (
+            'ENTRYPOINT ["/bin/sh", "-c"]|CMD tritonserver --nope',
+            {"CMD tritonserver --nope": "differs: /bin/sh gets the arguments /bin/sh -c", "--nope": ""},
+            None,
+        ),
+        ('ENTRYPOINT ["/bin/sh", "-c"]|CMD ["tritonserver --nope"]', {"--nope": "not there"}, None),
+        ('ENTRYPOINT ["tini", "--"]|CMD tritonserver --nope', {"--nope": "not there"}, None),
+        (
+            'ENTRYPOINT tritonserver --id=x|CMD ["--nope"]',
+            {'CMD ["--nope"]': "as it is: no effect: ENTRYPOINT is in shell form", "--id=x": "as it is", "--nope": ""},
+            None,
+        ),
+        ('CMD ["--nope"]|ENTRYPOINT ["tritonserver"]', {"--nope": "not there"}, None),
+        ('CMD ["tritonserver", "--nope"]|CMD ["tritonserver"]', {"--nope": ""}, None),
+        (
+            "CMD ['tritonserver', '--nope']",
+            {"CMD ['tritonserver', '--nope']": "differs: no JSON: it runs in a shell, with the brackets"},
+            None,
+        ),
+        (
+            'ENTRYPOINT ["tritonserver"]|CMD ["--nope"]|FROM below|CMD ["--id=x"]',
+            {"--id=x": "as it is", "--nope": ""},
+            None,
+        ),
+        ('CMD ["--nope"]|FROM below|ENTRYPOINT ["tritonserver"]', {"tritonserver": "as it is", "--nope": ""}, None),
+        (
+            'ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]|EXPOSE 8000|CMD ["tritonserver", "--nope"]',
+            {"--nope": "not there", "/opt/nvidia/nvidia_entrypoint.sh": "changed"},
+            'ENTRYPOINT []|EXPOSE 8000|CMD ["tritonserver", "--nope"]',
+        ),
+        (
+            'ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]|CMD tritonserver --nope',
+            {"--nope": "not there", "/opt/nvidia/nvidia_entrypoint.sh": "changed"},
+            "ENTRYPOINT []|CMD tritonserver --nope",
+        ),
+    ],
+)  # fmt: skip
+def test_entrypoint_and_cmd_are_read_as_docker_runs_them(lines: str, said: dict[str, str], new: str | None) -> None:
+    """Docker's Dockerfile reference, "Understand how CMD and ENTRYPOINT interact". Empty: nothing is said of it."""
+    report = migrated(f"FROM {TRITON} AS below\n" + lines.replace("|", "\n") + "\n")
+    told = {each.name: f"{each.verdict.value}: {each.detail}" for each in report.findings}
+    for name, words in said.items():
+        assert told.get(name, "").startswith(words) if words else name not in told
+    assert report.new == f"FROM acme/headrace:1 AS below\n{(new or lines)}\n".replace("|", "\n")
+
+
 def test_the_new_dockerfile_installs_what_the_models_need(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m" / "net" / "1").mkdir(parents=True)
     (tmp_path / "m" / "net" / "1" / "model.onnx").touch()

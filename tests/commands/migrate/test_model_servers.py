@@ -12,6 +12,8 @@ import pytest
 
 from headrace import Server, ServerOptions
 from headrace_cli import main
+from headrace_migrate.report import Report, Verdict
+from headrace_migrate.torchserve_properties import read_properties
 
 
 def archive(path: Path, model: Any, files: dict[str, bytes]) -> Path:
@@ -129,6 +131,30 @@ def test_properties_become_flags(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "headrace serve --http-address=0.0.0.0 --http-port=8085 --metrics-address=0.0.0.0 --metrics-port=8082 "
         "--grpc-port=7070 '--model-repository=/srv/a b;c'"
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("inference_address=http://0.0.0.0:99999", "not taken over: Provided option value is out of bound. Got 99999"),
+        ("metrics_address=http://0.0.0.0:80a", "not taken over: Invalid option value. Got 80a"),
+        ("inference_address=unix:/tmp/x", "not taken over: expected http://HOST:PORT or https://HOST:PORT"),
+        ("grpc_inference_port=abc", "not taken over: Invalid option value. Got abc"),
+        ("max_request_size=-5", "not taken over: Error: --http-max-input-size must be greater than 0."),
+        ("model_store=", "not taken over: it has no value"),
+        (
+            "grpc_inference_port=8000",
+            "the server does not start: The server cannot listen to HTTP requests and GRPC requests at the same",
+        ),
+    ],
+)
+def test_a_value_that_no_flag_takes_is_reported_and_not_taken_over(line: str, said: str) -> None:
+    report = Report("config.properties")
+    command = read_properties(f"{line}\n", report)
+    (finding,) = (each for each in report.findings if each.verdict is Verdict.DIFFERS)
+    assert finding.detail.startswith(said)
+    if said.startswith("not taken over"):
+        assert command == "headrace serve --model-repository=models\n"
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 
 from headrace_migrate.container_parts import ContainerParts
 from headrace_migrate.dockerfile_syntax import Instruction
 from headrace_migrate.images import ImageKind, TritonImage, triton_image
 from headrace_migrate.report import BadInput, Report, Verdict, install_line
-from headrace_migrate.server_commands import PlacedWord, ServerCommands
-from headrace_migrate.shell_commands import program_at
-from headrace_migrate.shell_scripts import ShellScripts
+from headrace_migrate.server_commands import ServerCommands
 from headrace_migrate.shell_words import NotClosed, Word, simple_commands
+from headrace_migrate.start_commands import ImageStart, StartCommands
 
 #: What a stage begins with, if no image of Headrace is named.
 BASE = "python:3.12-slim-bookworm"
@@ -23,7 +20,6 @@ _DIRECTORY = "/opt/tritonserver"
 _USER = "triton-server"
 _PAGE = "docs/containers.md"
 _VARIABLE = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
-_JSON_WORD = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class Dockerfiles:
@@ -33,7 +29,8 @@ class Dockerfiles:
     def __init__(self, report: Report, commands: ServerCommands, parts: ContainerParts, image: str) -> None:
         self._report, self._commands, self._parts, self._image = report, commands, parts, image
         self._edits = parts.edits
-        self._scripts = ShellScripts(commands, parts)
+        #: What each named stage starts.
+        self._starts: dict[str, ImageStart] = {}
         #: The values of ARG before the first FROM, and the places of their values.
         self._arguments: dict[str, tuple[str, tuple[int, int]]] = {}
         self._ends_of_bases = list[int]()
@@ -41,11 +38,11 @@ class Dockerfiles:
 
     def read(self, instructions: Sequence[Instruction]) -> None:
         """Report on all instructions. Raises `BadInput`."""
-        last = max((at for at, each in enumerate(instructions) if each.name == "FROM"), default=0)
-        entry = list[PlacedWord]()
+        start = ImageStart()
         for at, each in enumerate(instructions):
             if each.name == "FROM":
                 self._read_from(each)
+                start = self._start_of(each)
             elif each.name == "ARG" and not any(other.name == "FROM" for other in instructions[:at]):
                 self._read_argument(each)
             elif each.name in ("RUN", "COPY", "ADD"):
@@ -60,9 +57,9 @@ class Dockerfiles:
             elif each.name == "USER" and each.body.strip() == _USER:
                 self._uses_user = True
                 self._report.add(each.line, "user", _USER, Verdict.CHANGED, "made in the new Dockerfile", _PAGE)
-            elif each.name in ("ENTRYPOINT", "CMD") and at > last:
-                entry = self._read_command(each, entry)
-        self._read_entry(entry)
+            elif each.name in ("ENTRYPOINT", "CMD"):
+                start.set(each)
+        StartCommands(self._report, self._commands, self._parts).read(start)
         for end in self._ends_of_bases:
             self._edits.replace(end, end, self._installation(end))
 
@@ -78,6 +75,15 @@ class Dockerfiles:
             self._parts.read_image(found, each.line, span)
             return
         self._replace_base(found, each, span)
+
+    def _start_of(self, each: Instruction) -> ImageStart:
+        """Return what the stage that begins here starts: at first, what the stage below starts."""
+        texts = [word.text.lower() for word in _words(each) if not word.text.startswith("--")]
+        below = self._starts.get(texts[0]) if texts else None
+        start = below.above() if below else ImageStart()
+        if len(texts) > 2 and texts[1] == "as":
+            self._starts[texts[2]] = start
+        return start
 
     def _replace_base(self, found: TritonImage, each: Instruction, span: tuple[int, int] | None) -> None:
         if found.distribution:
@@ -142,43 +148,6 @@ class Dockerfiles:
         elif each.name == "RUN" and "tritonserver " in whole.replace("tritonserver\n", "tritonserver "):
             detail = "not read: what it writes calls the program"
             self._report.add(each.line, "step", shown, Verdict.DIFFERS, detail, "docs/migrating.md#limits")
-
-    def _read_command(self, each: Instruction, entry: list[PlacedWord]) -> list[PlacedWord]:
-        """Return the words of ENTRYPOINT, then of CMD; those of a shell are read at once."""
-        words = self._json_words(each)
-        if words is not None:
-            return words if each.name == "ENTRYPOINT" else entry + words
-
-        def locate(word: Word) -> PlacedWord:
-            start, end = self._span(each, word)
-            return PlacedWord(word.text, self._edits.line_of(start), (start, end))
-
-        self._scripts.read(each.body, locate)
-        return entry
-
-    def _read_entry(self, words: list[PlacedWord]) -> None:
-        if not words:
-            return
-        texts = [word.text for word in words]
-        if program_at(texts) is None and PurePosixPath(texts[0]).suffix == ".sh":
-            detail = "a script: migrate it, too, if it calls the program"
-            self._report.add(words[0].line, "program", texts[0], Verdict.DIFFERS, detail, "docs/migrating.md#limits")
-            return
-        self._scripts.read_words(words)
-
-    def _json_words(self, each: Instruction) -> list[PlacedWord] | None:
-        """Return the words of the JSON form; None if the body is none."""
-        try:
-            value = json.loads(each.body.replace("\\\n", "  "))
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-            return None
-        spans = [found.span() for found in _JSON_WORD.finditer(each.body)]
-        return [
-            PlacedWord(word, self._edits.line_of(each.start + start), (each.start + start, each.start + end))
-            for word, (start, end) in zip(value, spans, strict=False)
-        ]
 
     @staticmethod
     def _span(each: Instruction, word: Word) -> tuple[int, int]:

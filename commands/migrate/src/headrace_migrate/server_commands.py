@@ -50,14 +50,9 @@ class ServerCommands:
         self.found += 1
         program = words[at]
         self._read_program(program)
-        dropped = []
-        for index, word in enumerate(words[:at]):
-            name = PurePosixPath(word.text).name
-            if name == _ENTRY_POINT:
-                detail = "NVIDIA's entry point prints and checks drivers; left out"
-                self._report.add(word.line, "program", word.text, Verdict.CHANGED, detail, "docs/containers.md")
-                dropped.append(index)
-            elif name in _LAUNCHERS:
+        dropped = self.read_entry_points(words[:at])
+        for word in words[:at]:
+            if PurePosixPath(word.text).name in _LAUNCHERS:
                 detail = "one model in several processes by MPI: the engine TensorRT-LLM is not there"
                 self._report.add(word.line, "program", word.text, Verdict.NOT_THERE, detail, "docs/backends.md")
             elif "=" in word.text:
@@ -66,6 +61,19 @@ class ServerCommands:
         reviewed = self._flags.read([word.text for word in rest], [word.line for word in rest])
         self.repositories += reviewed.repositories
         return dropped + [at + 1 + index for index in sorted(reviewed.dropped)]
+
+    def read_entry_points(self, words: Sequence[PlacedWord]) -> list[int]:
+        """Report on NVIDIA's entry points in ``words``. Return their indices, to leave out."""
+        found = [index for index, word in enumerate(words) if self.is_entry_point(word)]
+        for word in (words[index] for index in found):
+            detail = "NVIDIA's entry point prints and checks drivers; left out"
+            self._report.add(word.line, "program", word.text, Verdict.CHANGED, detail, "docs/containers.md")
+        return found
+
+    @staticmethod
+    def is_entry_point(word: PlacedWord) -> bool:
+        """True if ``word`` is NVIDIA's entry point, or a path to it."""
+        return PurePosixPath(word.text).name == _ENTRY_POINT
 
     def _read_program(self, program: PlacedWord) -> None:
         """Report on the program; a path below Triton's working directory, ``bin/tritonserver``, becomes a whole one."""

@@ -5,9 +5,10 @@ Source: TorchServe's page "Advanced configuration".
 
 from __future__ import annotations
 
+import re
 import shlex
-from urllib.parse import urlsplit
 
+from headrace import ConfigError, parse_options
 from headrace_migrate.report import BadInput, Report, Verdict
 
 _PAGE = "docs/migrating.md#torchserve"
@@ -20,6 +21,9 @@ _FLAGS = {
     "certificate_file": "http-server-cert",
 }
 _ADDRESSES = {"inference_address": "http", "metrics_address": "metrics"}
+_ADDRESS = re.compile(r"https?://(?P<host>\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+)(?::(?P<port>[^/]*))?/?")
+#: Before the flags of one property: no port of another is the same.
+_ALONE = ("--model-repository=models", "--http-port=0", "--grpc-port=0", "--metrics-port=0")
 _IN_CONFIG = ("batch_size", "max_batch_delay", "default_workers_per_model", "job_queue_size", "models")
 _THREADS = ("number_of_netty_threads", "netty_client_threads", "async_logging", "vmargs", "prefer_direct_buffer")
 
@@ -35,7 +39,12 @@ def read_properties(text: str, report: Report) -> str:
         if not equals:
             raise BadInput(f"{report.source}:{number}: '{line[:40]}' is no property")
         found += 1
-        new = _flags_of(name, value)
+        try:
+            new = _flags_of(name, value)
+        except ConfigError as error:
+            detail = f"not taken over: {error.message.splitlines()[-1]}"
+            report.add(number, "property", line, Verdict.DIFFERS, detail, "docs/flags.md")
+            continue
         flags += new
         if new:
             report.add(number, "property", line, Verdict.CHANGED, f"now {' '.join(new)}", "docs/flags.md")
@@ -53,19 +62,29 @@ def read_properties(text: str, report: Report) -> str:
         raise BadInput(f"{report.source}: no property is in it")
     if "--model-repository" not in {flag.partition("=")[0] for flag in flags}:
         flags.insert(0, "--model-repository=models")
+    try:
+        parse_options(flags)
+    except ConfigError as error:
+        detail = f"the server does not start: {error.message.splitlines()[-1]}"
+        report.add(0, "properties", "all together", Verdict.DIFFERS, detail, "docs/flags.md")
     return f"headrace serve {shlex.join(flags)}\n"
 
 
 def _flags_of(name: str, value: str) -> list[str]:
+    """Return the flags that do the same. Raises `ConfigError` if no flag has such a value."""
+    if name in (*_FLAGS, *_ADDRESSES) and not value:
+        raise ConfigError("it has no value")
     if name in _FLAGS:
-        new = [f"--{_FLAGS[name]}={value}"]
-        return [*new, "--http-use-ssl=true"] if name == "certificate_file" else new
-    if name in _ADDRESSES:
-        try:
-            parts = urlsplit(value)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            return []
-        flags = [f"--{_ADDRESSES[name]}-address={host}"] if host else []
-        return [*flags, f"--{_ADDRESSES[name]}-port={port}"] if port else flags
-    return []
+        flags = [f"--{_FLAGS[name]}={value}"]
+        flags += ["--http-use-ssl=true"] if name == "certificate_file" else []
+    elif name in _ADDRESSES:
+        found = _ADDRESS.fullmatch(value)
+        if found is None:
+            raise ConfigError("expected http://HOST:PORT or https://HOST:PORT")
+        host, port = found["host"].strip("[]"), found["port"]
+        flags = [f"--{_ADDRESSES[name]}-address={host}"]
+        flags += [] if port is None else [f"--{_ADDRESSES[name]}-port={port}"]
+    else:
+        return []
+    parse_options([*_ALONE, *flags])
+    return flags
