@@ -72,7 +72,7 @@ PACKAGES = {
     "headrace",
     *(
         f"headrace_{name}"
-        for name in ("cli", "engines", "grpc", "harnesses", "hosts", "http", "loading", "locations", "processes")
+        for name in "cli engines grpc harnesses hosts http llm loading locations processes".split()  # noqa: SIM905
     ),
     "tritonclient",
 }
