@@ -82,13 +82,13 @@ class Contract:
     ``inputs`` maps the part that a tensor has in the task to the tensor of the model:
 
     - generation: the names of `GENERATION_INPUTS` that the model has
-    - embedding: ``text``, its one input of strings
+    - embedding: ``text``, its one input of strings; ``input_ids``, the text as tokens, if it has it
     - reranking: ``query`` and ``document``
     - classification: ``text``
     - transcription: ``audio``, the bytes of a file; ``language``, ``prompt`` and ``temperature`` if it has them
 
     ``outputs`` likewise: those of `GENERATION_OUTPUTS`; ``embedding``; ``score``; ``label`` and ``score``;
-    ``text_output``.
+    ``text_output``. Embedding and reranking also have ``num_input_tokens`` if the model has it.
     """
 
     task: Task
@@ -115,12 +115,12 @@ class Contract:
         return _generation(model) if task is Task.GENERATION else _other(model, task)
 
 
-#: The parts of the tasks beside generation: required inputs, optional inputs, outputs.
-_PARTS: Mapping[Task, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    Task.EMBEDDING: (("text",), (), ("embedding",)),
-    Task.RERANKING: (("query", "document"), (), ("score",)),
-    Task.CLASSIFICATION: (("text",), (), ("label", "score")),
-    Task.TRANSCRIPTION: (("audio",), ("language", "prompt", "temperature"), ("text_output",)),
+#: The parts of the tasks beside generation: required inputs, optional ones, required outputs, optional ones.
+_PARTS: Mapping[Task, tuple[tuple[str, ...], ...]] = {
+    Task.EMBEDDING: (("text",), ("input_ids",), ("embedding",), ("num_input_tokens",)),
+    Task.RERANKING: (("query", "document"), (), ("score",), ("num_input_tokens",)),
+    Task.CLASSIFICATION: (("text",), (), ("label", "score"), ()),
+    Task.TRANSCRIPTION: (("audio",), ("language", "prompt", "temperature"), ("text_output",), ()),
 }
 
 
@@ -136,7 +136,7 @@ def _generation(model: ModelView) -> Contract:
 
 
 def _other(model: ModelView, task: Task) -> Contract:
-    required, optional, outputs = _PARTS[task]
+    required, optional, outputs, more = _PARTS[task]
     found = {name: model.inputs[name] for name in (*required, *optional) if name in model.inputs}
     if len(required) == 1 and required[0] not in found and len(model.inputs) == 1:
         found = dict(zip(required, model.inputs.values(), strict=True))
@@ -146,6 +146,7 @@ def _other(model: ModelView, task: Task) -> Contract:
     for name, tensors in (*((name, found) for name in required), *((name, given) for name in outputs)):
         if name not in tensors:
             raise ConfigError(f"model '{model.name}' is for {task.value}, but has no tensor '{name}'")
+    given |= {name: model.outputs[name] for name in more if name in model.outputs}
     return Contract(task, found, given)
 
 
