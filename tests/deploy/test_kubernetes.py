@@ -27,14 +27,39 @@ KUSTOMIZED = ("base", *(f"overlays/{path.name}" for path in sorted((DEPLOY / "ku
 #: Values of the chart that change what it renders.
 VALUES: dict[str, tuple[str, ...]] = {
     "defaults": (),
-    "claim": ("models.claim=shared", "autoscaling.by=cpu", "gpus=2", "nodeSelector.disk=ssd"),
+    "claim": (
+        "models.claim=shared",
+        "autoscaling.by=cpu",
+        "gpus=2",
+        "nodeSelector.disk=ssd",
+        "rollingUpdate.maxUnavailable=1",
+        "rollingUpdate.maxSurge=0",
+        "topologySpreadConstraints[0].maxSkew=1",
+        "topologySpreadConstraints[0].topologyKey=kubernetes.io/hostname",
+        "topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway",
+        "tolerations[0].key=nvidia.com/gpu",
+        "tolerations[0].operator=Exists",
+    ),
     "cloud": (
         "models.url=s3://a/b",
         "autoscaling.by=queue",
         "serviceMonitor.enabled=true",
-        "args={--strict-readiness}",
+        "serviceMonitor.labels.release=prometheus",
+        "args={--strict-readiness=true}",
     ),
-    "credentials": ("env[0].name=A", "env[0].value=b", "envFrom[0].secretRef.name=s", "podAnnotations.a=b"),
+    "credentials": (
+        "env[0].name=GOOGLE_APPLICATION_CREDENTIALS",
+        "env[0].value=/secrets/key.json",
+        "envFrom[0].secretRef.name=s",
+        "volumes[0].name=key",
+        "volumes[0].secret.secretName=gcs",
+        "volumeMounts[0].name=key",
+        "volumeMounts[0].mountPath=/secrets",
+        "volumeMounts[0].readOnly=true",
+        "serviceAccountName=headrace-s3",
+        "imagePullSecrets[0].name=registry",
+        "podAnnotations.a=b",
+    ),
 }
 RENDERED = [*(("kustomize", name) for name in KUSTOMIZED), *(("helm", name) for name in VALUES)]
 #: Kinds of KEDA and of the Prometheus operator, whose schemas are not part of Kubernetes.
@@ -149,12 +174,45 @@ def test_the_chart_renders_what_the_base_is() -> None:
     ("values", "why"),
     [
         (("models.claim=a", "models.url=s3://b/c"), "a pod has one model repository"),
-        (("autoscaling.by=cpus",), "autoscaling.by is 'cpus'; it is none, cpu or queue"),
+        (("args={--http-port=9000}",), "args has '--http-port=9000', .*: the Service and the probes use 8000"),
+        (("args={--exit-timeout-secs=60}",), "args has '--exit-timeout-secs=60', .*: set exitTimeout"),
+        (
+            ("autoscaling.by=cpu", "autoscaling.minReplicas=11"),
+            "autoscaling.minReplicas is 11, above maxReplicas, 10",
+        ),
+        (
+            (
+                "autoscaling.by=cpus",
+                "replicas=-1",
+                "exitTimeout=-1",
+                "replicsa=3",
+                "image.repository=",
+                "image.tag=2",
+                "models.url=bucket",
+                "gpus=x",
+                "podAnnotations.a=true",
+                "service=null",
+            ),
+            (
+                r"(?s)(?=.*\(root\): Additional property replicsa is not allowed)(?=.*replicas: Must be greater than)"
+                r"(?=.*exitTimeout: Must be greater)(?=.*image.repository: String length must be greater)"
+                r"(?=.*image.tag: Invalid type. Expected: string)(?=.*models.url: Does not match)"
+                r"(?=.*gpus: Invalid type. Expected: integer)(?=.*podAnnotations.a: Invalid type. Expected: string)"
+                r"(?=.*service is required)(?=.*autoscaling.by must be one of .* \"none\", \"cpu\", \"queue\")"
+            ),
+        ),
     ],
 )
 def test_wrong_values_are_refused(values: Sequence[str], why: str) -> None:
     with pytest.raises(RuntimeError, match=why):
         helm(*values)
+
+
+def test_names_and_labels_stay_texts() -> None:
+    """A release may be called 123, and a claim, too."""
+    words: list[str | Path] = [HELM, "template", "123", DEPLOY / "helm/headrace", "--set-string=models.claim=456"]
+    for found in yaml.safe_load_all(run(*words)):
+        kubernetes_validate.validate(found, "1.32", strict=True)
 
 
 def test_helm_finds_no_fault() -> None:
