@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,6 +138,59 @@ def test_promtool_accepts_the_alerts() -> None:
     )  # fmt: skip
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert f"{len(RULES)} rules found" in checked.stdout
+
+
+#: For each alert: 30 minutes of a server that is just not over its limit, and of one that is; a value each 15 s.
+LIMITS: dict[str, Sequence[tuple[str, str, str]]] = {
+    "HeadraceDown": [("up{%s}", "1x60 0x2 1x60", "1x60 0x60")],
+    "HeadraceRequestsFail": [
+        ("nv_inference_request_success{%s}", "0+990x120", "0+980x120"),
+        ('nv_inference_request_failure{%s,reason="CANCELED"}', "0+500x120", "0+500x120"),
+        ('nv_inference_request_failure{%s,reason="REJECTED"}', "0x120", "0+10x120"),
+        ('nv_inference_request_failure{%s,reason="BACKEND"}', "0+10x120", "0+10x120"),
+    ],
+    "HeadraceRequestsWait": [
+        ('nv_inference_queue_histogram_us_bucket{%s,le="524288"}', "0+980x120", "0+100x120"),
+        ('nv_inference_queue_histogram_us_bucket{%s,le="1048576"}', "0+1000x120", "0+980x120"),
+        ('nv_inference_queue_histogram_us_bucket{%s,le="2097152"}', "0+1000x120", "0+1000x120"),
+        ('nv_inference_queue_histogram_us_bucket{%s,le="+Inf"}', "0+1000x120", "0+1000x120"),
+    ],
+    "HeadraceInstanceRestarts": [("nv_model_instance_restart_count{%s}", "5x60 6x10 7x50", "5x60 6x10 7x10 8x40")],
+    "HeadraceMemory": [
+        ("nv_cpu_memory_used_bytes{%s}", "95x120", "96x120"),
+        ("nv_cpu_memory_total_bytes{%s}", "100x120", "100x120"),
+    ],
+    "HeadraceGpuMemory": [
+        ("nv_gpu_memory_used_bytes{%s}", "97x120", "98x120"),
+        ("nv_gpu_memory_total_bytes{%s}", "100x120", "100x120"),
+    ],
+    "HeadraceCacheFails": [("nv_cache_num_failures_per_model{%s}", "7x120", "0+1x120")],
+    "HeadraceLogLinesLost": [("headrace_log_lines_lost{%s}", "3x120", "3x100 4x20")],
+}
+
+
+def test_promtool_sees_each_alert_fire_beyond_its_limit_and_not_on_it(tmp_path: Path) -> None:
+    """The alerts are computed between two readings, where Prometheus extrapolates the increase of a counter."""
+    assert LIMITS.keys() == {rule["alert"] for rule in RULES}
+    series = [
+        {"series": name % f'job="headrace",instance="{instance}",model="m"', "values": values}
+        for names in LIMITS.values()
+        for name, on, beyond in names
+        for instance, values in (("on", on), ("beyond", beyond))
+    ]
+    asked = {
+        "expr": 'count by (alertname, instance) (ALERTS{alertstate="firing"})',
+        "eval_time": "28m50s",
+        "exp_samples": [{"labels": f'{{alertname="{alert}",instance="beyond"}}', "value": 1} for alert in LIMITS],
+    }
+    case = {"interval": "15s", "input_series": series, "promql_expr_test": [asked]}
+    tests = {"rule_files": [str(ALERTS)], "evaluation_interval": "10s", "tests": [case]}
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump(tests))
+    checked = subprocess.run(
+        [debian_program("prometheus", "promtool"), "test", "rules", str(tmp_path / "tests.yml")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize(
