@@ -19,6 +19,7 @@ import onnxruntime
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.ipc
+import pyarrow.json
 import pyarrow.parquet
 import pytest
 
@@ -146,6 +147,62 @@ def test_wrong_text_in_a_csv_is_the_error_of_its_row(tmp_path: Path) -> None:
     errors = [row["error"] for row in read(tmp_path / "out.csv")]
     assert [bool(error) for error in errors] == [False, True, False, True, False]
     assert "many" in errors[1]
+
+
+def test_a_line_of_a_csv_with_other_columns_is_the_error_of_its_row(
+    tmp_path: Path, expected: Array, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also at the edges of the file, of chunks and of the blocks that are parsed at a time; empty lines are no rows."""
+    source = write(tmp_path / "in.csv", IMAGES[:300])
+    lines = source.read_bytes().splitlines()
+    short, more, text = (b"row", "has 1 values"), (b",1", "has 66 values"), (b"\xff", "column 'id': 'utf-8' codec")
+    wrong = {0: short, 1: more, 127: more, 128: short, 200: text, 255: text, 298: more, 299: short}
+    for place, (added, _) in wrong.items():
+        line = lines[place + 1]
+        lines[place + 1] = added if added == b"row" else line + added if added == b",1" else added + line[1:]
+    lines[10:10] = [b"", b""]
+    source.write_bytes(b"\n".join(lines))
+    assert batch(source, tmp_path / "out.jsonl") == 3
+    assert "8 rows failed; the first: row 1: the row has 1 values; the header has 65" in capsys.readouterr().err
+    rows = read(tmp_path / "out.jsonl")
+    assert len(rows) == 300
+    for place, row in enumerate(rows):
+        if place in wrong:
+            assert (row["probabilities"], row["id"]) == (None, None)
+            assert wrong[place][1] in row["error"]
+        else:
+            assert row["id"] == f"row {place}"
+            np.testing.assert_allclose(row["probabilities"], expected[place], rtol=1e-5, atol=1e-6)
+
+
+def test_a_csv_without_a_right_line_fails_row_by_row(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("id,image\n" + "1,2,3\n" * 300)
+    assert batch(tmp_path / "in.csv", tmp_path / "out.parquet", "--map=image=image") == 3
+    assert [row["error"] for row in read(tmp_path / "out.parquet")] == ["the row has 3 values; the header has 2"] * 300
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64"])
+def test_json_has_null_for_values_that_it_has_not(tmp_path: Path, datatype: str) -> None:
+    """The oracles are Arrow's JSON reader, and a strict one."""
+    folder = tmp_path / "models/echo/1"
+    folder.mkdir(parents=True)
+    io = f'put {{ name: "x" data_type: TYPE_{datatype} dims: 2 }}'
+    (folder.parent / "config.pbtxt").write_text(f'backend: "identity" max_batch_size: 8 in{io} out{io}')
+    lines = ['{"x": [1.5, NaN], "k": {"a": [Infinity, 2]}}', '{"x": [-Infinity, 2.5]}', '{"x": [0.25, 3], "k": "NaN"}']
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    out = tmp_path / "out.jsonl"
+    assert batch(tmp_path / "in.jsonl", out, model="echo", repository=tmp_path / "models") == 0
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    rows = [json.loads(line, parse_constant=refuse) for line in out.read_text().splitlines()]
+    assert [row["x"] for row in rows] == [[1.5, None], [None, 2.5], [0.25, 3.0]]
+    assert [row["k"] for row in rows] == [{"a": [None, 2]}, None, "NaN"]
+    assert (
+        batch(tmp_path / "in.jsonl", out, "--keep=", "--overwrite", model="echo", repository=tmp_path / "models") == 0
+    )
+    assert pyarrow.json.read_json(out)["x"].to_pylist() == [[1.5, None], [None, 2.5], [0.25, 3.0]]
 
 
 @pytest.mark.parametrize("result", ["out.npy", "out.parquet"])
@@ -321,11 +378,16 @@ def test_a_wrong_number_of_rows_is_named(tmp_path: Path, capsys: pytest.CaptureF
     assert f"argument --chunk: '{value}' is no whole number from 1 on" in capsys.readouterr().err
 
 
-def test_a_column_that_would_be_lost_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_with_a_column_that_would_be_lost_fails_alone(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", IMAGES[:200])
-    source.write_text(source.read_text() + json.dumps({"image": IMAGES[0].tolist(), "label": 3}))
-    assert batch(source, tmp_path / "out.jsonl") == 1
-    assert "a row from 129 on has column 'label', which no row of the first chunk has" in capsys.readouterr().err
+    more = [{"image": IMAGES[0].tolist(), "label": label} for label in (3, None)]
+    source.write_text(source.read_text() + "\n".join(map(json.dumps, more)))
+    assert batch(source, tmp_path / "out.jsonl") == 3
+    rows = read(tmp_path / "out.jsonl")
+    assert [place for place, row in enumerate(rows) if "error" in row] == [200]
+    assert "no row of the first chunk has column 'label'" in rows[200]["error"]
+    assert batch(source, tmp_path / "all.jsonl", "--keep=label") == 0
+    assert [row["label"] for row in read(tmp_path / "all.jsonl")] == [None] * 200 + [3, None]
 
 
 @pytest.mark.parametrize("wrong", [(0, 1), (2,), (3,)])

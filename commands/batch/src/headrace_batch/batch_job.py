@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +119,16 @@ class _Run:
 
     async def finish(self) -> JobProgress:
         chunks, done = self._source.chunks(self._job.chunk_rows), 0
-        running: set[asyncio.Task[None]] = set()
+        running: list[asyncio.Task[None]] = []
         try:
             while (chunk := await self._next(chunks)) is not None:
                 done += 1
                 self._schema = self._schema or self._schema_of(chunk)
-                self._check_columns(chunk)
+                chunk = self._without_lost_columns(chunk)
                 if self._parts.has(chunk.number):
                     self._count(chunk.count, self._parts.errors(chunk.number), resumed=True)
                     continue
-                running.add(asyncio.create_task(self._infer(chunk)))
+                running.append(asyncio.create_task(self._infer(chunk)))
                 if len(running) == _CHUNKS:
                     running = await _wait_for_one(running)
             while running:
@@ -172,7 +172,7 @@ class _Run:
             kept = self._mapping.others(names) if names else []
         else:
             kept = list(self._job.keep)
-            if missing := [name for name in kept if name not in names]:
+            if self._source.columns and (missing := [name for name in kept if name not in names]):
                 raise InvalidArgument(f"--keep names column '{missing[0]}'; the file has {', '.join(names)}")
         if clash := [name for name in kept if name in {*self._inference.outputs, "error"}]:
             raise InvalidArgument(f"column '{clash[0]}' has the name of an output: choose the columns by --keep")
@@ -183,18 +183,19 @@ class _Run:
         check_columns(self._job.result, schema)
         return schema
 
-    def _check_columns(self, chunk: Chunk) -> None:
-        """Raise if a line of JSON has a column that would not be copied."""
+    def _without_lost_columns(self, chunk: Chunk) -> Chunk:
+        """Return the chunk. A line of JSON with a column that would not be copied is broken."""
         assert self._schema is not None
         if self._source.columns or self._job.keep is not None:
-            return
-        if new := [
-            name for name in self._mapping.others(chunk.columns, is_first=False) if name not in self._schema.names
-        ]:
-            raise InvalidArgument(
-                f"a row from {chunk.first + 1} on has column '{new[0]}', which no row of the first chunk has: "
-                "choose the columns by --keep"
-            )
+            return chunk
+        broken = dict(chunk.broken)
+        for name in self._mapping.others(chunk.columns, is_first=False):
+            if name not in self._schema.names:
+                why = (
+                    f"no row of the first chunk has column '{name}', so it would be lost: choose the columns by --keep"
+                )
+                broken |= {row: why for row, value in enumerate(chunk.columns[name]) if value is not None}
+        return replace(chunk, broken=broken)
 
     def _batch(self, chunk: Chunk, pieces: Sequence[Piece], broken: Mapping[int, str]) -> pa.RecordBatch:
         assert self._schema is not None
@@ -215,11 +216,14 @@ class _Run:
         self._parts.remove()
 
 
-async def _wait_for_one(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+async def _wait_for_one(running: list[asyncio.Task[None]]) -> list[asyncio.Task[None]]:
+    """Wait for one of the tasks, which are in the order of the file. Return the others. Raises what the first of all
+    tasks that have failed raised."""
     done, left = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
-    return left
+    if any(task.exception() for task in done):
+        for task in running:
+            await task
+    return [task for task in running if task in left]
 
 
 def _copied(column: Column | None, count: int) -> pa.Array:

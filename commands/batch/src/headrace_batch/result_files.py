@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
@@ -197,7 +198,19 @@ WRITERS: dict[str, Callable[[IO[bytes], pa.Schema, Iterator[pa.RecordBatch], int
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    """Return ``value`` as JSON. NaN and the infinities, which JSON has not, are null, which all readers take."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_plain, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, default=_plain)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _plain(value: Any) -> Any:

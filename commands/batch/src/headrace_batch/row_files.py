@@ -1,12 +1,13 @@
 """Reads the rows of a file in chunks: Parquet, Arrow, CSV, JSON lines, NumPy.
 
 A chunk has its rows as columns by name. The columns of a CSV file are text, so that a wrong value is the error of its
-row, and not of the file. A line that is no JSON is the error of its row.
+row, and not of the file. So is a line with more or fewer values than the header, and a line that is no JSON.
 """
 
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,17 +95,51 @@ class ArrowRows(RowFile):
 
 
 class CsvRows(RowFile):
+    """The columns of the header, as text. A row with more or fewer values, or that is no UTF-8, is broken."""
+
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        reading = pa.csv.ReadOptions(block_size=_LONGEST_LINE)
-        parsing = pa.csv.ParseOptions(newlines_in_values=True)
+        #: Of each skipped row, its place in the file from 0, and the number of its values.
+        self._places, self._counts, self._is_open = array("q"), array("q"), False
+        reading = pa.csv.ReadOptions(block_size=_LONGEST_LINE, use_threads=False)  # threads do not number the rows
+        parsing = pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=self._skip)
         with pa.csv.open_csv(path, reading, parsing) as reader:
             self.columns = dict.fromkeys(_types(path, reader.schema), pa.string())
-        options = pa.csv.ConvertOptions(column_types=self.columns, strings_can_be_null=False)
+        self._is_open = True
+        options = pa.csv.ConvertOptions(column_types=self.columns, strings_can_be_null=False, check_utf8=False)
         self._reader = pa.csv.open_csv(path, reading, parsing, options)
 
+    def _skip(self, row: Any) -> str:
+        """Note a row with more or fewer values. The first row behind the header has the number 2."""
+        if self._is_open:
+            self._places.append(row.number - 2)
+            self._counts.append(row.actual_columns)
+        return "skip"
+
     def read(self, size: int) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
-        yield from _of_batches(self._reader, size)
+        first = told = 0
+        for columns, count, _ in _of_batches(self._filled(), size):
+            broken: dict[int, str] = {}
+            while told < len(self._places) and self._places[told] < first + count:
+                why = f"the row has {self._counts[told]} values; the header has {len(self.columns)}"
+                broken[self._places[told] - first], told = why, told + 1
+            yield {name: _text(name, column, broken) for name, column in columns.items()}, count, broken
+            first += count
+
+    def _filled(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows, with nulls in place of the skipped ones."""
+        nothing = pa.RecordBatch.from_pylist([{}], self._reader.schema)
+        row = filled = 0
+        for batch in self._reader:  # the rows before its last one that are skipped are noted now
+            done = 0
+            while filled < len(self._places) and self._places[filled] - row <= len(batch) - done:
+                before = self._places[filled] - row
+                yield from (batch.slice(done, before), nothing)
+                done, row, filled = done + before, row + before + 1, filled + 1
+            yield batch.slice(done)
+            row += len(batch) - done
+        for _ in range(filled, len(self._places)):
+            yield nothing
 
 
 class JsonRows(RowFile):
@@ -204,6 +239,23 @@ def _columns(table: pa.Table) -> Mapping[str, Column]:
     """Return the columns, with values in place of dictionaries: each part of a file may have another dictionary."""
     columns = {name: table[name].combine_chunks() for name in table.column_names}
     return {name: column.cast(_plain_type(column.type)) for name, column in columns.items()}
+
+
+def _text(name: str, column: Column, broken: dict[int, str]) -> Column:
+    """Return a column of text with null in place of what is no UTF-8. Add to ``broken`` why."""
+    assert isinstance(column, pa.Array)
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        found: list[str | None] = []
+        for place, value in enumerate(column.view(pa.binary()).to_pylist()):
+            try:
+                found.append(None if value is None else value.decode())
+            except UnicodeDecodeError as error:
+                found.append(None)
+                broken.setdefault(place, f"column '{name}': {error}")
+        return pa.array(found, pa.string())
+    return column
 
 
 def _json_row(line: bytes) -> tuple[Mapping[str, Any], str]:

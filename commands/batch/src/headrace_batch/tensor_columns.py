@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 from typing import Any
 
@@ -54,20 +54,33 @@ def tensors_of(columns: Sequence[Column], spec: Spec, broken: dict[int, str]) ->
         return RowTensors(_from_array(column, spec))
     try:
         whole = column if isinstance(column, pa.Array) else pa.array(column)
-        return RowTensors(_from_arrow(whole, spec))
+        return RowTensors(_of_right_rows(whole, spec, broken) if broken else _from_arrow(whole, spec))
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
         return _row_by_row(column, spec, broken)
 
 
+def _of_right_rows(column: pa.Array, spec: Spec, broken: Collection[int]) -> Array:
+    """Return ``[rows, *dims]``, with zeros in the ``broken`` rows. Raises as `_from_arrow`."""
+    right = [row for row in range(len(column)) if row not in broken]
+    found = _from_arrow(column.take(pa.array(right, pa.int64())), spec)
+    whole = np.zeros((len(column), *found.shape[1:]), found.dtype)
+    whole[right] = found
+    return whole
+
+
 def _row_by_row(column: Column, spec: Spec, broken: dict[int, str]) -> RowTensors:
     rows = []
+    nothing = np.zeros([max(size, 0) for size in spec.dims], spec.datatype.numpy)
     for number, value in enumerate(column):
+        if number in broken:
+            rows.append(nothing)
+            continue
         try:
             one = pa.array([value.as_py()], value.type) if isinstance(value, pa.Scalar) else pa.array([value])
             rows.append(_from_arrow(one, spec)[0])
         except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
-            broken.setdefault(number, f"input '{spec.name}': {error}")
-            rows.append(np.zeros([max(size, 0) for size in spec.dims], spec.datatype.numpy))
+            broken[number] = f"input '{spec.name}': {error}"
+            rows.append(nothing)
     return RowTensors(rows)
 
 
