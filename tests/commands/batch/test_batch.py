@@ -109,6 +109,11 @@ def test_every_row_has_the_answer_of_the_engine(tmp_path: Path, expected: Array,
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"in{source}", f"out{result}"])
 
 
+def test_a_row_group_has_the_rows_of_many_parts(tmp_path: Path) -> None:
+    assert batch(write(tmp_path / "in.npy"), tmp_path / "out.parquet") == 0
+    assert pa.parquet.ParquetFile(tmp_path / "out.parquet").metadata.num_row_groups == 1
+
+
 def test_a_wrong_row_is_noted_and_fails_no_other(
     tmp_path: Path, expected: Array, capsys: pytest.CaptureFixture[str]
 ) -> None:

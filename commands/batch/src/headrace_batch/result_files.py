@@ -27,6 +27,8 @@ from headrace import InvalidArgument
 from headrace_batch.arrow_types import is_list
 
 _JOB = "job.json"
+#: A row group of Parquet is written when it has so many rows, or bytes.
+_GROUP_ROWS, _GROUP_BYTES = 1 << 17, 64 << 20
 #: Marks a column that is copied from JSON lines: each value is the text of a JSON value.
 COPIED_JSON = {b"json": b"1"}
 
@@ -133,9 +135,16 @@ def _plain_text(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch
 
 
 def _write_parquet(stream: IO[bytes], schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows: int) -> None:
+    """A row group has at least 131,072 rows or 64 MiB, as readers like it, not the rows of one part."""
     with pa.parquet.ParquetWriter(stream, schema) as writer:
+        held: list[pa.RecordBatch] = []
         for batch in batches:
-            writer.write_batch(batch)
+            held.append(batch)
+            if sum(map(len, held)) >= _GROUP_ROWS or sum(each.nbytes for each in held) >= _GROUP_BYTES:
+                writer.write_table(pa.Table.from_batches(held))
+                held = []
+        if held:
+            writer.write_table(pa.Table.from_batches(held))
 
 
 def _write_arrow(stream: IO[bytes], schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows: int) -> None:
