@@ -105,9 +105,12 @@ class ErrorReply(HttpReply):
 
     def with_header(self, name: bytes, value: bytes) -> ErrorReply:
         """Return this reply with one more header."""
-        reply = self._replace(headers=(*self.headers, (name, value)))
-        reply.failure = self.failure
-        return reply
+        return self._replace(headers=(*self.headers, (name, value))).of(self.failure)
+
+    def of(self, failure: Failure) -> ErrorReply:
+        """Set the failure of this new reply. Return it."""
+        self.failure = failure
+        return self
 
 
 #: Takes the one answer to a request. Event loop only.
@@ -148,9 +151,7 @@ def json_type_reply() -> HttpReply:
 def error_reply(error: HeadraceError) -> ErrorReply:
     """Return ``error`` in Triton's form: one JSON object with the single key ``error``."""
     status, headers, parts = text_error(STATUS[error.code], without_paths(error.message))
-    reply = ErrorReply(status, (*headers, *_advice(error)), parts)
-    reply.failure = Failure.of(error)
-    return reply
+    return ErrorReply(status, (*headers, *_advice(error)), parts).of(Failure.of(error))
 
 
 def _advice(error: HeadraceError) -> Iterator[tuple[bytes, bytes]]:

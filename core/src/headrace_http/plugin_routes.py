@@ -27,6 +27,7 @@ from headrace_http.documents import T, member, read_value
 from headrace_http.infer_request import PARAMETERS
 from headrace_http.message import (
     Cancel,
+    ErrorReply,
     HttpReply,
     HttpRequest,
     Reply,
@@ -91,6 +92,14 @@ class HttpRoute(Addition):
         Cancelled when the caller disconnects.
         """
         raise NotImplementedError
+
+    def refusal(self, error: HeadraceError, usual: HttpReply, request: HttpRequest) -> HttpReply:
+        """Return the answer to ``request``, which interceptors refuse or which failed, by ``error``.
+
+        Override it for errors in a form of the route's own. ``usual`` is the answer in Triton's form: its message has
+        nothing that is not for callers. Must not raise.
+        """
+        return usual
 
     def handler(self, handlers: RouteHandlers) -> Handler:
         """Return a handler that runs `answer` in a task per request."""
@@ -210,6 +219,12 @@ class HttpCall:
         return b"".join(error_reply(error).parts)
 
 
+def refuse(route: HttpRoute, error: HeadraceError, request: HttpRequest) -> ErrorReply:
+    """Return the `HttpRoute.refusal` of ``route``, with the failure for the log and for what watches the operation."""
+    usual = error_reply(error)
+    return ErrorReply(*route.refusal(error, usual, request)).of(usual.failure)
+
+
 def read_route(part: type[HttpRoute]) -> tuple[str, PathTemplate]:
     """Return method and path of a route class. Raises TypeError with the broken rule."""
     method, _, path = part.name.partition(" ")
@@ -251,7 +266,7 @@ class RouteHandler:
     def __call__(self, request: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
         limits, size = self._handlers.limits, request.body.nbytes
         if size > limits.body_limit(request.path, request.headers):  # a host may accept small bodies without a check
-            reply(error_reply(limits.body_refusal(size, request.path, request.headers)))
+            reply(refuse(self._route, limits.body_refusal(size, request.path, request.headers), request))
             return None
         call = HttpCall(request, target.values, reply, self._handlers)
         task = asyncio.get_running_loop().create_task(self._answer(call, reply), name=self._name)
@@ -269,11 +284,12 @@ class RouteHandler:
             await self._run(call, reply)
         except HeadraceError as error:
             self._log_error(error, call.request)
-            reply(error_reply(error.with_traceback(None)))
+            reply(refuse(self._route, error.with_traceback(None), call.request))
         except BaseException as error:
             failure = plugin_failure(error, call.has_left)
             log.error("route '%s' failed", self._route.name, exc_info=failure)
-            reply(error_reply(InternalError("the request failed inside the server; its log has the reason")))
+            internal = InternalError("the request failed inside the server; its log has the reason")
+            reply(refuse(self._route, internal, call.request))
 
     async def _run(self, call: HttpCall, reply: Reply) -> None:
         answer = await self._route.answer(call)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from headrace.engine import Operation
 from headrace.errors import HeadraceError, InternalError, NotFound
@@ -20,8 +20,8 @@ from headrace_http.absent_routes import absent_routes
 from headrace_http.admitted_requests import AdmittedReply, caller_of
 from headrace_http.caller_limits import HttpLimits, port_limits
 from headrace_http.inference import InferenceHandler
-from headrace_http.message import Cancel, HttpRequest, Reply, error_reply, text_error
-from headrace_http.plugin_routes import METHODS, HttpRoute, read_route
+from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply, error_reply, text_error
+from headrace_http.plugin_routes import METHODS, HttpRoute, read_route, refuse
 from headrace_http.request_log import Dispatch, watched
 from headrace_http.route_handlers import Handler, RouteHandlers
 from headrace_http.url_paths import PathTarget, template
@@ -38,6 +38,12 @@ _OF_REGIONS = (Operation.SHARED_MEMORY_STATUS, Operation.SHARED_MEMORY_REGISTER,
 _REMEMBERED = 1024
 _TRACE_CONTEXT = b"traceparent"
 _EVERY_PATH = re.compile(".*", re.DOTALL)
+#: Returns the answer to a request that failed.
+Refused: TypeAlias = Callable[[HeadraceError, HttpRequest], HttpReply]
+
+
+def _usual(error: HeadraceError, request: HttpRequest) -> HttpReply:
+    return error_reply(error)
 
 
 class Route(NamedTuple):
@@ -121,8 +127,9 @@ class Routes:
             self._fail(request, reply, error)
         return None
 
-    def _admitted(self, operation: AnyOperation, handler: Handler) -> Handler:
-        """Return ``handler`` behind the interceptors of the server, if there are any."""
+    def _admitted(self, operation: AnyOperation, handler: Handler, refused: Refused = _usual) -> Handler:
+        """Return ``handler`` behind the interceptors of the server, if there are any. ``refused`` returns
+        the answer to what they refuse."""
         admission = self._admission
         if admission is None:
             return handler
@@ -135,10 +142,10 @@ class Routes:
                 if waiting is None:
                     return admitted.begun(handler(request, target, admitted))
             except Exception as error:
-                self._fail(request, admitted, error)
+                self._fail(request, admitted, error, refused)
                 return None
             answer = partial(self._answer, handler, request, target, admitted)
-            return admitted.wait(waiting, answer, partial(self._fail, request, admitted))
+            return admitted.wait(waiting, answer, partial(self._fail, request, admitted, refused=refused))
 
         if not isinstance(handler, InferenceHandler):
             return partial(admit, admission)
@@ -158,7 +165,7 @@ class Routes:
             self._fail(request, reply, error)
         return None
 
-    def _fail(self, request: HttpRequest, reply: Reply, error: Exception) -> None:
+    def _fail(self, request: HttpRequest, reply: Reply, error: Exception, refused: Refused = _usual) -> None:
         """Answer ``error``."""
         if isinstance(error, MemoryError):
             error = no_memory("the server has no memory for the request")
@@ -167,7 +174,7 @@ class Routes:
             error = InternalError("the request failed inside the server; its log has the reason")
         else:
             self._log_error(error, request)
-        reply(error_reply(error))
+        reply(refused(error, request))
 
     def _log_error(self, error: HeadraceError, request: HttpRequest) -> None:
         """Log ``error`` if it is the server's fault."""
@@ -201,7 +208,7 @@ class Routes:
             if route is None:
                 route = found[path.text] = self._route(path.pattern, part.operation, {})
             route.handlers[method] = handler = part.handler(self._handlers)
-            route.entries[method] = self._admitted(part.operation, handler)
+            route.entries[method] = self._admitted(part.operation, handler, partial(refuse, part))
         return list(found.values())
 
     def _route(self, pattern: re.Pattern[str], operation: AnyOperation, handlers: Mapping[str, Handler]) -> Route:

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import pytest
 
 from headrace.config.option_parts import Restriction
-from headrace.errors import InvalidArgument, Unavailable
+from headrace.errors import HeadraceError, InvalidArgument, Unavailable
 from headrace.frontends.extension import Extension
 from headrace_http.http_host import HttpHost
-from headrace_http.message import HttpReply
+from headrace_http.message import HttpReply, HttpRequest
 from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
 
 MakeCaller = Callable[..., Any]
@@ -482,3 +482,21 @@ def test_a_route_needs_the_key_of_its_category_and_a_body_within_bounds(run: Run
 
     rules: Mapping[str, Restriction] = {"inference": Restriction("key", "secret")}
     run(scenario, http_restricted_api=rules, http_max_input_size=1000)
+
+
+def test_a_route_has_errors_of_its_own_form_also_for_what_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(route: Ticks, error: HeadraceError, usual: HttpReply, request: HttpRequest) -> HttpReply:
+        return HttpReply(418, [(b"X-Error", error.code.name.encode())], [b"<", *usual.parts, b">"])
+
+    monkeypatch.setattr(Ticks, "refusal", refusal)
+
+    async def scenario(frontend: HttpHost) -> None:
+        wire = await (await Wire().connect(frontend.port)).ask("/ticks/whole")
+        assert (await wire.until(b"'key'\"}>")).startswith(b"HTTP/1.1 418")
+        assert b"X-Error: PERMISSION_DENIED" in wire.received
+        Ticks.chunks, Ticks.fails = [], ValueError("secret")
+        wire.received.clear()
+        await (await wire.ask(rest="key: secret\r\n")).until(b'<{"error":"the request failed inside the server')
+        assert b"X-Error: INTERNAL" in wire.received
+
+    run(scenario, http_restricted_api={"inference": Restriction("key", "secret")})

@@ -1,0 +1,30 @@
+"""OpenAI's routes: ``/v1/models`` and others, for every model with the contract of `headrace_llm`.
+
+- `headrace_openai.openai_extension`: the extension, with all routes
+- `headrace_openai.openai_route`: what all routes share
+- `headrace_openai.catalog`: which models there are, and what each can do
+"""
+
+from __future__ import annotations
+
+from headrace import Extension, OptionGroup, ServedModel, hookimpl
+from headrace_openai.catalog import forget
+from headrace_openai.openai_extension import OpenAi
+from headrace_openai.openai_options import OpenAiOptions
+
+__all__ = ["OpenAi", "OpenAiOptions"]
+
+
+@hookimpl
+def register_extensions() -> list[type[Extension]]:
+    return [OpenAi]
+
+
+@hookimpl
+def add_options() -> list[type[OptionGroup]]:
+    return [OpenAiOptions]
+
+
+@hookimpl
+def model_unloaded(model: ServedModel) -> None:
+    forget(model.name)

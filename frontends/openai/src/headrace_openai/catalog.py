@@ -1,0 +1,97 @@
+"""The models that OpenAI's routes serve, and what each can do: found once per loaded version."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import time
+from weakref import WeakSet
+
+from headrace import Engine, HeadraceError, ModelView, NotFound, one_line
+from headrace_llm import Contract, Task
+from headrace_openai.openai_errors import BadMember
+
+log = logging.getLogger(__name__)
+
+#: Those of all servers of this process.
+_catalogs: WeakSet[ModelCatalog] = WeakSet()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LanguageModel:
+    """A model with a task, as the routes use it. ``found_s`` is when it was found, in seconds since 1970."""
+
+    view: ModelView
+    contract: Contract
+    found_s: int
+
+    @property
+    def name(self) -> str:
+        return self.view.name
+
+    @property
+    def task(self) -> Task:
+        return self.contract.task
+
+
+class ModelCatalog:
+    """Finds models by name. Event loop only, but for `forget`."""
+
+    def __init__(self, engine: Engine, lora_separator: str) -> None:
+        self._engine, self._separator = engine, lora_separator
+        self._kept: dict[str, LanguageModel] = {}
+        self._begun_s = int(time())
+        _catalogs.add(self)
+
+    def split(self, name: str) -> tuple[str, str]:
+        """Return the model and the adapter that a caller names. The adapter is empty without one."""
+        if not self._separator:
+            return name, ""
+        model, _, adapter = name.partition(self._separator)
+        return model, adapter
+
+    def find(self, name: str, *tasks: Task) -> LanguageModel:
+        """Return the model ``name``, which does one of ``tasks``; any if there are none.
+
+        Raises `NotFound`, `Unavailable`, or `BadMember` for a model with another task.
+        """
+        view = self._engine.resolve(name)
+        model = self._kept.get(name)
+        if model is None or model.view is not view:
+            model = self._add(name, view)
+        if tasks and model.task not in tasks:
+            wanted = " or ".join(task.value for task in tasks)
+            raise BadMember("model", f"model '{one_line(name)}' does {model.task.value}, this path is for {wanted}")
+        return model
+
+    def all(self) -> Sequence[LanguageModel]:
+        """Return all models that are ready, by name."""
+        names = dict.fromkeys(entry.name for entry in self._engine.index(ready_only=True))
+        found = []
+        for name in names:
+            try:
+                found.append(self.find(name))
+            except HeadraceError:  # it has no task, or is being unloaded
+                continue
+        return found
+
+    def forget(self, name: str) -> None:
+        """Keep nothing of the model ``name``. Any thread."""
+        self._kept.pop(name, None)
+
+    def _add(self, name: str, view: ModelView) -> LanguageModel:
+        contract = Contract.of(view)
+        if contract is None:
+            raise NotFound(
+                f"model '{one_line(name)}' is no language model: it has no inputs and outputs of text, and no "
+                "parameter 'task'"
+            )
+        model = self._kept[name] = LanguageModel(view, contract, int(time()))
+        return model
+
+
+def forget(name: str) -> None:
+    """Keep nothing of the model ``name`` in any server of this process. Any thread."""
+    for catalog in tuple(_catalogs):
+        catalog.forget(name)

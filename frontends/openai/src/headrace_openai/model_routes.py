@@ -1,0 +1,42 @@
+"""``/v1/models``: which models there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from headrace import ExtensionOperation, HttpCall, HttpReply
+from headrace_openai.catalog import LanguageModel
+from headrace_openai.openai_route import OpenAiRoute, json_answer, request_id
+
+_METADATA = ExtensionOperation("openai_models", "metadata")
+
+
+class LanguageModelList(OpenAiRoute):
+    """The language models of this server, in OpenAI's form"""
+
+    name = "GET /v1/models"
+    operation = _METADATA
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        models = [_document(model) for model in self.extension.models.all()]
+        return json_answer(orjson.dumps({"object": "list", "data": models}), request_id(call.request))
+
+
+class LanguageModelDescription(OpenAiRoute):
+    """One language model, in OpenAI's form"""
+
+    name = "GET /v1/models/{name}"
+    operation = _METADATA
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        model = self.extension.models.find(call.values["name"])
+        return json_answer(orjson.dumps(_document(model)), request_id(call.request))
+
+
+def _document(model: LanguageModel) -> dict[str, Any]:
+    owner = model.view.platform or "headrace"
+    return {
+        "id": model.name, "object": "model", "created": model.found_s, "owned_by": owner, "task": model.task.value
+    }  # fmt: skip

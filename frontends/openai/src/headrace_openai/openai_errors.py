@@ -1,0 +1,56 @@
+"""Errors in OpenAI's form: ``{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from headrace import CallerError, Code, HeadraceError, HttpReply, InvalidArgument
+
+_INVALID = "invalid_request_error"
+#: The members ``type`` and ``code`` for each `Code`, as OpenAI's service has them.
+_KINDS: dict[Code, tuple[str, str | None]] = {
+    Code.UNAUTHENTICATED: (_INVALID, "invalid_api_key"),
+    Code.PERMISSION_DENIED: (_INVALID, "permission_denied"),
+    Code.NOT_FOUND: (_INVALID, "model_not_found"),
+    Code.RESOURCE_EXHAUSTED: ("rate_limit_error", "rate_limit_exceeded"),
+    Code.UNAVAILABLE: ("server_error", "service_unavailable"),
+    Code.INTERNAL: ("server_error", None),
+}
+
+
+class BadMember(InvalidArgument):
+    """A member of the body breaks a rule. ``param`` is its name."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def error_line(error: HeadraceError, message: str) -> bytes:
+    """Return ``error`` as one line of JSON. ``message`` is its text for callers."""
+    return orjson.dumps({"error": _members(error, message)})
+
+
+def as_openai(error: HeadraceError, usual: HttpReply) -> HttpReply:
+    """Return ``usual``, the answer in Triton's form, in OpenAI's form.
+
+    A fault of the caller is 4xx: clients of OpenAI send a request again that is answered with 5xx.
+    """
+    status = 400 if usual.status >= 500 and isinstance(error, CallerError) else usual.status
+    return usual._replace(status=status, parts=[error_line(error, message_in(b"".join(usual.parts)))])
+
+
+def message_in(line: bytes) -> str:
+    """Return the text of an error in Triton's form."""
+    return str(orjson.loads(line)["error"])
+
+
+def _members(error: HeadraceError, message: str) -> dict[str, Any]:
+    is_callers = isinstance(error, CallerError)
+    kind, code = _KINDS.get(error.code, (_INVALID if is_callers else "server_error", None))
+    if is_callers and error.code is Code.INTERNAL:
+        kind = _INVALID
+    param = error.param if isinstance(error, BadMember) else "model" if error.code is Code.NOT_FOUND else None
+    return {"message": message, "type": kind, "param": param, "code": code}

@@ -1,0 +1,16 @@
+"""The extension ``openai``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from headrace import Addition
+from headrace_openai.language_models import LanguageModels
+from headrace_openai.model_routes import LanguageModelDescription, LanguageModelList
+
+
+class OpenAi(LanguageModels):
+    """OpenAI's routes of one server."""
+
+    adds: ClassVar[Sequence[type[Addition]]] = (LanguageModelList, LanguageModelDescription)

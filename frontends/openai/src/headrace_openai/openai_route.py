@@ -1,0 +1,85 @@
+"""What all routes of OpenAI share: the body, the model, request ids, and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from headrace import (
+    Caller,
+    CallerError,
+    HeadraceError,
+    HttpCall,
+    HttpReply,
+    HttpRequest,
+    HttpRoute,
+    InvalidArgument,
+    Operation,
+)
+from headrace_openai.language_models import LanguageModels
+from headrace_openai.openai_errors import BadMember, as_openai
+
+_JSON = (b"Content-Type", b"application/json")
+_REQUEST_ID = b"x-request-id"
+_LONGEST_ID = 128
+
+
+class OpenAiRoute(HttpRoute):
+    """A route whose errors are OpenAI's."""
+
+    extension: LanguageModels
+
+    def refusal(self, error: HeadraceError, usual: HttpReply, request: HttpRequest) -> HttpReply:
+        reply = as_openai(error, usual)
+        return reply._replace(headers=[*reply.headers, id_header(request_id(request))])
+
+    async def admit(self, call: HttpCall, model: str) -> Caller | None:
+        """Admit an inference with ``model``, which the body names. None if the server has no interceptors.
+
+        Raises the error that refuses it. `Caller.end` must follow. It comes before the model is searched: who may not
+        use a model does not learn whether there is one.
+        """
+        if self.engine.admission is None:
+            return None
+        caller = call.caller.for_another_operation()
+        caller.body_bytes = call.caller.body_bytes
+        await self.engine.admit(caller, Operation.INFER, model)
+        return caller
+
+
+async def read_body(call: HttpCall) -> dict[str, Any]:
+    """Return the JSON object in the body. Raises `InvalidArgument`."""
+    if call.request.headers.get(b"content-encoding", b"identity") != b"identity":
+        raise InvalidArgument("the header Content-Encoding must be 'identity'")
+    try:
+        document = await call.read_json()
+    except CallerError as error:
+        raise InvalidArgument(error.message) from None  # Triton's status for it is 500
+    if type(document) is not dict:
+        raise InvalidArgument("the body must be a JSON object")
+    return document
+
+
+def model_name(document: dict[str, Any]) -> str:
+    """Return the member ``model``. Raises `BadMember`."""
+    name = document.get("model")
+    if type(name) is not str or not name:
+        raise BadMember("model", "model must be the name of a model")
+    return name
+
+
+def request_id(request: HttpRequest) -> str:
+    """Return the id that the caller gives the request in ``X-Request-Id``, or else a new one."""
+    given = request.headers.get(_REQUEST_ID, b"")
+    if 0 < len(given) <= _LONGEST_ID and given.isascii() and (text := given.decode()).isprintable():
+        return text
+    return f"req_{uuid4().hex}"
+
+
+def id_header(request_id: str) -> tuple[bytes, bytes]:
+    return b"X-Request-Id", request_id.encode()
+
+
+def json_answer(body: bytes, request_id: str) -> HttpReply:
+    """Return ``body``, which is JSON, as the answer to the request ``request_id``."""
+    return HttpReply(200, [_JSON, id_header(request_id)], [body])
