@@ -88,7 +88,8 @@ class Contract:
     - transcription: ``audio``, the bytes of a file; ``language``, ``prompt`` and ``temperature`` if it has them
 
     ``outputs`` likewise: those of `GENERATION_OUTPUTS`; ``embedding``; ``score``; ``label`` and ``score``;
-    ``text_output``. Embedding and reranking also have ``num_input_tokens`` if the model has it.
+    ``text_output``. Embedding and reranking also have ``num_input_tokens`` if the model has it,
+    transcription ``language``, ``duration`` and ``segments``.
     """
 
     task: Task
@@ -115,12 +116,14 @@ class Contract:
         return _generation(model) if task is Task.GENERATION else _other(model, task)
 
 
+#: What a model may say of speech: its language, its length in seconds, and a JSON array of ``start``, ``end`` and ``text``.
+_SPEECH = ("language", "duration", "segments")
 #: The parts of the tasks beside generation: required inputs, optional ones, required outputs, optional ones.
 _PARTS: Mapping[Task, tuple[tuple[str, ...], ...]] = {
     Task.EMBEDDING: (("text",), ("input_ids",), ("embedding",), ("num_input_tokens",)),
     Task.RERANKING: (("query", "document"), (), ("score",), ("num_input_tokens",)),
     Task.CLASSIFICATION: (("text",), (), ("label", "score"), ()),
-    Task.TRANSCRIPTION: (("audio",), ("language", "prompt", "temperature"), ("text_output",), ()),
+    Task.TRANSCRIPTION: (("audio",), ("language", "prompt", "temperature"), ("text_output",), _SPEECH),
 }
 
 
