@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tests.frontends.openai.model_files import write_models
+from tests.frontends.openai.task_models import write_task_models
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_models(tmp_path_factory.mktemp("openai"))
+    return write_task_models(write_models(tmp_path_factory.mktemp("openai")))
 
 
 @pytest.fixture(scope="session")

@@ -116,7 +116,7 @@ class Contract:
         return _generation(model) if task is Task.GENERATION else _other(model, task)
 
 
-#: What a model may say of speech: its language, its length in seconds, and a JSON array of ``start``, ``end`` and ``text``.
+#: What a model may say of speech: its language, its seconds, and a JSON array of ``start``, ``end`` and ``text``.
 _SPEECH = ("language", "duration", "segments")
 #: The parts of the tasks beside generation: required inputs, optional ones, required outputs, optional ones.
 _PARTS: Mapping[Task, tuple[tuple[str, ...], ...]] = {

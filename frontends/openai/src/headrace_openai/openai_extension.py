@@ -8,9 +8,10 @@ from typing import ClassVar
 from headrace import Addition
 from headrace_openai.language_models import LanguageModels
 from headrace_openai.model_routes import LanguageModelDescription, LanguageModelList
+from headrace_openai.task_routes import TASK_ROUTES
 
 
 class OpenAi(LanguageModels):
     """OpenAI's routes of one server."""
 
-    adds: ClassVar[Sequence[type[Addition]]] = (LanguageModelList, LanguageModelDescription)
+    adds: ClassVar[Sequence[type[Addition]]] = (LanguageModelList, LanguageModelDescription, *TASK_ROUTES)
