@@ -350,6 +350,36 @@ def test_a_repository_that_is_missing_at_start_is_served_when_it_is_there(
     assert caplog.text.count("cannot poll the repository") == 1  # not at every poll
 
 
+def test_an_empty_directory_in_place_of_the_repository_unloads_nothing(
+    watched: Callable[..., Any], repository: Path, write_model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A mount point without its volume. In the same directory, a deleted model is unloaded, also the last one."""
+    away = repository.with_name("away")
+
+    def unmount() -> None:
+        repository.rename(away)
+        repository.mkdir()
+
+    def mount() -> None:
+        repository.rmdir()
+        away.rename(repository)
+
+    async def scenario() -> None:
+        async with watched(dev=False) as server:
+            unmount()
+            await until(lambda: "is a volume missing?" in caplog.text)
+            assert shown(server) == [("m", "1", "READY")]
+            mount()
+            await until(lambda: "the repository can be read again" in caplog.text)
+            assert shown(server) == [("m", "1", "READY")]
+            shutil.rmtree(repository / "m")
+            await until(lambda: shown(server) == [("m", "1", "UNAVAILABLE")])
+
+    caplog.set_level(logging.INFO)
+    write_model("m")
+    run(scenario())
+
+
 class Cabinet(Storage):
     """Models in memory, one of which has a tag that cannot be read while ``fails``."""
 

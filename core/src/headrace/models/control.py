@@ -298,6 +298,8 @@ class Watcher:
                 if is_first and (found == before or not self._dev):
                     is_first = False
                     loaded()
+                if self._complaint:
+                    log.info("the repository can be read again")
                 before, self._complaint = found, ""
             except HeadraceError as error:
                 if error.message != self._complaint:
@@ -308,8 +310,7 @@ class Watcher:
 
     def _is_due(self, name: str, before: Mapping[str, object], found: Mapping[str, object]) -> bool:
         """True if ``name`` has changed, and (with ``--dev``) has not changed since the poll before."""
-        has_changed = found.get(name) != self._handled.get(name)
-        return has_changed and not (self._dev and found.get(name) != before.get(name))
+        return found.get(name) != self._handled.get(name) and not (self._dev and found.get(name) != before.get(name))
 
     async def _follow(self, names: set[str], found: Fingerprints) -> None:
         if self._known_only:

@@ -40,12 +40,25 @@ class LocalStorage(Storage):
         super().__init__(url, options)
         self._root = _path_of(url)
         self._roots = [_path_of(each) for each in options.model_repository if scheme_of(each) == self.name]
+        #: The directory that had models last. Where a volume is gone, another one is in its place, which is empty.
+        self._filled: os.stat_result | None = None
 
     def models(self) -> Collection[str]:
-        if not _is_directory(self._root):
-            raise InvalidArgument(f"failed to stat file {self._root}: repository path is not a valid directory")
-        with os.scandir(self._root) as entries:
-            return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        root = self._root
+        try:
+            with os.scandir(root) as entries:
+                found = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            place = root.stat()
+        except PermissionError:
+            raise
+        except (OSError, ValueError):
+            raise InvalidArgument(f"failed to stat file {root}: repository path is not a valid directory") from None
+        if self._filled and not found and not os.path.samestat(self._filled, place):
+            raise InvalidArgument(
+                f"repository path {root} is empty, and is not the directory that had models: is a volume missing?"
+            )
+        self._filled = place if found else self._filled
+        return found
 
     def fingerprint(self, model: str) -> dict[str, Hashable]:
         return files_below(self._root / model)
@@ -80,21 +93,12 @@ def _path_of(url: str) -> Path:
     return Path(url.removeprefix(_PREFIX))
 
 
-def _is_directory(path: Path) -> bool:
-    """True if ``path`` is a directory. False if the path is too long for the system."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
-
-
 def is_model(path: Path) -> bool:
     """True if ``path`` is the directory of one model: it has a config, or versions that are not models."""
-    if not path.is_dir():
-        return False
-    if (path / "config.pbtxt").is_file():
-        return True
-    return any(_is_version(child) and not _has_models(child) for child in path.iterdir())
+    return path.is_dir() and (
+        (path / "config.pbtxt").is_file()
+        or any(_is_version(child) and not _has_models(child) for child in path.iterdir())
+    )
 
 
 def _is_version(path: Path) -> bool:
@@ -146,11 +150,7 @@ def _walk(first: os.DirEntry[str], start: int, visited: set[tuple[int, int]]) ->
 
 
 def _visible(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if entry.name != _CACHE and not entry.name.startswith(".")]
-    except OSError:
-        return []
+    return [entry for entry in _list(folder) if entry.name != _CACHE and not entry.name.startswith(".")]
 
 
 # ---------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def _files(top: str) -> Iterator[tuple[str, str, int]]:
     visited: set[tuple[int, int]] = set()
     waiting = [top]
     while waiting:
-        entries = _list(waiting.pop())
+        entries = sorted(_list(waiting.pop()), key=lambda entry: entry.name)
         if not _ENVIRONMENT.isdisjoint(entry.name for entry in entries):
             continue
         for entry in entries:
@@ -215,6 +215,6 @@ def _files(top: str) -> Iterator[tuple[str, str, int]]:
 def _list(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
+            return list(entries)
     except OSError:  # loading the file fails, too, with a better error
         return []

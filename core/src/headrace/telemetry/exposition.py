@@ -42,8 +42,7 @@ class MetricsSettings:
     histogram_latencies: bool = False
     summary_latencies: bool = False
     quantiles: tuple[float, ...] = DEFAULT_QUANTILES
-    #: The four histograms that only Headrace has.
-    histograms: bool = True
+    histograms: bool = True  #: the four that only Headrace has
     native_histograms: bool = False
 
 
