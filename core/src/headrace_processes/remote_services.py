@@ -33,7 +33,9 @@ _LOGGERS = ("headrace", "headrace_engines", "headrace_processes")
 
 #: Calls that may wait longer than for a lock.
 _BLOCKING = frozenset(("load_model", "unload_model", "is_model_ready"))
-_UPDATE = Struct("<Qd")
+_UPDATE = Struct("<QdI")
+#: The most times in one update. The server applies it on its event loop.
+MOST_TIMES = 4096
 _OPERATIONS: Final[tuple[MetricOperation, ...]] = ("increment", "set", "observe")
 _NUMBERS: Final = {operation: number for number, operation in enumerate(_OPERATIONS)}
 
@@ -116,9 +118,10 @@ class RemoteServices(Services):
         self._kinds[handle] = self._kinds[family]
         return handle
 
-    def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
+    def update_metric(self, metric: int, operation: MetricOperation, value: float, times: int = 1) -> None:
         check_metric_update(self._kinds[metric], operation, value)  # checked here, because the update has no answer
-        self._tell(update_frame(metric, operation, value))
+        for done in range(0, times, MOST_TIMES):
+            self._tell(update_frame(metric, operation, value, min(times - done, MOST_TIMES)))
 
     def metric_value(self, metric: int) -> float:
         return float(self._call(self._tell, "metric_value", metric))
@@ -231,11 +234,11 @@ class ServiceEndpoint:
             case _:
                 raise ProtocolError(f"a note {note}")
 
-    def _update(self, metric: int, operation: MetricOperation, value: float) -> None:
+    def _update(self, metric: int, operation: MetricOperation, value: float, times: int) -> None:
         """Change a metric. The child has checked the value."""
         if metric not in self._handles:
             raise ProtocolError(f"an update of metric {metric}, which the child does not hold")
-        self._services.update_metric(metric, operation, value)
+        self._services.update_metric(metric, operation, value, times)
 
     async def _call(self, call: Mapping[str, Any]) -> None:
         result: dict[str, Any] = {"id": call.get("id")}
@@ -279,14 +282,16 @@ class ServiceEndpoint:
 # ---------------------------------------------------------------------- between them
 
 
-def update_frame(metric: int, operation: MetricOperation, value: float) -> bytes:
-    """Return a message that changes the metric of this handle. It is small, frequent, and has no answer."""
-    return frame(ChildKind.UPDATE, _NUMBERS[operation], _UPDATE.pack(metric, value))
+def update_frame(metric: int, operation: MetricOperation, value: float, times: int = 1) -> bytes:
+    """Return a message that changes the metric of this handle ``times`` times. It is small, and has no answer."""
+    return frame(ChildKind.UPDATE, _NUMBERS[operation], _UPDATE.pack(metric, value, times))
 
 
-def read_update(message: Frame) -> tuple[int, MetricOperation, float]:
-    """Return the handle, the operation and the value of an `update_frame`. Raises `ProtocolError`."""
+def read_update(message: Frame) -> tuple[int, MetricOperation, float, int]:
+    """Return the handle, the operation, the value and the times of an `update_frame`. Raises `ProtocolError`."""
     if len(message.body) < HEADER_BYTES + _UPDATE.size or message.number >= len(_OPERATIONS):
         raise ProtocolError(f"UPDATE: {len(message.body)} bytes, operation {message.number}")
-    metric, value = _UPDATE.unpack_from(message.body, HEADER_BYTES)
-    return metric, _OPERATIONS[message.number], value
+    metric, value, times = _UPDATE.unpack_from(message.body, HEADER_BYTES)
+    if times > MOST_TIMES:
+        raise ProtocolError(f"UPDATE: {times} times, the limit is {MOST_TIMES}")
+    return metric, _OPERATIONS[message.number], value, times

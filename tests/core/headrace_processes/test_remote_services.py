@@ -20,7 +20,7 @@ from headrace_processes.handshake import ChildKind
 from headrace_processes.ipc.codec import Decoder, Encoder
 from headrace_processes.ipc.framing import Frame, FrameParser, Kind, ProtocolError, frame
 from headrace_processes.ipc.json_parts import json_frame
-from headrace_processes.remote_services import RemoteServices, ServiceEndpoint, read_update, update_frame
+from headrace_processes.remote_services import MOST_TIMES, RemoteServices, ServiceEndpoint, read_update, update_frame
 
 
 class Server:
@@ -57,7 +57,15 @@ def test_updates_wait_for_no_answer_and_go_before_whatever_comes_later() -> None
     server.services.release(handle)
     assert [message.kind for message in server.told] == [ChildKind.UPDATE, ChildKind.UPDATE, Kind.CALL, Kind.NOTE]
     updates = [read_update(message) for message in server.told[:2]]
-    assert updates == [(handle, "set", 2.5), (handle, "increment", -1.0)]
+    assert updates == [(handle, "set", 2.5, 1), (handle, "increment", -1.0, 1)]
+
+
+def test_many_equal_updates_are_few_messages() -> None:
+    server = Server()
+    handle = server.metric("histogram")
+    server.services.update_metric(handle, "observe", 2.5, MOST_TIMES + 3)
+    updates = [read_update(message) for message in server.told]
+    assert updates == [(handle, "observe", 2.5, MOST_TIMES), (handle, "observe", 2.5, 3)]
 
 
 @pytest.mark.parametrize("value", [-1.0, -1e-300, float("nan"), float("-inf")])
@@ -90,15 +98,17 @@ def test_what_a_kind_does_not_support_is_refused_before_it_is_sent(kind: MetricK
 @pytest.mark.parametrize("operation", ["increment", "set", "observe"])
 @pytest.mark.parametrize("value", [0.0, -1.5, 1e308, float("inf")])
 def test_an_update_of_a_metric_arrives_as_it_was(operation: MetricOperation, value: float) -> None:
-    (found,) = FrameParser().feed(update_frame(2**64 - 1, operation, value))
-    assert read_update(found) == (2**64 - 1, operation, value)
+    (found,) = FrameParser().feed(update_frame(2**64 - 1, operation, value, 7))
+    assert read_update(found) == (2**64 - 1, operation, value, 7)
 
 
-@pytest.mark.parametrize(("operation", "size"), [(3, 16), (65535, 16), (0, 0), (0, 8)])
-def test_updates_that_make_no_sense_are_refused(operation: int, size: int) -> None:
-    (sound,) = FrameParser().feed(frame(ChildKind.UPDATE, 2, bytes(16)))
-    assert read_update(sound) == (0, "observe", 0.0)
-    (unsound,) = FrameParser().feed(frame(ChildKind.UPDATE, operation, bytes(size)))
+@pytest.mark.parametrize(
+    ("operation", "body"), [(3, bytes(20)), (65535, bytes(20)), (0, b""), (0, bytes(8)), (2, bytes(16) + b"\xff" * 4)]
+)
+def test_updates_that_make_no_sense_are_refused(operation: int, body: bytes) -> None:
+    (sound,) = FrameParser().feed(frame(ChildKind.UPDATE, 2, bytes(20)))
+    assert read_update(sound) == (0, "observe", 0.0, 0)
+    (unsound,) = FrameParser().feed(frame(ChildKind.UPDATE, operation, body))
     with pytest.raises(ProtocolError):
         read_update(unsound)
 

@@ -35,7 +35,7 @@ class MetricStore(Protocol):
 
     def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int: ...
 
-    def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None: ...
+    def update_metric(self, metric: int, operation: MetricOperation, value: float, times: int = 1) -> None: ...
 
     def metric_value(self, metric: int) -> float: ...
 
@@ -75,13 +75,13 @@ class MetricsInMemory:
         self._handles.append(kept)
         return len(self._handles) - 1
 
-    def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
+    def update_metric(self, metric: int, operation: MetricOperation, value: float, times: int = 1) -> None:
         kept = self._handles[metric]
         check_metric_update(kept.kind, operation, value)
         if operation == "observe":
-            kept.observed += (value,)
+            kept.observed += (value,) * times
         else:
-            kept.value = value if operation == "set" else kept.value + value
+            kept.value = value if operation == "set" else kept.value + value * times
 
     def metric_value(self, metric: int) -> float:
         kept = self._handles[metric]

@@ -92,8 +92,8 @@ class Services(ABC):
         """
 
     @abstractmethod
-    def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
-        """Change a metric. Raises `HeadraceError` if the operation or the value does not fit its kind."""
+    def update_metric(self, metric: int, operation: MetricOperation, value: float, times: int = 1) -> None:
+        """Change a metric, ``times`` times. Raises `HeadraceError` if the operation or the value does not fit."""
 
     @abstractmethod
     def metric_value(self, metric: int) -> float:

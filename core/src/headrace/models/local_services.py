@@ -177,8 +177,8 @@ class LocalServices(LoopServices):
     def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
         return self._metrics.metric(family, labels, buckets)
 
-    def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
-        self._metrics.update(metric, operation, value)
+    def update_metric(self, metric: int, operation: MetricOperation, value: float, times: int = 1) -> None:
+        self._metrics.update(metric, operation, value, times)
 
     def metric_value(self, metric: int) -> float:
         return self._metrics.value(metric)

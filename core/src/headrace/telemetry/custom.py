@@ -51,12 +51,14 @@ class CustomMetric:
             made = (Counter if self._kind == "counter" else Gauge)(*about, registry=None)
         self._metric = made.labels(*self.labels.values()) if labels else made
 
-    def update(self, operation: MetricOperation, value: float) -> None:
-        """Apply ``operation`` with ``value``. Raises as `check_metric_update` does, and then changes nothing."""
+    def update(self, operation: MetricOperation, value: float, times: int = 1) -> None:
+        """Apply ``operation`` with ``value``, ``times`` times, or raise as `check_metric_update` does."""
         check_metric_update(self._kind, operation, value)
-        getattr(self._metric, "inc" if operation == "increment" else operation)(value)
-        if operation == "observe":
-            self._sum.inc(value)
+        change = getattr(self._metric, "inc" if operation == "increment" else operation)
+        for _ in range(times):
+            change(value)
+            if operation == "observe":
+                self._sum.inc(value)
 
     def value(self) -> float:
         """Return the value. Raises `Unsupported` for a histogram."""
@@ -200,8 +202,8 @@ class InstanceMetrics:
             raise InternalError("the metric family has been released")
         return self._hold(found, self._metrics.metric(found, labels, buckets))
 
-    def update(self, metric: int, operation: MetricOperation, value: float) -> None:
-        self._metric(metric).update(operation, value)
+    def update(self, metric: int, operation: MetricOperation, value: float, times: int = 1) -> None:
+        self._metric(metric).update(operation, value, times)
 
     def value(self, metric: int) -> float:
         return self._metric(metric).value()
@@ -217,8 +219,7 @@ class InstanceMetrics:
             self.release(handle)
 
     def _hold(self, family: CustomFamily, metric: CustomMetric | None) -> int:
-        handle = next(self._handles)
-        self._by_handle[handle] = family, metric
+        self._by_handle[handle := next(self._handles)] = family, metric
         return handle
 
     def _metric(self, handle: int) -> CustomMetric:

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
 #: The version of the schema: of all messages of this package.
-VERSION: Final = 8
+VERSION: Final = 9
 #: The largest frame. A larger tensor needs room in the arena.
 MOST_BYTES: Final = (1 << 32) - 8
 #: The most integers in one frame.
