@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,10 +65,14 @@ class Writer(GenerationInstance):
             self.go.wait(10)
         if words[0] == "many":
             words = [str(number) for number in range(1000)]
+        if words[0] == "pause":
+            words = [str(number) for number in range(200)]
         for place, word in enumerate(words[: request.max_tokens]):
             if not stream.write(Delta(text=f" {word}", num_tokens=1, ids=[place], num_input_tokens=7)):
                 return
             self.written += 1
+        if (request.text or "") == "pause":
+            self.go.wait(10)
         stream.finish("stop")
 
 
@@ -203,6 +208,41 @@ def test_a_slow_reader_does_not_stop_the_engine_and_loses_nothing(server: Server
         assert "".join(map(text, given)).split() == [str(number) for number in range(1000)]
         assert UNREAD < len(given) < 200  # the rest was joined
         assert text(given[-1], "finish_reason") == "stop"
+
+    run(server, scenario)
+
+
+def test_a_slow_reader_costs_no_thread_and_gets_the_rest_of_an_engine_that_waits(server: Server) -> None:
+    async def scenario() -> None:
+        writer = Words.instances[0]
+        sampling = {"sampling_parameters": '{"max_tokens": 1000}'}
+        stream = server.engine.responses(request("pause", "stream", inputs=sampling))
+        given = [await anext(stream)]
+        while writer.written < 200:
+            await asyncio.sleep(0.001)
+        assert not [thread for thread in threading.enumerate() if thread.name == "slow reader"]
+        while len("".join(map(text, given)).split()) < 200:  # though the engine writes nothing
+            given.append(await asyncio.wait_for(anext(stream), 5))
+        writer.go.set()
+        async for _ in stream:
+            pass
+
+    run(server, scenario)
+
+
+@pytest.mark.parametrize("limit", ["timeout", "deadline"])
+def test_a_request_whose_time_is_over_is_answered_and_its_place_is_free(server: Server, limit: str) -> None:
+    async def scenario() -> None:
+        writer = Words.instances[0]
+        sent = request("wait", "stream", timeout_us=20_000 if limit == "timeout" else 0)
+        if limit == "deadline":
+            sent.expire_at(monotonic_ns() + 20_000_000)
+        with pytest.raises(Unavailable, match="Request timeout expired"):
+            await responses(server, sent)
+        assert await asyncio.to_thread(writer.left.wait, 5)
+        while writer._streams:  # though the engine still waits
+            await asyncio.sleep(0.001)
+        writer.go.set()
 
     run(server, scenario)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -56,28 +57,57 @@ class Delta:
         self.finish_reason = later.finish_reason
 
 
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Return ``deltas``, at least one, as one part. The first may be changed."""
+    first, *later = deltas
+    if later:
+        text, reasoning = "".join([each.text for each in deltas]), "".join([each.reasoning for each in deltas])
+        for each in later:
+            each.text = each.reasoning = ""
+            first.add(each)
+        first.text, first.reasoning = text, reasoning
+    return first
+
+
 def response_of(request: GenerationRequest, delta: Delta, outputs: Sequence[str] = ()) -> InferResponse:
     """Return ``delta`` as the response to ``request``. ``outputs`` are those that the caller names; empty for all."""
-    given: dict[str, Tensor] = {"text_output": _strings(delta.text)}
+    given: dict[str, Tensor] = {"text_output": _string(delta.text)}
     if request.wants_finish_reason:
-        given["finish_reason"] = _strings(delta.finish_reason or "None")  # as Triton's backend says it
+        given["finish_reason"] = _usual_string(delta.finish_reason or "None")  # as Triton's backend says it
     if request.wants_cumulative_logprob:
         given["cumulative_logprob"] = np.array([delta.cumulative_logprob], np.float32)
     if request.wants_logprobs:
-        given["logprobs"] = _strings(print_logprobs(delta.logprobs))
+        given["logprobs"] = _string(print_logprobs(delta.logprobs))
     if request.wants_num_input_tokens:
-        given["num_input_tokens"] = np.array([delta.num_input_tokens], np.uint32)
+        given["num_input_tokens"] = _count(delta.num_input_tokens)
     if request.wants_num_output_tokens:
-        given["num_output_tokens"] = np.array([delta.num_tokens], np.uint32)
+        given["num_output_tokens"] = _count(delta.num_tokens)
     if request.wants_output_ids:
         given["output_ids"] = np.array(delta.ids, np.int32)
     if delta.tool_calls:
-        given["tool_calls"] = _strings(orjson.dumps(delta.tool_calls).decode())
+        given["tool_calls"] = _string(orjson.dumps(delta.tool_calls).decode())
     if delta.reasoning:
-        given["reasoning"] = _strings(delta.reasoning)
+        given["reasoning"] = _string(delta.reasoning)
     if outputs:
         given = {name: tensor for name, tensor in given.items() if name in outputs}
     return InferResponse(given)
+
+
+@lru_cache(4096)
+def _count(number: int) -> Tensor:
+    """Return u32[1], shared by responses: it is the same for nearly all tokens."""
+    array = np.array([number], np.uint32)
+    array.flags.writeable = False
+    return array
+
+
+def _string(text: str) -> BytesTensor:
+    encoded = text.encode(errors="replace")  # an engine may write half of a surrogate pair
+    buffer = len(encoded).to_bytes(4, "little") + encoded
+    return BytesTensor(buffer, (1,), np.array((0, len(buffer)), np.int64))
+
+
+_usual_string = lru_cache(64)(_string)
 
 
 def print_logprobs(logprobs: Sequence[TokenLogprob]) -> str:
@@ -113,7 +143,3 @@ def _token(alternatives: dict[str, dict[str, Any]]) -> TokenLogprob:
         (int(token), each["decoded_token"] or "", float(each["logprob"])) for token, each in alternatives.items()
     ]
     return TokenLogprob(*next(iter(entries)), sorted(entries, key=lambda entry: -entry[2]))
-
-
-def _strings(text: str) -> BytesTensor:
-    return BytesTensor.from_items([text.encode("utf-8", "replace")], (1,))

@@ -15,7 +15,6 @@ response, waits for slow readers without making the engine wait, notices callers
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from abc import ABC, abstractmethod
@@ -28,25 +27,29 @@ from headrace import (
     Cancelled,
     DeferredInstance,
     HeadraceError,
+    InferRequest,
     InferResponse,
     Model,
     ResourceExhausted,
     Unavailable,
 )
-from headrace_llm.deltas import Delta, response_of
+from headrace_llm.deltas import Delta, joined, response_of
 from headrace_llm.generation_metrics import GenerationMetrics
 from headrace_llm.generation_request import GenerationRequest, read_generation
 
 log = logging.getLogger(__name__)
 
-#: How often streams are checked for callers that have left, and metrics are written, in seconds.
+#: How often streams are checked for callers that have left and time that is over, and metrics are written, in seconds.
 CHECK_S = 0.05
+#: So many parts of a text that is not sent are joined to one. Joining each at once would copy the text each time.
+_MOST_UNJOINED = 64
 
 
 class TokenStream:
     """The answer to one request, for the engine that generates it. Any thread, but one call at a time.
 
-    `write` never blocks. If the caller reads more slowly than the engine writes, the parts that wait are joined.
+    `write` never blocks. If the caller reads more slowly than the engine writes, the parts that wait are joined. A
+    `Delta` that is written belongs to the stream.
     """
 
     def __init__(self, call: Call, request: GenerationRequest, owner: GenerationInstance) -> None:
@@ -54,43 +57,52 @@ class TokenStream:
         self._call, self._owner = call, owner
         self._outputs = call.request.outputs
         self._arrival_ns = self._last_ns = monotonic_ns()
-        self._unsent = Delta(text=request.text or "") if request.echoes_prompt else None
+        self._end_ns = _end_ns(call.request, self._arrival_ns)
+        #: What is written and not sent, because the caller reads slowly or wants one response.
+        self._unsent: list[Delta] = [Delta(text=request.text or "")] if request.echoes_prompt else []
         self._num_input_tokens = 0
-        self._has_ended = False
-        #: Guards ``_unsent`` and ``_is_sending``, which say what a thread of `_send_late` still has to do.
+        self._has_started = self._has_ended = False
+        #: Held while something is sent, so that nothing follows the last answer.
         self._lock = threading.Lock()
-        self._is_sending = False
 
     @property
     def is_cancelled(self) -> bool:
         """True if nobody wants the rest: the engine should stop."""
         return self._has_ended or self._call.request.cancelled
 
+    @property
+    def is_unwanted(self) -> bool:
+        """True if it has not ended, and its caller has left."""
+        return not self._has_ended and self._call.request.cancelled
+
+    def note_start(self) -> None:
+        """Note that the engine has begun to work on the request, which waited in it until now. Optional; once."""
+        if not self._has_started:
+            self._has_started = True
+            self._owner.metrics.note("nv_llm_queue_time_ms", (monotonic_ns() - self._arrival_ns) / 1e6)
+
     def write(self, delta: Delta) -> bool:
         """Send ``delta``, with the last one by its ``finish_reason``. Return False if nobody wants the rest."""
         if self.is_cancelled:
             self.fail(Cancelled("the caller has gone"))
             return False
-        if not (delta.num_tokens or delta.text or delta.finish_reason or delta.num_input_tokens or delta.tool_calls):
+        if not (delta.num_tokens or delta.text or delta.finish_reason or delta.num_input_tokens or delta.tool_calls
+                or delta.reasoning):  # fmt: skip
             return True
         self._count(delta)
         is_last = bool(delta.finish_reason)
         with self._lock:
-            if self._unsent is None:
-                self._unsent = delta
-            else:
-                self._unsent.add(delta)
+            if self._has_ended:  # `fail`, meanwhile
+                return False
             if is_last:  # before it is sent: whoever has read it may send the next request
                 self._has_ended = True
                 self._owner.forget(self)
-            if self._is_sending or not (is_last or self.request.stream):
+            elif not self.request.stream or self._call.would_block:
+                self._unsent.append(delta)
+                if len(self._unsent) >= _MOST_UNJOINED:
+                    self._unsent = [joined(self._unsent)]
                 return True
-            if not is_last and self._call.would_block:
-                self._is_sending = True
-                threading.Thread(target=self._send_late, name="slow reader", daemon=True).start()
-                return True
-            delta, self._unsent = self._unsent, None
-        self._call.send(response_of(self.request, delta, self._outputs), final=is_last)
+            self._send(delta)
         return True
 
     def finish(self, reason: str) -> None:
@@ -103,35 +115,45 @@ class TokenStream:
             if self._has_ended:
                 return
             self._has_ended = True
-        self._owner.forget(self)
-        self._call.send(error, final=True)
+            self._owner.forget(self)
+            self._call.send(error, final=True)
 
-    def _send_late(self) -> None:
-        """Send what waits, on a thread that may block, until nothing does."""
-        while True:
-            with self._lock:
-                delta, self._unsent = self._unsent, None
-                if delta is None or (self._has_ended and not delta.finish_reason):
-                    self._is_sending = False
-                    return
-            with contextlib.suppress(BackendError):  # `fail` has sent the last answer meanwhile
-                self._call.send(response_of(self.request, delta, self._outputs), final=bool(delta.finish_reason))
+    def send_unsent(self) -> None:
+        """Send what waits, if the caller has read enough. The owner calls this now and then."""
+        with self._lock:
+            if self._unsent and self.request.stream and not self._has_ended and not self._call.would_block:
+                self._send(self._unsent.pop())
+
+    def expire(self, now_ns: int) -> bool:
+        """End the answer with an error if its time is over, and return True then. The owner calls this now and then."""
+        if not self._end_ns or now_ns < self._end_ns or self._has_ended:
+            return False
+        self.fail(Unavailable("Request timeout expired"))  # Triton's text for a queue
+        return True
+
+    def _send(self, delta: Delta) -> None:
+        """Send what waits and ``delta``. Never blocks: what is last may always be sent."""
+        if self._unsent:
+            delta = joined([*self._unsent, delta])
+            self._unsent = []
+        self._call.send(response_of(self.request, delta, self._outputs), final=bool(delta.finish_reason))
 
     def _count(self, delta: Delta) -> None:
-        note = self._owner.metrics.note
+        metrics = self._owner.metrics
         if delta.num_input_tokens and not self._num_input_tokens:
             self._num_input_tokens = delta.num_input_tokens
-            note("nv_llm_input_tokens", delta.num_input_tokens)
+            metrics.note("nv_llm_input_tokens", delta.num_input_tokens)
         delta.num_input_tokens = delta.num_input_tokens or self._num_input_tokens
         if delta.num_tokens:
             now_ns, last_ns = monotonic_ns(), self._last_ns
-            is_first = last_ns == self._arrival_ns
-            note(
-                "nv_llm_time_to_first_token_ms" if is_first else "nv_llm_time_between_tokens_ms",
-                (now_ns - last_ns) / 1e6,
-            )
-            note("nv_llm_output_tokens", delta.num_tokens)
             self._last_ns = now_ns
+            metrics.note_tokens(delta.num_tokens, now_ns - last_ns, last_ns == self._arrival_ns)
+
+
+def _end_ns(request: InferRequest, arrival_ns: int) -> int:
+    """Return when the time for an answer is over: the deadline of the call, or the timeout of the request. 0: never."""
+    ends = [request.deadline_ns, request.timeout_us and arrival_ns + 1000 * request.timeout_us]
+    return min(filter(None, ends), default=0)
 
 
 class GenerationInstance(DeferredInstance, ABC):
@@ -145,7 +167,7 @@ class GenerationInstance(DeferredInstance, ABC):
         self._name, self._most = model.name, most_streams
         self.metrics = GenerationMetrics(model)
         self._streams: dict[TokenStream, None] = {}
-        self._closed = threading.Event()
+        self._closed, self._has_streams = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._look_after, name=f"{model.name} streams", daemon=True)
         self._thread.start()
 
@@ -157,10 +179,11 @@ class GenerationInstance(DeferredInstance, ABC):
         """
 
     def cancel(self, stream: TokenStream) -> None:
-        """The caller of ``stream`` has left: make the engine stop. Called once per stream, at most `CHECK_S` later.
+        """Make the engine stop: the caller of ``stream`` has left, or its time is over.
 
-        Any thread. The default does nothing, which is right for an engine that writes every few milliseconds, and so
-        hears of it by `TokenStream.write`.
+        Called once per stream, at most `CHECK_S` later, on a thread of this object. The stream then ends, and its
+        place is free for another request. It may have ended already. The default does nothing, which is right for an
+        engine that writes every few milliseconds, because `TokenStream.write` returns False then.
         """
 
     def accept(self, calls: Sequence[Call]) -> Sequence[InferResponse | HeadraceError | None]:
@@ -176,6 +199,7 @@ class GenerationInstance(DeferredInstance, ABC):
             request = read_generation(call.request)
             stream = TokenStream(call, request, self)
             self._streams[stream] = None
+            self._has_streams.set()
             self.begin(request, stream)
         except HeadraceError as error:
             return self._refused(stream, error)
@@ -202,17 +226,28 @@ class GenerationInstance(DeferredInstance, ABC):
     def close(self) -> None:
         self.fail_all(Unavailable(f"model '{self._name}' is being unloaded"))
         self._closed.set()
+        self._has_streams.set()
         self._thread.join()
         self.metrics.close()
 
     def _look_after(self) -> None:
-        cancelled: set[TokenStream] = set()
-        while not self._closed.wait(CHECK_S):
-            streams = tuple(self._streams)
-            for stream in streams:
-                if stream.is_cancelled and stream not in cancelled:
-                    cancelled.add(stream)
-                    self.cancel(stream)
-            cancelled.intersection_update(streams)
-            self.metrics.publish(len(streams))
+        """Until `close`: end what nobody wants any more, serve slow readers, write metrics. Sleep without streams."""
+        while self._has_streams.wait() and not self._closed.wait(CHECK_S):
+            self._has_streams.clear()
+            now_ns = monotonic_ns()
+            for stream in tuple(self._streams):
+                if stream.is_unwanted or stream.expire(now_ns):
+                    self._cancel(stream)
+                else:
+                    stream.send_unsent()
+            self.metrics.publish(len(self._streams))
+            if self._streams:
+                self._has_streams.set()
         self.metrics.publish(0)
+
+    def _cancel(self, stream: TokenStream) -> None:
+        try:
+            self.cancel(stream)
+        except Exception:
+            log.exception("model '%s' failed to cancel a request", self._name)
+        stream.fail(Cancelled("the caller has gone"))

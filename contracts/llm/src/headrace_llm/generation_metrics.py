@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from headrace import MetricKind, Model, Services
+from headrace import MetricKind, MetricOperation, Model, Services
 
 #: Bounds of the histograms in milliseconds.
 FIRST_TOKEN_MS: Final = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000)
@@ -20,19 +21,22 @@ _FAMILIES: Final[Mapping[str, tuple[MetricKind, str, tuple[float, ...] | None]]]
     "nv_llm_input_tokens": ("counter", "Tokens of prompts", None),
     "nv_llm_output_tokens": ("counter", "Tokens that were generated", None),
     "nv_llm_time_to_first_token_ms": ("histogram", "From the request to its first token", FIRST_TOKEN_MS),
+    "nv_llm_queue_time_ms": ("histogram", "From the request to the engine's first work on it", FIRST_TOKEN_MS),
     "nv_llm_time_between_tokens_ms": ("histogram", "From one part of an answer to the next", BETWEEN_TOKENS_MS),
     "nv_llm_streams": ("gauge", "Requests that the engine has, also those that wait in it", None),
 }
 
 
 class GenerationMetrics:
-    """The metrics of one instance. `note` and `publish` may run on different threads; each on one at a time."""
+    """The metrics of one instance. `publish` and `close` run on one thread at a time, the others on any."""
 
     def __init__(self, model: Model) -> None:
         self._services: Services | None = model.services
         self._handles: dict[str, int] = {}
         self._families: list[int] = []
+        #: What has happened since `publish`. Appending is atomic, and all that it takes from an engine.
         self._noted: deque[tuple[str, float]] = deque()
+        self._tokens: deque[tuple[int, int, bool]] = deque()
         self._streams = 0
         if self._services is None:
             return
@@ -46,16 +50,32 @@ class GenerationMetrics:
         """Note ``value`` for a counter or a histogram. Any thread; never blocks."""
         self._noted.append((name, value))
 
+    def note_tokens(self, count: int, took_ns: int, is_first: bool) -> None:
+        """Note ``count`` new tokens of one stream, ``took_ns`` after those before; or after its request, if first."""
+        self._tokens.append((count, took_ns, is_first))
+
     def publish(self, streams: int) -> None:
-        """Write what was noted, and how many ``streams`` are open."""
-        sums: dict[str, float] = {}
-        while self._noted:
+        """Write what was noted, and how many ``streams`` are open. Values of one bucket are written as one: each write
+        of a model in a process is a message."""
+        counted, observed = dict[str, float](), dict[tuple[str, int], list[float]]()
+
+        def observe(name: str, value: float) -> None:
+            bounds = _FAMILIES[name][2] or ()
+            observed.setdefault((name, bisect_left(bounds, value)), []).append(value)
+
+        for _ in range(len(self._tokens)):
+            count, took_ns, is_first = self._tokens.popleft()
+            counted["nv_llm_output_tokens"] = counted.get("nv_llm_output_tokens", 0) + count
+            observe("nv_llm_time_to_first_token_ms" if is_first else "nv_llm_time_between_tokens_ms", took_ns / 1e6)
+        for _ in range(len(self._noted)):
             name, value = self._noted.popleft()
             if _FAMILIES[name][0] == "histogram":
-                self._update(name, "observe", value)
+                observe(name, value)
             else:
-                sums[name] = sums.get(name, 0) + value
-        for name, value in sums.items():
+                counted[name] = counted.get(name, 0) + value
+        for (name, _), values in observed.items():
+            self._update(name, "observe", sum(values) / len(values), len(values))
+        for name, value in counted.items():
             self._update(name, "increment", value)
         if streams != self._streams:
             self._update("nv_llm_streams", "increment", streams - self._streams)
@@ -68,6 +88,6 @@ class GenerationMetrics:
                 self._services.release(handle)
         self._handles = {}
 
-    def _update(self, name: str, operation: str, value: float) -> None:
+    def _update(self, name: str, operation: MetricOperation, value: float, times: int = 1) -> None:
         if self._services is not None and name in self._handles:
-            self._services.update_metric(self._handles[name], operation, value)  # type: ignore[arg-type]
+            self._services.update_metric(self._handles[name], operation, value, times)

@@ -10,10 +10,20 @@ import numpy as np
 import orjson
 
 from headrace import BytesTensor, InferRequest, InvalidArgument
-from headrace_llm.sampling import MAX_CONSTRAINT_DEPTH, SAMPLING_MEMBERS, Sampling, depth_of, read_sampling, sampling_of
+from headrace_llm.sampling import (
+    MAX_CONSTRAINT_DEPTH,
+    SAMPLING_MEMBERS,
+    Sampling,
+    depth_of,
+    read_sampling,
+    sampling_of,
+    shown,
+)
 
 #: The most tokens of ``input_ids``, and the most messages and tools.
 MAX_INPUT_IDS, MAX_MESSAGES, MAX_TOOLS, MAX_IMAGES = 1 << 20, 4096, 128, 64
+#: The most values in the JSON of an input, roughly. Parsing holds the interpreter: 10 MB of ``{}`` would, for a second.
+MAX_JSON_VALUES = 1 << 19
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -70,8 +80,9 @@ def read_generation(request: InferRequest) -> GenerationRequest:
     for name, members, most in (("messages", messages or [], MAX_MESSAGES), ("tools", tools, MAX_TOOLS)):
         if len(members) > most:
             raise InvalidArgument(f"{name} has {len(members)} members, the limit is {most}")
-        if wrong := next((each for each in members if type(each) is not dict), None):
-            raise InvalidArgument(f"a member of {name} must be a JSON object, got {str(wrong)[:100]!r}")
+        for each in members:
+            if type(each) is not dict:
+                raise InvalidArgument(f"a member of {name} must be a JSON object, got {shown(each)}")
     images = _images(request)
     if images and not text:
         raise InvalidArgument("the input image goes with text_input; in messages, an image is a part of a message")
@@ -155,12 +166,14 @@ def _json(request: InferRequest, name: str, kind: type) -> Any:
     text = _bytes(request, name)
     if not text:
         return None
+    if len(text) > MAX_JSON_VALUES and (count := sum(map(text.count, (b",", b"[", b"{")))) > MAX_JSON_VALUES:
+        raise InvalidArgument(f"input '{name}' has {count} commas and brackets, the limit is {MAX_JSON_VALUES}")
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidArgument(f"input '{name}' is not JSON: {error}") from None
     if not isinstance(value, kind):
-        raise InvalidArgument(f"input '{name}' must be a JSON array, got {str(value)[:100]!r}")
+        raise InvalidArgument(f"input '{name}' must be a JSON array, got {shown(value)}")
     if (depth := depth_of(value)) > MAX_CONSTRAINT_DEPTH:
         raise InvalidArgument(f"input '{name}' is nested {depth} levels deep, the limit is {MAX_CONSTRAINT_DEPTH}")
     return value

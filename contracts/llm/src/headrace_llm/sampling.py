@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from math import isfinite
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +13,8 @@ import orjson
 
 from headrace import InvalidArgument, one_line
 
+#: The longest JSON of sampling parameters: parsing it holds the interpreter.
+MAX_SAMPLING_BYTES = 1 << 20
 #: A JSON schema or a grammar is compiled by the engine: a large or deep one would take its time from all others.
 MAX_CONSTRAINT_BYTES, MAX_CONSTRAINT_DEPTH = 64 << 10, 64
 MAX_STOPS, MAX_STOP_BYTES, MAX_LOGPROBS, MAX_BIASES = 16, 1024, 20, 1024
@@ -24,8 +26,9 @@ CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar")
 class Sampling:
     """The sampling parameters of one request. A default is what a request without it gets; None is the engine's own.
 
-    ``structured`` has at most one member, of `CONSTRAINTS`: the text must match it. ``more`` are the members that are
-    none of the others, for engines with further ones; an engine must refuse what it does not know.
+    ``structured`` has at most one member, of `CONSTRAINTS`: the text must match it. Its ``json`` is a schema, an object
+    or true, also if the caller sent it as a string. ``more`` are the members that are none of the others, for engines
+    with further ones; an engine must refuse what it does not know.
     """
 
     max_tokens: int | None = None  #: None: until the model ends, or its context is full
@@ -52,6 +55,8 @@ def read_sampling(text: bytes) -> Sampling:
 
     Raises `InvalidArgument` with the member, its value and the rule.
     """
+    if len(text) > MAX_SAMPLING_BYTES:
+        raise InvalidArgument(f"sampling_parameters has {len(text)} bytes, the limit is {MAX_SAMPLING_BYTES}")
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -84,6 +89,9 @@ def sampling_of(members: Mapping[str, Any]) -> Sampling:
             _integer(name, value, 1, 1)
         else:
             more[name] = value
+    if known.get("min_tokens", 0) > known.get("max_tokens", 2**31):
+        least, most = known["min_tokens"], known["max_tokens"]
+        raise InvalidArgument(f"min_tokens must be at most max_tokens, {most}, got {least}")
     return Sampling(**known, more=more)
 
 
@@ -112,7 +120,7 @@ def _integer(name: str, value: Any, least: int, most: int) -> int:
     if type(value) is float and value.is_integer():
         value = int(value)
     if type(value) is not int or not least <= value <= most:
-        raise InvalidArgument(f"{name} must be a whole number from {least} to {most}, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be a whole number from {least} to {most}, got {shown(value)}")
     return value
 
 
@@ -120,33 +128,33 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
     if type(value) is str:
         with contextlib.suppress(ValueError):
             value = float(value)
-    if type(value) not in (int, float) or not isfinite(value) or not least <= value <= most:
-        raise InvalidArgument(f"{name} must be a number from {least:g} to {most:g}, got {_shown(value)}")
+    if type(value) not in (int, float) or not least <= value <= most:  # also for NaN
+        raise InvalidArgument(f"{name} must be a number from {least:g} to {most:g}, got {shown(value)}")
     return float(value)
 
 
 def _boolean(name: str, value: Any) -> bool:
     value = {"true": True, "false": False}.get(value, value) if type(value) is str else value
     if type(value) is not bool:
-        raise InvalidArgument(f"{name} must be true or false, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be true or false, got {shown(value)}")
     return value
 
 
 def _stops(name: str, value: Any) -> tuple[str, ...]:
     stops = [value] if type(value) is str else value
     if type(stops) is not list or not all(type(each) is str and each for each in stops):
-        raise InvalidArgument(f"{name} must be a string or an array of strings, none empty, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be a string or an array of strings, none empty, got {shown(value)}")
     if len(stops) > MAX_STOPS:
         raise InvalidArgument(f"{name} has {len(stops)} strings, the limit is {MAX_STOPS}")
     for each in stops:
-        if len(each.encode("utf-8", "surrogatepass")) > MAX_STOP_BYTES:
+        if len(_string(name, each).encode()) > MAX_STOP_BYTES:
             raise InvalidArgument(f"{name} has a string of more than {MAX_STOP_BYTES} bytes")
     return tuple(stops)
 
 
 def _biases(name: str, value: Any) -> Mapping[int, float]:
     if type(value) is not dict:
-        raise InvalidArgument(f"{name} must be an object of tokens and numbers, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be an object of tokens and numbers, got {shown(value)}")
     if len(value) > MAX_BIASES:
         raise InvalidArgument(f"{name} has {len(value)} members, the limit is {MAX_BIASES}")
     return {_integer(f"a token of {name}", token, 0, 2**31 - 1): _number(name, bias, -100, 100)
@@ -155,7 +163,7 @@ def _biases(name: str, value: Any) -> Mapping[int, float]:
 
 def _constraint(name: str, value: Any) -> Mapping[str, Any]:
     if type(value) is not dict:
-        raise InvalidArgument(f"{name} must be a JSON object, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be a JSON object, got {shown(value)}")
     given = {key: each for key, each in value.items() if each is not None and each is not False}
     if unknown := [key for key in given if key not in CONSTRAINTS]:
         raise InvalidArgument(
@@ -163,20 +171,26 @@ def _constraint(name: str, value: Any) -> Mapping[str, Any]:
         )
     if len(given) > 1:
         raise InvalidArgument(f"{name} must have one constraint, got {', '.join(given)}")
-    for key, each in given.items():
-        _check_constraint(f"{name}.{key}", key, each)
-    return given
+    return {key: _checked_constraint(f"{name}.{key}", key, each) for key, each in given.items()}
 
 
-def _check_constraint(name: str, kind: str, value: Any) -> None:
-    expected = {"json": (dict, bool, str), "json_object": (bool,), "choice": (list,)}.get(kind, (str,))
-    if type(value) not in expected or (kind == "choice" and not all(type(each) is str for each in value)):
-        what = {"json": "a JSON schema", "json_object": "true", "choice": "an array of strings"}.get(kind, "a string")
-        raise InvalidArgument(f"{name} must be {what}, got {_shown(value)}")
+def _checked_constraint(name: str, kind: str, value: Any) -> Any:
+    """Return the constraint ``value``, of a ``kind`` of `CONSTRAINTS`."""
+    given = value
+    if kind == "json" and type(value) is str and len(value) <= MAX_CONSTRAINT_BYTES:
+        with contextlib.suppress(ValueError):
+            value = orjson.loads(value)
+    expected = {"json": (dict, bool), "json_object": (bool,), "choice": (list,)}.get(kind, (str,))
+    if type(value) not in expected or (kind == "choice" and not value):
+        what = {"json": "a JSON schema", "json_object": "true", "choice": "an array of strings, not empty"}
+        raise InvalidArgument(f"{name} must be {what.get(kind, 'a string')}, got {shown(given)}")
     if (depth := depth_of(value)) > MAX_CONSTRAINT_DEPTH:
         raise InvalidArgument(f"{name} is nested {depth} levels deep, the limit is {MAX_CONSTRAINT_DEPTH}")
+    for each in value if kind == "choice" else [value] if kind in ("regex", "grammar") else []:
+        _string(name if kind != "choice" else f"a member of {name}", each)
     if (size := len(orjson.dumps(value))) > MAX_CONSTRAINT_BYTES:
         raise InvalidArgument(f"{name} has {size} bytes, the limit is {MAX_CONSTRAINT_BYTES}")
+    return value
 
 
 def depth_of(value: Any) -> int:
@@ -190,7 +204,11 @@ def depth_of(value: Any) -> int:
 
 def _string(name: str, value: Any) -> str:
     if type(value) is not str:
-        raise InvalidArgument(f"{name} must be a string, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be a string, got {shown(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # from a program: JSON and gRPC cannot have it
+        raise InvalidArgument(f"{name} has half of a surrogate pair at {error.start}") from None
     return value
 
 
@@ -205,8 +223,17 @@ SAMPLING_MEMBERS = frozenset((*_INTEGERS, *_FLOATS, *_READERS, *_ALIASES, "struc
 assert {*_INTEGERS, *_FLOATS, *_READERS, "structured", "more"} == {each.name for each in fields(Sampling)}
 
 
-def _shown(value: Any) -> str:
-    return one_line(repr(value))[:100]
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+_SHORT.maxlevel = 3
+
+
+def shown(value: Any) -> str:
+    """Return ``value`` for a message, on one line and cut to 100 characters. It takes no longer for a large one."""
+    try:
+        return one_line(_SHORT.repr(value))[:100]
+    except ValueError:  # more digits than Python prints
+        return "a number of thousands of digits"
 
 
 def _kind(value: Any) -> str:
