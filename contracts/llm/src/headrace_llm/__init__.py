@@ -22,7 +22,7 @@ from headrace_llm.contract import (
 from headrace_llm.deltas import Delta, TokenLogprob, print_logprobs, read_logprobs
 from headrace_llm.generation_instance import GenerationInstance, TokenStream
 from headrace_llm.generation_request import GenerationRequest, read_generation
-from headrace_llm.sampling import Sampling, read_sampling, sampling_of
+from headrace_llm.sampling import Sampling, depth_of, read_sampling, sampling_of
 
 __all__ = [
     "GENERATION_INPUTS",
@@ -39,6 +39,7 @@ __all__ = [
     "TokenStream",
     "complete_generation",
     "complete_task",
+    "depth_of",
     "print_logprobs",
     "read_generation",
     "read_logprobs",

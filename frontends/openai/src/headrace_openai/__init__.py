@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from headrace import Extension, OptionGroup, ServedModel, hookimpl
 from headrace_openai.catalog import forget
+from headrace_openai.chat_templates import load_chat_settings
 from headrace_openai.openai_extension import OpenAi
 from headrace_openai.openai_options import OpenAiOptions
 
@@ -23,6 +24,12 @@ def register_extensions() -> list[type[Extension]]:
 @hookimpl
 def add_options() -> list[type[OptionGroup]]:
     return [OpenAiOptions]
+
+
+@hookimpl
+def observe_model(model: ServedModel) -> None:
+    """Fail the load of a model whose template or parser is wrong."""
+    load_chat_settings(model)
 
 
 @hookimpl

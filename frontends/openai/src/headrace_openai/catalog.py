@@ -11,6 +11,7 @@ from weakref import WeakSet
 from headrace import Engine, HeadraceError, ModelView, NotFound, one_line
 from headrace_llm import Contract, Task
 from headrace_openai.openai_errors import BadMember
+from headrace_openai.text_models import TextModel
 
 log = logging.getLogger(__name__)
 
@@ -20,11 +21,15 @@ _catalogs: WeakSet[ModelCatalog] = WeakSet()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LanguageModel:
-    """A model with a task, as the routes use it. ``found_s`` is when it was found, in seconds since 1970."""
+    """A model with a task, as the routes use it. ``found_s`` is when it was found, in seconds since 1970.
+
+    ``texts`` is None if it does not generate text.
+    """
 
     view: ModelView
     contract: Contract
     found_s: int
+    texts: TextModel | None
 
     @property
     def name(self) -> str:
@@ -33,6 +38,12 @@ class LanguageModel:
     @property
     def task(self) -> Task:
         return self.contract.task
+
+    @property
+    def text(self) -> TextModel:
+        """Its inputs and outputs. Only for a model that generates text."""
+        assert self.texts is not None
+        return self.texts
 
 
 class ModelCatalog:
@@ -87,7 +98,8 @@ class ModelCatalog:
                 f"model '{one_line(name)}' is no language model: it has no inputs and outputs of text, and no "
                 "parameter 'task'"
             )
-        model = self._kept[name] = LanguageModel(view, contract, int(time()))
+        texts = TextModel(view, contract) if contract.task is Task.GENERATION else None
+        model = self._kept[name] = LanguageModel(view, contract, int(time()), texts)
         return model
 
 

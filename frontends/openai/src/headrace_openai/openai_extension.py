@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from headrace import Addition
+from headrace_openai.chat_routes import ChatCompletions
+from headrace_openai.completion_routes import Completions
 from headrace_openai.language_models import LanguageModels
 from headrace_openai.model_routes import LanguageModelDescription, LanguageModelList
 from headrace_openai.task_routes import TASK_ROUTES
@@ -14,4 +16,10 @@ from headrace_openai.task_routes import TASK_ROUTES
 class OpenAi(LanguageModels):
     """OpenAI's routes of one server."""
 
-    adds: ClassVar[Sequence[type[Addition]]] = (LanguageModelList, LanguageModelDescription, *TASK_ROUTES)
+    adds: ClassVar[Sequence[type[Addition]]] = (
+        LanguageModelList,
+        LanguageModelDescription,
+        ChatCompletions,
+        Completions,
+        *TASK_ROUTES,
+    )

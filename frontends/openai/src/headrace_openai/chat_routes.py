@@ -1,0 +1,99 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from headrace import Caller, ExtensionOperation, HttpCall, HttpReply, HttpStream
+from headrace_openai.body_members import encoded, members
+from headrace_openai.catalog import LanguageModel
+from headrace_openai.chat_answers import ChatChoice, ChatChunks, ChatText, chat_document
+from headrace_openai.chat_messages import images_in, read_messages
+from headrace_openai.chat_templates import plain_prompt
+from headrace_openai.choices import Usage, numbered
+from headrace_openai.generation_route import GenerationRoute, asked_of, event_stream, wants_stream
+from headrace_openai.openai_errors import BadMember
+from headrace_openai.openai_route import json_answer, request_id
+from headrace_openai.sampling_members import read_sampling_members
+from headrace_openai.text_models import Prompt, TextModel, TextPart
+from headrace_openai.tool_choices import ToolPlan, plan_tools
+
+#: The tokens of an answer that is asked for by a prompt, whose default is 16: that of a chat is the model's end.
+_MOST_TOKENS = 4096
+
+
+class ChatCompletions(GenerationRoute):
+    """The next message of a chat, in OpenAI's form"""
+
+    name = "POST /v1/chat/completions"
+    operation = ExtensionOperation("chat_completions")
+
+    async def generate(
+        self,
+        call: HttpCall,
+        document: dict[str, Any],
+        model: LanguageModel,
+        named: str,
+        adapter: str,
+        callers: Sequence[Caller | None],
+    ) -> HttpReply | HttpStream:
+        stream, wants_usage = wants_stream(document)
+        sampling = read_sampling_members(document, is_chat=True)
+        if adapter:
+            sampling["lora_name"] = adapter
+        plan = plan_tools(document, model.text)
+        if plan.constraint:
+            if "structured_outputs" in sampling:
+                raise BadMember("tool_choice", "a tool that must be called and response_format are two constraints")
+            sampling["structured_outputs"] = plan.constraint
+        prompt = await _prompt(document, model.text, plan, sampling)
+        sent_as = request_id(call.request)
+        parts = self.parts(model, [asked_of(call, document, prompt, sampling, stream)], callers, sent_as)
+        choices = [ChatChoice(plan.parser() if plan.parser else None, plan.has_one_call) for _ in callers]
+        top = sampling.get("logprobs", 0)
+        if stream:
+            chunks = ChatChunks(named, wants_usage, top)
+            return event_stream(call, _chunks(parts, choices, chunks, wants_usage), sent_as)
+        texts, usage = [ChatText(top) for _ in callers], Usage()
+        async with aclosing(numbered(parts)) as arriving:  # type: ignore[type-var]
+            async for number, part in arriving:
+                usage.add(0, part)
+                texts[number].add(choices[number].take(part))
+        return json_answer(chat_document(named, texts, usage), sent_as)
+
+
+async def _chunks(
+    parts: Sequence[AsyncIterator[TextPart]], choices: Sequence[ChatChoice], chunks: ChatChunks, wants_usage: bool
+) -> AsyncIterator[bytes]:
+    usage = Usage()
+    async with aclosing(numbered(parts)) as arriving:  # type: ignore[type-var]
+        async for number, part in arriving:
+            usage.add(0, part)
+            choice = choices[number]
+            if printed := chunks.print(number, choice, choice.take(part)):
+                yield printed
+    if wants_usage:
+        yield chunks.print_usage(usage)
+
+
+async def _prompt(document: dict[str, Any], model: TextModel, plan: ToolPlan, sampling: dict[str, Any]) -> Prompt:
+    """Return the prompt for ``model``: the messages, or what its template makes of them."""
+    messages = read_messages(document)
+    if document.get("chat_template") is not None:
+        raise BadMember("chat_template", "chat_template is the model's: a request can not have another one")
+    tools, choice = plan.inputs
+    if "messages" in model.inputs:
+        return Prompt(messages=encoded(messages, "messages"), tools=tools, tool_choice=choice)
+    more = members(document, "chat_template_kwargs", "chat_template_kwargs")
+    sampling.pop("chat_template_kwargs", None)
+    images = images_in(messages)
+    if model.template is not None:
+        text = await model.template.render(messages, plan.tools, more)
+    elif more:
+        raise BadMember("chat_template_kwargs", f"model '{model.name}' has no chat_template")
+    else:
+        text = plain_prompt(messages)
+    sampling.setdefault("max_tokens", _MOST_TOKENS)
+    return Prompt(text=text, images=images, tools=tools, tool_choice=choice)

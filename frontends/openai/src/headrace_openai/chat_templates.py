@@ -1,0 +1,100 @@
+"""From messages to a prompt, for a model that has no input ``messages``.
+
+The model parameter ``chat_template`` is a template of Jinja: the text itself, or the name of a file in the model's
+directory. Without it, the prompt is a line for each message::
+
+    system: You are kind.
+    user: Hello!
+    assistant:
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from headrace import ConfigError, ModelConfig, ModelView, ServedModel
+from headrace_openai.openai_errors import BadMember
+from headrace_openai.tool_call_parsers import PARSERS
+
+PARAMETER, PARSER = "chat_template", "tool_call_parser"
+#: The size of the file of a template, in bytes.
+_MOST_BYTES = 1 << 20
+
+#: The templates of loaded versions, by `ModelView.occupancy`.
+_loaded: WeakKeyDictionary[Any, ChatTemplate] = WeakKeyDictionary()
+
+
+class ChatTemplate:
+    """A template that is compiled. Any thread.
+
+    Raises `ConfigError` if it is wrong, with the line.
+    """
+
+    def __init__(self, source: str, who: str) -> None:
+        from headrace_openai.bounded_templates import compile_template
+
+        self._template, self._who = compile_template(source, who), who
+
+    async def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], more: Mapping[str, Any]) -> str:
+        """Return the prompt, on a thread: a template may take long. ``more`` are further values for it.
+
+        Raises `InvalidArgument` if the template refuses the messages, takes too long, or fails.
+        """
+        return await asyncio.to_thread(self._render, messages, tools, more)
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], more: Mapping[str, Any]) -> str:
+        from headrace_openai.bounded_templates import render
+
+        values = {"add_generation_prompt": True, "bos_token": "", "eos_token": "", **more}
+        values |= {"messages": messages, "tools": list(tools) or None}
+        return render(self._template, values, self._who)
+
+
+def load_chat_settings(model: ServedModel) -> None:
+    """Compile the template of ``model`` if it has one, and check its parser. Called when it is loaded.
+
+    Raises `ConfigError`, `LoadError`.
+    """
+    parameters = model.config.parameters
+    if (name := parser_name(model.config)) and name not in PARSERS:
+        known = ", ".join(PARSERS)
+        raise ConfigError(f"model '{model.name}': parameter '{PARSER}' is '{name}', expected one of {known}")
+    if PARAMETER not in parameters:
+        return
+    value, who = parameters[PARAMETER].string_value, f"model '{model.name}': parameter '{PARAMETER}'"
+    if find_spec("jinja2") is None:
+        raise ConfigError(f"{who} needs Jinja, which is not installed here: pip install 'headrace-openai[templates]'")
+    source = value
+    if "{{" not in value and "{%" not in value:
+        path = model.model.resource_or_above(value)
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise ConfigError(f"{who} is a file of {size} bytes, the limit is {_MOST_BYTES}")
+        source = path.read_text(encoding="utf-8", errors="replace")
+    _loaded[model.model_queue] = ChatTemplate(source, who)
+
+
+def parser_name(config: ModelConfig) -> str:
+    """Return the model parameter ``tool_call_parser``; empty if there is none."""
+    return config.parameters[PARSER].string_value if PARSER in config.parameters else ""
+
+
+def template_of(view: ModelView) -> ChatTemplate | None:
+    """Return the template of a loaded version, if it has one."""
+    return _loaded.get(view.occupancy)
+
+
+def plain_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the prompt for a model without a template. Raises `BadMember` for what it can not express."""
+    lines = []
+    for place, message in enumerate(messages):
+        content = message["content"]
+        if type(content) is list:
+            content = "\n".join(part.get("text", "") for part in content)
+        if message.get("tool_calls"):
+            raise BadMember(f"messages[{place}].tool_calls", "this model has no tools: it has no chat_template")
+        lines.append(f"{message['role']}: {content}\n")
+    return "".join((*lines, "assistant:"))

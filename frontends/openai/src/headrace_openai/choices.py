@@ -1,0 +1,77 @@
+"""Several answers to one request, at once; and what they cost together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from headrace_openai.text_models import TextPart
+
+#: The most answers to one request.
+MAX_CHOICES = 128
+
+
+class Usage:
+    """The tokens of all choices. A model may not say how many there are."""
+
+    __slots__ = ("_input", "_output")
+
+    def __init__(self) -> None:
+        self._input: dict[int, int] = {}
+        self._output: int | None = None
+
+    def add(self, prompt: int, part: TextPart) -> None:
+        """Count ``part`` of an answer to the prompt number ``prompt``."""
+        if part.num_input_tokens:
+            self._input[prompt] = part.num_input_tokens
+        if part.num_output_tokens is not None:
+            self._output = (self._output or 0) + part.num_output_tokens
+
+    def document(self) -> dict[str, Any] | None:
+        """Return the member ``usage``. Clients want all numbers: those that the model does not say are 0. None if it
+        says none."""
+        if not self._input and self._output is None:
+            return None
+        prompt, completion = sum(self._input.values()), self._output or 0
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+async def numbered(choices: Sequence[AsyncIterator[TextPart]]) -> AsyncIterator[tuple[int, TextPart]]:
+    """Yield the parts of all ``choices``, each with the number of its choice, as they come.
+
+    An error of one ends all. Closing it closes all.
+    """
+    if len(choices) == 1:
+        async with aclosing(choices[0]) as parts:  # type: ignore[type-var]
+            async for part in parts:
+                yield 0, part
+        return
+    arrived: asyncio.Queue[tuple[int, TextPart | BaseException | None]] = asyncio.Queue(len(choices))
+
+    async def pump(number: int, parts: AsyncIterator[TextPart]) -> None:
+        end: BaseException | None = None
+        try:
+            async with aclosing(parts):  # type: ignore[type-var]
+                async for part in parts:
+                    await arrived.put((number, part))
+        except Exception as error:
+            end = error
+        await arrived.put((number, end))
+
+    tasks = [asyncio.ensure_future(pump(number, parts)) for number, parts in enumerate(choices)]
+    try:
+        left = len(tasks)
+        while left:
+            number, arriving = await arrived.get()
+            if isinstance(arriving, TextPart):
+                yield number, arriving
+            elif arriving is None:
+                left -= 1
+            else:
+                raise arriving
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

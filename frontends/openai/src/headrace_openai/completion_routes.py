@@ -1,0 +1,133 @@
+"""``/v1/completions``: the text that follows a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from headrace import Caller, ExtensionOperation, HttpCall, HttpReply, HttpStream
+from headrace_openai.body_members import flag, shown, whole
+from headrace_openai.catalog import LanguageModel
+from headrace_openai.choices import MAX_CHOICES, Usage, numbered
+from headrace_openai.completion_answers import CompletionChunks, CompletionText, completion_document
+from headrace_openai.generation_route import GenerationRoute, asked_of, event_stream, wants_stream
+from headrace_openai.openai_errors import BadMember
+from headrace_openai.openai_route import json_answer, request_id
+from headrace_openai.sampling_members import read_sampling_members
+from headrace_openai.text_models import Prompt, TextPart
+
+_MOST_TOKEN = 2**31 - 1
+
+
+class Completions(GenerationRoute):
+    """The text that follows a prompt, in OpenAI's form"""
+
+    name = "POST /v1/completions"
+    operation = ExtensionOperation("completions")
+
+    def count(self, document: Mapping[str, Any]) -> int:
+        each = whole(document, "n", 1, MAX_CHOICES, 1)
+        best_of = whole(document, "best_of", 1, MAX_CHOICES, each)
+        if best_of != each:
+            raise BadMember("best_of", f"best_of is {best_of}, and n is {each}: all answers are returned")
+        count = each * len(read_prompts(document))
+        if count > MAX_CHOICES:
+            raise BadMember("prompt", f"the prompts and n make {count} answers, the limit is {MAX_CHOICES}")
+        return count
+
+    async def generate(
+        self,
+        call: HttpCall,
+        document: dict[str, Any],
+        model: LanguageModel,
+        named: str,
+        adapter: str,
+        callers: Sequence[Caller | None],
+    ) -> HttpReply | HttpStream:
+        stream, wants_usage = wants_stream(document)
+        sampling = read_sampling_members(document, is_chat=False)
+        if adapter:
+            sampling["lora_name"] = adapter
+        if document.get("suffix"):
+            raise BadMember("suffix", "suffix is not supported: a model generates what follows the prompt")
+        prompts = read_prompts(document)
+        echoes = _echoes(document, prompts, sampling)
+        sent_as = request_id(call.request)
+        asked = [asked_of(call, document, prompt, sampling, stream) for prompt in prompts]
+        parts = self.parts(model, asked, callers, sent_as)
+        each, top = len(callers) // len(prompts), sampling.get("logprobs", 0)
+        if stream:
+            chunks = CompletionChunks(named, wants_usage, top)
+            return event_stream(call, _chunks(parts, echoes, each, chunks, wants_usage), sent_as)
+        texts, usage = [CompletionText(echoes[place // each], top) for place in range(len(callers))], Usage()
+        async with aclosing(numbered(parts)) as arriving:  # type: ignore[type-var]
+            async for number, part in arriving:
+                usage.add(number // each, part)
+                texts[number].add(part)
+        return json_answer(completion_document(named, texts, usage), sent_as)
+
+
+async def _chunks(
+    parts: Sequence[AsyncIterator[TextPart]],
+    echoes: Sequence[str],
+    each: int,
+    chunks: CompletionChunks,
+    wants_usage: bool,
+) -> AsyncIterator[bytes]:
+    usage, begun, offsets = Usage(), set[int](), [len(echo) for echo in echoes for _ in range(each)]
+    async with aclosing(numbered(parts)) as arriving:  # type: ignore[type-var]
+        async for number, part in arriving:
+            usage.add(number // each, part)
+            printed = b""
+            if number not in begun:
+                begun.add(number)
+                printed = chunks.print(number, TextPart(echoes[number // each]), 0)
+            printed += chunks.print(number, part, offsets[number])
+            offsets[number] += len(part.text)
+            if printed:
+                yield printed
+    if wants_usage:
+        yield chunks.print_usage(usage)
+
+
+def _echoes(document: Mapping[str, Any], prompts: Sequence[Prompt], sampling: Mapping[str, Any]) -> list[str]:
+    """Return what comes before the answers to each prompt."""
+    if not flag(document, "echo"):
+        return [""] * len(prompts)
+    if "logprobs" in sampling:
+        raise BadMember("echo", "echo and logprobs: a model says no log probabilities of the prompt")
+    if any(prompt.text is None for prompt in prompts):
+        raise BadMember("echo", "echo needs prompts of text, not of tokens")
+    return [prompt.text or "" for prompt in prompts]
+
+
+def read_prompts(document: Mapping[str, Any]) -> list[Prompt]:
+    """Return the prompts: one of text, one of tokens, or an array of one of these kinds."""
+    given = document.get("prompt")
+    if type(given) is str:
+        return [_text(given, "prompt")]
+    if type(given) is not list or not given:
+        raise BadMember("prompt", f"prompt must be a string, an array of strings, or tokens, got {shown(given)}")
+    if type(given[0]) is int:
+        return [_tokens(given, "prompt")]
+    if len(given) > MAX_CHOICES:
+        raise BadMember("prompt", f"prompt has {len(given)} prompts, the limit is {MAX_CHOICES}")
+    return [
+        _tokens(each, f"prompt[{place}]") if type(each) is list else _text(each, f"prompt[{place}]")
+        for place, each in enumerate(given)
+    ]
+
+
+def _text(given: Any, where: str) -> Prompt:
+    if type(given) is not str or not given:
+        raise BadMember("prompt", f"{where} must be text or tokens, and not empty, got {shown(given)}")
+    return Prompt(text=given)
+
+
+def _tokens(given: Sequence[Any], where: str) -> Prompt:
+    if not given:
+        raise BadMember("prompt", f"{where} must have at least one token")
+    if wrong := [each for each in given if type(each) is not int or not 0 <= each <= _MOST_TOKEN]:
+        raise BadMember("prompt", f"{where} has the token {shown(wrong[0])}: a token is a whole number from 0")
+    return Prompt(ids=given)

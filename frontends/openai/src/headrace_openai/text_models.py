@@ -1,0 +1,268 @@
+"""A model that generates text: how a prompt becomes its inputs, and its responses become parts of a text."""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from headrace import (
+    BackendError,
+    BytesTensor,
+    Caller,
+    Engine,
+    HeadraceError,
+    InferRequest,
+    InferResponse,
+    ModelView,
+    Spec,
+    Tensor,
+)
+from headrace_llm import GENERATION_OUTPUTS, Contract, TokenLogprob, read_logprobs
+from headrace_openai.body_members import encoded
+from headrace_openai.chat_templates import parser_name, template_of
+from headrace_openai.openai_errors import BadMember
+from headrace_openai.tool_call_parsers import PARSERS
+
+#: Outputs that a model has an input for that asks for them: ``return_`` and their name.
+_ALWAYS_ASKED = ("finish_reason", "num_input_tokens", "num_output_tokens")
+_ASK = "return_"
+_NO_REASON = ("", "None")
+_Decoder = getincrementaldecoder("utf-8")
+
+
+@dataclass(slots=True)
+class TextPart:
+    """What is new in an answer. ``finish_reason`` is not empty in the last part.
+
+    ``num_input_tokens`` and ``num_output_tokens`` (the new ones) are None if the model does not say them.
+    """
+
+    text: str = ""
+    finish_reason: str = ""
+    logprobs: Sequence[TokenLogprob] = ()
+    tool_calls: Sequence[dict[str, Any]] = ()
+    reasoning: str = ""
+    num_input_tokens: int | None = None
+    num_output_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What a model is asked: exactly one of ``text``, ``ids`` and ``messages``. The last two fields are JSON."""
+
+    text: str | None = None
+    ids: Sequence[int] | None = None
+    messages: bytes | None = None
+    images: Sequence[bytes] = ()
+    tools: bytes = b""
+    tool_choice: bytes = b""
+
+
+@dataclass(slots=True)
+class Asked:
+    """What a caller asks of one model, whatever the number of choices."""
+
+    prompt: Prompt
+    sampling: Mapping[str, Any]
+    stream: bool
+    priority: int = 0
+    deadline_ns: int = 0
+
+
+class TextModel:
+    """The inputs and outputs of one version. Made when the version is first asked. Event loop only."""
+
+    def __init__(self, view: ModelView, contract: Contract) -> None:
+        self._view = view
+        self._inputs = {name: _shape(spec, view.max_batch_size) for name, spec in contract.inputs.items()}
+        self.template = template_of(view)
+        self.tool_call_parser = PARSERS.get(parser_name(view.config))
+        self.inputs = frozenset(contract.inputs)
+        self.outputs = frozenset(contract.outputs)
+        wanted = [f"{_ASK}{name}" for name in _ALWAYS_ASKED if name in self.outputs]
+        flags = {name: True for name in wanted if name in self.inputs}
+        if "exclude_input_in_output" in self.inputs:
+            flags["exclude_input_in_output"] = True
+        self._fixed = {
+            stream: {
+                name: np.full(self._inputs[name], value, np.bool_)
+                for name, value in (*flags.items(), ("stream", stream))
+                if name in self.inputs
+            }
+            for stream in (True, False)
+        }
+
+    @property
+    def name(self) -> str:
+        return self._view.name
+
+    def request(self, asked: Asked, request_id: str, number: int) -> InferRequest:
+        """Return the request for choice ``number``. Raises `BadMember` for what the model can not do."""
+        sampling = dict(asked.sampling)
+        if number and "seed" in sampling:
+            sampling["seed"] += number
+        inputs: dict[str, Tensor] = {**self._fixed[asked.stream], **self._prompt(asked.prompt)}
+        parameters: dict[str, Any] = {}
+        if "logprobs" in sampling:
+            self._need("logprobs", "logprobs", "logprobs" in self.outputs)
+            if f"{_ASK}logprobs" in self.inputs:
+                inputs[f"{_ASK}logprobs"] = np.full(self._inputs[f"{_ASK}logprobs"], True, np.bool_)
+        if "sampling_parameters" in self.inputs:
+            inputs["sampling_parameters"] = self._string("sampling_parameters", encoded(sampling, "the body"))
+        else:
+            parameters = {name: _as_parameter(value) for name, value in sampling.items()}
+            self._need("response_format", "structured output", "structured_outputs" not in sampling)
+            self._need("model", "adapters", "lora_name" not in sampling)
+        request = InferRequest(
+            self.name, inputs, id=request_id, parameters=parameters, priority=asked.priority
+        )  # fmt: skip
+        if asked.deadline_ns:
+            request.expire_at(asked.deadline_ns)
+        return request
+
+    def _prompt(self, prompt: Prompt) -> dict[str, Tensor]:
+        if prompt.ids is not None:
+            self._need("prompt", "prompts of tokens", "input_ids" in self.inputs)
+            shape = (1, len(prompt.ids)) if self._view.max_batch_size else (len(prompt.ids),)
+            return {"input_ids": np.array(prompt.ids, np.int32).reshape(shape)}
+        found: dict[str, Tensor] = {}
+        if prompt.messages is not None:
+            found["messages"] = self._string("messages", prompt.messages)
+        else:
+            found["text_input"] = self._string("text_input", encoded(prompt.text, "prompt"))
+        if prompt.images:
+            self._need("messages", "images", "image" in self.inputs)
+            shape = (1, len(prompt.images)) if self._view.max_batch_size else (len(prompt.images),)
+            found["image"] = BytesTensor.from_items(prompt.images, shape)
+        if prompt.tools:
+            found["tools"] = self._string("tools", prompt.tools)
+        if prompt.tool_choice and "tool_choice" in self.inputs:
+            found["tool_choice"] = self._string("tool_choice", prompt.tool_choice)
+        return found
+
+    def _string(self, name: str, value: bytes) -> BytesTensor:
+        return BytesTensor.from_items([value], self._inputs[name])
+
+    def _need(self, param: str, what: str, has_it: bool) -> None:
+        if not has_it:
+            raise BadMember(param, f"model '{self.name}' has no {what}")
+
+
+async def parts_of(engine: Engine, request: InferRequest, caller: Caller | None) -> AsyncIterator[TextPart]:
+    """Yield what a model answers to ``request``, the last part with a ``finish_reason``.
+
+    Closing it cancels the request. ``caller`` is ended. Raises `HeadraceError`.
+    """
+    reader = _TextReader()
+    try:
+        async with aclosing(engine.responses(request, caller)) as responses:  # type: ignore[type-var]
+            async for response in responses:
+                yield reader.read(response)
+        if (last := reader.rest()) is not None:
+            yield last
+    except HeadraceError as error:
+        if caller is not None:
+            caller.end(error)
+        raise
+    finally:
+        if caller is not None:
+            caller.end()
+
+
+class _TextReader:
+    """Reads the responses to one request."""
+
+    __slots__ = ("_decode", "_has_finished")
+
+    def __init__(self) -> None:
+        self._decode = _Decoder("replace").decode
+        self._has_finished = False
+
+    def read(self, response: InferResponse) -> TextPart:
+        outputs = response.outputs
+        given = outputs.get("text_output")
+        part = TextPart(self._decode(_bytes(given)) if given is not None else "")
+        for name, tensor in outputs.items():
+            if name in _READERS:
+                try:
+                    _READERS[name](part, tensor)
+                except ValueError as error:
+                    raise BackendError(
+                        f"model '{response.model_name}': output '{name}' can not be read: {error}"
+                    ) from None
+        if part.finish_reason:
+            self._has_finished = True
+            part.text += self._decode(b"", True)
+        return part
+
+    def rest(self) -> TextPart | None:
+        """Return a last part if the model has not said that it ends."""
+        return None if self._has_finished else TextPart(self._decode(b"", True), "stop")
+
+
+def _read_reason(part: TextPart, tensor: Tensor) -> None:
+    reason = _bytes(tensor).decode(errors="replace")
+    if reason not in _NO_REASON:
+        part.finish_reason = reason
+
+
+def _read_logprobs(part: TextPart, tensor: Tensor) -> None:
+    if (text := _bytes(tensor)) not in (b"", b"null"):
+        part.logprobs = read_logprobs(text)
+
+
+def _read_tool_calls(part: TextPart, tensor: Tensor) -> None:
+    if text := _bytes(tensor):
+        part.tool_calls = orjson.loads(text)
+
+
+def _read_reasoning(part: TextPart, tensor: Tensor) -> None:
+    part.reasoning = _bytes(tensor).decode(errors="replace")
+
+
+def _read_input_tokens(part: TextPart, tensor: Tensor) -> None:
+    part.num_input_tokens = _sum(tensor)
+
+
+def _read_output_tokens(part: TextPart, tensor: Tensor) -> None:
+    part.num_output_tokens = _sum(tensor)
+
+
+_READERS = {
+    "finish_reason": _read_reason,
+    "logprobs": _read_logprobs,
+    "num_input_tokens": _read_input_tokens,
+    "num_output_tokens": _read_output_tokens,
+    "reasoning": _read_reasoning,
+    "tool_calls": _read_tool_calls,
+}
+assert _READERS.keys() <= GENERATION_OUTPUTS.keys()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    """Return the strings of ``tensor`` as one."""
+    if not isinstance(tensor, BytesTensor):
+        return b""
+    if tensor.shape in ((1,), (1, 1)):  # its length, and then the string
+        return bytes(tensor.buffer[4:])
+    return b"".join(tensor.items())
+
+
+def _sum(tensor: Tensor) -> int:
+    return int(tensor.item() if isinstance(tensor, np.ndarray) and tensor.size == 1 else np.asarray(tensor).sum())
+
+
+def _shape(spec: Spec, max_batch_size: int) -> tuple[int, ...]:
+    """Return the shape of one element for the input ``spec``."""
+    dims = tuple(max(dim, 1) for dim in spec.dims)
+    return (1, *dims) if max_batch_size else dims
+
+
+def _as_parameter(value: Any) -> str | int | bool | float:
+    return value if isinstance(value, str | int | bool | float) else orjson.dumps(value).decode()

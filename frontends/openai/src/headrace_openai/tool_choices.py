@@ -1,0 +1,112 @@
+"""The members ``tools`` and ``tool_choice``: what the model is told, and how its calls are found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import orjson
+
+from headrace_openai.body_members import encoded, flag, members, objects, shown
+from headrace_openai.openai_errors import BadMember
+from headrace_openai.text_models import TextModel
+from headrace_openai.tool_call_parsers import AnyToolParser, NamedToolParser, ToolCallParser
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}", re.ASCII)
+_WORDS = ("auto", "none", "required")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """How a model calls tools. ``tools`` are those that it is told of.
+
+    ``inputs`` are the inputs ``tools`` and ``tool_choice`` as JSON; empty if the template has the tools.
+    ``constraint`` is what its text is forced to be; empty for anything. ``parser`` makes what finds calls in the text.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    inputs: tuple[bytes, bytes] = (b"", b"")
+    constraint: Mapping[str, Any] | None = None
+    parser: Callable[[], ToolCallParser] | None = None
+    has_one_call: bool = False
+
+
+def plan_tools(document: Mapping[str, Any], model: TextModel) -> ToolPlan:
+    """Return how ``model`` calls the tools in ``document``. Raises `BadMember` if it can not."""
+    for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
+        if document.get(old) is not None:
+            raise BadMember(old, f"{old} is the old form: use {new}")
+    tools = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(objects(document, "tools", MAX_TOOLS))]
+    choice = _choice(document.get("tool_choice"), tools)
+    is_single = document.get("parallel_tool_calls") is not None and not flag(document, "parallel_tool_calls")
+    if not tools or choice == "none":
+        return ToolPlan()
+    is_forced = choice == "required" or type(choice) is dict
+    if "tools" in model.inputs and (not is_forced or "tool_choice" in model.inputs):
+        given = encoded(tools, "tools"), orjson.dumps(choice)
+        return ToolPlan(tools, given, has_one_call=is_single)
+    if "tools" not in model.inputs and ("messages" in model.inputs or model.template is None):
+        raise BadMember("tools", f"model '{model.name}' has no tools: neither the input 'tools' nor a chat_template")
+    told = (encoded(tools, "tools"), b"") if "tools" in model.inputs else (b"", b"")
+    if is_forced:
+        if "sampling_parameters" not in model.inputs:
+            why = "neither the input 'tool_choice', nor sampling parameters for structured output"
+            raise BadMember("tool_choice", f"model '{model.name}' can not be forced to call a tool: it has {why}")
+        if type(choice) is dict:
+            name = choice["function"]["name"]
+            schema = next(tool for tool in tools if tool["function"]["name"] == name)["function"].get("parameters")
+            return ToolPlan(tools, told, {"json": schema or {"type": "object"}}, partial(NamedToolParser, name), True)
+        return ToolPlan(tools, told, {"json": _any_of(tools)}, AnyToolParser, True)
+    if model.tool_call_parser is None:
+        raise BadMember("tools", f"model '{model.name}' has no parameter 'tool_call_parser': its calls are not found")
+    return ToolPlan(tools, told, parser=model.tool_call_parser, has_one_call=is_single)
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    if tool.get("type") != "function":
+        raise BadMember(f"{where}.type", f"{where}.type must be 'function', got {shown(tool.get('type'))}")
+    function = members(tool, "function", f"{where}.function")
+    name = function.get("name")
+    if type(name) is not str or not _NAME.fullmatch(name):
+        where = f"{where}.function.name"
+        raise BadMember(where, f"{where} must be 1 to 64 letters, digits, '_', '-' and '.', got {shown(name)}")
+    members(function, "parameters", f"{where}.function.parameters")
+    return tool
+
+
+def _choice(given: Any, tools: Sequence[Mapping[str, Any]]) -> str | dict[str, Any]:
+    """Return ``auto``, ``none``, ``required``, or the tool that must be called."""
+    if given is None:
+        return "auto"
+    if type(given) is str and given in _WORDS:
+        if given == "required" and not tools:
+            raise BadMember("tool_choice", "tool_choice is 'required', and there are no tools")
+        return given
+    if type(given) is not dict or given.get("type") != "function":
+        known = ", ".join(_WORDS)
+        raise BadMember("tool_choice", f"tool_choice must be one of {known}, or a function, got {shown(given)}")
+    name = members(given, "function", "tool_choice.function").get("name")
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise BadMember("tool_choice", f"tool_choice names the tool {shown(name)}, which is none of tools")
+    return {"type": "function", "function": {"name": name}}
+
+
+def _any_of(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the schema of a call of one of ``tools``."""
+    return {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool["function"]["name"]},
+                    "arguments": tool["function"].get("parameters") or {"type": "object"},
+                },
+                "required": ["name", "arguments"],
+            }
+            for tool in tools
+        ]
+    }
