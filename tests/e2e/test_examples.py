@@ -202,6 +202,12 @@ def test_the_cat_is_nearer_to_the_kitten_than_to_tax_law(embeddings: Headrace) -
     assert "kitten" in nearest["The cat sleeps on the sofa."]
 
 
+def test_the_client_of_openai_gets_the_same_embeddings(embeddings: Headrace) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / TEXT).read_text(), re.DOTALL)
+    said = succeed("-c", script.replace("localhost:8000", f"127.0.0.1:{embeddings.http}"))
+    assert float(said) == pytest.approx(COSINES[0, 1], abs=1e-4)
+
+
 STREAM = "examples/stream/README.md"
 
 
