@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ EMBEDDING = 'output { name: "embedding" data_type: TYPE_FP32 dims: [4] }'
 TOKENS = 'output { name: "num_input_tokens" data_type: TYPE_UINT32 dims: [1] }'
 
 
+@dataclass(frozen=True)
+class Settings:
+    speed: int = 1
+
+
 class Nothing(Instance):
     def execute(self, inputs: Tensors) -> Tensors:
         raise NotImplementedError
@@ -26,6 +32,7 @@ class Anything(Backend):
     """Loads a model with any tensors, which runs none."""
 
     name = "anything"
+    Parameters = Settings
 
     def load(self, model: Model) -> Nothing:
         return Nothing()
@@ -73,3 +80,10 @@ def test_what_a_declared_task_lacks_is_named(tmp_path: Path, tensors: tuple[str,
 
 def test_a_model_that_declares_nothing_has_no_contract(tmp_path: Path) -> None:
     assert contract_of(tmp_path, TEXT, EMBEDDING, task="") is None
+
+
+def test_a_backend_with_parameters_of_its_own_does_not_complain_of_the_task(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    contract_of(tmp_path, TEXT, EMBEDDING)
+    assert "unknown parameter" not in caplog.text

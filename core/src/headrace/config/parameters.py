@@ -31,16 +31,12 @@ THREAD, PROCESS = "thread", "process"
 MEMORY_LIMIT = "memory_limit_bytes"
 #: The key for how long a process of a model, and the server for its sake, poll for a message before they sleep.
 BUSY_POLL = "busy_poll_microseconds"
-
 #: The key that limits the time to load a version of a model.
 LOAD_TIMEOUT = "load_timeout_seconds"
-
 #: The key for the first pause of an instance whose process dies too often.
 RESTART_PAUSE = "restart_pause_seconds"
-
 #: The key for running the instances of a model on the server's event loop.
 EVENT_LOOP = "event_loop"
-
 #: The key that names the scheduler, also one that has no field in the config. The keys of the scheduler's own
 #: parameters start with `SCHEDULER_PREFIX`.
 SCHEDULER = "scheduler"
@@ -49,8 +45,10 @@ SCHEDULER_PREFIX = "scheduler."
 CONTROL_PREFIX = "control."
 
 _OF_PROCESSES = (ISOLATION, MEMORY_LIMIT, BUSY_POLL, RESTART_PAUSE)
-#: Keys that core understands for every backend.
-CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", *_OF_PROCESSES, LOAD_TIMEOUT, EVENT_LOOP, SCHEDULER, PADDING))
+#: Keys of protocols and batching, which backends do not read: docs/text-generation.md, docs/openai.md.
+_OF_OTHERS = ("TRITON_BATCH_STRATEGY_PATH", "task", "chat_template", "tool_call_parser", "is_matryoshka")
+#: Keys that have a meaning with every backend.
+CORE_KEYS = frozenset((*_OF_OTHERS, *_OF_PROCESSES, LOAD_TIMEOUT, EVENT_LOOP, SCHEDULER, PADDING))
 #: At most 1 s: a process that polls for longer keeps its core from all others.
 _BUSY_POLL_US = range(1_000_001)
 _BUSY_POLL_EXPECTED = f"a number of microseconds from 0 to {_BUSY_POLL_US[-1]}"

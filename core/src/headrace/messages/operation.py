@@ -49,14 +49,16 @@ class Operation(str, Enum):
 class ExtensionOperation(str):
     """An operation that an extension adds, by its name: ``ExtensionOperation("chat")``.
 
-    ``category`` is the category of ``--http-restricted-api`` and ``--grpc-restricted-protocol`` that holds for it.
+    ``category`` is that of ``--http-restricted-api`` and ``--grpc-restricted-protocol`` which holds for it. If it
+    ``has_parts``, the models are in its body, and each is admitted by an operation of its own.
     """
 
     category: str
+    has_parts: bool
 
-    def __new__(cls, name: str, category: str = "inference") -> ExtensionOperation:
+    def __new__(cls, name: str, category: str = "inference", has_parts: bool = False) -> ExtensionOperation:
         operation = super().__new__(cls, name)
-        operation.category = category
+        operation.category, operation.has_parts = category, has_parts
         return operation
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace import Addition, HttpCall, HttpReply, Operation
+from headrace import Addition, ExtensionOperation, HttpCall, HttpReply
 from headrace_llm import Task
 from headrace_openai.embeddings import embedding_requests, print_embeddings, read_embeddings, vectors_in
 from headrace_openai.inferences import ending, responses_to
@@ -15,7 +15,7 @@ class Embeddings(OpenAiRoute):
     """Return a vector for each text"""
 
     name = "POST /v1/embeddings"
-    operation = Operation.GENERATE
+    operation = ExtensionOperation("embeddings", has_parts=True)
 
     async def answer(self, call: HttpCall) -> HttpReply:
         document, id_ = await read_body(call), request_id(call.request)
@@ -32,7 +32,7 @@ class Rerank(OpenAiRoute):
     """Return documents by their relevance to a query"""
 
     name = "POST /v1/rerank"
-    operation = Operation.GENERATE
+    operation = ExtensionOperation("rerank", has_parts=True)
 
     async def answer(self, call: HttpCall) -> HttpReply:
         document, id_ = await read_body(call), request_id(call.request)

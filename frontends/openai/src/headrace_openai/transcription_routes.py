@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from headrace import Caller, HeadraceError, HttpCall, HttpReply, HttpStream, InferRequest, Operation
+from headrace import Caller, ExtensionOperation, HeadraceError, HttpCall, HttpReply, HttpStream, InferRequest
 from headrace_llm import Task
 from headrace_openai.catalog import LanguageModel
 from headrace_openai.forms import read_form
@@ -25,7 +25,7 @@ class Transcriptions(OpenAiRoute):
     """Return the text of a file with speech"""
 
     name = "POST /v1/audio/transcriptions"
-    operation = Operation.GENERATE
+    operation = ExtensionOperation("transcriptions", has_parts=True)
 
     async def answer(self, call: HttpCall) -> HttpReply | HttpStream:
         form, id_ = await read_form(call.request.body, call.request.headers, file="file"), request_id(call.request)

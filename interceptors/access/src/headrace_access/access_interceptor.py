@@ -120,7 +120,8 @@ class AccessControl(Interceptor):
         """Name the principal of the caller. Raises `PermissionDenied` if no rule allows the operation."""
         principal = found.principal
         caller.principal = principal.name
-        if not principal.may(str(operation), operation.category, model):
+        has_parts = getattr(operation, "has_parts", False)
+        if not principal.may(str(operation), operation.category, model, has_parts):
             on = f" on model '{one_line(model)}'" if model else ""
             raise PermissionDenied(f"'{principal.name}' may not do '{operation}'{on}")
         if operation is not Operation.INFER:

@@ -31,13 +31,14 @@ class AccessRule:
     def __str__(self) -> str:
         return f"{','.join(self.operations)} on {','.join(self.models)}"
 
-    def allows(self, operation: str, category: str, model: str) -> bool:
-        """True if it allows the operation. An operation on the whole server needs the model pattern ``*``."""
+    def allows(self, operation: str, category: str, model: str, has_parts: bool = False) -> bool:
+        """True if it allows the operation. An operation on the whole server needs the model pattern ``*``, unless it
+        ``has_parts`` that are checked by themselves."""
         if not matching(self.operations, operation, category):
             return False
         if model:
             return matching(self.models, model)
-        return operation in _OF_NO_MODEL or "*" in self.models
+        return has_parts or operation in _OF_NO_MODEL or "*" in self.models
 
 
 @dataclass(slots=True)
@@ -48,11 +49,11 @@ class Principal:
     rules: Sequence[AccessRule]
     _decided: dict[tuple[str, str], bool] = field(default_factory=dict)
 
-    def may(self, operation: str, category: str, model: str) -> bool:
+    def may(self, operation: str, category: str, model: str, has_parts: bool = False) -> bool:
         """True if a rule allows the operation."""
         found = self._decided.get((operation, model))
         if found is None:
-            found = any(rule.allows(operation, category, model) for rule in self.rules)
+            found = any(rule.allows(operation, category, model, has_parts) for rule in self.rules)
             if len(self._decided) >= _KEPT_DECISIONS:
                 self._decided.clear()
             self._decided[operation, model] = found

@@ -1,0 +1,68 @@
+"""Keys and quotas on OpenAI's routes: the key is the client's ``api_key``, and a refusal has OpenAI's form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import openai
+import pytest
+
+from headrace_access import AccessOptions
+from headrace_quotas import QuotaOptions
+from headrace_testing.serving import serve
+from tests.frontends.openai.task_models import write_task_models
+from tests.interceptors.access.access_files import make
+
+RULE = {"models": ["emb*", "single"], "operations": ["inference", "metadata"]}
+
+Connect = Callable[[str], openai.OpenAI]
+
+
+@pytest.fixture(scope="module")
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect]:
+    """Returns a client with the key of a principal; with a wrong key for others."""
+    folder = tmp_path_factory.mktemp("admission")
+    keys = make(folder / "access.json", alice=[RULE], bob=[RULE], carol=[])
+    quotas = {"principals": {"bob": {"in_flight": 1, "requests_per_second": 0.01, "burst": 2}}}
+    (folder / "quotas.json").write_text(json.dumps(quotas))
+    groups = [AccessOptions(keys=str(folder / "access.json")), QuotaOptions(file=str(folder / "quotas.json"))]
+    clients: list[openai.OpenAI] = []
+    with serve(write_task_models(folder / "models"), plugin_options=groups, listen=True) as server:
+
+        def connect(name: str) -> openai.OpenAI:
+            url = f"http://127.0.0.1:{server.options.http_port}/v1"
+            clients.append(openai.OpenAI(base_url=url, api_key=keys.get(name, "hr_no_key"), max_retries=0))
+            return clients[-1]
+
+        yield connect
+        for client in clients:
+            client.close()
+
+
+def test_a_key_of_some_models_asks_these(connect: Connect) -> None:
+    alice = connect("alice")
+    assert alice.embeddings.create(model="embed", input="a").data[0].embedding == [1, 0, 0, 0]
+    with pytest.raises(openai.PermissionDeniedError, match="'alice' may not do 'infer' on model 'rerank'") as refused:
+        alice.embeddings.create(model="rerank", input="a")
+    assert refused.value.code == "permission_denied"
+    with pytest.raises(openai.PermissionDeniedError, match="'nobody'"):  # as if there were such a model
+        alice.embeddings.create(model="nobody", input="a")
+
+
+def test_a_wrong_key_and_one_without_rules_are_refused(connect: Connect) -> None:
+    with pytest.raises(openai.AuthenticationError, match="the key is refused") as refused:
+        connect("mallory").embeddings.create(model="embed", input="a")
+    assert refused.value.code == "invalid_api_key"
+    with pytest.raises(openai.PermissionDeniedError, match="'carol' may not do 'embeddings'"):
+        connect("carol").embeddings.create(model="embed", input="a")
+
+
+def test_a_request_is_one_inference_of_a_quota_whatever_number_of_texts_it_has(connect: Connect) -> None:
+    bob = connect("bob")
+    for model in ("embed", "single"):
+        assert len(bob.embeddings.create(model=model, input=["a"] * 100).data) == 100
+    with pytest.raises(openai.RateLimitError, match="'bob'") as refused:
+        bob.embeddings.create(model="embed", input="a")
+    assert refused.value.code == "rate_limit_exceeded"
+    assert int(refused.value.response.headers["retry-after"]) > 10
