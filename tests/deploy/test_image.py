@@ -40,6 +40,14 @@ def test_hadolint_finds_no_fault() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_every_distribution_can_be_named_in_a_build() -> None:
+    """The build has what `.dockerignore` does not leave out."""
+    folders = {path.parent.parent.name for path in ROOT.glob("*/[!_]*/pyproject.toml")}
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert len(folders) > 9
+    assert folders <= {line[1:] for line in lines if line.startswith("!")}
+
+
 @pytest.fixture(scope="module")
 def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The files of the image."""
