@@ -15,8 +15,8 @@ TRITON = "unable to find backend library for backend '{}', try specifying runtim
     ("name", "told"),
     [
         (
-            "vllm",
-            " Its distribution, headrace-vllm, is not published yet; no plugin provides backend 'vllm'; ",
+            "fil",
+            " Its distribution, headrace-fil, is not published yet; no plugin provides backend 'fil'; ",
         ),
         (
             "onnxruntime",

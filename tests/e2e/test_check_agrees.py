@@ -112,7 +112,7 @@ CASES: dict[str, Case] = {
     "pair": Case(ONNX + IO + 'platform: "nonsense"', "unexpected 'platform' and 'backend' pair"),
     "no_backend": Case(IO, "Could not determine backend for model 'no_backend'"),
     "unknown_backend": Case(GOOD.replace("identity", "identty"), "did you mean 'identity'?"),
-    "vllm": Case(GOOD.replace("identity", "vllm"), "headrace-vllm, is not published yet"),
+    "fil": Case(GOOD.replace("identity", "fil"), "headrace-fil, is not published yet"),
     "runtime": Case(GOOD + 'runtime: "libnothere.so"', "unable to find backend library 'libnothere.so'"),
     "runtime_file": Case(GOOD + 'runtime: "other.py"', "unable to find backend library 'other.py'"),
     "runtime_out": Case(GOOD + 'runtime: "../x.so"', "escapes backend directory"),

@@ -21,9 +21,10 @@ _WRITTEN = {
     "pytorch": "headrace-torch",
     "tensorflow": "headrace-tf",
     "tensorrt": "headrace-tensorrt",
+    "vllm": "headrace-vllm",
 }
 #: The planned names of distributions for parts of Triton that Headrace does not have yet.
-_PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm", "vllm")}
+_PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm")}
 _AGENTS = {name: f"headrace-{name}" for name in ("archive", "checksum", "decrypt")}
 _COMMANDS = {
     **dict.fromkeys(("check", "explain", "index", "load", "unload"), "headrace-inspect"),
@@ -43,11 +44,7 @@ _HOSTS = {"grpcio": "headrace-grpcio", "hypercorn": "headrace-hypercorn"}
 _STORAGES = dict.fromkeys(("as", "gs", "s3"), "headrace-cloud")
 #: Extensions of the protocol, which add paths and RPCs.
 _EXTENSIONS = {
-    "events": "headrace-events",
-    "generate": "headrace-generate",
-    "logging": "headrace-logging",
-    "trace": "headrace-trace",
-    "sequence": "headrace-sequence",
+    **{name: f"headrace-{name}" for name in ("events", "generate", "logging", "sequence", "trace")},
     "traffic": "headrace-router",
     **dict.fromkeys(("sagemaker", "vertex_ai"), "headrace-cloud-routes"),
     **dict.fromkeys(("shm", "system_shared_memory", "cuda_shared_memory"), "headrace-shm"),

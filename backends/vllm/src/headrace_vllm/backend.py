@@ -1,0 +1,32 @@
+"""The backend ``vllm``: completes and checks the config, and makes instances."""
+
+from __future__ import annotations
+
+from headrace import Backend, DeferredInstance, Model, ModelConfig, parse_parameters
+from headrace_llm import complete_generation
+from headrace_vllm.engine_arguments import read_engine_arguments
+from headrace_vllm.instance import VLLMInstance
+from headrace_vllm.parameters import Parameters
+
+
+class VLLM(Backend):
+    """Serves ``<version>/model.json``, the arguments of vLLM's engine, or the Hugging Face model in ``<version>``."""
+
+    name = "vllm"
+    Parameters = Parameters
+    devices = ("gpu", "cpu")
+    hardware = "it has never run on a GPU; its tests use vLLM's build for CPUs"
+    rungs = (DeferredInstance,)
+    engine_fields = ()
+
+    def complete_config(self, model: Model) -> None:
+        """All tensors of the contract, decoupled responses, no batch axis."""
+        complete_generation(model.config)
+
+    def repository_code(self, config: ModelConfig) -> str:
+        """The Python files of a model with the parameter ``trust``."""
+        is_code = parse_parameters(Parameters, config.parameters).trust
+        return "the Python files of the model (parameter 'trust')" if is_code else ""
+
+    def load(self, model: Model) -> VLLMInstance:
+        return VLLMInstance(model, read_engine_arguments(model))

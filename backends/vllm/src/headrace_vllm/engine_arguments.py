@@ -1,0 +1,144 @@
+"""The files of a model: ``model.json``, ``multi_lora.json``, or a directory of Hugging Face.
+
+They are those of Triton's vLLM backend. What it does not have: a path in them may be relative, to the version's
+directory, and a version may hold the model itself instead of ``model.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from headrace import ConfigError, LoadError, Model, one_line, open_regular
+
+ENGINE_FILE: Final = "model.json"
+ADAPTERS_FILE: Final = "multi_lora.json"
+#: A settings file is written by hand: a larger one is something else.
+MAX_BYTES: Final = 1 << 20
+#: Arguments that name code, which is imported, and ones that name places outside the model's directory.
+_NAMES_CODE: Final = frozenset(
+    ("logits_processors", "reasoning_parser_plugin", "scheduler_cls", "worker_cls", "worker_extension_cls")
+)
+_NAMES_PLACES: Final = frozenset(
+    ("allowed_local_media_path", "allowed_media_domains", "download_dir", "hf_config_path", "model", "tokenizer")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArguments:
+    """What vLLM's engine gets. ``adapters`` maps the name of each LoRA adapter to its directory or its Hugging Face
+    name, in the order of the file."""
+
+    members: Mapping[str, Any]
+    adapters: Mapping[str, str]
+
+    @property
+    def world_size(self) -> int:
+        """The GPUs of one engine."""
+        return int(self.members.get("tensor_parallel_size", 1)) * int(self.members.get("pipeline_parallel_size", 1))
+
+
+def read_engine_arguments(model: Model) -> EngineArguments:
+    """Return the arguments in the files of ``model``. Reads no weights, and does not need vLLM.
+
+    Raises `LoadError` with the file, and `ConfigError` with the member at fault.
+    """
+    if (model.path / ENGINE_FILE).exists() or model.config.default_model_filename:
+        path = model.file(ENGINE_FILE)
+        members = _read_object(path)
+    elif (model.path / "config.json").exists():
+        path, members = model.path / "config.json", {"model": "."}
+    else:
+        raise LoadError(
+            f"model '{model.name}' version {model.version} has neither '{ENGINE_FILE}', the arguments of vLLM's "
+            f"engine, nor 'config.json' of a Hugging Face model in '{model.path}'"
+        )
+    if type(members.get("model")) is not str or not members["model"]:
+        raise ConfigError(f"'{path}' has no member 'model', the directory or the Hugging Face name of the model")
+    if model.is_sent:
+        _check_sent(model, path, members)
+    if _is_true(members.get("trust_remote_code")) and not model.parameters.trust:
+        raise ConfigError(
+            f"'{path}' has trust_remote_code, which runs Python code of the model: set the parameter trust to true if "
+            "you trust its author",
+            field="parameters['trust']",
+        )
+    members["model"] = _place(model, members["model"])
+    if type(members.get("tokenizer")) is str:
+        members["tokenizer"] = _place(model, members["tokenizer"])
+    if "disable_log_requests" in members:  # of older versions, in many repositories
+        members.setdefault("enable_log_requests", not _is_true(members.pop("disable_log_requests")))
+    members.setdefault("served_model_name", model.name)  # as a label of metrics
+    return EngineArguments(members, _read_adapters(model) if _is_true(members.get("enable_lora")) else {})
+
+
+def check_known(model: Model, arguments: EngineArguments, known: Collection[str]) -> None:
+    """Raise `ConfigError` with the nearest name if an argument is not ``known``, the arguments of vLLM's engine."""
+    for name in arguments.members:
+        if name not in known:
+            near = get_close_matches(name, sorted(known), 1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise ConfigError(
+                f"'{ENGINE_FILE}' of model '{model.name}' has the member '{one_line(name)}', which is no argument of "
+                f"the installed vLLM{hint}"
+            )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        with open_regular(path) as file:
+            text = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise LoadError(f"'{path}' cannot be read: {error}") from error
+    if len(text) > MAX_BYTES:
+        raise LoadError(f"'{path}' has more than {MAX_BYTES} bytes")
+    try:
+        members = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"'{path}' is not JSON: {error}") from None
+    if type(members) is not dict:
+        raise LoadError(f"'{path}' must be a JSON object, got {one_line(str(members))[:100]!r}")
+    return members
+
+
+def _read_adapters(model: Model) -> dict[str, str]:
+    path = model.resource(ADAPTERS_FILE)
+    members = _read_object(path)
+    for name, value in members.items():
+        if not name or type(value) is not str or not value:
+            raise ConfigError(
+                f"'{path}' must map names of adapters to directories, got '{one_line(name)}': "
+                f"{one_line(str(value))[:100]!r}"
+            )
+        if model.is_sent:
+            _check_inside(model, path, name, value)
+    return {name: _place(model, value) for name, value in members.items()}
+
+
+def _place(model: Model, value: str) -> str:
+    """Return ``value`` as an absolute path if the version's directory has it; else it is absolute, or a name of Hugging
+    Face."""
+    inside = model.path / value
+    return str(inside.absolute()) if inside.exists() else value
+
+
+def _check_sent(model: Model, path: Path, members: Mapping[str, Any]) -> None:
+    for name in sorted(_NAMES_CODE & members.keys()):
+        model.refuse_if_sent(f"'{name}' in '{path.name}'")
+    for name in sorted(_NAMES_PLACES & members.keys()):
+        _check_inside(model, path, name, str(members[name]))
+
+
+def _check_inside(model: Model, path: Path, name: str, value: str) -> None:
+    """Raise `ConfigError` if ``value``, which came with a load request, is not in the version's directory."""
+    inside = (model.path / value).resolve()
+    if not (inside.exists() and inside.is_relative_to(model.path.resolve())):
+        model.refuse_if_sent(f"'{name}' in '{path.name}', which is outside the version's directory,")
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() == "true"

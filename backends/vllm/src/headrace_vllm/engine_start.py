@@ -1,0 +1,99 @@
+"""Starts vLLM's engine for a model: on its GPUs, with its arguments and metrics."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+from headrace import ConfigError, Model
+from headrace_vllm.engine_arguments import EngineArguments, check_known
+from headrace_vllm.vllm_metrics import ServerMetrics
+from headrace_vllm.vllm_version import load_engine
+
+#: Engines start one after the other: the environment says on which GPUs, and is the same for the whole process.
+_STARTING = threading.Lock()
+_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+class EngineStart:
+    """Creates the ``AsyncLLM`` of ``model``, also a second one after the first has died.
+
+    Raises `LoadError` if vLLM is missing or of another version, and `ConfigError` for wrong arguments.
+    """
+
+    def __init__(self, model: Model, arguments: EngineArguments) -> None:
+        load_engine()
+        from vllm.engine.arg_utils import AsyncEngineArgs
+
+        check_known(model, arguments, [each.name for each in fields(AsyncEngineArgs)])
+        self._model, self._arguments, self._gpus = model, arguments, gpus_of(model, arguments)
+        wants_metrics = model.parameters.report_custom_metrics
+        wants_metrics = wants_metrics and str(arguments.members.get("disable_log_stats", False)).lower() != "true"
+        labels = {"model": model.name, "version": str(model.version)}
+        has_page = wants_metrics and model.services is not None
+        self._metrics = ServerMetrics(model.services, labels) if has_page and model.services else None
+
+    def start(self) -> Any:
+        """Return a new ``AsyncLLM``. In a running event loop, which it blocks."""
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self.close()
+        arguments = AsyncEngineArgs(**{**self._arguments.members, "disable_log_stats": True})
+        loggers = [self._metrics.logger_class()] if self._metrics else None
+        with _STARTING, _visible(self._gpus):
+            # The defaults of this context are those of vLLM's own server.
+            return AsyncLLM.from_engine_args(
+                arguments, usage_context=UsageContext.OPENAI_API_SERVER, stat_loggers=loggers
+            )
+
+    def close(self) -> None:
+        """Take the metrics of the last engine off the page."""
+        if self._metrics is not None:
+            self._metrics.release()
+
+
+def gpus_of(model: Model, arguments: EngineArguments) -> tuple[int, ...]:
+    """Return the GPUs of the engine; empty for all that the server sees.
+
+    Raises `ConfigError` if there are fewer or more than the engine needs (Triton's rules).
+    """
+    if model.device.kind == "gpu":
+        if arguments.world_size > 1:
+            raise ConfigError(
+                "KIND_GPU is currently for single-GPU models, please specify KIND_MODEL in the model's config.pbtxt "
+                "for multi-GPU models",
+                field="instance_group",
+            )
+        return (model.device.id,)
+    gpus: tuple[int, ...] = model.parameters.gpus
+    if gpus and arguments.world_size > 1 and len(gpus) != arguments.world_size:
+        raise ConfigError(
+            f"GPU_DEVICE_IDS names {len(gpus)} GPUs, but tensor_parallel_size times pipeline_parallel_size is "
+            f"{arguments.world_size}",
+            field="parameters['GPU_DEVICE_IDS']",
+        )
+    return gpus
+
+
+@contextmanager
+def _visible(gpus: tuple[int, ...]) -> Iterator[None]:
+    """Let the processes that are started meanwhile see ``gpus`` only, of those that this process sees."""
+    if not gpus:
+        yield
+        return
+    before = os.environ.get(_GPUS)
+    seen = before.split(",") if before else None
+    os.environ[_GPUS] = ",".join(seen[gpu] if seen and gpu < len(seen) else str(gpu) for gpu in gpus)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_GPUS]
+        else:
+            os.environ[_GPUS] = before

@@ -1,0 +1,152 @@
+"""The instance: gives requests to vLLM's engine, and its outputs to their callers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import aclosing
+from itertools import count
+from typing import Any, Final
+
+from headrace import (
+    BackendError,
+    Cancelled,
+    HeadraceError,
+    InvalidArgument,
+    Model,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+    one_line,
+)
+from headrace_llm import GenerationInstance, GenerationRequest, TokenStream
+from headrace_vllm.engine_arguments import EngineArguments
+from headrace_vllm.engine_start import EngineStart
+from headrace_vllm.engine_thread import EngineThread
+from headrace_vllm.prompts import PromptRenderer
+from headrace_vllm.sampling_parameters import sampling_arguments, template_arguments
+
+log = logging.getLogger("headrace.vllm")
+
+#: The priority of a request that has none, so that it comes after all that have one.
+LAST: Final = (1 << 31) - 1
+
+
+class VLLMInstance(GenerationInstance):
+    """One engine of vLLM. If the engine dies, its requests end with an error and it is started again."""
+
+    def __init__(self, model: Model, arguments: EngineArguments) -> None:
+        super().__init__(model, model.parameters.max_streams)
+        self._model, self._numbers = model, count(1)
+        self._adapters = {name: (number, path) for number, (name, path) in enumerate(arguments.adapters.items(), 1)}
+        self._renderer: PromptRenderer
+        self._start = EngineStart(model, arguments)
+        try:
+            self._engine = EngineThread(model.name, self._start_engine, self._engine_died)
+        except BaseException:
+            super().close()
+            raise
+
+    def begin(self, request: GenerationRequest, stream: TokenStream) -> None:
+        client = self._engine.client
+        sampling = self._sampling(request, client)
+        adapter = self._adapter(request.sampling.lora_name)
+        template_arguments(request)
+        self._engine.submit(stream, self._generate(client, request, stream, sampling, adapter))
+
+    def cancel(self, stream: TokenStream) -> None:
+        self._engine.cancel(stream)
+
+    def is_ready(self) -> bool:
+        """True if the engine lives. Raises `Unavailable` with the reason if it is being started again."""
+        return not self._engine.client.errored
+
+    def close(self) -> None:
+        self.fail_all(Unavailable(f"model '{self._model.name}' is being unloaded"))
+        self._engine.close()
+        self._start.close()
+        super().close()
+
+    def _start_engine(self) -> Any:
+        client = self._start.start()
+        try:
+            self._renderer = PromptRenderer(client, self._model)
+            self._defaults: Mapping[str, Any] = client.model_config.get_diff_sampling_param()
+            policy = client.vllm_config.scheduler_config.policy
+            self._has_priorities = policy == "priority"
+        except BaseException:
+            client.shutdown()
+            raise
+        return client
+
+    def _engine_died(self, error: Unavailable) -> None:
+        self.fail_all(error)
+
+    def _sampling(self, request: GenerationRequest, client: Any) -> Any:
+        """Return the ``SamplingParams`` of ``request``. Raises `InvalidArgument`."""
+        from vllm.exceptions import VLLMClientError
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+        arguments = sampling_arguments(request, self._defaults)
+        structured = request.sampling.structured
+        try:
+            if structured:
+                arguments["structured_outputs"] = StructuredOutputsParams(**structured)
+            return SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA)
+        except (VLLMClientError, ValueError, TypeError) as error:
+            raise InvalidArgument(f"sampling_parameters: {one_line(str(error))[:500]}") from error
+
+    def _adapter(self, name: str) -> Any:
+        """Return the ``LoRARequest`` of the adapter ``name``; None for none."""
+        if not name:
+            return None
+        if not self._adapters:
+            raise InvalidArgument("LoRA feature is not enabled.")  # Triton's text
+        if name not in self._adapters:
+            raise NotFound(f"LoRA {one_line(name)} is not supported, we currently support {list(self._adapters)}")
+        from vllm.lora.request import LoRARequest
+
+        number, path = self._adapters[name]
+        return LoRARequest(name, number, path)
+
+    async def _generate(
+        self, client: Any, request: GenerationRequest, stream: TokenStream, sampling: Any, adapter: Any
+    ) -> None:
+        try:
+            prompt = await self._renderer.render(request, sampling)
+            outputs = client.generate(
+                prompt.rendered,
+                sampling,
+                f"{self._model.name}-{next(self._numbers)}",
+                lora_request=adapter,
+                priority=(request.priority or LAST) if self._has_priorities else 0,
+                **prompt.more,
+            )
+            read = prompt.reader.read
+            async with aclosing(outputs):
+                async for output in outputs:
+                    if not stream.write(read(output)):
+                        return
+        except asyncio.CancelledError:
+            stream.fail(Cancelled("the caller has gone"))
+        except HeadraceError as error:
+            stream.fail(error)
+        except Exception as error:
+            stream.fail(self._error(error))
+
+    def _error(self, error: Exception) -> HeadraceError:
+        from vllm.exceptions import GracefulHTTPError, VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        text = one_line(str(error))[:500]
+        if isinstance(error, EngineDeadError):
+            self._engine.check()
+            return Unavailable(f"the vLLM engine of model '{self._model.name}' has died; it is being started again")
+        if isinstance(error, GracefulHTTPError):
+            return ResourceExhausted(f"model '{self._model.name}': {text}")
+        if isinstance(error, (VLLMClientError, ValueError, TypeError)):
+            return InvalidArgument(f"model '{self._model.name}': {text}")
+        log.error("model '%s' failed a request", self._model.name, exc_info=error)
+        cause = error.__cause__ or error
+        return BackendError(f"model '{self._model.name}': {type(cause).__name__}: {one_line(str(cause))[:500]}")

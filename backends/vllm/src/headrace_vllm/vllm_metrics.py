@@ -1,0 +1,99 @@
+"""vLLM's own metrics on the server's page.
+
+vLLM's ``PrometheusStatLogger`` makes its metrics by classes that a subclass may replace, as vLLM does for Ray. Here
+they are replaced by metrics of the server. So names, bounds and labels are those of vLLM's own page, and beside them
+are the labels ``model`` and ``version``, as Triton's vLLM backend has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from headrace import MetricKind, Services
+
+
+class ServerMetric:
+    """Takes the place of a metric of prometheus-client: what vLLM calls of it. On the engine's thread."""
+
+    def __init__(
+        self,
+        made: ServerMetrics,
+        kind: MetricKind,
+        name: str,
+        documentation: str = "",
+        labelnames: Sequence[str] = (),
+        buckets: Sequence[float] | None = None,
+        **_: Any,
+    ) -> None:
+        if kind == "counter" and not name.endswith("_total"):
+            name += "_total"  # as prometheus-client prints it
+        self._made, self._kind, self._names, self._buckets = made, kind, tuple(labelnames), buckets
+        self._family = made.family(name, documentation, kind)
+        self._metric: int | None = None
+
+    def labels(self, *values: Any, **named: Any) -> ServerMetric:
+        """Return this metric for the values of its labels."""
+        labelled = object.__new__(ServerMetric)
+        labelled._made, labelled._kind, labelled._names, labelled._buckets = self._made, self._kind, (), self._buckets
+        labelled._family = self._family
+        labels = {**dict(zip(self._names, values, strict=False)), **named}
+        labelled._metric = self._made.metric(self._family, labels, self._buckets)
+        return labelled
+
+    def inc(self, value: float = 1) -> None:
+        if value:
+            self._update("increment", value)
+
+    def set(self, value: float) -> None:
+        self._update("set", value)
+
+    def observe(self, value: float) -> None:
+        self._update("observe", value)
+
+    def _update(self, operation: str, value: float) -> None:
+        if self._metric is None:
+            self._metric = self._made.metric(self._family, {}, self._buckets)
+        self._made.update(self._metric, operation, value)
+
+
+class ServerMetrics:
+    """The metrics of one engine. ``labels`` are added to each. `release` when the engine has ended."""
+
+    def __init__(self, services: Services, labels: Mapping[str, str]) -> None:
+        self._services, self._labels = services, labels
+        self._handles: list[int] = []
+
+    def logger_class(self) -> type[Any]:
+        """Return the class of a stat logger that writes here. Needs vLLM."""
+        from vllm.v1.metrics import loggers
+
+        made: dict[str, Any] = {
+            "_gauge_cls": partial(ServerMetric, self, "gauge"),
+            "_counter_cls": partial(ServerMetric, self, "counter"),
+            "_histogram_cls": partial(ServerMetric, self, "histogram"),
+        }
+        base = loggers.PrometheusStatLogger
+        for name in ("_spec_decoding_cls", "_kv_connector_cls", "_ec_connector_cls", "_perf_metrics_cls"):
+            part = getattr(base, name)
+            made[name] = type(part.__name__, (part,), {each: made[each] for each in made if hasattr(part, each)})
+        return type("ServerStatLogger", (base,), made)
+
+    def family(self, name: str, description: str, kind: MetricKind) -> int:
+        self._handles.append(self._services.metric_family(name, description, kind))
+        return self._handles[-1]
+
+    def metric(self, family: int, labels: Mapping[str, Any], buckets: Sequence[float] | None) -> int:
+        texts = {name: str(value) for name, value in labels.items()}
+        self._handles.append(self._services.metric(family, {**self._labels, **texts}, buckets))
+        return self._handles[-1]
+
+    def update(self, metric: int, operation: Any, value: float) -> None:
+        self._services.update_metric(metric, operation, float(value))
+
+    def release(self) -> None:
+        """Take the metrics off the page."""
+        handles, self._handles = self._handles, []
+        for handle in reversed(handles):
+            self._services.release(handle)
