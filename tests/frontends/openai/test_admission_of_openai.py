@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -11,10 +12,11 @@ import pytest
 from headrace_access import AccessOptions
 from headrace_quotas import QuotaOptions
 from headrace_testing.serving import serve
+from tests.frontends.openai.model_files import write_models
 from tests.frontends.openai.task_models import write_task_models
 from tests.interceptors.access.access_files import make
 
-RULE = {"models": ["emb*", "single"], "operations": ["inference", "metadata"]}
+RULE = {"models": ["emb*", "single", "story"], "operations": ["inference", "metadata"]}
 
 Connect = Callable[[str], openai.OpenAI]
 
@@ -23,12 +25,16 @@ Connect = Callable[[str], openai.OpenAI]
 def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect]:
     """Returns a client with the key of a principal; with a wrong key for others."""
     folder = tmp_path_factory.mktemp("admission")
-    keys = make(folder / "access.json", alice=[RULE], bob=[RULE], carol=[])
-    quotas = {"principals": {"bob": {"in_flight": 1, "requests_per_second": 0.01, "burst": 2}}}
+    keys = make(folder / "access.json", alice=[RULE], bob=[RULE], dora=[RULE], erin=[RULE], carol=[])
+    dora = {"models": {"story": {"in_flight": 1}}}
+    erin = {"models": {"story": {"output_tokens_per_minute": 1, "output_tokens_burst": 8}}}
+    bob = {"in_flight": 1, "requests_per_second": 0.01, "burst": 2}
+    quotas = {"principals": {"bob": bob, "dora": dora, "erin": erin}}
     (folder / "quotas.json").write_text(json.dumps(quotas))
     groups = [AccessOptions(keys=str(folder / "access.json")), QuotaOptions(file=str(folder / "quotas.json"))]
     clients: list[openai.OpenAI] = []
-    with serve(write_task_models(folder / "models"), plugin_options=groups, listen=True) as server:
+    models = write_models(write_task_models(folder / "models"))
+    with serve(models, plugin_options=groups, listen=True) as server:
 
         def connect(name: str) -> openai.OpenAI:
             url = f"http://127.0.0.1:{server.options.http_port}/v1"
@@ -66,3 +72,31 @@ def test_a_request_is_one_inference_of_a_quota_whatever_number_of_texts_it_has(c
         bob.embeddings.create(model="embed", input="a")
     assert refused.value.code == "rate_limit_exceeded"
     assert int(refused.value.response.headers["retry-after"]) > 10
+
+
+def test_a_chat_is_admitted_for_its_model(connect: Connect) -> None:
+    alice: Any = connect("alice")
+    messages = [{"role": "user", "content": "a"}]
+    for stream in (False, True):
+        answer = alice.chat.completions.create(model="story", messages=messages, stream=stream, n=2)
+        assert len(list(answer) if stream else answer.choices) == (10 if stream else 2)
+        for model in ("scripted", "nobody"):
+            with pytest.raises(openai.PermissionDeniedError, match=f"'alice' may not do 'infer' on model '{model}'"):
+                alice.chat.completions.create(model=model, messages=messages, stream=stream)
+
+
+def test_each_choice_is_one_inference_of_its_model(connect: Connect) -> None:
+    dora = connect("dora")
+    for _ in range(3):
+        with pytest.raises(openai.RateLimitError, match="'dora' with model 'story'"):
+            dora.completions.create(model="story", prompt="a b c", n=2)
+        assert dora.completions.create(model="story", prompt="a b c").choices[0].text == " a b c"
+
+
+def test_the_tokens_of_a_chat_are_counted(connect: Connect) -> None:
+    """A response of this model counts as one token."""
+    erin = connect("erin")
+    for _ in range(2):
+        assert erin.completions.create(model="story", prompt="a b c d e").choices[0].text == " a b c d e"
+    with pytest.raises(openai.RateLimitError, match="'erin' with model 'story'"):
+        erin.completions.create(model="story", prompt="a")

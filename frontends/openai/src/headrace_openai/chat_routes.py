@@ -7,12 +7,12 @@ from contextlib import aclosing
 from typing import Any
 
 from headrace import Caller, ExtensionOperation, HttpCall, HttpReply, HttpStream
-from headrace_openai.body_members import encoded, members
+from headrace_openai.body_members import encoded, members, whole
 from headrace_openai.catalog import LanguageModel
 from headrace_openai.chat_answers import ChatChoice, ChatChunks, ChatText, chat_document
 from headrace_openai.chat_messages import images_in, read_messages
 from headrace_openai.chat_templates import plain_prompt
-from headrace_openai.choices import Usage, numbered
+from headrace_openai.choices import MAX_CHOICES, Usage, numbered
 from headrace_openai.generation_route import GenerationRoute, asked_of, event_stream, wants_stream
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.openai_route import json_answer, request_id
@@ -28,7 +28,7 @@ class ChatCompletions(GenerationRoute):
     """The next message of a chat, in OpenAI's form"""
 
     name = "POST /v1/chat/completions"
-    operation = ExtensionOperation("chat_completions")
+    operation = ExtensionOperation("chat_completions", has_parts=True)
 
     async def generate(
         self,
@@ -37,7 +37,7 @@ class ChatCompletions(GenerationRoute):
         model: LanguageModel,
         named: str,
         adapter: str,
-        callers: Sequence[Caller | None],
+        caller: Caller | None,
     ) -> HttpReply | HttpStream:
         stream, wants_usage = wants_stream(document)
         sampling = read_sampling_members(document, is_chat=True)
@@ -50,13 +50,14 @@ class ChatCompletions(GenerationRoute):
             sampling["structured_outputs"] = plan.constraint
         prompt = await _prompt(document, model.text, plan, sampling)
         sent_as = request_id(call.request)
-        parts = self.parts(model, [asked_of(call, document, prompt, sampling, stream)], callers, sent_as)
-        choices = [ChatChoice(plan.parser() if plan.parser else None, plan.has_one_call) for _ in callers]
+        asked, count = asked_of(call, document, prompt, sampling, stream), whole(document, "n", 1, MAX_CHOICES, 1)
+        parts = self.parts(call, model, [asked], count, caller, sent_as)
+        choices = [ChatChoice(plan.parser() if plan.parser else None, plan.has_one_call) for _ in parts]
         top = sampling.get("logprobs", 0)
         if stream:
             chunks = ChatChunks(named, wants_usage, top)
             return event_stream(call, _chunks(parts, choices, chunks, wants_usage), sent_as)
-        texts, usage = [ChatText(top) for _ in callers], Usage()
+        texts, usage = [ChatText(top) for _ in parts], Usage()
         async with aclosing(numbered(parts)) as arriving:  # type: ignore[type-var]
             async for number, part in arriving:
                 usage.add(0, part)

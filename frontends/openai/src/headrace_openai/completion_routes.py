@@ -24,17 +24,7 @@ class Completions(GenerationRoute):
     """The text that follows a prompt, in OpenAI's form"""
 
     name = "POST /v1/completions"
-    operation = ExtensionOperation("completions")
-
-    def count(self, document: Mapping[str, Any]) -> int:
-        each = whole(document, "n", 1, MAX_CHOICES, 1)
-        best_of = whole(document, "best_of", 1, MAX_CHOICES, each)
-        if best_of != each:
-            raise BadMember("best_of", f"best_of is {best_of}, and n is {each}: all answers are returned")
-        count = each * len(read_prompts(document))
-        if count > MAX_CHOICES:
-            raise BadMember("prompt", f"the prompts and n make {count} answers, the limit is {MAX_CHOICES}")
-        return count
+    operation = ExtensionOperation("completions", has_parts=True)
 
     async def generate(
         self,
@@ -43,7 +33,7 @@ class Completions(GenerationRoute):
         model: LanguageModel,
         named: str,
         adapter: str,
-        callers: Sequence[Caller | None],
+        caller: Caller | None,
     ) -> HttpReply | HttpStream:
         stream, wants_usage = wants_stream(document)
         sampling = read_sampling_members(document, is_chat=False)
@@ -55,12 +45,12 @@ class Completions(GenerationRoute):
         echoes = _echoes(document, prompts, sampling)
         sent_as = request_id(call.request)
         asked = [asked_of(call, document, prompt, sampling, stream) for prompt in prompts]
-        parts = self.parts(model, asked, callers, sent_as)
-        each, top = len(callers) // len(prompts), sampling.get("logprobs", 0)
+        each, top = _count(document, len(prompts)), sampling.get("logprobs", 0)
+        parts = self.parts(call, model, asked, each, caller, sent_as)
         if stream:
             chunks = CompletionChunks(named, wants_usage, top)
             return event_stream(call, _chunks(parts, echoes, each, chunks, wants_usage), sent_as)
-        texts, usage = [CompletionText(echoes[place // each], top) for place in range(len(callers))], Usage()
+        texts, usage = [CompletionText(echoes[place // each], top) for place in range(len(parts))], Usage()
         async with aclosing(numbered(parts)) as arriving:  # type: ignore[type-var]
             async for number, part in arriving:
                 usage.add(number // each, part)
@@ -89,6 +79,17 @@ async def _chunks(
                 yield printed
     if wants_usage:
         yield chunks.print_usage(usage)
+
+
+def _count(document: Mapping[str, Any], prompts: int) -> int:
+    """Return how many answers ``document`` asks for each of its ``prompts``."""
+    each = whole(document, "n", 1, MAX_CHOICES, 1)
+    best_of = whole(document, "best_of", 1, MAX_CHOICES, each)
+    if best_of != each:
+        raise BadMember("best_of", f"best_of is {best_of}, and n is {each}: all answers are returned")
+    if prompts * each > MAX_CHOICES:
+        raise BadMember("prompt", f"the prompts and n make {prompts * each} answers, the limit is {MAX_CHOICES}")
+    return each
 
 
 def _echoes(document: Mapping[str, Any], prompts: Sequence[Prompt], sampling: Mapping[str, Any]) -> list[str]:

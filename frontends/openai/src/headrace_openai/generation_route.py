@@ -10,7 +10,7 @@ from headrace import Caller, HeadraceError, HttpCall, HttpReply, HttpStream
 from headrace_llm import Task
 from headrace_openai.body_members import flag, members, whole
 from headrace_openai.catalog import LanguageModel
-from headrace_openai.choices import MAX_CHOICES
+from headrace_openai.inferences import ending
 from headrace_openai.openai_errors import BadMember, error_line, message_in
 from headrace_openai.openai_route import OpenAiRoute, id_header, model_name, read_body
 from headrace_openai.text_models import Asked, Prompt, TextPart, parts_of
@@ -32,22 +32,16 @@ class GenerationRoute(OpenAiRoute):
         document = await read_body(call)
         named = model_name(document)
         name, adapter = self.extension.models.split(named)
-        count = self.count(document)
-        callers: list[Caller | None] = []
-        try:
-            while len(callers) < count:
-                callers += [await self.admit(call, name)]
+        caller = await self.admit(call, name)
+        with ending(caller, only_errors=True):
             model = self.extension.models.find(name, Task.GENERATION)
-            return await self.generate(call, document, model, named, adapter, callers)
-        except BaseException as error:
-            for caller in callers:
-                if caller is not None:
-                    caller.end(error if isinstance(error, HeadraceError) else None)
-            raise
-
-    def count(self, document: Mapping[str, Any]) -> int:
-        """Return how many answers ``document`` asks for. Raises `BadMember`."""
-        return whole(document, "n", 1, MAX_CHOICES, 1)
+            answer = await self.generate(call, document, model, named, adapter, caller)
+        if caller is None:
+            return answer
+        if isinstance(answer, HttpStream):
+            return answer._replace(chunks=_ended(answer.chunks, caller))
+        caller.end()
+        return answer
 
     async def generate(
         self,
@@ -56,21 +50,32 @@ class GenerationRoute(OpenAiRoute):
         model: LanguageModel,
         named: str,
         adapter: str,
-        callers: Sequence[Caller | None],
+        caller: Caller | None,
     ) -> HttpReply | HttpStream:
-        """Return the answer of ``model``, which the caller calls ``named``. ``callers`` are one per choice."""
+        """Return the answer of ``model``, which the caller calls ``named``. ``caller`` is admitted for it."""
         raise NotImplementedError
 
     def parts(
-        self, model: LanguageModel, asked: Sequence[Asked], callers: Sequence[Caller | None], request_id: str
+        self,
+        call: HttpCall,
+        model: LanguageModel,
+        asked: Sequence[Asked],
+        count: int,
+        caller: Caller | None,
+        request_id: str,
     ) -> list[AsyncIterator[TextPart]]:
-        """Return the answers to ``asked``, as many for each as there are ``callers`` for it.
+        """Return ``count`` answers to each of ``asked``. Raises `BadMember` for what the model can not do.
 
-        Raises `BadMember` for what the model can not do.
+        The first is that of ``caller``. Each other one is admitted when it begins: it may have to wait until the first
+        one ends.
         """
-        each = len(callers) // len(asked)
-        requests = [model.text.request(one, request_id, number) for one in asked for number in range(each)]
-        return [parts_of(self.engine, *pair) for pair in zip(requests, callers, strict=True)]
+        requests = [model.text.request(one, request_id, number) for one in asked for number in range(count)]
+        others = None if caller is None else call.caller
+        first, *rest = requests
+        return [
+            parts_of(self.engine, first, caller),
+            *[parts_of(self.engine, request, others) for request in rest],
+        ]
 
 
 def asked_of(
@@ -93,6 +98,14 @@ def wants_stream(document: Mapping[str, Any]) -> tuple[bool, bool]:
 def event_stream(call: HttpCall, events: AsyncIterator[bytes], request_id: str) -> HttpStream:
     """Return ``events`` as the answer, with ``[DONE]`` as the last. An error in the middle is the last event."""
     return HttpStream(200, [*_EVENTS, id_header(request_id)], _closed(call, events))
+
+
+async def _ended(chunks: AsyncIterator[bytes], caller: Caller) -> AsyncIterator[bytes]:
+    """Yield ``chunks``, and end the operation of ``caller`` with the last."""
+    with ending(caller):
+        async with aclosing(chunks):  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
 
 
 async def _closed(call: HttpCall, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -16,7 +16,6 @@ from headrace import (
     BytesTensor,
     Caller,
     Engine,
-    HeadraceError,
     InferRequest,
     InferResponse,
     ModelView,
@@ -157,22 +156,14 @@ class TextModel:
 async def parts_of(engine: Engine, request: InferRequest, caller: Caller | None) -> AsyncIterator[TextPart]:
     """Yield what a model answers to ``request``, the last part with a ``finish_reason``.
 
-    Closing it cancels the request. ``caller`` is ended. Raises `HeadraceError`.
+    Closing it cancels the request. Raises `HeadraceError`.
     """
     reader = _TextReader()
-    try:
-        async with aclosing(engine.responses(request, caller)) as responses:  # type: ignore[type-var]
-            async for response in responses:
-                yield reader.read(response)
-        if (last := reader.rest()) is not None:
-            yield last
-    except HeadraceError as error:
-        if caller is not None:
-            caller.end(error)
-        raise
-    finally:
-        if caller is not None:
-            caller.end()
+    async with aclosing(engine.responses(request, caller)) as responses:  # type: ignore[type-var]
+        async for response in responses:
+            yield reader.read(response)
+    if (last := reader.rest()) is not None:
+        yield last
 
 
 class _TextReader:
