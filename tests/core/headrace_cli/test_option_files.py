@@ -49,3 +49,18 @@ def test_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ConfigError, match="cannot be read"):
         with_files([f"@{tmp_path / 'fifo'}"])
+
+
+def test_a_command_line_is_checked_without_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the rules of a start, but without the environment of whoever checks it."""
+    monkeypatch.setenv("AIP_MODE", "PREDICTION")
+    path = tmp_path / "server.flags"
+    path.write_text("--model-repository=models\n--workers=2\n")
+    options = Serve().check([f"@{path}", "--http-port=9"])
+    assert (options.model_repository, options.workers, options.http_port) == (("models",), 2, 9)
+    assert options.allow_http
+    with pytest.raises(SystemExit, match="1"):
+        Serve().check([f"@{path}", "--http-prot=9"])
+    assert capsys.readouterr().err.endswith("unrecognized option '--http-prot'; did you mean '--http-port'?\n")
