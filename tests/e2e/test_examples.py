@@ -239,6 +239,29 @@ def test_another_seed_tells_another_story_and_no_words_are_a_whole_one(serve_pag
     assert tell(server, whole, "--words=0") == []
 
 
+WRITE = "examples/write/README.md"
+
+
+def test_a_text_is_written_word_by_word_or_as_a_whole(serve_page: Callable[[str], Headrace]) -> None:
+    server = serve_page(WRITE)
+
+    def answers(request: Sequence[str]) -> list[dict[str, str]]:
+        (path,) = [word.partition("localhost:8000")[2] for word in request if "localhost:8000" in word]
+        body = request[request.index("-d") + 1].encode()
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.http}{path}", body, timeout=30) as answer:
+            return [json.loads(line.removeprefix(b"data: ")) for line in answer if line.strip()]
+
+    streamed, whole = commands(WRITE, "curl")
+    parts = answers(streamed)
+    assert [each["finish_reason"] for each in parts] == ["None"] * 15 + ["length"]
+    written = ["The", "reader", *"".join(each["text_output"] for each in parts).split()]
+    known = set(pairwise((ROOT / "examples/write/models/writer/1/corpus.txt").read_text().split()))
+    assert set(pairwise(written)) <= known
+    (text,) = answers(whole)
+    assert len(text["text_output"].split()) == 30
+    assert answers(whole) == [text]  # the same seed
+
+
 CHOOSE = "examples/choose/README.md"
 
 
