@@ -43,6 +43,22 @@ backend: "identity" max_batch_size: 8 %s
 input { name: "x" data_type: TYPE_FP32 dims: 1 }
 output { name: "x" data_type: TYPE_FP32 dims: 1 }
 """
+IN_THREAD = 'parameters { key: "isolation" value { string_value: "thread" } }'
+#: A model with the metrics of those that generate text.
+TEXT = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        kinds = pb_utils.MetricFamily.COUNTER, pb_utils.MetricFamily.GAUGE, pb_utils.MetricFamily.HISTOGRAM
+        self.kept = []
+        for kind, names in zip(kinds, ("input_tokens output_tokens", "streams cache_usage_ratio",
+                                       "queue_time_ms time_to_first_token_ms time_between_tokens_ms")):
+            for name in names.split():
+                family = pb_utils.MetricFamily("nv_llm_" + name, "", kind)
+                more = {"buckets": [1, 10]} if kind == pb_utils.MetricFamily.HISTOGRAM else {}
+                self.kept += [family, family.Metric({"model": "text", "version": "1"}, **more)]
+"""
 PROMETHEUS = """
 global: {scrape_interval: 200ms, evaluation_interval: 200ms}
 rule_files: [%s]
@@ -65,6 +81,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, config in (("plain", ""), ("cached", "response_cache { enable: true }")):
         (models / name / "1").mkdir(parents=True)
         (models / name / "config.pbtxt").write_text(CONFIG % config)
+    (models / "text/1").mkdir(parents=True)
+    (models / "text/1/model.py").write_text(TEXT)
+    (models / "text/config.pbtxt").write_text(CONFIG.replace("identity", "python") % IN_THREAD)
     return models
 
 
