@@ -28,6 +28,7 @@ from headrace import (
     Ticket,
     Watch,
 )
+from headrace_trace.generated_text import TEXT, GeneratedText
 from headrace_trace.settings import Sampler
 from headrace_trace.traced_tensors import CopiedTensor, copied
 
@@ -97,6 +98,7 @@ class TracedCall(Watch):
         "request_id",
         "said",
         "tensors",
+        "text",
         "trace",
         "version",
     )  # fmt: skip
@@ -113,6 +115,8 @@ class TracedCall(Watch):
         self.error: str = ""
         #: What parts of the server say in parameters ``headrace_*`` of a response, such as the target of a router.
         self.said: Mapping[str, Any] = {}
+        #: Of a model that generates text, once there is some.
+        self.text: GeneratedText | None = None
         #: True if its response came from the cache.
         self.is_cached = False
         #: Ends the observation of the model.
@@ -169,7 +173,12 @@ class TracedCall(Watch):
                 self.said = {name: each for name, each in answer.parameters.items() if name.startswith(_OURS)}
             if self.trace.sampler.takes_tensors:
                 self._keep("TENSOR_BACKEND_OUTPUT", answer.outputs)
+            if TEXT in answer.outputs:
+                self.text = self.text or GeneratedText(self._caller.arrival_ns)
+                self.text.add(answer)
         if final:
+            if self.text is not None:
+                self.mark("FIRST_RESPONSE", self.text.first_ns)
             if self.parent is None:
                 self.mark("INFER_RESPONSE_COMPLETE")
             self.mark("REQUEST_END")

@@ -21,7 +21,7 @@ from headrace_trace.trace_context import CallContext, new_id
 
 _SCOPE = InstrumentationScope("headrace-trace")
 _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
-_OF_MODEL = ("REQUEST_START", "QUEUE_START", "REQUEST_END")
+_OF_MODEL = ("REQUEST_START", "QUEUE_START", "FIRST_RESPONSE", "REQUEST_END")
 
 
 class SpanMaker:
@@ -59,6 +59,8 @@ class SpanMaker:
         if call.request_id:
             attributes["triton.request_id"] = call.request_id
         attributes |= {name.replace("_", ".", 1): str(value) for name, value in call.said.items()}
+        if call.text is not None:
+            attributes |= call.text.attributes()
         events = [event for event in call.events if event[0] in _OF_MODEL]
         yield self._span(call.model, context, context.model, parent, events, attributes, failed, SpanKind.SERVER)
         waited_until = times.get("COMPUTE_START", times.get("REQUEST_END", 0) if call.is_cached else 0)
