@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -192,6 +193,13 @@ def test_load_metrics_are_how_full_the_cache_is(wanted: bytes, value: bytes | No
     family = Family({"used": 25, "max": 100, "tokens_per": 64, "free": 75})
     assert load_metrics(wanted, [family]) == value
     assert load_metrics(wanted, [Family({"used": 25})]) is None
+
+
+def test_load_metrics_of_engines_that_say_a_ratio_are_those_of_the_fullest() -> None:
+    usage = SimpleNamespace(name="nv_llm_cache_usage_ratio", samples=[Sample({"model": "a"}, 0.25), Sample({}, 0.5)])
+    assert load_metrics(b"text", [usage]) == b"TEXT named_metrics.kv_cache_utilization=0.5"
+    blocks = Family({"used": 25, "max": 100, "tokens_per": 64})
+    assert load_metrics(b"text", [usage, blocks]) == load_metrics(b"text", [blocks])  # Triton's come first
 
 
 def test_load_metrics_of_a_model_are_in_the_head(tmp_path: Path) -> None:

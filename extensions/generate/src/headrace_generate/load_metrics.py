@@ -15,6 +15,8 @@ from headrace import rate_limited_logger
 log = rate_limited_logger(__name__)
 
 _FAMILY, _LABEL = "nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type"
+#: The part that is used, from 0 to 1, of engines on headrace-llm. Each model has a cache of its own.
+_USAGE = "nv_llm_cache_usage_ratio"
 
 
 def load_metrics(wanted: bytes, families: Iterable[Any]) -> bytes | None:
@@ -26,18 +28,17 @@ def load_metrics(wanted: bytes, families: Iterable[Any]) -> bytes | None:
     if wanted not in (b"json", b"text"):
         log.error("endpoint-load-metrics-format %r is neither 'json' nor 'text'", wanted.decode("latin-1"))
         return None
-    blocks = {
-        sample.labels.get(_LABEL): sample.value
-        for family in families
-        if family.name == _FAMILY
-        for sample in family.samples
-    }
-    try:
+    samples = {family.name: family.samples for family in families if family.name in (_FAMILY, _USAGE)}
+    blocks = {sample.labels.get(_LABEL): sample.value for sample in samples.get(_FAMILY, ())}
+    named: dict[str, float] = {}
+    if blocks.keys() >= {"used", "max", "tokens_per"}:
         used, most, size = blocks["used"], blocks["max"], blocks["tokens_per"]
-    except KeyError:
-        log.error("no model has the metric %s, which endpoint-load-metrics is made of", _FAMILY)
+        named = {"kv_cache_utilization": used / most if most else 0.0, "max_token_capacity": int(most * size)}
+    elif usages := [sample.value for sample in samples.get(_USAGE, ())]:
+        named = {"kv_cache_utilization": max(usages)}
+    else:
+        log.error("no model has a metric %s or %s, which endpoint-load-metrics is made of", _FAMILY, _USAGE)
         return None
-    named = {"kv_cache_utilization": used / most if most else 0.0, "max_token_capacity": int(most * size)}
     if wanted == b"json":
         return b"JSON " + json.dumps({"named_metrics": named}, separators=(",", ":")).encode()
     return b"TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in named.items()).encode()
