@@ -39,6 +39,8 @@ class EchoInstance(GenerationInstance):
         words, stops, held = (request.text or "chat").split(), request.sampling.stop, ""
         if words[0] == "die":
             os._exit(7)
+        if words[0] == "priority":
+            words = [str(request.priority)]
         kept = max(map(len, stops), default=1) - 1  # what may be the beginning of a stop string waits
         for place in count():
             held += f" {words[place % len(words)]}"

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ def test_any_bytes_are_taken_or_refused(text: bytes) -> None:
         ),
         ("logit_bias", {"-1": 1}, "a token of logit_bias must be a whole number from 0"),
         ("structured_outputs", {"choice": []}, "structured_outputs.choice must be an array of strings, not empty"),
-        ("structured_outputs", {"choice": ["x"] * 10**6}, "structured_outputs.choice has 4000001 bytes, the limit"),
+        ("structured_outputs", {"choice": ["x"] * 10**6}, "structured_outputs.choice has 1000000 strings, the limit"),
         ("structured_outputs", {"choice": ["a", 1]}, "a member of structured_outputs.choice must be a string, got 1"),
         ("structured_outputs", {"json": "no schema"}, "structured_outputs.json must be a JSON schema, got 'no schema'"),
         ("structured_outputs", {"json": "[" * 10**5}, "structured_outputs.json must be a JSON schema, got '\\[\\["),
@@ -83,11 +83,11 @@ def test_any_bytes_are_taken_or_refused(text: bytes) -> None:
     ids=itertools.count(),
 )
 def test_a_wrong_member_is_refused_with_its_value_and_the_rule(member: str, value: Any, rule: str) -> None:
-    begun = perf_counter()
+    begun = thread_time()
     with pytest.raises(InvalidArgument, match=rule) as refused:
         sampling_of({member: value})
     assert len(refused.value.message) < 300
-    assert perf_counter() - begun < 1
+    assert thread_time() - begun < 1
 
 
 def test_what_contradicts_itself_is_refused() -> None:

@@ -27,7 +27,6 @@ from headrace import (
     Cancelled,
     DeferredInstance,
     HeadraceError,
-    InferRequest,
     InferResponse,
     Model,
     ResourceExhausted,
@@ -57,7 +56,6 @@ class TokenStream:
         self._call, self._owner = call, owner
         self._outputs = call.request.outputs
         self._arrival_ns = self._last_ns = monotonic_ns()
-        self._end_ns = _end_ns(call.request, self._arrival_ns)
         #: What is written and not sent, because the caller reads slowly or wants one response.
         self._unsent: list[Delta] = [Delta(text=request.text or "")] if request.echoes_prompt else []
         self._num_input_tokens = 0
@@ -126,7 +124,8 @@ class TokenStream:
 
     def expire(self, now_ns: int) -> bool:
         """End the answer with an error if its time is over, and return True then. The owner calls this now and then."""
-        if not self._end_ns or now_ns < self._end_ns or self._has_ended:
+        end_ns = self.request.deadline_ns
+        if not end_ns or now_ns < end_ns or self._has_ended:
             return False
         self.fail(Unavailable("Request timeout expired"))  # Triton's text for a queue
         return True
@@ -148,12 +147,6 @@ class TokenStream:
             now_ns, last_ns = monotonic_ns(), self._last_ns
             self._last_ns = now_ns
             metrics.note_tokens(delta.num_tokens, now_ns - last_ns, last_ns == self._arrival_ns)
-
-
-def _end_ns(request: InferRequest, arrival_ns: int) -> int:
-    """Return when the time for an answer is over: the deadline of the call, or the timeout of the request. 0: never."""
-    ends = [request.deadline_ns, request.timeout_us and arrival_ns + 1000 * request.timeout_us]
-    return min(filter(None, ends), default=0)
 
 
 class GenerationInstance(DeferredInstance, ABC):

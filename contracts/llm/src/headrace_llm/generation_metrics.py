@@ -17,12 +17,15 @@ from headrace import MetricKind, MetricOperation, Model, Services
 FIRST_TOKEN_MS: Final = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000)
 BETWEEN_TOKENS_MS: Final = (0.5, 1, 2.5, 5, 10, 25, 50, 75, 100, 150, 200, 300, 500, 1000, 2500, 10_000)
 
+#: The metric that is on the page once an engine says it.
+CACHE_USAGE: Final = "nv_llm_cache_usage_ratio"
 _FAMILIES: Final[Mapping[str, tuple[MetricKind, str, tuple[float, ...] | None]]] = {
     "nv_llm_input_tokens": ("counter", "Tokens of prompts", None),
     "nv_llm_output_tokens": ("counter", "Tokens that were generated", None),
     "nv_llm_time_to_first_token_ms": ("histogram", "From the request to its first token", FIRST_TOKEN_MS),
     "nv_llm_queue_time_ms": ("histogram", "From the request to the engine's first work on it", FIRST_TOKEN_MS),
     "nv_llm_time_between_tokens_ms": ("histogram", "From one part of an answer to the next", BETWEEN_TOKENS_MS),
+    "nv_llm_cache_usage_ratio": ("gauge", "Used part of the cache of keys and values, from 0 to 1", None),
     "nv_llm_streams": ("gauge", "Requests that the engine has, also those that wait in it", None),
 }
 
@@ -38,13 +41,20 @@ class GenerationMetrics:
         self._noted: deque[tuple[str, float]] = deque()
         self._tokens: deque[tuple[int, int, bool]] = deque()
         self._streams = 0
-        if self._services is None:
-            return
-        labels = {"model": model.name, "version": str(model.version)}
-        for name, (kind, text, bounds) in _FAMILIES.items():
+        #: What the engine has said last, and what is on the page. None: the engine has not said it.
+        self._cache_usage: float | None = None
+        self._shown_usage: float | None = None
+        self._labels = {"model": model.name, "version": str(model.version)}
+        for name in _FAMILIES:
+            if name != CACHE_USAGE:
+                self._create(name)
+
+    def _create(self, name: str) -> None:
+        if self._services is not None:
+            kind, text, bounds = _FAMILIES[name]
             family = self._services.metric_family(name, text, kind)
             self._families.append(family)
-            self._handles[name] = self._services.metric(family, labels, bounds)
+            self._handles[name] = self._services.metric(family, self._labels, bounds)
 
     def note(self, name: str, value: float) -> None:
         """Note ``value`` for a counter or a histogram. Any thread; never blocks."""
@@ -53,6 +63,10 @@ class GenerationMetrics:
     def note_tokens(self, count: int, took_ns: int, is_first: bool) -> None:
         """Note ``count`` new tokens of one stream, ``took_ns`` after those before; or after its request, if first."""
         self._tokens.append((count, took_ns, is_first))
+
+    def note_cache_usage(self, ratio: float) -> None:
+        """Note how much of its cache of keys and values the engine uses, from 0 to 1. Any thread; never blocks."""
+        self._cache_usage = ratio
 
     def publish(self, streams: int) -> None:
         """Write what was noted, and how many ``streams`` are open. Values of one bucket are written as one: each write
@@ -77,6 +91,11 @@ class GenerationMetrics:
             self._update(name, "observe", sum(values) / len(values), len(values))
         for name, value in counted.items():
             self._update(name, "increment", value)
+        if self._cache_usage is not None and self._cache_usage != self._shown_usage:
+            if self._shown_usage is None:
+                self._create(CACHE_USAGE)
+            self._shown_usage = self._cache_usage
+            self._update(CACHE_USAGE, "set", self._shown_usage)
         if streams != self._streams:
             self._update("nv_llm_streams", "increment", streams - self._streams)
             self._streams = streams

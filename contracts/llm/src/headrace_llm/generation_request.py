@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from headrace_llm.sampling import (
     read_sampling,
     sampling_of,
     shown,
+    whole_number,
 )
 
 #: The most tokens of ``input_ids``, and the most messages and tools.
@@ -35,8 +37,9 @@ class GenerationRequest:
     The prompt is exactly one of ``text``, ``input_ids`` (never empty) and ``messages`` (never empty); the others are
     None. ``messages``, ``tools`` and ``tool_choice`` are JSON values as in OpenAI's chat completions: an engine checks
     what it uses. ``images`` are files as base64, beside ``text`` only. The ``wants_`` fields say which outputs the
-    caller asks for. ``echoes_prompt``: the one response begins with the prompt. ``priority`` and ``deadline_ns`` are
-    those of `InferRequest`.
+    caller asks for. ``echoes_prompt``: the one response begins with the prompt. ``priority`` is that of `InferRequest`:
+    1 is the highest, 0 the default. ``deadline_ns``, of the monotonic clock, is when the answer must have ended, 0 for
+    never. `TokenStream` ends it then, so an engine need not; it may use both to choose what it does first.
     """
 
     id: str
@@ -108,9 +111,21 @@ def read_generation(request: InferRequest) -> GenerationRequest:
         wants_num_input_tokens=flag("return_num_input_tokens", False),
         wants_num_output_tokens=flag("return_num_output_tokens", False),
         wants_output_ids=flag("return_output_ids", False),
-        priority=request.priority,
-        deadline_ns=request.deadline_ns,
+        priority=request.priority or _parameter(request, "priority", 2**64 - 1),
+        deadline_ns=_deadline_ns(request),
     )
+
+
+def _deadline_ns(request: InferRequest) -> int:
+    """Return the earlier of the deadline of the call and the end of the request's timeout, from now on; 0 for never."""
+    timeout_us = request.timeout_us or _parameter(request, "timeout", 2**63 - 1)
+    return min(filter(None, (request.deadline_ns, timeout_us and monotonic_ns() + 1000 * timeout_us)), default=0)
+
+
+def _parameter(request: InferRequest, name: str, most: int) -> int:
+    """Return a parameter that ``generate``, as in Triton, has not read as a member of the request; 0 without it."""
+    value = request.parameters.get(name, 0)
+    return whole_number(name, value, 0, most)
 
 
 def _sampling(request: InferRequest) -> Sampling:

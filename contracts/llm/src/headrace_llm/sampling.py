@@ -17,6 +17,7 @@ from headrace import InvalidArgument, one_line
 MAX_SAMPLING_BYTES = 1 << 20
 #: A JSON schema or a grammar is compiled by the engine: a large or deep one would take its time from all others.
 MAX_CONSTRAINT_BYTES, MAX_CONSTRAINT_DEPTH = 64 << 10, 64
+MAX_CHOICES = 4096
 MAX_STOPS, MAX_STOP_BYTES, MAX_LOGPROBS, MAX_BIASES = 16, 1024, 20, 1024
 #: The members of ``structured_outputs``; ``guided_decoding`` is its older name.
 CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar")
@@ -78,7 +79,7 @@ def sampling_of(members: Mapping[str, Any]) -> Sampling:
             continue
         name = _ALIASES.get(name, name)
         if name in _INTEGERS:
-            known[name] = _integer(name, value, *_INTEGERS[name])
+            known[name] = whole_number(name, value, *_INTEGERS[name])
         elif name in _FLOATS:
             known[name] = _number(name, value, *_FLOATS[name])
         elif name in _READERS:
@@ -86,7 +87,7 @@ def sampling_of(members: Mapping[str, Any]) -> Sampling:
         elif name in ("structured_outputs", "guided_decoding"):
             known["structured"] = _constraint(name, value)
         elif name == "n":
-            _integer(name, value, 1, 1)
+            whole_number(name, value, 1, 1)
         else:
             more[name] = value
     if known.get("min_tokens", 0) > known.get("max_tokens", 2**31):
@@ -114,7 +115,8 @@ _FLOATS: Mapping[str, tuple[float, float]] = {
 _ALIASES: Mapping[str, str] = {"max_completion_tokens": "max_tokens", "stop_words": "stop"}
 
 
-def _integer(name: str, value: Any, least: int, most: int) -> int:
+def whole_number(name: str, value: Any, least: int, most: int) -> int:
+    """Return ``value`` as a whole number from ``least`` to ``most``. Raises `InvalidArgument`."""
     if type(value) is str and value.removeprefix("-").isdecimal() and len(value) < 24:
         value = int(value)
     if type(value) is float and value.is_integer():
@@ -157,7 +159,7 @@ def _biases(name: str, value: Any) -> Mapping[int, float]:
         raise InvalidArgument(f"{name} must be an object of tokens and numbers, got {shown(value)}")
     if len(value) > MAX_BIASES:
         raise InvalidArgument(f"{name} has {len(value)} members, the limit is {MAX_BIASES}")
-    return {_integer(f"a token of {name}", token, 0, 2**31 - 1): _number(name, bias, -100, 100)
+    return {whole_number(f"a token of {name}", token, 0, 2**31 - 1): _number(name, bias, -100, 100)
             for token, bias in value.items()}  # fmt: skip
 
 
@@ -186,6 +188,8 @@ def _checked_constraint(name: str, kind: str, value: Any) -> Any:
         raise InvalidArgument(f"{name} must be {what.get(kind, 'a string')}, got {shown(given)}")
     if (depth := depth_of(value)) > MAX_CONSTRAINT_DEPTH:
         raise InvalidArgument(f"{name} is nested {depth} levels deep, the limit is {MAX_CONSTRAINT_DEPTH}")
+    if kind == "choice" and len(value) > MAX_CHOICES:
+        raise InvalidArgument(f"{name} has {len(value)} strings, the limit is {MAX_CHOICES}")
     for each in value if kind == "choice" else [value] if kind in ("regex", "grammar") else []:
         _string(name if kind != "choice" else f"a member of {name}", each)
     if (size := len(orjson.dumps(value))) > MAX_CONSTRAINT_BYTES:
