@@ -18,7 +18,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from headrace import BatchTimes, ConfigError, ServerOptions
+from headrace import BatchTimes, Code, ConfigError, FinishedInference, ServerOptions
 from headrace_logging import AccessLogOptions
 from headrace_logging.access_lines import Access, JsonLines, TextLines
 from headrace_logging.access_log import DROPPED, AccessLog
@@ -38,9 +38,10 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = {"traceparent": f"00-{TRACE}-{'1' * 16}-01"}
 TIMES = BatchTimes(1_500_000, 1_600_000, 3_400_000, 3_500_000)
 #: It began 5 ms before 1970, on a clock that is 5 ms ahead of the wall.
-RECORD = Access(
-    0, "http", "192.0.2.1", "", PARENT["traceparent"], "m", 1, "r7", 8, None, 8, 5_000_000, 500_000, TIMES, "infer", 1
-)  # fmt: skip
+FINISHED = FinishedInference(
+    0, "http", "192.0.2.1", "", PARENT["traceparent"], "m", 1, "r7", 8, None, 8, 5_000_000, 500_000, TIMES
+)
+RECORD = Access(FINISHED, "infer", 1)
 
 
 class TestKit(InterceptorConformance):
@@ -190,7 +191,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_texts_of_callers_forge_nothing(text: str) -> None:
-    hostile = RECORD._replace(id=text, model=text, principal=text, traceparent=text)
+    hostile = Access(FINISHED._replace(id=text, model=text, principal=text, traceparent=text), "infer", 1)
     (line,) = text_line(hostile).splitlines()
     assert line.isascii()
     assert line.isprintable()
@@ -217,6 +218,15 @@ def test_a_plain_record_is_easy_to_read() -> None:
         "response_bytes": 8, "responses": 1, "queue_us": 1000, "compute_us": 2000, "trace_id": TRACE,
     }  # fmt: skip
     assert (TextLines.note(3), json.loads(JsonLines.note(3))) == ("# 3 records were dropped\n", {"dropped": 3})
+
+
+def test_a_record_of_core_is_written_as_one_of_an_operation() -> None:
+    failed = FINISHED._replace(code=Code.UNAVAILABLE)
+    records = [tuple(FINISHED), tuple(failed), RECORD, Access(failed, "infer", 0), tuple(FINISHED)]
+    done, refused, *others = TextLines().lines(records, -5_000_000).splitlines()
+    assert others == [done, refused, done]
+    assert [text in done for text in ("status=ok", " responses=1 ")] == [True, True], done
+    assert [text in refused for text in (f"status={Code.UNAVAILABLE.value}", " responses=0 ")] == [True, True], refused
 
 
 def test_a_forged_id_of_a_real_request_is_one_line(

@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, SpanContext, use_span
 
-from headrace import ConfigError, Server, ServerOptions
+from headrace import Code, ConfigError, FinishedInference, Server, ServerOptions
 from headrace_otel import OtelOptions
 from headrace_otel.access_records import AccessRecords
 from headrace_otel.collectors import LONGEST_PAUSE_S, MAX_ANSWER_BYTES, NotTaken, connect
@@ -67,6 +67,19 @@ def test_a_failure_and_its_end_are_said_once(
         "the collector of OpenTelemetry takes logs again",
     ]
     assert (sender.sent, sender.failed, sender.not_before) == (3, 3, 0)
+
+
+def test_a_record_of_core_has_a_response_unless_it_failed(own: Collector, sender: Delivery) -> None:
+    done = FinishedInference(0, "http", "", "", "", "m", 1, "", 8, None, 8, 2_000, 0, None)
+    queue = RecordQueue()
+    for record in (tuple(done), tuple(done._replace(code=Code.UNAVAILABLE, response_bytes=0))):
+        queue.add(record)
+    records = RecordSender(queue, sender, Resource())
+    records.end()
+    records.join(10)
+    found = [{each.key: each.value.int_value for each in r.attributes} for r in own.records("headrace.access")]
+    assert [each["headrace.responses"] for each in found] == [1, 0]
+    assert [each["headrace.duration_us"] for each in found] == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from headrace import BatchTimes, Code
+from headrace import Code, FinishedInference
 
 #: Texts of callers are cut to so many characters.
 LONGEST = 256
@@ -37,27 +37,15 @@ _NONE = "%.0s"
 
 
 class Access(NamedTuple):
-    """One operation that is over: the fields of a `headrace.FinishedInference`, operation, and number of responses.
+    """An operation that is over.
 
-    Times are monotonic nanoseconds. Without ``version``, the request was refused before it was read; without ``times``,
-    no instance has executed it.
+    Without the ``version`` of ``finished``, it was refused before it was read; without ``times``, no instance has
+    executed it.
     """
 
-    arrival_ns: int
-    transport: str
-    peer: str
-    principal: str
-    traceparent: str
-    model: str
-    version: int
-    id: str
-    request_bytes: int
-    code: Code | None
-    response_bytes: int
-    ended_ns: int
-    queued_ns: int
-    times: BatchTimes | None
+    finished: FinishedInference
     operation: str
+    #: The number of its responses.
     responses: int
 
 
@@ -107,14 +95,17 @@ class TextLines:
         self._templates = _Templates(self._template)
 
     def lines(self, records: Iterable[tuple[Any, ...]], since_epoch_ns: int) -> str:
-        """Return a line with its newline for each of ``records``, which are like `Access` or without its last two
-        fields. ``since_epoch_ns`` is the wall clock minus the monotonic one."""
+        """Return a line with its newline for each of ``records``, which are `Access`, or the plain tuple of a
+        `FinishedInference`. ``since_epoch_ns`` is the wall clock minus the monotonic one."""
         return "".join([self._alike(tuple(alike), since_epoch_ns) for _, alike in groupby(records, len)])
 
     def _alike(self, records: Sequence[tuple[Any, ...]], since_epoch_ns: int) -> str:
-        """Return the lines of ``records`` with the same number of fields."""
+        """Return the lines of ``records`` of one kind."""
+        more: Sequence[Iterable[Any]] = ()
+        if isinstance(records[0], Access):
+            records, *more = zip(*records, strict=True)
         (arrivals, transports, peers, principals, contexts, models, versions, ids, request_bytes, codes, response_bytes,
-         ends, queued, times, *more) = zip(*records, strict=True)  # fmt: skip
+         ends, queued, times) = zip(*records, strict=True)  # fmt: skip
         one_each = [int(code is None) for code in codes] if any(codes) else repeat(1, len(records))
         operations, responses = more or (repeat("infer", len(records)), one_each)
         traces = [_trace_id(context) for context in contexts] if any(contexts) else contexts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace import BatchTimes, Caller, InferResponse, Outcome, Watch
+from headrace import BatchTimes, Caller, FinishedInference, InferResponse, Outcome, Watch
 from headrace_logging.access_lines import LONGEST, Access
 from headrace_logging.line_file import LineFile
 
@@ -36,23 +36,20 @@ class RunningOperation(Watch):
         caller = self._caller
         del self._running[caller]
         # Nothing of this refers to the request, whose body may be large.
-        self._lines.add(
-            Access(
-                outcome.begun_ns,
-                caller.transport,
-                caller.peer,
-                caller.principal,
-                caller.trace_context.get("traceparent", "")[:LONGEST],
-                caller.model[:LONGEST],
-                self.version,
-                self.request_id,
-                self.request_bytes,
-                None if outcome.error is None else outcome.error.code,
-                self.response_bytes,
-                outcome.ended_ns,
-                self.queued_ns,
-                self.times,
-                str(caller.operation),
-                self.responses,
-            )
+        finished = FinishedInference(
+            outcome.begun_ns,
+            caller.transport,
+            caller.peer,
+            caller.principal,
+            caller.trace_context.get("traceparent", "")[:LONGEST],
+            caller.model[:LONGEST],
+            self.version,
+            self.request_id,
+            self.request_bytes,
+            None if outcome.error is None else outcome.error.code,
+            self.response_bytes,
+            outcome.ended_ns,
+            self.queued_ns,
+            self.times,
         )
+        self._lines.add(Access(finished, str(caller.operation), self.responses))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from headrace import (
     AnyOperation,
-    BatchTimes,
     Caller,
-    Code,
+    FinishedInference,
     InferRequest,
     InferResponse,
     Interceptor,
@@ -30,25 +29,12 @@ _LONGEST = 256
 
 
 class AccessRecord(NamedTuple):
-    """The fields of a `headrace.FinishedInference`, operation, and number of responses. Times are monotonic
-    nanoseconds. Without ``version``, the request was refused before it was read."""
+    """An operation that is over. Without the ``version`` of ``finished``, it was refused before it was read."""
 
-    arrival_ns: int
-    transport: str
-    peer: str
-    principal: str
-    traceparent: str
-    model: str
-    version: int
-    id: str
-    request_bytes: int
-    code: Code | None
-    response_bytes: int
-    ended_ns: int
-    queued_ns: int
-    times: BatchTimes | None
-    operation: str = "infer"
-    responses: int = 1
+    finished: FinishedInference
+    operation: str
+    #: The number of its responses.
+    responses: int
 
 
 class AccessRecords(Interceptor):
@@ -99,10 +85,9 @@ class _Operation(Watch):
         caller = self._caller
         del self._running[caller]
         trace = caller.trace_context.get("traceparent", "")[:_LONGEST]
-        self._queue.add(
-            AccessRecord(
-                outcome.begun_ns, caller.transport, caller.peer, caller.principal, trace, caller.model[:_LONGEST],
-                self.version, self.id, self.request_bytes, None if outcome.error is None else outcome.error.code,
-                self._response_bytes, outcome.ended_ns, 0, None, str(caller.operation), self._responses,
-            )
+        finished = FinishedInference(
+            outcome.begun_ns, caller.transport, caller.peer, caller.principal, trace, caller.model[:_LONGEST],
+            self.version, self.id, self.request_bytes, None if outcome.error is None else outcome.error.code,
+            self._response_bytes, outcome.ended_ns, 0, None,
         )  # fmt: skip
+        self._queue.add(AccessRecord(finished, str(caller.operation), self._responses))

@@ -77,15 +77,16 @@ def _severity(level: int) -> tuple[Any, str]:
     return (5, "VERBOSE") if level >= logging.DEBUG else (1, "VERBOSE")
 
 
-def _write_access(written: LogRecord, record: AccessRecord, since_epoch_ns: int) -> None:
+def _write_access(written: LogRecord, access: AccessRecord, since_epoch_ns: int) -> None:
+    record = access.finished
     written.time_unix_nano = record.ended_ns + since_epoch_ns
     code = record.code
     status = "ok" if code is None else code.value
     number, text = (9, "INFO") if code is None else (17, "ERROR") if code is Code.INTERNAL else (13, "WARNING")
     written.severity_number, written.severity_text = number, text  # type: ignore[assignment]
-    written.body.string_value = " ".join(filter(None, (record.transport, record.operation, record.model, status)))
+    written.body.string_value = " ".join(filter(None, (record.transport, access.operation, record.model, status)))
     values: dict[str, str | int] = {
-        "transport": record.transport, "operation": record.operation, "status": status,
+        "transport": record.transport, "operation": access.operation, "status": status,
         "duration_us": (record.ended_ns - record.arrival_ns) // 1000,
     }  # fmt: skip
     values |= {
@@ -95,7 +96,7 @@ def _write_access(written: LogRecord, record: AccessRecord, since_epoch_ns: int)
     }
     if record.version:
         values |= {"version": str(record.version), "request_bytes": record.request_bytes}
-        values |= {"response_bytes": record.response_bytes, "responses": record.responses}
+        values |= {"response_bytes": record.response_bytes, "responses": access.responses}
     if record.id:
         values["request_id"] = record.id
     if record.times is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-from headrace import rate_limited_logger
+from headrace import FinishedInference, rate_limited_logger
 from headrace_otel.access_records import AccessRecord
 from headrace_otel.delivery import Delivery
 from headrace_otel.log_lines import LogLine
@@ -74,5 +74,5 @@ def _named(record: tuple[Any, ...]) -> LogLine | AccessRecord:
     """Return ``record``, which core may have made, with names."""
     if isinstance(record, LogLine | AccessRecord):
         return record
-    found = AccessRecord._make((*record, "infer", 1))
-    return found if found.code is None else found._replace(responses=0)
+    finished = FinishedInference._make(record)
+    return AccessRecord(finished, "infer", int(finished.code is None))
