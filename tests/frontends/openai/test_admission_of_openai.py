@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from headrace_access import AccessOptions
+from headrace_openai import OpenAiOptions
 from headrace_quotas import QuotaOptions
 from headrace_testing.serving import serve
 from tests.frontends.openai.model_files import write_models
@@ -17,6 +18,11 @@ from tests.frontends.openai.task_models import write_task_models
 from tests.interceptors.access.access_files import make
 
 RULE = {"models": ["emb*", "single", "story"], "operations": ["inference", "metadata"]}
+CHAT = {"models": ["scripted"], "operations": ["inference"]}
+#: An answer of ten tokens, in two parts.
+TEN: Any = [
+    {"role": "user", "content": json.dumps([{"text_output": "a", "num_output_tokens": number} for number in (1, 9)])}
+]
 
 Connect = Callable[[str], openai.OpenAI]
 
@@ -25,13 +31,29 @@ Connect = Callable[[str], openai.OpenAI]
 def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect]:
     """Returns a client with the key of a principal; with a wrong key for others."""
     folder = tmp_path_factory.mktemp("admission")
-    keys = make(folder / "access.json", alice=[RULE], bob=[RULE], dora=[RULE], erin=[RULE], carol=[])
+    keys = make(
+        folder / "access.json",
+        alice=[RULE],
+        bob=[RULE],
+        dora=[RULE],
+        erin=[RULE],
+        carol=[],
+        dave=[CHAT],
+        emma=[CHAT],
+        gina=[CHAT],
+    )
     dora = {"models": {"story": {"in_flight": 1}}}
     erin = {"models": {"story": {"output_tokens_per_minute": 1, "output_tokens_burst": 8}}}
     bob = {"in_flight": 1, "requests_per_second": 0.01, "burst": 2}
-    quotas = {"principals": {"bob": bob, "dora": dora, "erin": erin}}
+    tokens = {"output_tokens_per_minute": 1, "output_tokens_burst": 15}
+    dave = {"models": {"scripted": tokens}}
+    quotas = {"principals": {"bob": bob, "dora": dora, "erin": erin, "dave": dave, "emma": tokens}}
     (folder / "quotas.json").write_text(json.dumps(quotas))
-    groups = [AccessOptions(keys=str(folder / "access.json")), QuotaOptions(file=str(folder / "quotas.json"))]
+    groups = [
+        AccessOptions(keys=str(folder / "access.json")),
+        QuotaOptions(file=str(folder / "quotas.json")),
+        OpenAiOptions(image_hosts="images.example"),
+    ]
     clients: list[openai.OpenAI] = []
     models = write_models(write_task_models(folder / "models"))
     with serve(models, plugin_options=groups, listen=True) as server:
@@ -100,3 +122,22 @@ def test_the_tokens_of_a_chat_are_counted(connect: Connect) -> None:
         assert erin.completions.create(model="story", prompt="a b c d e").choices[0].text == " a b c d e"
     with pytest.raises(openai.RateLimitError, match="'erin' with model 'story'"):
         erin.completions.create(model="story", prompt="a")
+
+
+@pytest.mark.parametrize("name", ["dave", "emma"])
+def test_a_quota_of_tokens_ends_chats_whole_or_streamed(connect: Connect, name: str) -> None:
+    client = connect(name)
+    whole = client.chat.completions.create(model="scripted", messages=TEN)
+    assert whole.choices[0].message.content == "aa"
+    stream = client.chat.completions.create(model="scripted", messages=TEN, stream=True)
+    assert "".join(each.choices[0].delta.content or "" for each in stream) == "aa"  # 20 of 15 tokens: what is left pays
+    for streams in (True, False):
+        with pytest.raises(openai.RateLimitError, match="tokens") as refused:
+            client.chat.completions.create(model="scripted", messages=TEN, stream=streams)
+        assert int(refused.value.response.headers["retry-after"]) > 60
+
+
+def test_an_image_is_fetched_from_hosts_of_the_flag_only(connect: Connect) -> None:
+    image: Any = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}
+    with pytest.raises(openai.BadRequestError, match=r"--openai-image-hosts does not name '127.0.0.1' with port 80"):
+        connect("gina").chat.completions.create(model="scripted", messages=[{"role": "user", "content": [image]}])

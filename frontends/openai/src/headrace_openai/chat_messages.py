@@ -67,7 +67,8 @@ def _check_address(address: str, where: str) -> None:
     """Refuse an address that would have to be fetched: it may be that of this machine, or of its network."""
     if not address.startswith("data:"):
         raise BadMember(
-            f"{where}.image_url.url", f"{where}.image_url.url must be a data URL: addresses are not fetched"
+            f"{where}.image_url.url",
+            f"{where}.image_url.url must be a data URL: addresses are fetched from --openai-image-hosts only",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from headrace import Caller, ExtensionOperation, HttpCall, HttpReply, HttpStream
@@ -24,7 +25,48 @@ from headrace_openai.tool_choices import ToolPlan, plan_tools
 _MOST_TOKENS = 4096
 
 
-class ChatCompletions(GenerationRoute):
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """The answers to a chat while they arrive. ``sent_as`` is the id of the request."""
+
+    parts: Sequence[AsyncIterator[TextPart]]
+    choices: Sequence[ChatChoice]
+    top_logprobs: int
+    sent_as: str
+
+
+class ChatRoute(GenerationRoute):
+    """A route to the next message of a chat."""
+
+    async def begin(
+        self,
+        call: HttpCall,
+        document: dict[str, Any],
+        model: LanguageModel,
+        adapter: str,
+        caller: Caller | None,
+        count: int,
+        stream: bool,
+    ) -> Chat:
+        """Return the answers of ``model`` to ``document``, the body of a chat completion. Raises `BadMember`."""
+        sampling = read_sampling_members(document, is_chat=True)
+        if adapter:
+            sampling["lora_name"] = adapter
+        plan = plan_tools(document, model.text)
+        if plan.constraint:
+            if "structured_outputs" in sampling:
+                raise BadMember("tool_choice", "a tool that must be called and response_format are two constraints")
+            sampling["structured_outputs"] = plan.constraint
+        await self.extension.images.replace(document.get("messages"))
+        prompt = await _prompt(document, model.text, plan, sampling)
+        sent_as = request_id(call.request)
+        asked = asked_of(call, document, prompt, sampling, stream)
+        parts = self.parts(call, model, [asked], count, caller, sent_as)
+        choices = [ChatChoice(plan.parser() if plan.parser else None, plan.has_one_call) for _ in parts]
+        return Chat(parts, choices, sampling.get("logprobs", 0), sent_as)
+
+
+class ChatCompletions(ChatRoute):
     """The next message of a chat, in OpenAI's form"""
 
     name = "POST /v1/chat/completions"
@@ -40,29 +82,17 @@ class ChatCompletions(GenerationRoute):
         caller: Caller | None,
     ) -> HttpReply | HttpStream:
         stream, wants_usage = wants_stream(document)
-        sampling = read_sampling_members(document, is_chat=True)
-        if adapter:
-            sampling["lora_name"] = adapter
-        plan = plan_tools(document, model.text)
-        if plan.constraint:
-            if "structured_outputs" in sampling:
-                raise BadMember("tool_choice", "a tool that must be called and response_format are two constraints")
-            sampling["structured_outputs"] = plan.constraint
-        prompt = await _prompt(document, model.text, plan, sampling)
-        sent_as = request_id(call.request)
-        asked, count = asked_of(call, document, prompt, sampling, stream), whole(document, "n", 1, MAX_CHOICES, 1)
-        parts = self.parts(call, model, [asked], count, caller, sent_as)
-        choices = [ChatChoice(plan.parser() if plan.parser else None, plan.has_one_call) for _ in parts]
-        top = sampling.get("logprobs", 0)
+        count = whole(document, "n", 1, MAX_CHOICES, 1)
+        chat = await self.begin(call, document, model, adapter, caller, count, stream)
         if stream:
-            chunks = ChatChunks(named, wants_usage, top)
-            return event_stream(call, _chunks(parts, choices, chunks, wants_usage), sent_as)
-        texts, usage = [ChatText(top) for _ in parts], Usage()
-        async with aclosing(numbered(parts)) as arriving:  # type: ignore[type-var]
+            chunks = ChatChunks(named, wants_usage, chat.top_logprobs)
+            return event_stream(call, _chunks(chat.parts, chat.choices, chunks, wants_usage), chat.sent_as)
+        texts, usage = [ChatText(chat.top_logprobs) for _ in chat.choices], Usage()
+        async with aclosing(numbered(chat.parts)) as arriving:  # type: ignore[type-var]
             async for number, part in arriving:
                 usage.add(0, part)
-                texts[number].add(choices[number].take(part))
-        return json_answer(chat_document(named, texts, usage), sent_as)
+                texts[number].add(chat.choices[number].take(part))
+        return json_answer(chat_document(named, texts, usage), chat.sent_as)
 
 
 async def _chunks(

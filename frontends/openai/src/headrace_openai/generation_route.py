@@ -15,7 +15,7 @@ from headrace_openai.openai_errors import BadMember, error_line, message_in
 from headrace_openai.openai_route import OpenAiRoute, id_header, model_name, read_body
 from headrace_openai.text_models import Asked, Prompt, TextPart, parts_of
 
-_EVENTS = (
+EVENT_HEADERS = (
     (b"Content-Type", b"text/event-stream; charset=utf-8"),
     (b"Cache-Control", b"no-store"),
     (b"X-Accel-Buffering", b"no"),
@@ -97,7 +97,7 @@ def wants_stream(document: Mapping[str, Any]) -> tuple[bool, bool]:
 
 def event_stream(call: HttpCall, events: AsyncIterator[bytes], request_id: str) -> HttpStream:
     """Return ``events`` as the answer, with ``[DONE]`` as the last. An error in the middle is the last event."""
-    return HttpStream(200, [*_EVENTS, id_header(request_id)], _closed(call, events))
+    return HttpStream(200, [*EVENT_HEADERS, id_header(request_id)], _closed(call, events))
 
 
 async def _ended(chunks: AsyncIterator[bytes], caller: Caller) -> AsyncIterator[bytes]:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from headrace import Engine, Extension
 from headrace_openai.catalog import ModelCatalog
+from headrace_openai.image_addresses import ImageFetcher, ImageHosts
 from headrace_openai.openai_options import OpenAiOptions
 
 
@@ -17,4 +18,5 @@ class LanguageModels(Extension):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.settings = engine.options.group(OpenAiOptions)
+        self.images = ImageFetcher(ImageHosts(self.settings.image_hosts))
         self.models = ModelCatalog(engine, self.settings.lora_separator)

@@ -10,6 +10,7 @@ from headrace_openai.chat_routes import ChatCompletions
 from headrace_openai.completion_routes import Completions
 from headrace_openai.language_models import LanguageModels
 from headrace_openai.model_routes import LanguageModelDescription, LanguageModelList
+from headrace_openai.response_route import Responses
 from headrace_openai.task_routes import TASK_ROUTES
 
 
@@ -21,5 +22,6 @@ class OpenAi(LanguageModels):
         LanguageModelDescription,
         ChatCompletions,
         Completions,
+        Responses,
         *TASK_ROUTES,
     )

@@ -1,0 +1,77 @@
+"""``/v1/responses``: a chat in OpenAI's newer form, without what needs a store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+
+from headrace import Caller, Code, ExtensionOperation, HeadraceError, HttpCall, HttpReply, HttpStream
+from headrace_openai.body_members import flag
+from headrace_openai.catalog import LanguageModel
+from headrace_openai.chat_routes import Chat, ChatRoute
+from headrace_openai.choices import Usage, numbered
+from headrace_openai.generation_route import EVENT_HEADERS
+from headrace_openai.openai_errors import message_in
+from headrace_openai.openai_route import id_header, json_answer
+from headrace_openai.response_items import ResponseItems
+from headrace_openai.response_requests import chat_document
+
+
+class Responses(ChatRoute):
+    """The next answer of a conversation, in the form of OpenAI's responses"""
+
+    name = "POST /v1/responses"
+    operation = ExtensionOperation("responses", has_parts=True)
+
+    async def generate(
+        self,
+        call: HttpCall,
+        document: dict[str, Any],
+        model: LanguageModel,
+        named: str,
+        adapter: str,
+        caller: Caller | None,
+    ) -> HttpReply | HttpStream:
+        stream = flag(document, "stream")
+        chat = await self.begin(call, chat_document(document), model, adapter, caller, 1, stream)
+        items = ResponseItems(document, named)
+        if stream:
+            return HttpStream(200, [*EVENT_HEADERS, id_header(chat.sent_as)], _events(call, chat, items))
+        async for _ in _items(chat, items):
+            pass
+        return json_answer(orjson.dumps(items.document), chat.sent_as)
+
+
+async def _items(chat: Chat, items: ResponseItems) -> AsyncIterator[Iterable[dict[str, Any]]]:
+    """Yield the events for each part. The first ones come with the first part: an error before it is the status."""
+    usage, begins = Usage(), True
+    async with aclosing(numbered(chat.parts)) as arriving:  # type: ignore[type-var]
+        async for _, part in arriving:
+            if begins:
+                yield [*items.begin()]
+                begins = False
+            usage.add(0, part)
+            yield [*items.add(chat.choices[0].take(part))]
+    yield [*items.end(usage.document())]
+
+
+async def _events(call: HttpCall, chat: Chat, items: ResponseItems) -> AsyncIterator[bytes]:
+    has_begun = False
+    try:
+        async with aclosing(_items(chat, items)) as arriving:  # type: ignore[type-var]
+            async for events in arriving:
+                if printed := b"".join(map(_print, events)):
+                    yield printed
+                    has_begun = True
+    except HeadraceError as error:
+        if not has_begun:
+            raise  # the status says it
+        code = "rate_limit_exceeded" if error.code is Code.RESOURCE_EXHAUSTED else "server_error"
+        yield _print(items.fail(code, message_in(call.print_error(error))))
+
+
+def _print(event: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
