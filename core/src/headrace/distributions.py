@@ -15,6 +15,7 @@ from headrace.errors import ConfigError
 EXTRAS = {"ml_dtypes": "bf16", "re2": "re2"}
 
 _WRITTEN = {
+    "llamacpp": "headrace-llamacpp",
     "onnxruntime": "headrace-onnx",
     "openvino": "headrace-openvino",
     "python": "headrace-python",
@@ -28,14 +29,8 @@ _PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm")}
 _AGENTS = {name: f"headrace-{name}" for name in ("archive", "checksum", "decrypt")}
 _COMMANDS = {
     **dict.fromkeys(("check", "explain", "index", "load", "unload"), "headrace-inspect"),
-    "compare": "headrace-compare",
+    **{name: f"headrace-{name}" for name in ("batch", "bundle", "compare", "migrate", "ray", "service", "trace")},
     "encrypt": "headrace-decrypt",
-    "batch": "headrace-batch",
-    "bundle": "headrace-bundle",
-    "migrate": "headrace-migrate",
-    "ray": "headrace-ray",
-    "service": "headrace-service",
-    "trace": "headrace-trace",
     "traffic": "headrace-router",
 }
 _CONTROL_MODES = {"on-demand": "headrace-on-demand"}

@@ -39,6 +39,7 @@ OPENVINO: Told = ("openvino", "", "model.xml")
 TORCH: Told = ("pytorch", "pytorch_libtorch", "model.pt")
 AOTI: Told = ("pytorch", "torch_aoti", "model.pt2")
 PYTHON: Told = ("python", "", "model.py")
+GGUF: Told = ("llamacpp", "", "model.gguf")
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,8 @@ PYTHON: Told = ("python", "", "model.py")
         ("1/model.pt", TORCH),
         ("1/model.pt2", AOTI),
         ("1/model.py", PYTHON),
+        ("1/model.gguf", GGUF),
+        ("1/SmolLM2.Q4_1.gguf 1/README.md", GGUF),
     ],
 )
 def test_a_model_file_alone_tells_everything(tmp_path: Path, files: str, wanted: Told) -> None:
@@ -71,6 +74,7 @@ def test_a_model_file_alone_tells_everything(tmp_path: Path, files: str, wanted:
         ("1/model.pt/ 1/model.py", PYTHON),
         ("1/model.graphdef/ 1/model.py", PYTHON),
         ("1/model.savedmodel 1/model.py", PYTHON),
+        ("1/tiny.gguf 1/model.py", PYTHON),
     ],
 )
 def test_of_several_files_the_first_in_tritons_order_counts(tmp_path: Path, files: str, wanted: Told) -> None:
@@ -151,7 +155,7 @@ def test_the_models_name_is_the_last_resort(tmp_path: Path) -> None:
     assert told(derived(tmp_path, name="net.my.backend")) == ("my.backend", "", "model.my.backend")
 
 
-NAMES = "model.savedmodel, model.graphdef, model.plan, model.onnx, model.xml, model.pt, model.pt2, model.py"
+NAMES = "model.savedmodel, model.graphdef, model.plan, model.onnx, model.xml, model.pt, model.pt2, model.py, model.gguf"
 
 
 @pytest.mark.parametrize("name", ["m", "m."])

@@ -51,6 +51,7 @@ _RULES = (
     _Rule("model.pt", "pytorch", "pytorch_libtorch"),
     _Rule("model.pt2", "pytorch", "torch_aoti"),
     _Rule("model.py", "python"),
+    _Rule("model.gguf", "llamacpp"),  # or any other name, see `_first_folder`
 )
 
 #: An old platform name. It implies the backend pytorch, although that does not list it as a platform.
@@ -89,6 +90,7 @@ def _first_folder(files: Iterable[str]) -> _Folder | None:
     for first, child, *rest in paths:
         if first == found.name and child:
             found.names[child] = found.names.get(child, False) or bool(rest)
+            found.names.update({"model.gguf": False} if child.endswith(".gguf") else {})
     return found
 
 

@@ -1,0 +1,52 @@
+"""The backend ``llamacpp``: loads, completes and checks GGUF models."""
+
+from __future__ import annotations
+
+from headrace import AnyInstance, Backend, DeferredInstance, Isolation, LoadError, Model, RequestInstance, dtypes
+from headrace_llamacpp.gguf import read_header
+from headrace_llamacpp.instance import LlamaInstance
+from headrace_llamacpp.llama_server import find_files, find_weights, open_engine
+from headrace_llamacpp.parameters import Parameters
+from headrace_llamacpp.text_vectors import EmbeddingInstance, RerankingInstance
+from headrace_llm import ContractTensor, Task, complete_generation, complete_task
+
+
+class LlamaCpp(Backend):
+    """Serves ``<version>/model.gguf``, or the one ``.gguf`` there is."""
+
+    name = "llamacpp"
+    Parameters = Parameters
+    devices = ("gpu", "cpu")
+    hardware = "it has run on CPUs only"
+    rungs = (DeferredInstance, RequestInstance)
+    engine_fields = ()
+
+    def complete_config(self, model: Model) -> None:
+        """Add the tensors of the contract of `headrace_llm`, from the header of the file."""
+        header = read_header(find_weights(model))
+        parameters: Parameters = model.parameters
+        if parameters.task == "embedding":
+            width = header.number("embedding_length")
+            if not width:
+                raise LoadError(f"the file of model '{model.name}' says nothing about the length of its embeddings")
+            tensors = (ContractTensor("text", dtypes.BYTES, (1,)), ContractTensor("embedding", dtypes.FP32, (width,)))
+            complete_task(model.config, Task.EMBEDDING, *tensors, inputs=1)
+        elif parameters.task == "reranking":
+            texts = (ContractTensor("query", dtypes.BYTES, (1,)), ContractTensor("document", dtypes.BYTES, (1,)))
+            complete_task(model.config, Task.RERANKING, *texts, ContractTensor("score", dtypes.FP32, (1,)), inputs=2)
+        else:
+            complete_generation(model.config, *(() if parameters.mmproj else ("image",)))
+
+    def isolation(self, model: Model) -> Isolation | None:
+        """A process: some inputs make llama.cpp end its process. Its threads sleep while they wait for each other."""
+        return Isolation(environ={"OMP_WAIT_POLICY": "passive"})
+
+    def load(self, model: Model) -> AnyInstance:
+        parameters: Parameters = model.parameters
+        files = find_files(model)
+        engine = open_engine(model, files)
+        if parameters.task == "embedding":
+            return EmbeddingInstance(model, engine)
+        if parameters.task == "reranking":
+            return RerankingInstance(model, engine)
+        return LlamaInstance(model, engine, files)

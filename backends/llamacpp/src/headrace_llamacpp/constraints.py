@@ -1,0 +1,141 @@
+"""Constraints of the text: from ``structured_outputs`` to grammars of llguidance, which llama.cpp runs.
+
+All of them go through llguidance. llama.cpp's own grammars are not used: one of 60 lines can make the engine, and so
+all its slots, stand still. llguidance bounds what a step may cost; but to compile some grammars takes all the memory
+there is, and then ends the process. So a grammar is first compiled in a process of its own, with limits
+(`GrammarChecker`). That process has llguidance's own package, and llama.cpp an older copy, which lacks some limits:
+see `check_counts`. If llama.cpp gives up on a grammar later, it goes on without it, and says so in its log only. So the
+text is held against the grammar as it comes (`TextGuard`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final
+
+from headrace import BackendError, InvalidArgument, one_line
+from headrace_llamacpp.checker_process import GrammarChecker
+
+_HEADER = "%llguidance {}\n"
+#: How many grammars are remembered as good.
+_REMEMBERED = 256
+
+
+def grammar_of(structured: Mapping[str, Any]) -> str:
+    """Return the grammar for ``structured``, one member of ``structured_outputs``; empty if there is none.
+
+    Raises `InvalidArgument` for a grammar that cannot be read. It has not been compiled yet.
+    """
+    for kind, value in structured.items():
+        if kind == "json":
+            schema = value if type(value) is not str else _parsed(value)
+            check_counts(schema, "structured_outputs.json")
+            return f"{_HEADER}start: %json {json.dumps(schema, ensure_ascii=False)}"
+        if kind == "json_object":
+            return f'{_HEADER}start: %json {{"type": "object"}}'
+        if kind == "regex":
+            return f"{_HEADER}start: /{_as_lark_pattern(value)}/"
+        if kind == "choice":
+            return f"{_HEADER}start: " + " | ".join(_literal(each) for each in value)
+        return _HEADER + _as_lark(value)
+    return ""
+
+
+#: Keywords of JSON schemas with a count.
+_COUNTS: Final = frozenset(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"))
+#: The most of such a count: a grammar has a copy of the item for each, and memory that is missing ends the process.
+_MOST_COUNT: Final = 1000
+
+
+def check_counts(schema: Any, owner: str) -> None:
+    """Refuse large counts in ``schema``, with the name of its ``owner``. No recursion."""
+    level = [schema]
+    while level:
+        each = level.pop()
+        if type(each) is list:
+            level += each
+        elif type(each) is dict:
+            level += each.values()
+            for name in _COUNTS & each.keys():
+                if type(each[name]) in (int, float) and each[name] > _MOST_COUNT:
+                    raise InvalidArgument(f"{owner} has {name} {each[name]}, the limit is {_MOST_COUNT}")
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"structured_outputs.json is not JSON: {error}") from None
+
+
+def _literal(text: str) -> str:
+    if not text:
+        raise InvalidArgument("structured_outputs.choice has an empty string")
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _as_lark_pattern(pattern: str) -> str:
+    """Return ``pattern`` as it stands between slashes: without bare slashes and line ends."""
+    bare = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", pattern, flags=re.DOTALL)
+    return bare.replace("\n", r"\n").replace("\r", r"\r")
+
+
+def _as_lark(grammar: str) -> str:
+    """Return ``grammar``, which is in llama.cpp's GBNF or in llguidance's form of Lark, in the latter."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    grammar = grammar.removeprefix("%llguidance {}")
+    try:
+        lark = str(any_to_lark(grammar))
+    except RecursionError:
+        raise InvalidArgument("structured_outputs.grammar is nested too deeply") from None
+    except Exception as error:  # the converter raises `Exception` itself for an unknown rule
+        raise InvalidArgument(f"structured_outputs.grammar is not valid: {one_line(str(error))[:300]}") from None
+    return lark.removeprefix("%llguidance {}").lstrip()
+
+
+class Constraints:
+    """Compiles grammars, and remembers those that are good. Any thread."""
+
+    def __init__(self) -> None:
+        self._checker = GrammarChecker()
+        self._good: OrderedDict[str, None] = OrderedDict()
+
+    def check(self, grammar: str) -> None:
+        """Raise `InvalidArgument` with the reason if ``grammar`` cannot be used. May wait for seconds."""
+        if grammar in self._good:
+            return
+        if reason := self._checker.why_bad(grammar):
+            raise InvalidArgument(f"structured_outputs cannot be used: {reason}")
+        self._good[grammar] = None
+        while len(self._good) > _REMEMBERED:
+            self._good.popitem(last=False)
+
+    def close(self) -> None:
+        self._checker.close()
+
+
+class TextGuard:
+    """Holds the text of one answer against its grammar. One thread. ``grammar`` has been checked."""
+
+    def __init__(self, grammar: str) -> None:
+        from llguidance import LLMatcher, LLTokenizer
+
+        self._matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+
+    def add(self, text: str) -> None:
+        """Raise `BackendError` if the text so far, with ``text`` at its end, is not the beginning of one that fits."""
+        if text and not self._matcher.consume_tokens(list(text.encode())):
+            raise BackendError(
+                f"llama.cpp did not keep to structured_outputs: the grammar is too complex for it, at {text[:40]!r}"
+            )
+
+    def end(self) -> None:
+        """Raise `BackendError` if the text must go on."""
+        if not self._matcher.is_accepting():
+            raise BackendError(
+                "llama.cpp ended a text before structured_outputs allows it: the grammar is too complex for it"
+            )

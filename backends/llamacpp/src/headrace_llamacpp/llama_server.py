@@ -1,0 +1,173 @@
+"""llama.cpp itself: opens a model, with no door of its own to the outside.
+
+xllamacpp runs the whole server of llama.cpp, with its HTTP port, and calls its handlers. That port would be a way past
+admission. So it is a Unix socket in a private directory, which is removed as soon as the server listens: nobody can
+connect any more. Besides, it wants a key that nobody has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from headrace import LoadError, Model
+from headrace_engines import threads_per_instance
+from headrace_llamacpp.gguf import GgufHeader, read_header
+from headrace_llamacpp.parameters import POOLING, Parameters
+
+log = logging.getLogger("headrace.llamacpp")
+
+#: llama.cpp's log goes to the standard error: only its errors.
+_VERBOSITY: Final = 1
+#: The context of a model whose config says none.
+_MOST_CONTEXT: Final = 4096
+#: One model at a time is opened: the signals of the process are held meanwhile.
+_opening = threading.Lock()
+
+
+def load_library() -> Any:
+    """Return the module ``xllamacpp``. Raises `LoadError` with the command that installs it."""
+    try:
+        import xllamacpp
+    except ImportError as error:
+        raise LoadError(
+            f"backend 'llamacpp' needs the package xllamacpp, which cannot be imported ({error}); "
+            "run: pip install xllamacpp"
+        ) from error
+    return xllamacpp
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files of a model, inside its directory. ``adapters`` are in the order of llama.cpp's numbers."""
+
+    weights: Path
+    header: GgufHeader
+    adapters: Mapping[str, Path]
+    projector: Path | None
+    chat_template: str
+
+
+def find_files(model: Model) -> ModelFiles:
+    """Return the files that the config of ``model`` names. Raises `LoadError` for one that is missing or outside."""
+    parameters: Parameters = model.parameters
+    weights = find_weights(model)
+    header = read_header(weights)
+    adapters = {
+        name.removeprefix("lora."): model.resource_or_above(file) for name, file in sorted(parameters.lora.items())
+    }
+    projector = model.resource_or_above(parameters.mmproj) if parameters.mmproj else None
+    for path in (*adapters.values(), *((projector,) if projector else ())):
+        read_header(path)
+    template = header.chat_template
+    if parameters.chat_template:
+        template = model.resource_or_above(parameters.chat_template).read_text("utf-8")
+    return ModelFiles(weights, header, adapters, projector, template)
+
+
+def find_weights(model: Model) -> Path:
+    """Return the model's file: ``default_model_filename``, else ``model.gguf``, else the one ``.gguf`` there is."""
+    name = model.config.default_model_filename
+    parameters: Parameters = model.parameters
+    if name in ("", "model.gguf") and not (model.path / "model.gguf").exists():
+        others = {Path(file).name for file in (parameters.mmproj, *parameters.lora.values()) if file}
+        found = sorted(path.name for path in model.path.glob("*.gguf") if path.name not in others)
+        if len(found) > 1:
+            raise LoadError(
+                f"model '{model.name}' has {len(found)} files *.gguf in '{model.path}', such as '{found[0]}': set "
+                "default_model_filename"
+            )
+        name = found[0] if found else "model.gguf"
+    return model.resource(name or "model.gguf")
+
+
+def context_of(parameters: Parameters, header: GgufHeader) -> int:
+    """Return the tokens that one request may have."""
+    return parameters.context or min(header.context_length or _MOST_CONTEXT, _MOST_CONTEXT)
+
+
+def open_engine(model: Model, files: ModelFiles) -> Any:
+    """Return a running ``xllamacpp.Server``. Raises `LoadError`.
+
+    Deleting the last reference ends it; no handler may be running then.
+    """
+    library = load_library()
+    folder = tempfile.mkdtemp(prefix="headrace-llamacpp-")  # 0700
+    try:
+        settings = _settings(library, model, files, f"{folder}/closed.sock")
+        with _opening, _own_signals():
+            try:
+                return library.Server(settings)
+            except RuntimeError as error:
+                raise LoadError(
+                    f"llama.cpp cannot load '{files.weights}' of model '{model.name}': {error} The reason is in the "
+                    f"log above. Its architecture is '{files.header.architecture[:100]}'"
+                ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _settings(library: Any, model: Model, files: ModelFiles, socket: str) -> Any:
+    parameters: Parameters = model.parameters
+    settings = library.CommonParams()
+    settings.verbosity = _VERBOSITY
+    settings.model.path = str(files.weights)
+    # No door to the outside, and no way to other files.
+    settings.hostnames = [socket]
+    settings.api_keys = [secrets.token_urlsafe(32)]
+    settings.n_threads_http = 1
+    settings.endpoint_slots = settings.endpoint_props = settings.endpoint_metrics = settings.ui = False
+    settings.offline = True
+    settings.sse_ping_interval = -1
+    # The engine.
+    context = context_of(parameters, files.header)
+    settings.n_parallel, settings.n_ctx = parameters.slots, context * parameters.slots
+    settings.n_gpu_layers, settings.fit_params = parameters.gpu_layers, False
+    settings.cache_ram_mib = parameters.prompt_cache_mib
+    threads = parameters.threads or threads_per_instance(model.config, 1)
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads
+    settings.n_batch = settings.n_ubatch = parameters.batch
+    if parameters.task in ("embedding", "reranking"):
+        settings.embedding = True
+        settings.n_batch = settings.n_ubatch = context  # a text is computed at once
+        settings.pooling_type = library.llama_pooling_type(
+            POOLING["rank" if parameters.task == "reranking" else parameters.pooling]
+        )
+    if files.projector is not None:
+        settings.mmproj.path = str(files.projector)
+    if files.adapters:
+        settings.lora_adapters = [library.CommonAdapterLoraInfo(str(path), 0.0) for path in files.adapters.values()]
+        settings.lora_init_without_apply = True
+    if parameters.chat_template:
+        settings.chat_template = files.chat_template
+    log.info(
+        "model '%s': %d slots with a context of %d tokens, %d threads", model.name, parameters.slots, context, threads
+    )
+    return settings
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handlers of SIGINT and SIGTERM: llama.cpp's server installs its own, which end only itself.
+
+    By the C library: Python lets only the main thread set a handler, and a model is loaded on another one.
+    """
+    sigaction: Callable[..., int] = ctypes.CDLL(None).sigaction
+    kept = {number: ctypes.create_string_buffer(512) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, buffer in kept.items():
+        sigaction(int(number), None, buffer)
+    try:
+        yield
+    finally:
+        for number, buffer in kept.items():
+            sigaction(int(number), buffer, None)

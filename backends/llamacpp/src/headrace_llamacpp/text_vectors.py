@@ -1,0 +1,88 @@
+"""The instances of models that make embeddings, and of those that rank documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace import (
+    BackendError,
+    BytesTensor,
+    HeadraceError,
+    InferRequest,
+    InferResponse,
+    InvalidArgument,
+    Model,
+    RequestInstance,
+)
+from headrace_llamacpp.chunks import error_of
+
+
+class _Vectors(RequestInstance):
+    """Asks ``engine``, an ``xllamacpp.Server``, for each request."""
+
+    def __init__(self, model: Model, engine: Any) -> None:
+        self._engine: Any = engine
+        self.concurrency = model.parameters.slots
+
+    def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | HeadraceError]:
+        return [self._answer(request) for request in requests]
+
+    def close(self) -> None:
+        self._engine = None  # its end
+
+    def _answer(self, request: InferRequest) -> InferResponse | HeadraceError:
+        try:
+            return InferResponse(self._outputs(request))
+        except HeadraceError as error:
+            return error
+
+    def _outputs(self, request: InferRequest) -> dict[str, np.ndarray[Any, Any]]:
+        raise NotImplementedError
+
+
+class EmbeddingInstance(_Vectors):
+    """``text`` to ``embedding``."""
+
+    def _outputs(self, request: InferRequest) -> dict[str, np.ndarray[Any, Any]]:
+        found = _ask(self._engine.handle_embeddings, {"input": _text(request, "text")})
+        return {"embedding": np.array(found["data"][0]["embedding"], np.float32)}
+
+
+class RerankingInstance(_Vectors):
+    """``query`` and ``document`` to ``score``."""
+
+    def _outputs(self, request: InferRequest) -> dict[str, np.ndarray[Any, Any]]:
+        body = {"query": _text(request, "query"), "documents": [_text(request, "document")]}
+        found = _ask(self._engine.handle_rerank, body)
+        return {"score": np.array([found["results"][0]["relevance_score"]], np.float32)}
+
+
+def _text(request: InferRequest, name: str) -> str:
+    tensor = request.inputs[name]
+    items = tensor.items() if isinstance(tensor, BytesTensor) else []
+    if len(items) != 1:
+        raise InvalidArgument(f"input '{name}' must be one string")
+    try:
+        text: str = items[0].decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"input '{name}' is not UTF-8: {error}") from None
+    if not text:
+        raise InvalidArgument(f"input '{name}' is empty")
+    return text
+
+
+def _ask(handle: Callable[..., Any], body: dict[str, Any]) -> Any:
+    """Return the one answer of llama.cpp. Raises `HeadraceError`."""
+    given: list[Any] = []
+    try:
+        handle(body, given.append)
+    except RuntimeError as error:
+        raise InvalidArgument(f"llama.cpp: {str(error)[:500]}") from None
+    if not given:
+        raise BackendError("llama.cpp has not answered")
+    if type(given[0]) is dict and "error" in given[0]:
+        raise error_of(given[0]["error"])
+    return given[0]

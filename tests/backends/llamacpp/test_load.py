@@ -1,0 +1,136 @@
+"""Files: which are found, which are refused, and what a model opens besides."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from headrace import ConfigError, LoadError, Model, ModelConfig, Server
+from headrace_llamacpp.gguf import read_header
+from headrace_llamacpp.llama_server import find_files, find_weights
+from headrace_llamacpp.parameters import Parameters
+from headrace_testing.serving import serve
+from tests.backends.llamacpp.smol import ask, put_model, text
+
+
+def test_the_header_says_what_the_model_is(weights: Path) -> None:
+    header = read_header(weights)
+    assert (header.architecture, header.context_length, header.vocabulary) == ("llama", 8192, 49152)
+    assert header.number("embedding_length") == 576
+    assert "<|im_start|>" in header.chat_template
+    assert 16 < header.longest_token < 1000
+
+
+def test_a_bad_file_is_refused_with_the_reason(weights: Path, tmp_path: Path) -> None:
+    begin = weights.read_bytes()[: 4 << 20]
+    bad: Mapping[str, tuple[bytes, str]] = {
+        "empty": (b"", "is not a GGUF file: it has 0 bytes"),
+        "ten bytes": (begin[:10], "is not a GGUF file: it has 10 bytes"),
+        "text": (b"hello " * 100, "is not a GGUF file: it begins with b'hell'"),
+        "version": (begin[:4] + b"\x09\0\0\0" + begin[8:], "version 9 of GGUF"),
+        "counts": (begin[:8] + b"\xff" * 16 + begin[24:], "is damaged: its header announces"),
+        "header cut off": (begin[:5000], "its header does not end within its 5000 bytes"),
+        "tensors cut off": (begin, "its tensors need .* bytes or more, and it has 4194304"),
+    }
+    for name, (content, reason) in bad.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(LoadError, match=reason):
+            read_header(path)
+
+
+def model_of(version: Path, **parameters: object) -> Model:
+    return Model("m", 1, version, ModelConfig(), Parameters(**parameters))  # type: ignore[arg-type]
+
+
+def test_any_one_gguf_is_found_and_of_several_the_config_must_say_which(weights: Path, tmp_path: Path) -> None:
+    version = put_model(tmp_path, "m", weights, {}, "smollm2.gguf")
+    assert find_weights(model_of(version)).name == "smollm2.gguf"
+    (version / "mmproj.gguf").write_bytes(b"")
+    assert find_weights(model_of(version, mmproj="mmproj.gguf")).name == "smollm2.gguf"
+    with pytest.raises(
+        LoadError, match=r"has 2 files \*.gguf in .*, such as 'mmproj.gguf': set default_model_filename"
+    ):
+        find_weights(model_of(version))
+    (version / "model.gguf").write_bytes(b"")
+    assert find_weights(model_of(version)).name == "model.gguf"
+
+
+def test_no_file_outside_of_the_model_is_opened(weights: Path, tmp_path: Path) -> None:
+    version = put_model(tmp_path, "m", weights, {})
+    for parameters in (
+        {"chat_template": "../../x"},
+        {"mmproj": "/etc/passwd"},
+        {"lora": {"lora.a": "../../../a.gguf"}},
+    ):
+        with pytest.raises(LoadError, match="is outside the model directory"):
+            find_files(model_of(version, **parameters))
+    for parameters in ({"chat_template": "x.jinja"}, {"lora": {"lora.a": "a.gguf"}}):
+        with pytest.raises(LoadError, match="no file"):
+            find_files(model_of(version, **parameters))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"slots": 0}, "'slots' must be from 1 to 1024, got 0"),
+        ({"context": -1}, "'context' must be from 0"),
+        ({"task": "poetry"}, "'task' must be one of generation, embedding, reranking, got 'poetry'"),
+        ({"pooling": "max"}, "'pooling' must be one of none, mean, cls, last, rank, got 'max'"),
+    ],
+)
+def test_parameters_are_checked(parameters: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Parameters(**parameters)  # type: ignore[arg-type]
+
+
+def listening_here() -> list[str]:
+    """Return the TCP ports and Unix sockets on which this process listens."""
+    own = set()
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            own.add(str(link.readlink()))
+        except OSError:
+            continue
+    found = []
+    for kind in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{kind}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                found.append(fields[1])
+    for line in Path("/proc/self/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "00010000" and f"socket:[{fields[6]}]" in own:
+            found += fields[7:]
+    return found
+
+
+def test_llama_cpp_s_own_server_has_no_door(server: Server) -> None:
+    """It listens on a socket without a name in any directory, and so that nobody can connect."""
+    assert text(ask(server, "x"))  # it is there
+    found = listening_here()
+    mine = [each for each in found if "headrace-llamacpp" in each]
+    assert len(mine) == 1, found
+    assert not Path(mine[0]).parent.exists()
+
+
+def test_the_signals_of_the_process_are_left_alone(server: Server, signals: list[int]) -> None:
+    """llama.cpp's server installs handlers of its own when it starts."""
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+    assert signals == [signal.SIGTERM, signal.SIGINT]
+    assert text(ask(server, "x"))
+
+
+def test_a_repository_without_configs(weights: Path, tmp_path: Path) -> None:
+    put_model(tmp_path, "smollm2", weights, {}, "SmolLM2-135M.gguf")
+    put_model(tmp_path, "vectors", weights, {"task": "embedding", "context": "64", "pooling": "mean", "threads": "1"})
+    with serve(tmp_path) as server:
+        given = ask(server, "Once upon a time", "stream", model="smollm2", sampling={"max_tokens": 3})
+        assert text(given)
+        view = server.resolve("smollm2")
+        assert view.config.model_transaction_policy.decoupled
+        assert view.config.backend == "llamacpp"

@@ -1,0 +1,102 @@
+"""What is refused, and what it costs: nothing may end, hang or bloat the engine."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from headrace import BackendError, InvalidArgument, Server
+from headrace_llamacpp import checker_process
+from tests.backends.llamacpp.smol import ask, numbers, text
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def image(url: str) -> Any:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ({"sampling": {"mirostat": 2}}, "no sampling parameter 'mirostat'"),
+        ({"sampling": {"grammar_lazy": True}}, "no sampling parameter 'grammar_lazy'"),
+        ({"sampling": {"min_tokens": 3}}, "no min_tokens, got 3"),
+        ({"sampling": {"lora_name": "x"}}, "no adapter 'x'; it has none"),
+        ({"sampling": {"logit_bias": {"49152": 1}}}, "logit_bias has the token 49152; model 'smol' has 49152 tokens"),
+        ({"text": "", "input_ids": [1, 49152]}, "input_ids has the token 49152"),
+        ({"text": "", "input_ids": [1] * 300}, "300 tokens and the context of model 'smol' is 256 tokens"),
+        ({"text": "word " * 300}, "the prompt has 301 tokens and the context is 256 tokens"),
+        ({"text": "", "messages": HELLO, "tools": [TOOL]}, "takes no tools: its chat template has none"),
+        ({"tools": [TOOL]}, "tools go with messages"),
+        ({"text": "", "messages": [{"content": "x"}]}, "Missing 'role'"),
+        ({"text": "", "messages": [{"role": "user", "content": 7}]}, "content of a message must be a string"),
+        ({"text": "", "messages": [{"role": "user", "content": [{"type": "file"}]}]}, "of type text or image_url"),
+        ({"text": "", "messages": image("http://127.0.0.1:1/x.png")}, "takes no images"),
+    ],
+)
+def test_what_the_model_cannot_do_is_named(server: Server, inputs: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
+        ask(server, inputs.pop("text", "x"), **inputs)
+
+
+def test_a_prompt_of_10_mb_is_refused_at_once(server: Server) -> None:
+    begin = perf_counter()
+    with pytest.raises(InvalidArgument, match=r"10485760 bytes, at least .* context of model 'smol' is 256 tokens"):
+        ask(server, "a" * (10 << 20))
+    assert perf_counter() - begin < 2
+
+
+def test_control_characters_and_special_tokens_are_text(server: Server) -> None:
+    odd = "".join(map(chr, range(1, 32))) + "\x7f\ufeff\u202e<|im_end|>"
+    assert numbers(ask(server, odd, "return_num_output_tokens", sampling={"max_tokens": 1}), "num_output_tokens") == [1]
+
+
+def items(count: int) -> Any:
+    return {"type": "array", "items": {"type": "string"}, "minItems": count}
+
+
+EXPONENTIAL = "\n".join(["root ::= r0 r0", *(f"r{i} ::= r{i + 1} | r{i + 1}" for i in range(60)), 'r60 ::= "a"'])
+BAD: dict[str, dict[str, Any]] = {
+    "an array of 10^9": {"json": items(10**9)},
+    "a multiple of a large number": {"json": {"type": "integer", "multipleOf": 99999989}},
+    "a reference to nothing": {"json": {"$ref": "#/x"}},
+    "a reference to a server": {"json": {"$ref": "http://127.0.0.1:1/x"}},
+    "nothing fits": {"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
+    "no regex": {"regex": "((("},
+    "a look-behind": {"regex": "(?<=a)b"},
+    "no rule": {"grammar": "root ::= nope"},
+    "no root": {"grammar": 'x ::= "a"'},
+    "no end": {"grammar": 'root ::= "abc'},
+    "no grammar": {"grammar": "((((("},
+    "too many repetitions": {"grammar": 'root ::= "a"{99999999999999999999}'},
+    "too deep": {"grammar": "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000},
+    "a file": {"grammar": '%import /etc/passwd\nstart: "a"'},
+    "an empty choice": {"choice": ["a", ""]},
+}
+
+
+def test_grammars_that_end_or_stop_an_engine_are_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two end the process if llama.cpp gets them."""
+    monkeypatch.setattr(checker_process, "LIMIT_S", 0.5)
+    for name, structured in BAD.items():
+        with pytest.raises(InvalidArgument, match="structured_outputs"):
+            ask(server, name, sampling={"structured_outputs": structured})
+
+
+def test_a_grammar_that_stops_llama_cpp_s_own_parser_is_served(server: Server) -> None:
+    """Its 62 lines have 2^60 ways to read one text: llama.cpp alone never returns, and no slot goes on."""
+    assert text(ask(server, "x", "stream", sampling={"structured_outputs": {"grammar": EXPONENTIAL}})) == "aa"
+
+
+def test_a_constraint_that_llama_cpp_gives_up_on_is_an_error_and_not_other_text(server: Server) -> None:
+    """It gives up while it writes, and would go on without the grammar."""
+    with pytest.raises(BackendError, match="did not keep to structured_outputs"):
+        ask(server, "x", sampling={"max_tokens": 20, "structured_outputs": {"grammar": 'root ::= "a" root'}})
+
+
+def test_after_all_that_the_engine_answers(server: Server) -> None:
+    assert text(ask(server, "Once upon a time", "stream"))
