@@ -193,9 +193,9 @@ def kserve(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["workshop"], default=False)
 def ray(session: nox.Session) -> None:
-    """Headrace on a real Ray of two nodes: 2 minutes."""
+    """Headrace on a real Ray of two nodes, and the examples of offline batches: 3 minutes."""
     python = str(WORKSHOP / "bin" / "python")
-    _uv(session, python, "ray[serve]")
+    _uv(session, python, "pandas", "ray[data,serve]")
     _run(session, "pytest", "-W", "ignore", "-s", *(session.posargs or ["tests/ray"]))
 
 
