@@ -215,6 +215,9 @@ OTHER_PATHS = {
     *("/v2/models/m/generate_stream", "/openapi.json", "/openapi/models/m/example.json", "/v2/models/m/traffic"),
     *("/dashboard", "/dashboard/models.json", "/dashboard/log.json"),
     *(f"/dashboard/{file}" for file in ("dashboard.css", "dashboard.js", "request_form.js")),
+    *(f"/dashboard/chat{file}" for file in ("", ".css", ".js")),
+    *(f"/v1/{path}" for path in ("models", "models/m", "chat/completions", "completions", "responses", "embeddings")),
+    *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/audio/transcriptions"),
 }
 REFUSALS = [
     (Unauthenticated("who are you?", challenge="Bearer"), 401, "UNAUTHENTICATED", {"www-authenticate": "Bearer"}),

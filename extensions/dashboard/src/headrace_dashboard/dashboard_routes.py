@@ -25,11 +25,10 @@ from headrace import (
     Server,
     Unavailable,
 )
+from headrace_dashboard.chat_page import CHAT_ROUTES, PAGE
 from headrace_dashboard.model_memory import ProcessMemory, server_bytes
 from headrace_dashboard.recent_records import RecentRecords
 
-#: Reads the page itself, which is the same for all servers: `--access-open=health,dashboard` opens it.
-PAGE = ExtensionOperation("dashboard", "metadata")
 #: Reads counts, latencies and memory of all models.
 MODELS = ExtensionOperation("dashboard_models", "statistics")
 #: Reads the last log records.
@@ -154,6 +153,7 @@ class Dashboard(Extension):
         DashboardStyleRoute,
         DashboardScriptRoute,
         RequestFormRoute,
+        *CHAT_ROUTES,
         ModelsRoute,
         LogRoute,
     )

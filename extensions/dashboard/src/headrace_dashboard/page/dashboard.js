@@ -187,6 +187,8 @@ async function showDetail() {
       at("config").textContent = JSON.stringify(config, null, 2);
       model.devices = (config.instance_group || []).map(each => `${each.count} × ${each.kind.replace("KIND_", "")} ${(each.gpus || []).join(", ")}`.trim()).join("; ");
       showForm(metadata, config, pathOf(model));
+      at("talk").hidden = !metadata.inputs.some(each => each.name === "text_input") || !metadata.outputs.some(each => each.name === "text_output");
+      at("talk").firstChild.href = `/dashboard/chat?model=${encodeURIComponent(model.name)}`;
     } catch (error) {
       at("answer").textContent = error.message;
       if (error.status >= 400 && error.status < 500) chosenKind = "refused";  // asked again when the state changes

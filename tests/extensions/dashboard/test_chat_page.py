@@ -1,0 +1,167 @@
+"""The page that talks to a model, in a real Chromium, against a real server. The models play what they are told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.frontends.openai.model_files import write_models
+from tests.interceptors.access.access_files import ALL, make
+
+if TYPE_CHECKING:
+    from tests.conftest import Headrace
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+MARKUP = "<img src=x onerror=alert(1)>"
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    path = tmp_path_factory.mktemp("keys") / "access.json"
+    return path, make(path, alice=ALL)["alice"]
+
+
+@pytest.fixture(scope="module")
+def server(keep_serving: Callable[..., Headrace], models: Path, key: tuple[Path, str]) -> Headrace:
+    return keep_serving(f"--model-repository={models}", f"--access-keys={key[0]}", "--access-open=health,dashboard")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, server: Headrace, key: tuple[Path, str]) -> Iterator[Open]:
+    """Opens the page with a key. At the end, no script may have failed, and nothing may have been asked of others."""
+    context = browser.new_context()
+    wrong: list[str] = []
+
+    def open_page(model: str = "scripted", has_openai: bool = True) -> Page:
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if "Content Security" in said.text else None)
+        page.on("dialog", lambda dialog: wrong.append(dialog.message))
+        own = f"http://127.0.0.1:{server.http}/"
+        page.on("request", lambda asked: None if asked.url.startswith(own) else wrong.append(asked.url))
+        if not has_openai:
+            page.route("**/v1/**", lambda route: route.fulfill(status=404, body='{"error":"Not Found"}'))
+        page.goto(f"{own}dashboard/chat?model={model}")
+        page.get_by_label("This server asks for a key").fill(key[1])
+        page.get_by_role("button", name="Use it").click()
+        expect(page.get_by_label("Model")).to_have_value(model)
+        return page
+
+    yield open_page
+    context.close()
+    assert wrong == []
+
+
+def say(page: Page, text: str) -> None:
+    page.get_by_label("Message").fill(text)
+    page.keyboard.press("Enter")
+
+
+def told(page: Page, number: int) -> Any:
+    """Return what the model was given, as its answer ``number`` says."""
+    answers = page.locator("article.assistant")
+    expect(answers).to_have_count(number)
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    return json.loads(answers.last.inner_text().partition("\n")[2])
+
+
+def test_an_answer_is_written_as_it_comes_with_its_figures(open_page: Open) -> None:
+    page = open_page()
+    page.get_by_role("button", name="Use it").wait_for(state="hidden")
+    script = [{"text_output": text, "num_output_tokens": 2} for text in ("Hel", "lo ", MARKUP)]
+    say(page, json.dumps([{"reasoning": "hm", "text_output": ""}, *script]))
+    answer = page.locator("article.assistant")
+    expect(answer).to_contain_text(f"Hello {MARKUP}")
+    expect(answer.locator(".thought")).to_have_text("hm")
+    expect(page.get_by_role("status")).to_contain_text("6 tokens, first after ")
+    expect(page.get_by_label("Message")).to_be_focused()
+
+
+def test_the_conversation_and_the_settings_are_sent(open_page: Open) -> None:
+    page = open_page()
+    expect(page.get_by_label("System prompt")).to_be_hidden()
+    page.get_by_text("Settings").click()
+    for label, text in (("System prompt", "Be kind."), ("Temperature", "0.5"), ("Most tokens", "7"), ("Seed", "3")):
+        page.get_by_label(label).fill(text)
+    say(page, json.dumps([{"text_output": "one"}]))
+    expect(page.locator("article.assistant")).to_contain_text("one")
+    say(page, "show")
+    given = told(page, 2)
+    assert [each["role"] for each in given["messages"]] == ["system", "user", "assistant", "user"]
+    assert [each["content"] for each in given["messages"]][::2] == ["Be kind.", "one"]
+    assert given["sampling_parameters"] == {"max_tokens": 7, "temperature": 0.5, "seed": 3}
+    page.get_by_role("button", name="New chat").click()
+    say(page, "show")
+    assert [each["content"] for each in told(page, 1)["messages"]] == ["Be kind.", "show"]
+
+
+@pytest.mark.parametrize("key_of_keyboard", ["Escape", ""])
+def test_an_answer_can_be_stopped_and_the_model_hears_of_it(
+    open_page: Open, models: Path, key_of_keyboard: str
+) -> None:
+    (models / "scripted/1/left").unlink(missing_ok=True)
+    page = open_page()
+    say(page, "wait")
+    expect(page.locator("article.assistant")).to_contain_text("waiting")
+    if key_of_keyboard:
+        page.keyboard.press(key_of_keyboard)
+    else:
+        page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("status")).to_contain_text("Stopped.")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    while not (models / "scripted/1/left").exists():
+        page.wait_for_timeout(10)
+
+
+def test_a_failure_is_shown_and_the_question_comes_back(open_page: Open) -> None:
+    page = open_page()
+    script = json.dumps([{"error": "it broke"}])
+    say(page, script)
+    expect(page.get_by_role("status")).to_contain_text("it broke")
+    expect(page.get_by_label("Message")).to_have_value(script)
+
+
+def test_without_openais_routes_generate_stream_is_asked(open_page: Open) -> None:
+    page = open_page(has_openai=False)
+    page.get_by_text("Settings").click()
+    page.get_by_label("System prompt").fill("Be kind.")
+    say(page, "show")
+    given = told(page, 1)
+    assert [each["content"] for each in given["messages"]] == ["Be kind.", "show"]
+    assert given["sampling_parameters"] == {"max_tokens": 512}
+    page.get_by_label("Model").select_option("templated")  # has no input for messages
+    with page.expect_request("**/generate_stream") as asked:
+        say(page, "again")
+    said = f"Be kind.\n\nuser: show\n\nassistant: {json.dumps(given)}\n\nuser: again\n\nassistant:"
+    assert json.loads(asked.value.post_data or "")["text_input"] == said
+
+
+def test_shift_and_enter_begin_a_line(open_page: Open) -> None:
+    page = open_page()
+    page.get_by_label("Message").fill("a")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("b")
+    expect(page.get_by_label("Message")).to_have_value("a\nb")
+    expect(page.locator("article")).to_have_count(0)
