@@ -12,7 +12,7 @@ import pytest
 
 from headrace import Server
 from headrace_testing.serving import serve
-from tests.backends.llamacpp.smol import SETTINGS, put_model
+from tests.backends.llamacpp.smol import SETTINGS, TEMPLATE, put_model, write_adapter
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,9 @@ def signals() -> Iterator[list[int]]:
 def server(weights: Path, signals: list[int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the model ``smol``, in a thread of this process."""
     repository = tmp_path_factory.mktemp("models")
-    put_model(repository, "smol", weights, SETTINGS)
+    version = put_model(repository, "smol", weights, SETTINGS)
+    (version / "tools.jinja").write_text(TEMPLATE)
+    write_adapter(version / "loud.gguf")
     with serve(repository) as server:
         yield server
 
@@ -53,6 +55,7 @@ def engine(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     settings = xllamacpp.CommonParams()
     settings.model.path, settings.verbosity = str(weights), 0
     settings.hostnames = [str(tmp_path_factory.mktemp("engine") / "e.sock")]
+    settings.chat_template = TEMPLATE
     settings.n_parallel, settings.n_ctx, settings.warmup, settings.cache_ram_mib = 1, 256, False, 0
     settings.n_batch = settings.n_ubatch = 512
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,17 @@ from headrace import BytesTensor, InferRequest, InferResponse, Server
 from headrace_testing.serving import on_loop
 
 #: Of tests that share a model: few slots, so that requests wait, and a context that some prompts exceed.
-SETTINGS = {"context": "256", "slots": "4", "max_streams": "16", "threads": "1", "isolation": "thread"}
+SETTINGS = {
+    "context": "256",
+    "slots": "4",
+    "max_streams": "16",
+    "threads": "1",
+    "isolation": "thread",
+    "chat_template": "tools.jinja",
+    "lora.loud": "loud.gguf",
+}
+#: A chat template with tools: the model's own has none.
+TEMPLATE = Path(__file__).with_name("tools.jinja").read_text()
 
 
 def put_model(
@@ -34,6 +45,30 @@ def put_model(
         )
         (repository / name / "config.pbtxt").write_text('backend: "llamacpp"\n' + "\n".join(members))
     return version
+
+
+def write_adapter(path: Path) -> None:
+    """Write a LoRA adapter for SmolLM2, which changes the first layer by random numbers."""
+    rank, width = 4, 576
+    rng = np.random.default_rng(3)
+    tensors = {
+        "blk.0.attn_q.weight.lora_a": rng.normal(0, 1, (rank, width)).astype(np.float32),
+        "blk.0.attn_q.weight.lora_b": rng.normal(0, 1, (width, rank)).astype(np.float32),
+    }
+
+    def string(text: str) -> bytes:
+        return struct.pack("<Q", len(text)) + text.encode()
+
+    kinds = {"general.architecture": "llama", "general.type": "adapter", "adapter.type": "lora"}
+    members = b"".join(string(name) + struct.pack("<I", 8) + string(value) for name, value in kinds.items())
+    members += string("adapter.lora.alpha") + struct.pack("<If", 6, 4.0)
+    entries, offset = b"", 0
+    for name, tensor in tensors.items():
+        rows, columns = tensor.shape
+        entries += string(name) + struct.pack("<IQQIQ", 2, columns, rows, 0, offset)
+        offset += tensor.nbytes
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(kinds) + 1) + members + entries
+    path.write_bytes(head + bytes(-len(head) % 32) + b"".join(tensor.tobytes() for tensor in tensors.values()))
 
 
 def direct(engine: Any, **body: Any) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ def test_a_chat_has_the_template_of_the_model(server: Server, engine: Any) -> No
     (expected,) = direct(engine, messages=CHAT, temperature=0, max_tokens=8)
     given = ask(server, "", "return_finish_reason", "return_num_input_tokens", messages=CHAT)
     assert text(given) == expected["choices"][0]["message"]["content"]
-    assert text(given, "finish_reason") == "length"
+    assert text(given, "finish_reason") == expected["choices"][0]["finish_reason"]
     assert numbers(given, "num_input_tokens") == [expected["usage"]["prompt_tokens"]]
 
 
@@ -104,3 +104,24 @@ def test_characters_of_several_tokens_arrive_whole_and_are_counted(server: Serve
     given = ask(server, "x", "stream", "return_num_output_tokens", sampling=sampling)
     assert [text([each]) for each in given if text([each])] == ["😀", "🎉"]
     assert sum(numbers(given, "num_output_tokens")) > 4
+
+
+def test_an_adapter_changes_the_requests_that_name_it_and_no_other(server: Server, engine: Any) -> None:
+    (expected,) = direct(engine, prompt=PROMPT, n_predict=6, temperature=0)
+    plain = text(ask(server, PROMPT, "stream", sampling={"max_tokens": 6}))
+    loud = text(ask(server, PROMPT, "stream", sampling={"max_tokens": 6, "lora_name": "loud"}))
+    again = text(ask(server, PROMPT, "stream", sampling={"max_tokens": 6}))
+    assert plain == again == expected["choices"][0]["text"] != loud
+
+
+def test_tools_are_called_as_llama_cpp_calls_them(server: Server, engine: Any) -> None:
+    function = {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}},
+    }
+    tools = [{"type": "function", "function": function}]
+    asked: dict[str, Any] = {"messages": CHAT, "tools": tools, "tool_choice": "required"}
+    expected = direct(engine, **asked, temperature=0, max_tokens=12, stream=True)
+    given = ask(server, "", "stream", "return_finish_reason", **asked, sampling={"max_tokens": 12})
+    content = [chunk["choices"][0]["delta"].get("content") or "" for chunk in expected]
+    assert text(given) == "".join(content) != ""

@@ -12,7 +12,6 @@ from headrace import ConfigError, LoadError, Model, ModelConfig, Server
 from headrace_llamacpp.gguf import read_header
 from headrace_llamacpp.llama_server import find_files, find_weights
 from headrace_llamacpp.parameters import Parameters
-from headrace_testing.serving import serve
 from tests.backends.llamacpp.smol import ask, put_model, text
 
 
@@ -87,50 +86,9 @@ def test_parameters_are_checked(parameters: dict[str, object], reason: str) -> N
         Parameters(**parameters)  # type: ignore[arg-type]
 
 
-def listening_here() -> list[str]:
-    """Return the TCP ports and Unix sockets on which this process listens."""
-    own = set()
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            own.add(str(link.readlink()))
-        except OSError:
-            continue
-    found = []
-    for kind in ("tcp", "tcp6"):
-        for line in Path(f"/proc/self/net/{kind}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
-                found.append(fields[1])
-    for line in Path("/proc/self/net/unix").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "00010000" and f"socket:[{fields[6]}]" in own:
-            found += fields[7:]
-    return found
-
-
-def test_llama_cpp_s_own_server_has_no_door(server: Server) -> None:
-    """It listens on a socket without a name in any directory, and so that nobody can connect."""
-    assert text(ask(server, "x"))  # it is there
-    found = listening_here()
-    mine = [each for each in found if "headrace-llamacpp" in each]
-    assert len(mine) == 1, found
-    assert not Path(mine[0]).parent.exists()
-
-
 def test_the_signals_of_the_process_are_left_alone(server: Server, signals: list[int]) -> None:
     """llama.cpp's server installs handlers of its own when it starts."""
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGINT)
     assert signals == [signal.SIGTERM, signal.SIGINT]
     assert text(ask(server, "x"))
-
-
-def test_a_repository_without_configs(weights: Path, tmp_path: Path) -> None:
-    put_model(tmp_path, "smollm2", weights, {}, "SmolLM2-135M.gguf")
-    put_model(tmp_path, "vectors", weights, {"task": "embedding", "context": "64", "pooling": "mean", "threads": "1"})
-    with serve(tmp_path) as server:
-        given = ask(server, "Once upon a time", "stream", model="smollm2", sampling={"max_tokens": 3})
-        assert text(given)
-        view = server.resolve("smollm2")
-        assert view.config.model_transaction_policy.decoupled
-        assert view.config.backend == "llamacpp"

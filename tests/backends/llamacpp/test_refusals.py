@@ -11,12 +11,25 @@ from headrace import BackendError, InvalidArgument, Server
 from headrace_llamacpp import checker_process
 from tests.backends.llamacpp.smol import ask, numbers, text
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def image(url: str) -> Any:
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+
+def tool(parameters: Any) -> Any:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+def doubling(depth: int) -> Any:
+    """Return a schema whose definitions refer to the next one twice."""
+    chain = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)}
+    return {"$ref": "#/$defs/d0", "$defs": chain | {f"d{depth}": {"type": "string"}}}
+
+
+def items(count: int) -> Any:
+    return {"type": "array", "items": {"type": "string"}, "minItems": count}
 
 
 @pytest.mark.parametrize(
@@ -25,13 +38,20 @@ def image(url: str) -> Any:
         ({"sampling": {"mirostat": 2}}, "no sampling parameter 'mirostat'"),
         ({"sampling": {"grammar_lazy": True}}, "no sampling parameter 'grammar_lazy'"),
         ({"sampling": {"min_tokens": 3}}, "no min_tokens, got 3"),
-        ({"sampling": {"lora_name": "x"}}, "no adapter 'x'; it has none"),
+        ({"sampling": {"lora_name": "x"}}, "no adapter 'x'; it has loud"),
         ({"sampling": {"logit_bias": {"49152": 1}}}, "logit_bias has the token 49152; model 'smol' has 49152 tokens"),
         ({"text": "", "input_ids": [1, 49152]}, "input_ids has the token 49152"),
         ({"text": "", "input_ids": [1] * 300}, "300 tokens and the context of model 'smol' is 256 tokens"),
         ({"text": "word " * 300}, "the prompt has 301 tokens and the context is 256 tokens"),
-        ({"text": "", "messages": HELLO, "tools": [TOOL]}, "takes no tools: its chat template has none"),
-        ({"tools": [TOOL]}, "tools go with messages"),
+        ({"text": "", "messages": HELLO, "tools": [{"type": "function"}]}, "Missing tool function"),
+        (
+            {"text": "", "messages": HELLO, "tools": [tool({"type": "object"})], "tool_choice": "g"},
+            "tool_choice must be auto, none, required",
+        ),
+        ({"text": "", "messages": HELLO, "tools": [tool(items(2000))]}, "a tool has minItems 2000, the limit is 1000"),
+        ({"text": "", "messages": HELLO, "tools": [tool(doubling(60))]}, "a tool has more than 100000 members"),
+        ({"text": "", "messages": HELLO, "tools": [tool({"$ref": "#/x"})]}, "cannot resolve"),
+        ({"tools": [tool({"type": "object"})]}, "tools go with messages"),
         ({"text": "", "messages": [{"content": "x"}]}, "Missing 'role'"),
         ({"text": "", "messages": [{"role": "user", "content": 7}]}, "content of a message must be a string"),
         ({"text": "", "messages": [{"role": "user", "content": [{"type": "file"}]}]}, "of type text or image_url"),
@@ -55,13 +75,10 @@ def test_control_characters_and_special_tokens_are_text(server: Server) -> None:
     assert numbers(ask(server, odd, "return_num_output_tokens", sampling={"max_tokens": 1}), "num_output_tokens") == [1]
 
 
-def items(count: int) -> Any:
-    return {"type": "array", "items": {"type": "string"}, "minItems": count}
-
-
 EXPONENTIAL = "\n".join(["root ::= r0 r0", *(f"r{i} ::= r{i + 1} | r{i + 1}" for i in range(60)), 'r60 ::= "a"'])
 BAD: dict[str, dict[str, Any]] = {
     "an array of 10^9": {"json": items(10**9)},
+    "definitions that double": {"json": doubling(60)},
     "a multiple of a large number": {"json": {"type": "integer", "multipleOf": 99999989}},
     "a reference to nothing": {"json": {"$ref": "#/x"}},
     "a reference to a server": {"json": {"$ref": "http://127.0.0.1:1/x"}},

@@ -10,6 +10,8 @@ from headrace_llamacpp.parameters import Parameters
 from headrace_llamacpp.text_vectors import EmbeddingInstance, RerankingInstance
 from headrace_llm import ContractTensor, Task, complete_generation, complete_task
 
+_COUNT = ContractTensor("num_input_tokens", dtypes.UINT32, (1,))
+
 
 class LlamaCpp(Backend):
     """Serves ``<version>/model.gguf``, or the one ``.gguf`` there is."""
@@ -29,11 +31,22 @@ class LlamaCpp(Backend):
             width = header.number("embedding_length")
             if not width:
                 raise LoadError(f"the file of model '{model.name}' says nothing about the length of its embeddings")
-            tensors = (ContractTensor("text", dtypes.BYTES, (1,)), ContractTensor("embedding", dtypes.FP32, (width,)))
-            complete_task(model.config, Task.EMBEDDING, *tensors, inputs=1)
+            inputs = ContractTensor("text", dtypes.BYTES, (1,)), ContractTensor("input_ids", dtypes.INT32, (-1,))
+            complete_task(
+                model.config,
+                Task.EMBEDDING,
+                *inputs,
+                ContractTensor("embedding", dtypes.FP32, (width,)),
+                _COUNT,
+                inputs=2,
+            )
+            for tensor in model.config.input:
+                tensor.optional = True  # one of the two is there
         elif parameters.task == "reranking":
             texts = (ContractTensor("query", dtypes.BYTES, (1,)), ContractTensor("document", dtypes.BYTES, (1,)))
-            complete_task(model.config, Task.RERANKING, *texts, ContractTensor("score", dtypes.FP32, (1,)), inputs=2)
+            complete_task(
+                model.config, Task.RERANKING, *texts, ContractTensor("score", dtypes.FP32, (1,)), _COUNT, inputs=2
+            )
         else:
             complete_generation(model.config, *(() if parameters.mmproj else ("image",)))
 

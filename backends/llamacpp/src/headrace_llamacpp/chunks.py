@@ -61,7 +61,7 @@ def error_of(error: Mapping[str, Any]) -> HeadraceError:
         return InvalidArgument(
             f"the prompt has {error.get('n_prompt_tokens')} tokens and the context is {error.get('n_ctx')} tokens"
         )
-    if code == 400:
+    if code == 400 or "too large to process" in message:  # of a text whose tokens do not fit
         return InvalidArgument(message)
     if code == 503:
         return Unavailable(message)

@@ -4,7 +4,7 @@ All of them go through llguidance. llama.cpp's own grammars are not used: one of
 all its slots, stand still. llguidance bounds what a step may cost; but to compile some grammars takes all the memory
 there is, and then ends the process. So a grammar is first compiled in a process of its own, with limits
 (`GrammarChecker`). That process has llguidance's own package, and llama.cpp an older copy, which lacks some limits:
-see `check_counts`. If llama.cpp gives up on a grammar later, it goes on without it, and says so in its log only. So the
+see `check_schema`. If llama.cpp gives up on a grammar later, it goes on without it, and says so in its log only. So the
 text is held against the grammar as it comes (`TextGuard`).
 """
 
@@ -32,7 +32,7 @@ def grammar_of(structured: Mapping[str, Any]) -> str:
     for kind, value in structured.items():
         if kind == "json":
             schema = value if type(value) is not str else _parsed(value)
-            check_counts(schema, "structured_outputs.json")
+            check_schema(schema, "structured_outputs.json")
             return f"{_HEADER}start: %json {json.dumps(schema, ensure_ascii=False)}"
         if kind == "json_object":
             return f'{_HEADER}start: %json {{"type": "object"}}'
@@ -48,20 +48,62 @@ def grammar_of(structured: Mapping[str, Any]) -> str:
 _COUNTS: Final = frozenset(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"))
 #: The most of such a count: a grammar has a copy of the item for each, and memory that is missing ends the process.
 _MOST_COUNT: Final = 1000
+#: The most members of a schema whose references are replaced by what they name, and how deep these may be nested.
+_MOST_MEMBERS, _MOST_REFERENCES = 100_000, 100
 
 
-def check_counts(schema: Any, owner: str) -> None:
-    """Refuse large counts in ``schema``, with the name of its ``owner``. No recursion."""
-    level = [schema]
-    while level:
-        each = level.pop()
-        if type(each) is list:
-            level += each
-        elif type(each) is dict:
-            level += each.values()
-            for name in _COUNTS & each.keys():
-                if type(each[name]) in (int, float) and each[name] > _MOST_COUNT:
-                    raise InvalidArgument(f"{owner} has {name} {each[name]}, the limit is {_MOST_COUNT}")
+def check_schema(schema: Any, owner: str) -> None:
+    """Raise `InvalidArgument` with the name of its ``owner`` if ``schema`` is small and its grammar is not.
+
+    A chain of 60 definitions, each of which refers to the next one twice, has 2^60 members.
+    """
+    _Expansion(schema, owner).size(schema, 0)
+
+
+class _Expansion:
+    """Counts the members of the schema ``root``, with references replaced."""
+
+    def __init__(self, root: Any, owner: str) -> None:
+        self._root, self._owner = root, owner
+        #: The size of what each reference names; 1 while it is counted, for one that refers to itself.
+        self._named: dict[str, int] = {}
+
+    def size(self, schema: Any, references: int) -> int:
+        if type(schema) is list:
+            return self._sum([self.size(each, references) for each in schema])
+        if type(schema) is not dict:
+            return 1
+        for name in _COUNTS & schema.keys():
+            if type(schema[name]) in (int, float) and schema[name] > _MOST_COUNT:
+                raise InvalidArgument(f"{self._owner} has {name} {schema[name]}, the limit is {_MOST_COUNT}")
+        sizes = [self.size(each, references) for each in schema.values()]
+        if type(schema.get("$ref")) is str:
+            sizes.append(self._referenced(schema["$ref"], references + 1))
+        return self._sum(sizes)
+
+    def _referenced(self, reference: str, references: int) -> int:
+        if references > _MOST_REFERENCES:
+            raise InvalidArgument(
+                f"{self._owner} has {references} references in each other, the limit is {_MOST_REFERENCES}"
+            )
+        if reference not in self._named:
+            self._named[reference] = 1
+            self._named[reference] = self.size(self._find(reference), references)
+        return self._named[reference]
+
+    def _find(self, reference: str) -> Any:
+        found = self._root
+        for name in reference.removeprefix("#").split("/")[1:]:
+            found = found.get(name.replace("~1", "/").replace("~0", "~")) if type(found) is dict else None
+        return found
+
+    def _sum(self, sizes: list[int]) -> int:
+        total = 1 + sum(sizes)
+        if total > _MOST_MEMBERS:
+            raise InvalidArgument(
+                f"{self._owner} has more than {_MOST_MEMBERS} members, with what its references name in their place"
+            )
+        return total
 
 
 def _parsed(text: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
@@ -23,6 +24,8 @@ from headrace_llm import GenerationInstance, GenerationRequest, TokenStream
 
 log = logging.getLogger("headrace.llamacpp")
 
+#: How often a running request changes the metric of the cache, in tokens.
+_USAGE_STEP: Final = 16
 #: The place of a request without a priority: after all others.
 _NO_PRIORITY: Final = 1 << 32
 
@@ -47,6 +50,9 @@ class LlamaInstance(GenerationInstance):
         self._limits = ModelLimits(model.name, context_of(parameters, files.header), files)
         self._constraints = Constraints()
         self._queue: list[_Waiting] = []
+        #: The requests that run, and the tokens of the cache.
+        self._running: dict[_SlotRun, None] = {}
+        self._cache_tokens = parameters.slots * self._limits.context
         self._numbers = count()
         self._is_closed = False
         #: Guards the queue. Notified for each request, and for the end.
@@ -97,19 +103,37 @@ class LlamaInstance(GenerationInstance):
             if stream.is_cancelled:
                 raise Cancelled("the caller has gone")
             stream.note_start()
-            _SlotRun(stream, self._engine, self._constraints, body).run()
+            run = _SlotRun(stream, self._engine, self._constraints, body, self._note_usage)
+            self._running[run] = None
+            try:
+                run.run()
+            finally:
+                del self._running[run]
+                self._note_usage()
         except HeadraceError as error:
             stream.fail(error)
         except Exception as error:
             log.exception("a request to llama.cpp failed")
             stream.fail(BackendError(f"llama.cpp: {type(error).__name__}: {error}"))
 
+    def _note_usage(self) -> None:
+        """Note how much of the cache the running requests have. What llama.cpp keeps of earlier ones is free."""
+        used = sum(run.num_tokens for run in tuple(self._running))
+        self.metrics.note_cache_usage(min(1.0, used / self._cache_tokens))
+
 
 class _SlotRun:
     """One request on llama.cpp: from its chunks to its stream."""
 
-    def __init__(self, stream: TokenStream, engine: Any, constraints: Constraints, body: dict[str, Any]) -> None:
-        self._stream, self._engine, self._body = stream, engine, body
+    def __init__(
+        self,
+        stream: TokenStream,
+        engine: Any,
+        constraints: Constraints,
+        body: dict[str, Any],
+        note_usage: Callable[[], None],
+    ) -> None:
+        self._stream, self._engine, self._body, self._note_usage = stream, engine, body, note_usage
         self._reader = ChunkReader(stream.request.sampling.logprobs or 0)
         self._error: HeadraceError | None = None
         self._has_begun = self._has_ended = False
@@ -118,13 +142,18 @@ class _SlotRun:
             constraints.check(grammar)
             self._guard = TextGuard(grammar)
 
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the prompt and of the answer so far."""
+        return self._reader.num_input_tokens + self._reader.num_output_tokens
+
     def run(self) -> None:
         """Block until the answer has ended. Raises `HeadraceError` if it fails."""
         is_chat = "messages" in self._body
         handle = self._engine.handle_chat_completions if is_chat else self._engine.handle_completions
         try:
             handle(self._body, self._take)
-        except RuntimeError as error:  # what is wrong with the body is found before the first chunk
+        except (RuntimeError, TypeError, ValueError) as error:  # the body is checked before the first chunk
             if self._has_begun:
                 raise
             raise InvalidArgument(f"llama.cpp: {str(error)[:500]}") from None
@@ -149,5 +178,7 @@ class _SlotRun:
             log.exception("a chunk of llama.cpp cannot be read")
             self._error = BackendError(f"llama.cpp: {type(error).__name__}: {error}")
             return True
+        if delta.num_input_tokens or not self._reader.num_output_tokens % _USAGE_STEP:
+            self._note_usage()
         self._has_ended = bool(delta.finish_reason)
         return not self._stream.write(delta)

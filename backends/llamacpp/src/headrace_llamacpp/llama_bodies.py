@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace import InvalidArgument, one_line
-from headrace_llamacpp.constraints import check_counts
+from headrace_llamacpp.constraints import check_schema
 from headrace_llamacpp.llama_server import ModelFiles
 from headrace_llm import GenerationRequest, Sampling
 
@@ -44,8 +44,8 @@ def body_of(request: GenerationRequest, limits: ModelLimits, grammar: str) -> di
     if sampling.logit_bias:
         body["logit_bias"] = [[token, bias] for token, bias in sampling.logit_bias.items()]
         _check_tokens("logit_bias", list(sampling.logit_bias), limits)
-    if sampling.lora_name:
-        body["lora"] = [{"id": _adapter(sampling.lora_name, limits), "scale": 1.0}]
+    if sampling.lora_name or limits.files.adapters:
+        body["lora"] = _adapters(sampling.lora_name, limits)
     if grammar:
         body["grammar"] = grammar
     if request.messages is not None:
@@ -118,12 +118,13 @@ def _check_tokens(name: str, tokens: Sequence[int], limits: ModelLimits) -> None
         raise InvalidArgument(f"{name} has the token {max(tokens)}; model '{limits.name}' has {most} tokens")
 
 
-def _adapter(name: str, limits: ModelLimits) -> int:
+def _adapters(name: str, limits: ModelLimits) -> list[dict[str, Any]]:
+    """Return how much of each adapter is used: without it, llama.cpp goes on with that of the last request."""
     names = list(limits.files.adapters)
-    if name not in names:
+    if name and name not in names:
         known = ", ".join(names) or "none"
         raise InvalidArgument(f"model '{limits.name}' has no adapter '{one_line(name)[:100]}'; it has {known}")
-    return names.index(name)
+    return [{"id": number, "scale": float(each == name)} for number, each in enumerate(names)]
 
 
 def _no_images(limits: ModelLimits) -> InvalidArgument:
@@ -141,7 +142,8 @@ def _chat(request: GenerationRequest, limits: ModelLimits) -> dict[str, Any]:
         if "tools" not in limits.files.chat_template:
             raise InvalidArgument(f"model '{limits.name}' takes no tools: its chat template has none")
         for tool in request.tools:
-            check_counts(tool, "a tool")
+            function = tool.get("function")
+            check_schema(function.get("parameters") if type(function) is dict else None, "a tool")
         body["tools"], body["tool_choice"] = _tools(request)
         body["parallel_tool_calls"] = True
     return body

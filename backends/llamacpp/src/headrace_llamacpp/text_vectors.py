@@ -44,11 +44,15 @@ class _Vectors(RequestInstance):
 
 
 class EmbeddingInstance(_Vectors):
-    """``text`` to ``embedding``."""
+    """``text`` or ``input_ids`` to ``embedding``."""
 
     def _outputs(self, request: InferRequest) -> dict[str, np.ndarray[Any, Any]]:
-        found = _ask(self._engine.handle_embeddings, {"input": _text(request, "text")})
-        return {"embedding": np.array(found["data"][0]["embedding"], np.float32)}
+        if ("text" in request.inputs) == ("input_ids" in request.inputs):
+            raise InvalidArgument("a request has either text or input_ids")
+        tokens = request.inputs.get("input_ids")
+        given = _text(request, "text") if tokens is None else np.asarray(tokens).ravel().tolist()
+        found = _ask(self._engine.handle_embeddings, {"input": given})
+        return {"embedding": np.array(found["data"][0]["embedding"], np.float32), "num_input_tokens": _count(found)}
 
 
 class RerankingInstance(_Vectors):
@@ -57,7 +61,12 @@ class RerankingInstance(_Vectors):
     def _outputs(self, request: InferRequest) -> dict[str, np.ndarray[Any, Any]]:
         body = {"query": _text(request, "query"), "documents": [_text(request, "document")]}
         found = _ask(self._engine.handle_rerank, body)
-        return {"score": np.array([found["results"][0]["relevance_score"]], np.float32)}
+        score = np.array([found["results"][0]["relevance_score"]], np.float32)
+        return {"score": score, "num_input_tokens": _count(found)}
+
+
+def _count(found: Any) -> np.ndarray[Any, Any]:
+    return np.array([found["usage"]["prompt_tokens"]], np.uint32)
 
 
 def _text(request: InferRequest, name: str) -> str:
@@ -76,13 +85,12 @@ def _text(request: InferRequest, name: str) -> str:
 
 def _ask(handle: Callable[..., Any], body: dict[str, Any]) -> Any:
     """Return the one answer of llama.cpp. Raises `HeadraceError`."""
-    given: list[Any] = []
     try:
-        handle(body, given.append)
-    except RuntimeError as error:
+        given = handle(body)
+    except (RuntimeError, TypeError, ValueError) as error:
         raise InvalidArgument(f"llama.cpp: {str(error)[:500]}") from None
-    if not given:
-        raise BackendError("llama.cpp has not answered")
-    if type(given[0]) is dict and "error" in given[0]:
-        raise error_of(given[0]["error"])
-    return given[0]
+    if type(given) is not dict:
+        raise BackendError(f"llama.cpp: {str(given)[:500]}")
+    if "error" in given:
+        raise error_of(given["error"])
+    return given

@@ -1,0 +1,132 @@
+"""A model without a config, in a process of its own: what it listens on, its death, and models for other tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import InvalidArgument, Server, Unavailable
+from headrace_llm import Contract, Task
+from headrace_testing.serving import infer, on_loop, serve
+from tests.backends.llamacpp.smol import ask, put_model, request, responses, text
+
+
+@pytest.fixture(scope="module")
+def served(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """``smollm2`` without a config, and ``vectors``, which makes embeddings in a thread."""
+    repository = tmp_path_factory.mktemp("models")
+    put_model(repository, "smollm2", weights, {}, "SmolLM2-135M.Q4_1.gguf")
+    vectors = {
+        "task": "embedding",
+        "context": "64",
+        "slots": "1",
+        "pooling": "mean",
+        "threads": "1",
+        "isolation": "thread",
+    }
+    put_model(repository, "vectors", weights, vectors)
+    with serve(repository) as server:
+        yield server
+
+
+def children() -> set[int]:
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+
+
+def engine_process() -> int:
+    """Return the child of this process that has loaded llama.cpp."""
+    (pid,) = [pid for pid in children() if "xllamacpp" in Path(f"/proc/{pid}/maps").read_text()]
+    return pid
+
+
+def listening(pid: int) -> list[str]:
+    """Return the TCP ports and Unix sockets on which the process ``pid`` listens."""
+    own = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            own.add(str(link.readlink()))
+        except OSError:
+            continue
+    found = []
+    for kind in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                found.append(fields[1])
+    for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "00010000" and f"socket:[{fields[6]}]" in own:
+            found += fields[7:]
+    return found
+
+
+def test_a_model_without_a_config_is_served_in_a_process(served: Server) -> None:
+    given = ask(served, "Once upon a time", "stream", model="smollm2", sampling={"max_tokens": 3})
+    assert text(given)
+    config = served.resolve("smollm2").config
+    assert (config.backend, config.model_transaction_policy.decoupled) == ("llamacpp", True)
+    assert {"messages", "tools"} <= set(served.resolve("smollm2").inputs)
+    assert "image" not in served.resolve("smollm2").inputs  # it has no projector
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    with pytest.raises(InvalidArgument, match="takes no tools: its chat template has none"):
+        ask(served, "", model="smollm2", messages=[{"role": "user", "content": "Hi"}], tools=tools)
+
+
+def test_llama_cpp_s_own_server_has_no_door(served: Server) -> None:
+    """It listens on a socket that is in no directory any more."""
+    (door,) = listening(engine_process())
+    assert door.endswith("/closed.sock")
+    assert not Path(door).parent.exists()
+    with socket.socket(socket.AF_UNIX) as client, pytest.raises(FileNotFoundError):
+        client.connect(door)
+
+
+def test_the_death_of_the_process_ends_its_requests_with_an_error_and_it_comes_back(served: Server) -> None:
+    async def scenario() -> None:
+        long: dict[str, Any] = {"max_tokens": 1000, "ignore_eos": True}
+        streams = [served.engine.responses(request("Hi", "stream", model="smollm2", sampling=long)) for _ in range(8)]
+        running = [asyncio.ensure_future(_last(stream)) for stream in streams]
+        await asyncio.sleep(0.3)
+        os.kill(engine_process(), signal.SIGKILL)
+        errors = await asyncio.gather(*running, return_exceptions=True)
+        assert [type(error) for error in errors] == [Unavailable] * 8
+        again = request("Hi", "stream", model="smollm2", sampling={"max_tokens": 2})
+        assert text(await responses(served, again))
+
+    async def _last(stream: Any) -> Any:
+        async for response in stream:
+            last = response
+        return last
+
+    on_loop(served, scenario())
+
+
+def test_embeddings_are_those_of_llama_cpp(served: Server) -> None:
+    contract = Contract.of(served.engine.resolve("vectors"))
+    assert contract is not None
+    assert contract.task is Task.EMBEDDING
+    cat, kitten, law = (
+        _embedding(served, words) for words in ("The cat sleeps.", "The cat sleeps!", "Tax law changed.")
+    )
+    assert cat.shape == (576,)
+    assert np.linalg.norm(cat) == pytest.approx(1, abs=1e-3)
+    assert cat @ kitten > cat @ law
+    given = infer(served, "vectors", {"input_ids": np.array([504, 2644, 14274, 30], np.int32)})
+    assert np.asarray(given["num_input_tokens"]).tolist() == [4]
+    with pytest.raises(InvalidArgument, match="64"):
+        _embedding(served, "word " * 100)
+    with pytest.raises(InvalidArgument, match="either text or input_ids"):
+        infer(served, "vectors", {})
+
+
+def _embedding(server: Server, words: str) -> Any:
+    return infer(server, "vectors", {"text": np.array([words], object)})["embedding"]
