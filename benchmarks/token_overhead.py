@@ -1,9 +1,10 @@
 """What a request and a token cost beyond the engine: ``python benchmarks/token_overhead.py [--streams 1,16,64,256]``.
 
 The engine of `pretend_engine` computes nothing and writes one token to every stream at each step. So all the CPU of the
-server is overhead. It is measured over HTTP (generate_stream), gRPC (ModelStreamInfer) and in the process of the server
-(`Engine.responses`), for an instance in a thread and in a process of its own. The clients run in another process. A
-token is a response: if the server is too slow for the rate, the run fails. Needs headrace-generate and headrace-llm.
+server is overhead. It is measured over HTTP (generate_stream, and OpenAI's chats), gRPC (ModelStreamInfer) and in the
+process of the server (`Engine.responses`), for an instance in a thread and in a process of its own. The clients run in
+another process. A token is a response: if the server is too slow for the rate, the run fails. Needs headrace-generate,
+headrace-openai and headrace-llm.
 """
 
 from __future__ import annotations
@@ -45,10 +46,20 @@ def step_ms(streams: int) -> float:
 
 async def http(port: int, model: str, streams: int, tokens: int, requests: int) -> int:
     """Read ``streams`` streams at once, ``requests`` times. Return the number of responses."""
-    body = json.dumps({"text_input": "Once upon", "stream": True, "sampling_parameters": f'{{"max_tokens": {tokens}}}'})
-    request = (
-        f"POST /v2/models/{model}/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}"
-    )
+    asked = {"text_input": "Once upon", "stream": True, "sampling_parameters": f'{{"max_tokens": {tokens}}}'}
+    return await events(port, f"/v2/models/{model}/generate_stream", asked, b"data:", streams, requests)
+
+
+async def openai(port: int, model: str, streams: int, tokens: int, requests: int) -> int:
+    """As `http`, by OpenAI's chats. Chunks without a token are not counted."""
+    asked = {"model": model, "messages": [{"role": "user", "content": "Once"}], "stream": True, "max_tokens": tokens}
+    return await events(port, "/v1/chat/completions", asked, b'{"content":', streams, requests)
+
+
+async def events(port: int, path: str, asked: Any, word: bytes, streams: int, requests: int) -> int:
+    """Return how often the answers to ``asked`` have ``word``."""
+    body, size = json.dumps(asked), len(word) - 1
+    request = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}"
 
     async def one() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -60,8 +71,8 @@ async def http(port: int, model: str, streams: int, tokens: int, requests: int) 
                 data = await reader.read(65536)
                 if not data:
                     raise RuntimeError("the server closed the connection")
-                count += (tail[-5:] + data).count(b"data:") - tail[-5:].count(b"data:")
-                tail = (tail + data)[-5:]
+                count += (tail[-size:] + data).count(word)
+                tail = (tail + data)[-max(size, 5) :]
         writer.close()
         return count
 
@@ -102,12 +113,12 @@ async def grpc_streams(port: int, model: str, streams: int, tokens: int, request
 def served(folder: str, reader: str, isolation: str, streams: int) -> tuple[float, float]:
     """Return the CPU in µs of a server for each token, and for each request. In a process of its own."""
     os.environ["PYTHONPATH"] = folder
-    read: Callable[..., Coroutine[Any, Any, int]] = {"http": http, "grpc": grpc_streams}[reader]
+    read: Callable[..., Coroutine[Any, Any, int]] = {"http": http, "openai": openai, "grpc": grpc_streams}[reader]
     pace = step_ms(streams)
     model, quick = f"{isolation}-{pace:g}", f"{isolation}-1"
     with servers.headrace(Path(folder) / "models", "--model-control-mode=explicit", f"--load-model={model}",
                           f"--load-model={quick}") as running:  # fmt: skip
-        port = running.http if reader == "http" else running.grpc
+        port = running.grpc if reader == "grpc" else running.http
 
         def cost(model: str, tokens: int, requests: int) -> float:
             before = machine.read(running.pid).tree_s
@@ -159,7 +170,7 @@ def in_process(folder: str, isolation: str, streams: int) -> tuple[float, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", default=",".join(map(str, STREAMS)))
-    parser.add_argument("--readers", default="http,grpc,engine")
+    parser.add_argument("--readers", default="http,openai,grpc,engine")
     parser.add_argument("--isolations", default="thread,process")
     given = parser.parse_args()
     counts, missed = [int(each) for each in given.streams.split(",")], False

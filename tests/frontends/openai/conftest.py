@@ -24,7 +24,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(keep_serving: Callable[..., Headrace], models: Path) -> Headrace:
-    return keep_serving(f"--model-repository={models}")
+    return keep_serving(f"--model-repository={models}", "--openai-port=0")
 
 
 @pytest.fixture(scope="session")

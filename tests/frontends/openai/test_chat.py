@@ -14,6 +14,9 @@ import openai
 import pydantic
 import pytest
 
+from headrace import InvalidArgument
+from headrace_openai.tool_choices import plan_tools
+
 PARTS = [
     {"text_output": "Héllo", "num_input_tokens": 7, "num_output_tokens": 1},
     {"text_output": " wörld", "num_input_tokens": 7, "num_output_tokens": 2},
@@ -199,11 +202,22 @@ def test_tool_calls_of_the_model_are_gathered(client: openai.OpenAI) -> None:
 
 
 def test_tools_and_their_choice_reach_the_model(client: openai.OpenAI) -> None:
-    named: Any = {"type": "function", "function": {"name": "weather"}}
-    for choice in ("auto", "required", named):
-        given = shown(client, tools=[TOOL], tool_choice=choice)
-        assert (given["tools"], given["tool_choice"]) == ([TOOL], choice)
+    given = shown(client, tools=[TOOL])
+    assert (given["tools"], given["tool_choice"]) == ([TOOL], "auto")
     assert "tools" not in shown(client, tools=[TOOL], tool_choice="none")
+
+
+def test_only_a_model_without_sampling_parameters_forces_calls_itself() -> None:
+    class Model:
+        name, outputs, template, tool_call_parser = "m", frozenset(("text_output", "tool_calls")), None, None
+        inputs = frozenset(("messages", "tools", "tool_choice"))
+
+    model: Any = Model()
+    plan = plan_tools({"tools": [TOOL], "tool_choice": "required"}, model)
+    assert (plan.inputs[1], plan.constraint) == (b'"required"', None)
+    model.inputs = frozenset(("messages", "tools"))
+    with pytest.raises(InvalidArgument, match="model 'm' can not be forced to call a tool"):
+        plan_tools({"tools": [TOOL], "tool_choice": "required"}, model)
 
 
 @pytest.mark.parametrize("pieces", [1, 7, 1000])
@@ -222,10 +236,16 @@ def test_tool_calls_in_the_text_are_found(client: openai.OpenAI, pieces: int) ->
 
 def test_a_tool_is_forced_by_structured_output(client: openai.OpenAI) -> None:
     named: Any = {"type": "function", "function": {"name": "weather"}}
-    script = [{"text_output": '{"town":'}, {"text_output": '"Ulm"}'}]
-    answer = client.chat.completions.create(model="templated", messages=say(script), tools=[TOOL], tool_choice=named)
-    assert calls_in(answer.choices[0].message) == [("weather", {"town": "Ulm"})]
-    assert answer.choices[0].finish_reason == "tool_calls"
+    for model in ("templated", "scripted"):
+        script = [{"text_output": '{"town":'}, {"text_output": '"Ulm"}'}]
+        answer = client.chat.completions.create(model=model, messages=say(script), tools=[TOOL], tool_choice=named)
+        assert calls_in(answer.choices[0].message) == [("weather", {"town": "Ulm"})]
+        assert answer.choices[0].finish_reason == "tool_calls"
+    answer = client.chat.completions.create(model="scripted", messages=say("show"), tools=[TOOL], tool_choice=named)
+    ((_, given),) = calls_in(answer.choices[0].message)
+    assert given["sampling_parameters"]["structured_outputs"] == {"json": TOOL["function"]["parameters"]}
+    assert "tools" not in given
+    assert json.dumps(TOOL["function"]["name"]) in given["messages"][0]["content"]
     script = [{"text_output": '{"name": "weather", "arguments": {"town": "Ulm"}}'}]
     answer = client.chat.completions.create(
         model="templated", messages=say(script), tools=[TOOL], tool_choice="required"

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import httpx
 import openai
 import pytest
+
+from headrace.config.option_parts import Restriction
+from headrace_testing.serving import serve
+from tests.frontends.openai.model_files import write_models
+
+if TYPE_CHECKING:
+    from tests.conftest import Headrace
 
 
 def test_the_client_lists_the_language_models(client: openai.OpenAI) -> None:
@@ -28,3 +39,27 @@ def test_a_request_has_the_id_of_its_caller_or_a_new_one(web: httpx.Client) -> N
     assert web.get("/models").headers["x-request-id"].startswith("req_")
     for path in ("/models", "/models/nobody"):
         assert web.get(path, headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
+
+
+def test_a_port_of_its_own_has_these_routes_only(server: Headrace) -> None:
+    (port,) = re.findall(r"OpenAI Service at \S+:(\d+)", server.log)
+    assert httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["object"] == "list"
+    body = {"model": "story", "prompt": "a b"}
+    assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body).json()["choices"][0]["text"] == " a b"
+    assert httpx.get(f"http://127.0.0.1:{port}/v2").status_code == 404
+
+
+@pytest.mark.parametrize("host", ["native", "hypercorn"])
+def test_restricted_apis_need_their_header_on_every_host(tmp_path: Path, host: str) -> None:
+    rules = {"inference": Restriction("x-key", "secret")}
+    with serve(write_models(tmp_path), listen=True, http_server=host, http_restricted_api=rules) as here:
+        base = f"http://127.0.0.1:{here.options.http_port}/v1"
+        with openai.OpenAI(base_url=base, api_key="none", max_retries=0) as client:
+            with pytest.raises(openai.PermissionDeniedError, match="expecting header 'x-key'") as raised:
+                client.completions.create(model="story", prompt="a")
+            assert raised.value.code == "permission_denied"
+            stream = client.completions.create(
+                model="story", prompt="a b", stream=True, extra_headers={"x-key": "secret"}
+            )
+            assert "".join(chunk.choices[0].text for chunk in stream) == " a b"
+            assert "story" in [model.id for model in client.models.list()]

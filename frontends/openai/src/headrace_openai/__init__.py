@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
-from headrace import Extension, OptionGroup, ServedModel, hookimpl
+from headrace import Extension, Frontend, OptionGroup, ServedModel, hookimpl
 from headrace_openai.catalog import forget
 from headrace_openai.chat_templates import load_chat_settings
 from headrace_openai.openai_extension import OpenAi
 from headrace_openai.openai_options import OpenAiOptions
+from headrace_openai.openai_port import OpenAiPort
 
 __all__ = ["OpenAi", "OpenAiOptions"]
 
@@ -19,6 +20,11 @@ __all__ = ["OpenAi", "OpenAiOptions"]
 @hookimpl
 def register_extensions() -> list[type[Extension]]:
     return [OpenAi]
+
+
+@hookimpl
+def register_frontends() -> list[type[Frontend]]:
+    return [OpenAiPort]
 
 
 @hookimpl

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import time
@@ -12,8 +11,6 @@ from headrace import Engine, HeadraceError, ModelView, NotFound, one_line
 from headrace_llm import Contract, Task
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.text_models import TextModel
-
-log = logging.getLogger(__name__)
 
 #: Those of all servers of this process.
 _catalogs: WeakSet[ModelCatalog] = WeakSet()
@@ -51,8 +48,8 @@ class ModelCatalog:
 
     def __init__(self, engine: Engine, lora_separator: str) -> None:
         self._engine, self._separator = engine, lora_separator
-        self._kept: dict[str, LanguageModel] = {}
-        self._begun_s = int(time())
+        #: By name, the view that was found and what it is; None for no language model.
+        self._kept: dict[str, tuple[ModelView, LanguageModel | None]] = {}
         _catalogs.add(self)
 
     def split(self, name: str) -> tuple[str, str]:
@@ -67,10 +64,12 @@ class ModelCatalog:
 
         Raises `NotFound`, `Unavailable`, or `BadMember` for a model with another task.
         """
-        view = self._engine.resolve(name)
-        model = self._kept.get(name)
-        if model is None or model.view is not view:
-            model = self._add(name, view)
+        model = self._look_up(name)
+        if model is None:
+            raise NotFound(
+                f"model '{one_line(name)}' is no language model: it has no inputs and outputs of text, and no "
+                "parameter 'task'"
+            )
         if tasks and model.task not in tasks:
             wanted = " or ".join(task.value for task in tasks)
             raise BadMember("model", f"model '{one_line(name)}' does {model.task.value}, this path is for {wanted}")
@@ -78,29 +77,34 @@ class ModelCatalog:
 
     def all(self) -> Sequence[LanguageModel]:
         """Return all models that are ready, by name."""
-        names = dict.fromkeys(entry.name for entry in self._engine.index(ready_only=True))
         found = []
-        for name in names:
+        for name in dict.fromkeys(entry.name for entry in self._engine.index(ready_only=True)):
             try:
-                found.append(self.find(name))
-            except HeadraceError:  # it has no task, or is being unloaded
+                model = self._look_up(name)
+            except HeadraceError:  # it is being unloaded, or what it declares is wrong
                 continue
+            if model is not None:
+                found.append(model)
         return found
 
     def forget(self, name: str) -> None:
         """Keep nothing of the model ``name``. Any thread."""
         self._kept.pop(name, None)
 
-    def _add(self, name: str, view: ModelView) -> LanguageModel:
-        contract = Contract.of(view)
-        if contract is None:
-            raise NotFound(
-                f"model '{one_line(name)}' is no language model: it has no inputs and outputs of text, and no "
-                "parameter 'task'"
-            )
-        texts = TextModel(view, contract) if contract.task is Task.GENERATION else None
-        model = self._kept[name] = LanguageModel(view, contract, int(time()), texts)
-        return model
+    def _look_up(self, name: str) -> LanguageModel | None:
+        view = self._engine.resolve(name)
+        kept = self._kept.get(name)
+        if kept is None or kept[0] is not view:
+            kept = self._kept[name] = view, _language_model(view)
+        return kept[1]
+
+
+def _language_model(view: ModelView) -> LanguageModel | None:
+    contract = Contract.of(view)
+    if contract is None:
+        return None
+    texts = TextModel(view, contract) if contract.task is Task.GENERATION else None
+    return LanguageModel(view, contract, int(time()), texts)
 
 
 def forget(name: str) -> None:

@@ -19,7 +19,7 @@ from headrace_openai.openai_errors import BadMember
 from headrace_openai.openai_route import json_answer, request_id
 from headrace_openai.sampling_members import read_sampling_members
 from headrace_openai.text_models import Prompt, TextModel, TextPart
-from headrace_openai.tool_choices import ToolPlan, plan_tools
+from headrace_openai.tool_choices import ToolPlan, plan_tools, shown_tools
 
 #: The tokens of an answer that is asked for by a prompt, whose default is 16: that of a chat is the model's end.
 _MOST_TOKENS = 4096
@@ -116,7 +116,7 @@ async def _prompt(document: dict[str, Any], model: TextModel, plan: ToolPlan, sa
         raise BadMember("chat_template", "chat_template is the model's: a request can not have another one")
     tools, choice = plan.inputs
     if "messages" in model.inputs:
-        return Prompt(messages=encoded(messages, "messages"), tools=tools, tool_choice=choice)
+        return Prompt(messages=encoded(shown_tools(plan, messages), "messages"), tools=tools, tool_choice=choice)
     more = members(document, "chat_template_kwargs", "chat_template_kwargs")
     sampling.pop("chat_template_kwargs", None)
     images = images_in(messages)

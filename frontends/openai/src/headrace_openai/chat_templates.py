@@ -57,13 +57,13 @@ class ChatTemplate:
 def load_chat_settings(model: ServedModel) -> None:
     """Compile the template of ``model`` if it has one, and check its parser. Called when it is loaded.
 
-    Raises `ConfigError`, `LoadError`.
+    The template of a model with the input ``messages`` is its engine's. Raises `ConfigError`, `LoadError`.
     """
-    parameters = model.config.parameters
+    parameters, inputs = model.config.parameters, model.signature.inputs
     if (name := parser_name(model.config)) and name not in PARSERS:
         known = ", ".join(PARSERS)
         raise ConfigError(f"model '{model.name}': parameter '{PARSER}' is '{name}', expected one of {known}")
-    if PARAMETER not in parameters:
+    if PARAMETER not in parameters or "text_input" not in inputs or "messages" in inputs:
         return
     value, who = parameters[PARAMETER].string_value, f"model '{model.name}': parameter '{PARAMETER}'"
     if find_spec("jinja2") is None:

@@ -26,7 +26,15 @@ class OpenAiOptions(OptionGroup):
         },
     )
 
+    port: int | None = field(
+        default=None,
+        metadata={"help": "A port for these routes alone, beside the HTTP port; 0 takes a free one. Triton's is 9000."},
+    )
+    address: str = field(default="", metadata={"help": "The address of that port. Empty: that of the HTTP port."})
+
     def __post_init__(self) -> None:
+        if self.port is not None and not 0 <= self.port <= 65535:
+            raise ValueError(f"--openai-port is {self.port}, expected 0 to 65535")
         try:
             ImageHosts(self.image_hosts)
         except ValueError as error:

@@ -24,7 +24,7 @@ _WORDS = ("auto", "none", "required")
 class ToolPlan:
     """How a model calls tools. ``tools`` are those that it is told of.
 
-    ``inputs`` are the inputs ``tools`` and ``tool_choice`` as JSON; empty if the template has the tools.
+    ``inputs`` are the inputs ``tools`` and ``tool_choice`` as JSON; empty if the template or the messages have them.
     ``constraint`` is what its text is forced to be; empty for anything. ``parser`` makes what finds calls in the text.
     """
 
@@ -45,25 +45,56 @@ def plan_tools(document: Mapping[str, Any], model: TextModel) -> ToolPlan:
     is_single = document.get("parallel_tool_calls") is not None and not flag(document, "parallel_tool_calls")
     if not tools or choice == "none":
         return ToolPlan()
-    is_forced = choice == "required" or type(choice) is dict
-    if "tools" in model.inputs and (not is_forced or "tool_choice" in model.inputs):
-        given = encoded(tools, "tools"), orjson.dumps(choice)
-        return ToolPlan(tools, given, has_one_call=is_single)
-    if "tools" not in model.inputs and ("messages" in model.inputs or model.template is None):
-        raise BadMember("tools", f"model '{model.name}' has no tools: neither the input 'tools' nor a chat_template")
-    told = (encoded(tools, "tools"), b"") if "tools" in model.inputs else (b"", b"")
-    if is_forced:
-        if "sampling_parameters" not in model.inputs:
+    if choice == "required" or type(choice) is dict:
+        if "sampling_parameters" in model.inputs:
+            return _forced(tools, choice)
+        if not {"tools", "tool_choice"} <= model.inputs:
             why = "neither the input 'tool_choice', nor sampling parameters for structured output"
             raise BadMember("tool_choice", f"model '{model.name}' can not be forced to call a tool: it has {why}")
-        if type(choice) is dict:
-            name = choice["function"]["name"]
-            schema = next(tool for tool in tools if tool["function"]["name"] == name)["function"].get("parameters")
-            return ToolPlan(tools, told, {"json": schema or {"type": "object"}}, partial(NamedToolParser, name), True)
-        return ToolPlan(tools, told, {"json": _any_of(tools)}, AnyToolParser, True)
+    if "tools" in model.inputs:
+        return ToolPlan(tools, _inputs(tools, choice), parser=_parser(model), has_one_call=is_single)
+    if "messages" in model.inputs or model.template is None:
+        raise BadMember("tools", f"model '{model.name}' has no tools: neither the input 'tools' nor a chat_template")
     if model.tool_call_parser is None:
         raise BadMember("tools", f"model '{model.name}' has no parameter 'tool_call_parser': its calls are not found")
-    return ToolPlan(tools, told, parser=model.tool_call_parser, has_one_call=is_single)
+    return ToolPlan(tools, parser=model.tool_call_parser, has_one_call=is_single)
+
+
+def _inputs(tools: Sequence[Mapping[str, Any]], choice: str | dict[str, Any]) -> tuple[bytes, bytes]:
+    return encoded(tools, "tools"), orjson.dumps(choice)
+
+
+def _parser(model: TextModel) -> type[ToolCallParser] | None:
+    return None if "tool_calls" in model.outputs else model.tool_call_parser
+
+
+def _forced(tools: Sequence[Mapping[str, Any]], choice: str | dict[str, Any]) -> ToolPlan:
+    """Return the plan for a tool that must be called: the text is forced to be one call.
+
+    Not all engines force a call by themselves: llama.cpp does not for some templates, and says nothing.
+    """
+    if type(choice) is not dict:
+        return ToolPlan(tools, constraint={"json": _any_of(tools)}, parser=AnyToolParser, has_one_call=True)
+    name = choice["function"]["name"]
+    named = [tool for tool in tools if tool["function"]["name"] == name][:1]
+    schema = named[0]["function"].get("parameters") or {"type": "object"}
+    return ToolPlan(named, constraint={"json": schema}, parser=partial(NamedToolParser, name), has_one_call=True)
+
+
+def shown_tools(plan: ToolPlan, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return ``messages`` for a model that applies its template and is forced to call a tool of ``plan``.
+
+    Engines refuse tools beside structured output, so the tools are a system message.
+    """
+    if plan.constraint is None or not messages:
+        return messages
+    tools = orjson.dumps([tool["function"] for tool in plan.tools]).decode()
+    form = "its arguments" if isinstance(plan.parser, partial) else 'an object with its "name" and "arguments"'
+    said = f"Answer by a call of one of these functions, as JSON: {form}.\n{tools}"
+    first, *rest = messages
+    if first["role"] == "system" and type(first["content"]) is str:
+        return [{**first, "content": f"{first['content']}\n\n{said}"}, *rest]
+    return [{"role": "system", "content": said}, *messages]
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
