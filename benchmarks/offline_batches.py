@@ -1,6 +1,6 @@
 """Rows per second of `headrace batch`, beside the engine called directly with the batch size that it likes best.
 
-    python benchmarks/offline_batches.py [--networks mlp,convnet] [--seconds 10] [--runs 3]
+    python benchmarks/offline_batches.py [--networks mlp,convnet] [--seconds 10] [--runs 3] [--alone]
 
 Both read rows of a NumPy file and write another. The engine is ONNX Runtime with its own settings, in a loop without
 anything else, without its start and its load. ``max_batch_size`` of the model is the best batch size.
@@ -10,27 +10,34 @@ anything else, without its start and its load. ``max_batch_size`` of the model i
 ``whole``   all rows of the job, by its time from the start of the interpreter
 ==========  ====================================================================================
 
-``CPU`` is the CPU time of a row, and what other programs on the machine take is not in it. All figures are medians over
-engine, half job and whole job in turns. Outputs are compared.
+``CPU`` is the CPU time of a row, and what other programs on the machine take is not in it. ``cores`` is that by the
+time: if the two differ in it, other programs had the rest, and their rates do not compare. ``--alone`` waits for a
+moment without other programs, and measures again what they have disturbed. All figures are medians over engine, half
+job and whole job in turns. Outputs are compared.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import networks
 import numpy as np
 import onnxruntime
 
 SIZES = (1, 4, 16, 64, 256)
+T = TypeVar("T")
+#: With ``--alone``, the cores that other programs may take.
+MOST_OTHERS = 0.15
 
 
 class Cost(NamedTuple):
@@ -60,14 +67,37 @@ def job(models: Path, network: str, source: Path) -> Cost:
     return Cost(time.perf_counter() - began, cpu_s)
 
 
-def measure(folder: Path, network: str, seconds: float, runs: int) -> str:
+def busy_s() -> float:
+    """Return the CPU time of all programs since the machine has started: ``/proc/stat``, in ticks."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def undisturbed(measured: Callable[[], T], is_alone: bool) -> T:
+    """Return what ``measured`` returns; if it ``is_alone``, from a call without other programs beside it."""
+    while True:
+        while is_alone:
+            before = busy_s()
+            time.sleep(0.5)
+            if busy_s() - before < 0.5 * MOST_OTHERS:
+                break
+        began, before, own = time.perf_counter(), busy_s(), sum(os.times()[:4])
+        found = measured()
+        taken = busy_s() - before - (sum(os.times()[:4]) - own)
+        if not is_alone or taken < MOST_OTHERS * (time.perf_counter() - began):
+            return found
+
+
+def measure(folder: Path, network: str, seconds: float, runs: int, is_alone: bool) -> str:
     model = folder / network / "1/model.onnx"
     model.parent.mkdir(parents=True)
     model.write_bytes(networks.onnx_bytes(network))
     session = onnxruntime.InferenceSession(model)
     rng = np.random.default_rng(0)
     trial = rng.random((2048, *networks.SHAPES[network]), np.float32)
-    took, best = min((min(ask(session, trial, size)[0].time_s for _ in range(3)), size) for size in SIZES)
+    took, best = undisturbed(
+        lambda: min((min(ask(session, trial, size)[0].time_s for _ in range(3)), size) for size in SIZES), is_alone
+    )
     (folder / network / "config.pbtxt").write_text(f'backend: "onnxruntime" max_batch_size: {best}')
 
     rows = np.resize(trial, (int(len(trial) / took * seconds) // 2 * 2, *trial.shape[1:]))
@@ -78,10 +108,10 @@ def measure(folder: Path, network: str, seconds: float, runs: int) -> str:
     halves: list[Cost] = []
     wholes: list[Cost] = []
     for _ in range(runs):
-        cost, expected = ask(session, np.load(whole, mmap_mode="r"), best)
+        cost, expected = undisturbed(lambda: ask(session, np.load(whole, mmap_mode="r"), best), is_alone)
         direct.append(cost)
-        halves.append(job(folder, network, half))
-        wholes.append(job(folder, network, whole))
+        halves.append(undisturbed(lambda: job(folder, network, half), is_alone))
+        wholes.append(undisturbed(lambda: job(folder, network, whole), is_alone))
         np.testing.assert_allclose(np.load(folder / "out.npy"), expected, rtol=1e-3, atol=1e-4)
     engine, first, full = map(middle, (direct, halves, wholes))
     steady = Cost(2 * (full.time_s - first.time_s), 2 * (full.cpu_s - first.cpu_s))
@@ -89,7 +119,8 @@ def measure(folder: Path, network: str, seconds: float, runs: int) -> str:
     for name, cost in {"engine": engine, "steady": steady, "whole": full}.items():
         rate, cpu_us = len(rows) / cost.time_s, 1e6 * cost.cpu_s / len(rows)
         parts = f"({engine.time_s / cost.time_s:.2f})", f"({cost.cpu_s / engine.cpu_s:.2f})"
-        shown.append(f"  {name:<7} {rate:>9,.0f} rows/s {parts[0]}, CPU {cpu_us:>6.1f} us {parts[1]}")
+        cores = f"{cost.cpu_s / cost.time_s:.2f} cores"
+        shown.append(f"  {name:<7} {rate:>9,.0f} rows/s {parts[0]}, CPU {cpu_us:>6.1f} us {parts[1]}, {cores}")
     return "\n".join(shown)
 
 
@@ -102,10 +133,11 @@ def main() -> None:
     parser.add_argument("--networks", default="mlp,convnet", help="of networks.py")
     parser.add_argument("--seconds", type=float, default=10, help="of the engine alone")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--alone", action="store_true", help="measure when no other program runs")
     arguments = parser.parse_args()
     for network in arguments.networks.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            print(measure(Path(folder), network, arguments.seconds, arguments.runs), flush=True)
+            print(measure(Path(folder), network, arguments.seconds, arguments.runs, arguments.alone), flush=True)
 
 
 if __name__ == "__main__":
