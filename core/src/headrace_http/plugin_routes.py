@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import parse_qs
 
@@ -85,6 +86,8 @@ class HttpRoute(Addition):
     kind: ClassVar[str] = "route"
     _clash_rule: ClassVar[str] = ": one path fits both templates, and then their methods do not matter"
     operation: ClassVar[AnyOperation] = Operation.INFER
+    #: Members of its operation in an OpenAPI description, such as ``requestBody``. The rest is made from the others.
+    openapi: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     async def answer(self, call: HttpCall) -> HttpReply | HttpStream:
         """Return the answer. A `HeadraceError` is answered as usual, another exception with 500.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 _HEAD = """
 import json
+import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -45,6 +46,8 @@ output { name: "num_input_tokens" data_type: TYPE_UINT32 dims: [1] }
                 embedding=np.array(vectors, np.float32),
                 num_input_tokens=np.array([[len(row)] for row in rows], np.uint32),
             )
+        if "slow" in texts:
+            time.sleep(0.1)
         if "fail" in texts:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("this text makes it fail"))
         vectors = [[np.nan if text == "nan" else text.count(letter) for letter in "abcd"] for text in texts]

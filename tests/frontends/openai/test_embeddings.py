@@ -95,3 +95,11 @@ def test_a_failing_text_fails_the_request_and_no_other(client: openai.OpenAI) ->
     with pytest.raises(openai.InternalServerError, match="a number that is not finite"):
         client.embeddings.create(model="embed", input="nan")
     assert client.embeddings.create(model="embed", input="a").data[0].embedding == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("texts", ["slow", ["slow"] * 20])
+def test_a_request_that_is_late_ends_at_its_deadline(web: httpx.Client, texts: Any) -> None:
+    headers = {"request-timeout-ms": "20"}
+    answer = web.post("/embeddings", json={"model": "embed", "input": texts}, headers=headers)
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["error"]["message"] == "Request timeout expired"

@@ -71,7 +71,7 @@ def _operation(route: type[HttpRoute], method: str, path: str) -> dict[str, Any]
         operation["responses"]["200"] = {"$ref": "#/components/responses/Inference"}
     elif method in ("POST", "PUT", "PATCH"):
         operation["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}
-    return operation
+    return {**operation, **route.openapi}
 
 
 def infer_content(**more: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from headrace_openai.chat_answers import ChatChoice, ChatChunks, ChatText, chat_
 from headrace_openai.chat_messages import images_in, read_messages
 from headrace_openai.chat_templates import plain_prompt
 from headrace_openai.choices import MAX_CHOICES, Usage, numbered
+from headrace_openai.descriptions import CHAT
 from headrace_openai.generation_route import GenerationRoute, asked_of, event_stream, wants_stream
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.openai_route import json_answer, request_id
@@ -71,6 +72,7 @@ class ChatCompletions(ChatRoute):
 
     name = "POST /v1/chat/completions"
     operation = ExtensionOperation("chat_completions", has_parts=True)
+    openapi = CHAT
 
     async def generate(
         self,

@@ -11,6 +11,7 @@ from headrace_openai.body_members import flag, shown, whole
 from headrace_openai.catalog import LanguageModel
 from headrace_openai.choices import MAX_CHOICES, Usage, numbered
 from headrace_openai.completion_answers import CompletionChunks, CompletionText, completion_document
+from headrace_openai.descriptions import COMPLETION
 from headrace_openai.generation_route import GenerationRoute, asked_of, event_stream, wants_stream
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.openai_route import json_answer, request_id
@@ -25,6 +26,7 @@ class Completions(GenerationRoute):
 
     name = "POST /v1/completions"
     operation = ExtensionOperation("completions", has_parts=True)
+    openapi = COMPLETION
 
     async def generate(
         self,

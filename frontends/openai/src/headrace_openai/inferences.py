@@ -78,12 +78,16 @@ def ending(caller: Caller | None, only_errors: bool = False) -> Iterator[None]:
 
 
 async def responses_to(
-    engine: Engine, requests: Sequence[InferRequest], caller: Caller | None
+    engine: Engine, requests: Sequence[InferRequest], caller: Caller | None, deadline_ns: int
 ) -> Sequence[InferResponse]:
     """Return the one response to each of ``requests``, in their order. At most `_AT_ONCE` run at once.
 
-    For interceptors, all are one inference, of ``caller``. Raises the first `HeadraceError`, and cancels the others.
+    For interceptors, all are one inference, of ``caller``. ``deadline_ns`` is that of all, 0 for none.
+    Raises the first `HeadraceError`, and cancels the others.
     """
+    if deadline_ns:
+        for request in requests:
+            request.expire_at(deadline_ns)
     if len(requests) == 1:
         return [await _response_to(engine, requests[0], caller)]
     free = asyncio.Semaphore(_AT_ONCE)

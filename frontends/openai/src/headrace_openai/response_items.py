@@ -39,6 +39,7 @@ _INCOMPLETE = {"length": "max_output_tokens"}
 #: The words of an item's text in events and documents.
 _TEXT = ("message", "output_text")
 _REASONING = ("reasoning", "reasoning_text")
+_PREFIXES = {"message": "msg", "reasoning": "rs"}
 
 
 class ResponseItems:
@@ -122,7 +123,12 @@ class ResponseItems:
         yield delta | {"logprobs": []} if kind == "message" else delta
 
     def _open_text(self, kind: str, name: str) -> Iterator[dict[str, Any]]:
-        item: dict[str, Any] = {"id": f"{kind[:3]}_{uuid4().hex}", "type": kind, "status": "in_progress", "content": []}
+        item: dict[str, Any] = {
+            "id": f"{_PREFIXES[kind]}_{uuid4().hex}",
+            "type": kind,
+            "status": "in_progress",
+            "content": [],
+        }
         item["role" if kind == "message" else "summary"] = "assistant" if kind == "message" else []
         yield from self._open(item)
         self._texts = []

@@ -13,6 +13,7 @@ from headrace_openai.body_members import flag
 from headrace_openai.catalog import LanguageModel
 from headrace_openai.chat_routes import Chat, ChatRoute
 from headrace_openai.choices import Usage, numbered
+from headrace_openai.descriptions import RESPONSE
 from headrace_openai.generation_route import EVENT_HEADERS
 from headrace_openai.openai_errors import message_in
 from headrace_openai.openai_route import id_header, json_answer
@@ -25,6 +26,7 @@ class Responses(ChatRoute):
 
     name = "POST /v1/responses"
     operation = ExtensionOperation("responses", has_parts=True)
+    openapi = RESPONSE
 
     async def generate(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace import Addition, ExtensionOperation, HttpCall, HttpReply
 from headrace_llm import Task
+from headrace_openai.descriptions import EMBEDDINGS, RERANK
 from headrace_openai.embeddings import embedding_requests, print_embeddings, read_embeddings, vectors_in
 from headrace_openai.inferences import ending, responses_to
 from headrace_openai.openai_route import OpenAiRoute, json_answer, model_name, read_body, request_id
@@ -16,6 +17,7 @@ class Embeddings(OpenAiRoute):
 
     name = "POST /v1/embeddings"
     operation = ExtensionOperation("embeddings", has_parts=True)
+    openapi = EMBEDDINGS
 
     async def answer(self, call: HttpCall) -> HttpReply:
         document, id_ = await read_body(call), request_id(call.request)
@@ -23,7 +25,9 @@ class Embeddings(OpenAiRoute):
         caller = await self.admit(call, name)
         with ending(caller):
             asked, model = read_embeddings(document), self.extension.models.find(name, Task.EMBEDDING)
-            responses = await responses_to(self.engine, embedding_requests(asked, model, id_), caller)
+            responses = await responses_to(
+                self.engine, embedding_requests(asked, model, id_), caller, call.caller.deadline_ns
+            )
             vectors, tokens = vectors_in(responses, model, asked.dimensions)
             return json_answer(await print_embeddings(vectors, tokens, name, asked.is_base64), id_)
 
@@ -33,6 +37,7 @@ class Rerank(OpenAiRoute):
 
     name = "POST /v1/rerank"
     operation = ExtensionOperation("rerank", has_parts=True)
+    openapi = RERANK
 
     async def answer(self, call: HttpCall) -> HttpReply:
         document, id_ = await read_body(call), request_id(call.request)
@@ -40,7 +45,9 @@ class Rerank(OpenAiRoute):
         caller = await self.admit(call, name)
         with ending(caller):
             asked, model = read_rerank(document), self.extension.models.find(name, Task.RERANKING)
-            responses = await responses_to(self.engine, rerank_requests(asked, model, id_), caller)
+            responses = await responses_to(
+                self.engine, rerank_requests(asked, model, id_), caller, call.caller.deadline_ns
+            )
             return json_answer(print_rerank(asked, responses, model, id_), id_)
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from headrace import Caller, ExtensionOperation, HeadraceError, HttpCall, HttpReply, HttpStream, InferRequest
 from headrace_llm import Task
 from headrace_openai.catalog import LanguageModel
+from headrace_openai.descriptions import TRANSCRIPTION
 from headrace_openai.forms import read_form
 from headrace_openai.inferences import ending
 from headrace_openai.openai_errors import BadMember, error_line, message_in
@@ -26,6 +27,7 @@ class Transcriptions(OpenAiRoute):
 
     name = "POST /v1/audio/transcriptions"
     operation = ExtensionOperation("transcriptions", has_parts=True)
+    openapi = TRANSCRIPTION
 
     async def answer(self, call: HttpCall) -> HttpReply | HttpStream:
         form, id_ = await read_form(call.request.body, call.request.headers, file="file"), request_id(call.request)
@@ -36,6 +38,8 @@ class Transcriptions(OpenAiRoute):
         with ending(caller, only_errors=True):
             asked, model = read_transcription(form), self.extension.models.find(name, Task.TRANSCRIPTION)
             request = transcription_request(asked, model, id_)
+            if deadline_ns := call.caller.deadline_ns:
+                request.expire_at(deadline_ns)
         if asked.streams:
             return HttpStream(200, [_EVENTS, id_header(id_)], self._events(call, request, model, caller))
         with ending(caller):
