@@ -148,6 +148,7 @@ def test_the_share_that_a_model_on_demand_is_charged_is_an_estimate(
 ) -> None:
     (tmp_path / "echo/1").mkdir(parents=True)
     (tmp_path / "echo/config.pbtxt").write_text(CONFIG)
+    (tmp_path / "echo/1/weights").write_bytes(bytes(2 << 20))  # it is charged its files at least
     server = keep_serving(f"--model-repository={tmp_path}", "--model-control-mode=on-demand")
     page = open_page(server)
     cell = page.locator("#rows tr td").nth(8)
