@@ -50,40 +50,43 @@ class ToolCallParser(ABC):
 class HermesParser(ToolCallParser):
     _BEGIN, _END = "<tool_call>", "</tool_call>"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._blanks = ""
+
     def feed(self, text: str) -> Found:
         held = self._held + text
-        if "<" not in held:
-            return held, ()
         out, calls = [], []
-        while True:
-            begin = held.find(self._BEGIN)
-            if begin < 0:
-                keep = _overlap(held, self._BEGIN)
-                out.append(held[: len(held) - keep])
-                self._held = held[len(held) - keep :]
-                break
+        while (begin := held.find(self._BEGIN)) >= 0:
             end = held.find(self._END, begin)
             if end < 0:
-                out.append(held[:begin])
-                self._held = held[begin:]
-                if len(self._held) > MOST_CHARACTERS:
-                    out.append(self._held)
-                    self._held = ""
                 break
-            found = read_calls(held[begin + len(self._BEGIN) : end])
-            if found:
-                out.append(held[:begin])
-                calls += self._calls(found)
-            else:
-                out.append(held[: end + len(self._END)])
-            held = held[end + len(self._END) :]
-        text = "".join(out)
-        return text if self._count == 0 or text.strip() else "", calls
+            end += len(self._END)
+            found = read_calls(held[begin + len(self._BEGIN) : end - len(self._END)])
+            out.append(self._text(held[: begin if found else end]))
+            calls += self._calls(found)
+            held = held[end:]
+        if begin < 0:
+            begin = len(held) - _overlap(held, self._BEGIN)
+        elif len(held) - begin > MOST_CHARACTERS:
+            begin = len(held)
+        out.append(self._text(held[:begin]))
+        self._held = held[begin:]
+        return "".join(out), calls
 
     def end(self) -> Found:
         held, self._held = self._held, ""
         found = read_calls(held.removeprefix(self._BEGIN)) if held.startswith(self._BEGIN) else []
-        return ("", self._calls(found)) if found else (held, ())
+        return ("", self._calls(found)) if found else (self._text(held), ())
+
+    def _text(self, text: str) -> str:
+        """Return ``text`` for the caller. Blanks behind a call are kept back: they may be all that follows."""
+        if self._count == 0:
+            return text
+        text = self._blanks + text
+        shown = text.rstrip()
+        self._blanks = text[len(shown) :]
+        return shown
 
 
 class _WholeTextParser(ToolCallParser):

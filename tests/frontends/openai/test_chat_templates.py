@@ -1,0 +1,98 @@
+"""Templates of chats: those that are wrong fail the load, and those that do harm are stopped."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import InternalError, InvalidArgument
+from headrace_openai import bounded_templates
+from headrace_openai.bounded_templates import compile_template, render
+from headrace_testing.serving import serve
+from tests.frontends.openai.model_files import STORY_PY, scripted_config
+
+#: What the documents of Hugging Face show, with the loop controls that some templates have.
+CHATML = """{% for message in messages %}{% if message['role'] == 'skip' %}{% continue %}{% endif %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>' + '\\n' }}
+{%- if loop.last and add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+{%- endfor %}"""
+
+
+def made(source: str, **values: Any) -> str:
+    return render(compile_template(source, "it"), {"messages": [{"role": "user", "content": "hi"}], **values}, "it")
+
+
+def test_a_template_of_hugging_face_is_rendered() -> None:
+    messages = [{"role": "system", "content": " Be kind. "}, {"role": "skip"}, {"role": "user", "content": "Hi"}]
+    wanted = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert made(CHATML, messages=messages, add_generation_prompt=True) == wanted
+    assert made("{{ tools | tojson }}", tools=[{"é": "<&>"}]) == '[{"é": "<&>"}]'
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "more than 10000 steps",
+        ),
+        ("{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "fails: RecursionError"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+            "more than 10000 steps",
+        ),
+        ("{{ range(10 ** 9) | list }}", "has the operator \\*\\*"),
+        ("{{ 'a' * 99999999 }}", "more than 16777216 characters"),
+        ("{{ '%999999999d' % 1 }}", "has the operator %"),
+        ("{% for a in range(2000) %}{{ 'a' * 10000 }}{% endfor %}", "a prompt of more than 16777216 characters"),
+        ("{{ messages.__class__.__mro__ }}", "SecurityError"),
+        ("{{ ''.__class__ }}{{ cycler.__init__.__globals__.os.popen('id').read() }}", "fails: "),
+        ("{% include '/etc/passwd' %}", "fails: "),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ raise_exception('no system') }}", "refuses the messages: no system"),
+        ("{{ 1 / 0 }}", "fails: ZeroDivisionError"),
+    ],
+)
+def test_a_template_that_does_harm_is_stopped(source: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_templates, "MOST_STEPS", 10_000)
+    with pytest.raises(InvalidArgument, match=text):
+        made(source)
+
+
+def test_a_template_may_not_run_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_templates, "MOST_S", 0.0)
+    with pytest.raises(InvalidArgument, match="runs for more than 0 s"):
+        made("{% for a in range(1000) %}{% endfor %}")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"chat_template": "{% for a in b %}"}, "parameter 'chat_template': line 1: Unexpected end of template"),
+        ({"chat_template": "nothing.jinja"}, "no file .*nothing.jinja"),
+        ({"chat_template": "../../secret"}, "outside the model directory"),
+        ({"tool_call_parser": "magic"}, "'tool_call_parser' is 'magic', expected one of hermes, llama3_json, mistral"),
+    ],
+)
+def test_a_wrong_setting_fails_the_load(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, parameters: dict[str, str], text: str
+) -> None:
+    (tmp_path / "m/1").mkdir(parents=True)
+    (tmp_path / "m/1/model.py").write_text(STORY_PY)
+    (tmp_path / "m/config.pbtxt").write_text(scripted_config("messages", parameters=parameters))
+    with pytest.raises(InternalError, match="failed to load"), serve(tmp_path):
+        pass
+    assert re.search(text, caplog.text)
+
+
+def test_a_model_with_messages_has_its_template_in_its_engine(tmp_path: Path) -> None:
+    (tmp_path / "m/1").mkdir(parents=True)
+    (tmp_path / "m/1/model.py").write_text(STORY_PY)
+    (tmp_path / "m/config.pbtxt").write_text(scripted_config(parameters={"chat_template": "{% for a in b %}"}))
+    with serve(tmp_path) as server:
+        assert server.engine.resolve("m").name == "m"

@@ -1,0 +1,84 @@
+"""Tool calls in texts, however the text is cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace_openai.tool_call_parsers import MOST_CHARACTERS, PARSERS, AnyToolParser, NamedToolParser, ToolCallParser
+
+CALL = '{"name": "weather", "arguments": {"town": "Ulm"}}'
+LLAMA = '{"name": "weather", "parameters": {"town": "Ulm"}}'
+WEATHER = ("weather", {"town": "Ulm"})
+#: The parser, a text, what of it is text, and the calls.
+TEXTS: list[tuple[str, str, str, list[Any]]] = [
+    ("hermes", "Hello <there>", "Hello <there>", []),
+    ("hermes", f"So: <tool_call>\n{CALL}\n</tool_call>", "So: ", [WEATHER]),
+    ("hermes", f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>", "", [WEATHER, WEATHER]),
+    ("hermes", f"<tool_call>{CALL}", "", [WEATHER]),
+    ("hermes", f"<tool_call>{CALL}</tool_call> Done. \n", " Done.", [WEATHER]),
+    ("hermes", "<tool_call>oh no</tool_call>", "<tool_call>oh no</tool_call>", []),
+    ("hermes", '<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
+    ("hermes", "a <tool_ca", "a <tool_ca", []),
+    ("llama3_json", LLAMA, "", [WEATHER]),
+    ("llama3_json", f"{LLAMA}; {LLAMA}", "", [WEATHER, WEATHER]),
+    ("llama3_json", f"<|python_tag|>{LLAMA}", "", [WEATHER]),
+    ("llama3_json", "It rains {a lot}.", "It rains {a lot}.", []),
+    ("llama3_json", '{"town": "Ulm"}', '{"town": "Ulm"}', []),
+    ("mistral", f"[TOOL_CALLS][{CALL}, {CALL}]", "", [WEATHER, WEATHER]),
+    ("mistral", '[TOOL_CALLS]weather[ARGS]{"town": "Ulm"}', "", [WEATHER]),
+    ("mistral", '[TOOL_CALLS]a[ARGS]{}[TOOL_CALLS]b[ARGS]{"c": 1}', "", [("a", {}), ("b", {"c": 1})]),
+    ("mistral", "[TOOL_CALLS]a[ARGS]oh", "[TOOL_CALLS]a[ARGS]oh", []),
+    ("mistral", "[TO be", "[TO be", []),
+]
+
+
+def parse(parser: ToolCallParser, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+    """Return the text and the calls in ``pieces``, as a client gathers them."""
+    texts, calls = [], dict[int, list[str]]()
+    for text, parts in [*map(parser.feed, pieces), parser.end()]:
+        texts.append(text)
+        for part in parts:
+            call = calls.setdefault(part["index"], ["", ""])
+            call[0] += part["function"].get("name", "")
+            call[1] += part["function"]["arguments"]
+    return "".join(texts), [(name, json.loads(arguments)) for name, arguments in calls.values()]
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    ends = sorted({place % (len(text) + 1) for place in places})
+    return [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize(("name", "whole", "text", "calls"), TEXTS)
+@given(places=st.lists(st.integers(0, 200), max_size=6))
+@settings(max_examples=10)
+def test_calls_are_found_however_the_text_is_cut(
+    name: str, whole: str, text: str, calls: list[Any], places: list[int]
+) -> None:
+    assert parse(PARSERS[name](), cut(whole, places)) == (text, calls)
+    assert parse(PARSERS[name](), list(whole)) == (text, calls)
+
+
+@settings(max_examples=30)
+@given(text=st.text("<>/tol_ca{}[]TOLCALS|; \n"), places=st.lists(st.integers(0, 200), max_size=4))
+def test_a_text_without_calls_is_all_text(text: str, places: list[int]) -> None:
+    for kind in PARSERS.values():
+        assert parse(kind(), cut(text, places)) == (text, [])
+
+
+def test_text_that_only_begins_like_a_call_is_not_held_for_ever() -> None:
+    for name, begin in (("hermes", "<tool_call>"), ("llama3_json", "{"), ("mistral", "[TOOL_CALLS]")):
+        parser = PARSERS[name]()
+        text = "".join(parser.feed(each)[0] for each in (begin, "x" * MOST_CHARACTERS))
+        assert len(text) == len(begin) + MOST_CHARACTERS
+
+
+def test_forced_texts_are_calls() -> None:
+    assert parse(AnyToolParser(), [CALL[:20], CALL[20:]]) == ("", [WEATHER])
+    assert parse(AnyToolParser(), ['{"name": "wea']) == ('{"name": "wea', [])
+    assert parse(NamedToolParser("weather"), ["", '{"town": ', '"Ulm"}']) == ("", [WEATHER])
