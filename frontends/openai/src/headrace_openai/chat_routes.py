@@ -7,17 +7,16 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from headrace import Caller, ExtensionOperation, HttpCall, HttpReply, HttpStream
+from headrace import ExtensionOperation, HttpReply, HttpStream
 from headrace_openai.body_members import encoded, members, whole
-from headrace_openai.catalog import LanguageModel
 from headrace_openai.chat_answers import ChatChoice, ChatChunks, ChatText, chat_document
 from headrace_openai.chat_messages import images_in, read_messages
 from headrace_openai.chat_templates import plain_prompt
 from headrace_openai.choices import MAX_CHOICES, Usage, numbered
 from headrace_openai.descriptions import CHAT
-from headrace_openai.generation_route import GenerationRoute, asked_of, event_stream, wants_stream
+from headrace_openai.generation_route import GenerationRoute, TextCall, asked_of, event_stream, wants_stream
 from headrace_openai.openai_errors import BadMember
-from headrace_openai.openai_route import json_answer, request_id
+from headrace_openai.openai_route import json_answer
 from headrace_openai.sampling_members import read_sampling_members
 from headrace_openai.text_models import Prompt, TextModel, TextPart
 from headrace_openai.tool_choices import ToolPlan, plan_tools, shown_tools
@@ -28,43 +27,31 @@ _MOST_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """The answers to a chat while they arrive. ``sent_as`` is the id of the request."""
+    """The answers to a chat while they arrive."""
 
     parts: Sequence[AsyncIterator[TextPart]]
     choices: Sequence[ChatChoice]
     top_logprobs: int
-    sent_as: str
 
 
 class ChatRoute(GenerationRoute):
     """A route to the next message of a chat."""
 
-    async def begin(
-        self,
-        call: HttpCall,
-        document: dict[str, Any],
-        model: LanguageModel,
-        adapter: str,
-        caller: Caller | None,
-        count: int,
-        stream: bool,
-    ) -> Chat:
-        """Return the answers of ``model`` to ``document``, the body of a chat completion. Raises `BadMember`."""
-        sampling = read_sampling_members(document, is_chat=True)
-        if adapter:
-            sampling["lora_name"] = adapter
-        plan = plan_tools(document, model.text)
+    async def begin(self, call: TextCall, count: int, stream: bool) -> Chat:
+        """Return ``count`` answers to ``call``, whose body is a chat completion. Raises `BadMember`."""
+        sampling = read_sampling_members(call.document, is_chat=True)
+        if call.adapter:
+            sampling["lora_name"] = call.adapter
+        plan = plan_tools(call.document, call.model)
         if plan.constraint:
             if "structured_outputs" in sampling:
                 raise BadMember("tool_choice", "a tool that must be called and response_format are two constraints")
             sampling["structured_outputs"] = plan.constraint
-        await self.extension.images.replace(document.get("messages"))
-        prompt = await _prompt(document, model.text, plan, sampling)
-        sent_as = request_id(call.request)
-        asked = asked_of(call, document, prompt, sampling, stream)
-        parts = self.parts(call, model, [asked], count, caller, sent_as)
+        await self.extension.images.replace(call.document.get("messages"))
+        prompt = await _prompt(call.document, call.model, plan, sampling)
+        parts = self.parts(call, [asked_of(call, prompt, sampling, stream)], count)
         choices = [ChatChoice(plan.parser() if plan.parser else None, plan.has_one_call) for _ in parts]
-        return Chat(parts, choices, sampling.get("logprobs", 0), sent_as)
+        return Chat(parts, choices, sampling.get("logprobs", 0))
 
 
 class ChatCompletions(ChatRoute):
@@ -74,37 +61,27 @@ class ChatCompletions(ChatRoute):
     operation = ExtensionOperation("chat_completions", has_parts=True)
     openapi = CHAT
 
-    async def generate(
-        self,
-        call: HttpCall,
-        document: dict[str, Any],
-        model: LanguageModel,
-        named: str,
-        adapter: str,
-        caller: Caller | None,
-    ) -> HttpReply | HttpStream:
-        stream, wants_usage = wants_stream(document)
-        count = whole(document, "n", 1, MAX_CHOICES, 1)
-        chat = await self.begin(call, document, model, adapter, caller, count, stream)
+    async def generate(self, call: TextCall) -> HttpReply | HttpStream:
+        stream, wants_usage = wants_stream(call.document)
+        count = whole(call.document, "n", 1, MAX_CHOICES, 1)
+        chat = await self.begin(call, count, stream)
         if stream:
-            chunks = ChatChunks(named, wants_usage, chat.top_logprobs)
-            return event_stream(call, _chunks(chat.parts, chat.choices, chunks, wants_usage), chat.sent_as)
+            chunks = ChatChunks(call.named, wants_usage, chat.top_logprobs)
+            return event_stream(call, _chunks(chat, chunks, wants_usage))
         texts, usage = [ChatText(chat.top_logprobs) for _ in chat.choices], Usage()
         async with aclosing(numbered(chat.parts)) as arriving:  # type: ignore[type-var]
             async for number, part in arriving:
                 usage.add(0, part)
                 texts[number].add(chat.choices[number].take(part))
-        return json_answer(chat_document(named, texts, usage), chat.sent_as)
+        return json_answer(chat_document(call.named, texts, usage), call.sent_as)
 
 
-async def _chunks(
-    parts: Sequence[AsyncIterator[TextPart]], choices: Sequence[ChatChoice], chunks: ChatChunks, wants_usage: bool
-) -> AsyncIterator[bytes]:
+async def _chunks(chat: Chat, chunks: ChatChunks, wants_usage: bool) -> AsyncIterator[bytes]:
     usage = Usage()
-    async with aclosing(numbered(parts)) as arriving:  # type: ignore[type-var]
+    async with aclosing(numbered(chat.parts)) as arriving:  # type: ignore[type-var]
         async for number, part in arriving:
             usage.add(0, part)
-            choice = choices[number]
+            choice = chat.choices[number]
             if printed := chunks.print(number, choice, choice.take(part)):
                 yield printed
     if wants_usage:

@@ -6,15 +6,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from headrace import Caller, ExtensionOperation, HttpCall, HttpReply, HttpStream
+from headrace import ExtensionOperation, HttpReply, HttpStream
 from headrace_openai.body_members import flag, shown, whole
-from headrace_openai.catalog import LanguageModel
 from headrace_openai.choices import MAX_CHOICES, Usage, numbered
 from headrace_openai.completion_answers import CompletionChunks, CompletionText, completion_document
 from headrace_openai.descriptions import COMPLETION
-from headrace_openai.generation_route import GenerationRoute, asked_of, event_stream, wants_stream
+from headrace_openai.generation_route import GenerationRoute, TextCall, asked_of, event_stream, wants_stream
 from headrace_openai.openai_errors import BadMember
-from headrace_openai.openai_route import json_answer, request_id
+from headrace_openai.openai_route import json_answer
 from headrace_openai.sampling_members import read_sampling_members
 from headrace_openai.text_models import Prompt, TextPart
 
@@ -28,36 +27,27 @@ class Completions(GenerationRoute):
     operation = ExtensionOperation("completions", has_parts=True)
     openapi = COMPLETION
 
-    async def generate(
-        self,
-        call: HttpCall,
-        document: dict[str, Any],
-        model: LanguageModel,
-        named: str,
-        adapter: str,
-        caller: Caller | None,
-    ) -> HttpReply | HttpStream:
+    async def generate(self, call: TextCall) -> HttpReply | HttpStream:
+        document = call.document
         stream, wants_usage = wants_stream(document)
         sampling = read_sampling_members(document, is_chat=False)
-        if adapter:
-            sampling["lora_name"] = adapter
+        if call.adapter:
+            sampling["lora_name"] = call.adapter
         if document.get("suffix"):
             raise BadMember("suffix", "suffix is not supported: a model generates what follows the prompt")
         prompts = read_prompts(document)
         echoes = _echoes(document, prompts, sampling)
-        sent_as = request_id(call.request)
-        asked = [asked_of(call, document, prompt, sampling, stream) for prompt in prompts]
         each, top = _count(document, len(prompts)), sampling.get("logprobs", 0)
-        parts = self.parts(call, model, asked, each, caller, sent_as)
+        parts = self.parts(call, [asked_of(call, prompt, sampling, stream) for prompt in prompts], each)
         if stream:
-            chunks = CompletionChunks(named, wants_usage, top)
-            return event_stream(call, _chunks(parts, echoes, each, chunks, wants_usage), sent_as)
+            chunks = CompletionChunks(call.named, wants_usage, top)
+            return event_stream(call, _chunks(parts, echoes, each, chunks, wants_usage))
         texts, usage = [CompletionText(echoes[place // each], top) for place in range(len(parts))], Usage()
         async with aclosing(numbered(parts)) as arriving:  # type: ignore[type-var]
             async for number, part in arriving:
                 usage.add(number // each, part)
                 texts[number].add(part)
-        return json_answer(completion_document(named, texts, usage), sent_as)
+        return json_answer(completion_document(call.named, texts, usage), call.sent_as)
 
 
 async def _chunks(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from headrace import Caller, HeadraceError, HttpCall, HttpReply, HttpStream
 from headrace_llm import Task
 from headrace_openai.body_members import flag, members, whole
-from headrace_openai.catalog import LanguageModel
 from headrace_openai.inferences import ending
 from headrace_openai.openai_errors import BadMember, error_line, message_in
-from headrace_openai.openai_route import OpenAiRoute, id_header, model_name, read_body
-from headrace_openai.text_models import Asked, Prompt, TextPart, parts_of
+from headrace_openai.openai_route import OpenAiRoute, id_header, model_name, read_body, request_id
+from headrace_openai.text_models import Asked, Prompt, TextModel, TextPart, parts_of
 
 EVENT_HEADERS = (
     (b"Content-Type", b"text/event-stream; charset=utf-8"),
@@ -25,6 +25,22 @@ _DONE = b"data: [DONE]\n\n"
 _MOST_PRIORITY = 2**32 - 1
 
 
+@dataclass(frozen=True, slots=True)
+class TextCall:
+    """A request whose model is found. ``caller`` is admitted for it; None if the server has no interceptors.
+
+    ``document`` is its body, ``named`` what it calls the model, with the ``adapter``, and ``sent_as`` its id.
+    """
+
+    http: HttpCall
+    document: dict[str, Any]
+    model: TextModel
+    named: str
+    adapter: str
+    caller: Caller | None
+    sent_as: str
+
+
 class GenerationRoute(OpenAiRoute):
     """A route that generates text."""
 
@@ -34,8 +50,9 @@ class GenerationRoute(OpenAiRoute):
         name, adapter = self.extension.models.split(named)
         caller = await self.admit(call, name)
         with ending(caller, only_errors=True):
-            model = self.extension.models.find(name, Task.GENERATION)
-            answer = await self.generate(call, document, model, named, adapter, caller)
+            model = self.extension.models.find(name, Task.GENERATION).text
+            sent_as = request_id(call.request)
+            answer = await self.generate(TextCall(call, document, model, named, adapter, caller, sent_as))
         if caller is None:
             return answer
         if isinstance(answer, HttpStream):
@@ -43,47 +60,29 @@ class GenerationRoute(OpenAiRoute):
         caller.end()
         return answer
 
-    async def generate(
-        self,
-        call: HttpCall,
-        document: dict[str, Any],
-        model: LanguageModel,
-        named: str,
-        adapter: str,
-        caller: Caller | None,
-    ) -> HttpReply | HttpStream:
-        """Return the answer of ``model``, which the caller calls ``named``. ``caller`` is admitted for it."""
+    async def generate(self, call: TextCall) -> HttpReply | HttpStream:
+        """Return the answer to ``call``."""
         raise NotImplementedError
 
-    def parts(
-        self,
-        call: HttpCall,
-        model: LanguageModel,
-        asked: Sequence[Asked],
-        count: int,
-        caller: Caller | None,
-        request_id: str,
-    ) -> list[AsyncIterator[TextPart]]:
+    def parts(self, call: TextCall, asked: Sequence[Asked], count: int) -> list[AsyncIterator[TextPart]]:
         """Return ``count`` answers to each of ``asked``. Raises `BadMember` for what the model can not do.
 
-        The first is that of ``caller``. Each other one is admitted when it begins: it may have to wait until the first
+        The first is that of the caller. Each other one is admitted when it begins: it may have to wait until the first
         one ends.
         """
-        requests = [model.text.request(one, request_id, number) for one in asked for number in range(count)]
-        others = None if caller is None else call.caller
+        requests = [call.model.request(one, call.sent_as, number) for one in asked for number in range(count)]
+        others = None if call.caller is None else call.http.caller
         first, *rest = requests
         return [
-            parts_of(self.engine, first, caller),
+            parts_of(self.engine, first, call.caller),
             *[parts_of(self.engine, request, others) for request in rest],
         ]
 
 
-def asked_of(
-    call: HttpCall, document: Mapping[str, Any], prompt: Prompt, sampling: Mapping[str, Any], stream: bool
-) -> Asked:
-    """Return what ``document`` asks for ``prompt``."""
-    priority = whole(document, "priority", 0, _MOST_PRIORITY, 0)
-    return Asked(prompt, sampling, stream, priority, call.caller.deadline_ns)
+def asked_of(call: TextCall, prompt: Prompt, sampling: Mapping[str, Any], stream: bool) -> Asked:
+    """Return what ``call`` asks for ``prompt``."""
+    priority = whole(call.document, "priority", 0, _MOST_PRIORITY, 0)
+    return Asked(prompt, sampling, stream, priority, call.http.caller.deadline_ns)
 
 
 def wants_stream(document: Mapping[str, Any]) -> tuple[bool, bool]:
@@ -95,9 +94,9 @@ def wants_stream(document: Mapping[str, Any]) -> tuple[bool, bool]:
     return stream, flag(options, "include_usage")
 
 
-def event_stream(call: HttpCall, events: AsyncIterator[bytes], request_id: str) -> HttpStream:
+def event_stream(call: TextCall, events: AsyncIterator[bytes]) -> HttpStream:
     """Return ``events`` as the answer, with ``[DONE]`` as the last. An error in the middle is the last event."""
-    return HttpStream(200, [*EVENT_HEADERS, id_header(request_id)], _closed(call, events))
+    return HttpStream(200, [*EVENT_HEADERS, id_header(call.sent_as)], _closed(call.http, events))
 
 
 async def _ended(chunks: AsyncIterator[bytes], caller: Caller) -> AsyncIterator[bytes]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from headrace import Caller, Code, ExtensionOperation, HeadraceError, HttpCall, HttpReply, HttpStream
+from headrace import Code, ExtensionOperation, HeadraceError, HttpCall, HttpReply, HttpStream
 from headrace_openai.body_members import flag
-from headrace_openai.catalog import LanguageModel
 from headrace_openai.chat_routes import Chat, ChatRoute
 from headrace_openai.choices import Usage, numbered
 from headrace_openai.descriptions import RESPONSE
-from headrace_openai.generation_route import EVENT_HEADERS
+from headrace_openai.generation_route import EVENT_HEADERS, TextCall
 from headrace_openai.openai_errors import message_in
 from headrace_openai.openai_route import id_header, json_answer
 from headrace_openai.response_items import ResponseItems
@@ -28,23 +28,15 @@ class Responses(ChatRoute):
     operation = ExtensionOperation("responses", has_parts=True)
     openapi = RESPONSE
 
-    async def generate(
-        self,
-        call: HttpCall,
-        document: dict[str, Any],
-        model: LanguageModel,
-        named: str,
-        adapter: str,
-        caller: Caller | None,
-    ) -> HttpReply | HttpStream:
-        stream = flag(document, "stream")
-        chat = await self.begin(call, chat_document(document), model, adapter, caller, 1, stream)
-        items = ResponseItems(document, named)
+    async def generate(self, call: TextCall) -> HttpReply | HttpStream:
+        stream = flag(call.document, "stream")
+        chat = await self.begin(replace(call, document=chat_document(call.document)), 1, stream)
+        items = ResponseItems(call.document, call.named)
         if stream:
-            return HttpStream(200, [*EVENT_HEADERS, id_header(chat.sent_as)], _events(call, chat, items))
+            return HttpStream(200, [*EVENT_HEADERS, id_header(call.sent_as)], _events(call.http, chat, items))
         async for _ in _items(chat, items):
             pass
-        return json_answer(orjson.dumps(items.document), chat.sent_as)
+        return json_answer(orjson.dumps(items.document), call.sent_as)
 
 
 async def _items(chat: Chat, items: ResponseItems) -> AsyncIterator[Iterable[dict[str, Any]]]:
