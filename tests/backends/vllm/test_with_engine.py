@@ -167,7 +167,7 @@ def test_a_schema_is_kept(server: Headrace) -> None:
 
 def test_a_tool_that_is_required_is_called(server: Headrace) -> None:
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "London"]}}, "required": ["city"]}
-    tool = {"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": schema}}
+    tool = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": schema}}
     given = stream(server, messages=CHAT, tools=[tool], tool_choice='"required"', stream=True,
                    return_finish_reason=True, **sampling(max_tokens=80))  # fmt: skip
     parts = [part for each in given for text in each.get("tool_calls", ()) for part in json.loads(text)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from headrace import ConfigError, Model
@@ -16,6 +18,8 @@ from headrace_vllm.vllm_version import load_engine
 
 #: Engines start one after the other: the environment says on which GPUs, and is the same for the whole process.
 _STARTING = threading.Lock()
+#: How long a process that was killed may take to end, in seconds.
+_END_S = 10.0
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -35,6 +39,7 @@ class EngineStart:
         wants_metrics = wants_metrics and str(arguments.members.get("disable_log_stats", False)).lower() != "true"
         labels = {"model": model.name, "version": str(model.version)}
         has_page = wants_metrics and model.services is not None
+        self._processes: list[BaseProcess] = []
         self._metrics = ServerMetrics(model.services, labels) if has_page and model.services else None
 
     def start(self) -> Any:
@@ -47,15 +52,22 @@ class EngineStart:
         arguments = AsyncEngineArgs(**{**self._arguments.members, "disable_log_stats": True})
         loggers = [self._metrics.logger_class()] if self._metrics else None
         with _STARTING, _visible(self._gpus):
-            # The defaults of this context are those of vLLM's own server.
-            return AsyncLLM.from_engine_args(
-                arguments, usage_context=UsageContext.OPENAI_API_SERVER, stat_loggers=loggers
-            )
+            others = multiprocessing.active_children()
+            try:
+                # The defaults of this context are those of vLLM's own server.
+                return AsyncLLM.from_engine_args(
+                    arguments, usage_context=UsageContext.OPENAI_API_SERVER, stat_loggers=loggers
+                )
+            finally:
+                self._processes = [each for each in multiprocessing.active_children() if each not in others]
 
     def close(self) -> None:
-        """Take the metrics of the last engine off the page."""
+        """Take the metrics of the last engine off the page, and wait for its processes, which vLLM has ended."""
         if self._metrics is not None:
             self._metrics.release()
+        for process in self._processes:
+            process.join(_END_S)
+        self._processes = []
 
 
 def gpus_of(model: Model, arguments: EngineArguments) -> tuple[int, ...]:

@@ -75,4 +75,4 @@ def _logprob(token: int, found: Any, alternatives: int) -> TokenLogprob:
     chosen = found[token]
     ranked = sorted((each.rank, other, each) for other, each in found.items())[:alternatives]
     top = [(other, each.decoded_token or "", each.logprob) for _, other, each in ranked]
-    return TokenLogprob(token, chosen.decoded_token or "", chosen.logprob, top)
+    return TokenLogprob(token, chosen.decoded_token or "", chosen.logprob, top, chosen.rank or 0)

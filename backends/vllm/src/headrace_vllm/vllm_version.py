@@ -7,6 +7,7 @@ import re
 from typing import Any, Final
 
 from headrace import LoadError, one_line
+from headrace_vllm.follow_server import SERVER
 
 #: From the first version up to, and without, the second. vLLM's classes change with every minor version.
 SUPPORTED: Final = ((0, 32), (0, 33))
@@ -31,6 +32,7 @@ def load_engine() -> Any:
     """Return the module ``vllm``. Raises `LoadError` with the command that installs it, or the versions supported."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    os.environ[SERVER] = str(os.getpid())
     try:
         import vllm
     except ImportError as error:

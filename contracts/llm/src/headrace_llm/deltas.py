@@ -16,12 +16,16 @@ from headrace_llm.generation_request import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token, its text, the logarithm of its probability, and the most likely tokens at its place, likeliest first."""
+    """A token, its text, the logarithm of its probability, and the most likely tokens at its place, likeliest first.
+
+    ``rank`` is 1 for the likeliest token. 0: the engine does not say, and its place in ``top`` counts, or the next one.
+    """
 
     id: int
     text: str
     logprob: float
     top: Sequence[tuple[int, str, float]] = ()
+    rank: int = 0
 
 
 @dataclass(slots=True)
@@ -128,7 +132,8 @@ def read_logprobs(text: str | bytes) -> list[TokenLogprob]:
 
 def _alternatives(token: TokenLogprob) -> dict[str, dict[str, Any]]:
     ranks = {each: rank for rank, (each, _, _) in enumerate(token.top, 1)}
-    found = {str(token.id): _entry(token.logprob, ranks.get(token.id, len(ranks) + 1), token.text)}
+    rank = token.rank or ranks.get(token.id, len(ranks) + 1)
+    found = {str(token.id): _entry(token.logprob, rank, token.text)}
     for rank, (other, text, logprob) in enumerate(token.top, 1):
         found.setdefault(str(other), _entry(logprob, rank, text))
     return found
