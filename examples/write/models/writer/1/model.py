@@ -1,4 +1,4 @@
-"""Writes on, word by word: each is one that follows the two words before it somewhere in corpus.txt."""
+"""Writes on to the end of a sentence: each word follows the two before it somewhere in corpus.txt."""
 
 from __future__ import annotations
 
@@ -38,13 +38,16 @@ class TritonPythonModel:
             known = next(self.followers[key] for key in keys if key in self.followers)
             words.append(known[0] if sampling.get("temperature") == 0 else chance.choice(known))
             text += f" {words[-1]}"
-            if streams or not left:
-                outputs = {"text_output": text, "finish_reason": "None" if left else "length"}
+            reason = "stop" if text.endswith(".") else "None" if left else "length"
+            if streams or reason != "None":
+                outputs = {"text_output": text, "finish_reason": reason}
                 tensors = [
                     pb_utils.Tensor(name, np.array([each.encode()], np.object_)) for name, each in outputs.items()
                 ]
                 sender.send(pb_utils.InferenceResponse(tensors))
                 text = ""
+            if reason != "None":
+                break
             await asyncio.sleep(0.02)  # as long as a larger model would think about a word
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
