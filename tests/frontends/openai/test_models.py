@@ -41,6 +41,11 @@ def test_a_request_has_the_id_of_its_caller_or_a_new_one(web: httpx.Client) -> N
         assert web.get(path, headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
 
 
+def test_a_client_of_vllms_server_learns_that_the_server_is_ready(web: httpx.Client) -> None:
+    found = httpx.get(web.base_url.join("/health"))
+    assert (found.status_code, found.content) == (200, b"")
+
+
 def test_a_port_of_its_own_has_these_routes_only(server: Headrace) -> None:
     (port,) = re.findall(r"OpenAI Service at \S+:(\d+)", server.log)
     assert httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["object"] == "list"

@@ -1,4 +1,4 @@
-"""``/v1/models``: which models there are."""
+"""``/v1/models``: which models there are; ``/health``: that there is a server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from headrace import ExtensionOperation, HttpCall, HttpReply
+from headrace import ExtensionOperation, HttpCall, HttpReply, Operation
 from headrace_openai.catalog import LanguageModel
 from headrace_openai.openai_route import OpenAiRoute, json_answer, request_id
 
@@ -33,6 +33,16 @@ class LanguageModelDescription(OpenAiRoute):
     async def answer(self, call: HttpCall) -> HttpReply:
         model = self.extension.models.find(call.values["name"])
         return json_answer(orjson.dumps(_document(model)), request_id(call.request))
+
+
+class ServerReadiness(OpenAiRoute):
+    """200 if the server is ready, as vLLM's own server answers: clients such as GuideLLM ask it first"""
+
+    name = "GET /health"
+    operation = Operation.READY
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        return HttpReply(200 if await self.engine.check_ready() else 503, [], [])
 
 
 def _document(model: LanguageModel) -> dict[str, Any]:
