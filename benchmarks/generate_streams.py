@@ -18,6 +18,7 @@ from time import process_time_ns
 import numpy as np
 import psutil
 import servers
+from event_streams import read_events
 
 from headrace import InferRequest, Server
 
@@ -52,25 +53,7 @@ def repository(folder: Path) -> Path:
 
 async def read_streams(port: int, rounds: int) -> int:
     """Read the streams of `STREAMS` connections at once, ``rounds`` times. Return the number of events."""
-
-    async def one() -> int:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        body = b'{"text": "Once upon"}'
-        head = b"POST /v2/models/tokens/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
-        count = 0
-        for _ in range(rounds):
-            writer.write(head + body)
-            tail = b""
-            while not tail.endswith(b"0\r\n\r\n"):
-                data = await reader.read(65536)
-                if not data:
-                    raise RuntimeError("the server closed the connection")
-                count += (tail[-5:] + data).count(b"data:") - tail[-5:].count(b"data:")
-                tail = (tail + data)[-5:]
-        writer.close()
-        return count
-
-    return sum(await asyncio.gather(*(one() for _ in range(STREAMS))))
+    return await read_events(port, "/v2/models/tokens/generate_stream", {"text": "Once upon"}, STREAMS, rounds)
 
 
 def served_us(folder: Path, rounds: int) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import machine
 import numpy as np
 import pretend_engine
 import servers
+from event_streams import read_events
 from tritonclient.grpc import service_pb2 as pb
 
 from headrace import InferRequest, Server
@@ -47,36 +47,13 @@ def step_ms(streams: int) -> float:
 async def http(port: int, model: str, streams: int, tokens: int, requests: int) -> int:
     """Read ``streams`` streams at once, ``requests`` times. Return the number of responses."""
     asked = {"text_input": "Once upon", "stream": True, "sampling_parameters": f'{{"max_tokens": {tokens}}}'}
-    return await events(port, f"/v2/models/{model}/generate_stream", asked, b"data:", streams, requests)
+    return await read_events(port, f"/v2/models/{model}/generate_stream", asked, streams, requests)
 
 
 async def openai(port: int, model: str, streams: int, tokens: int, requests: int) -> int:
     """As `http`, by OpenAI's chats. Chunks without a token are not counted."""
     asked = {"model": model, "messages": [{"role": "user", "content": "Once"}], "stream": True, "max_tokens": tokens}
-    return await events(port, "/v1/chat/completions", asked, b'{"content":', streams, requests)
-
-
-async def events(port: int, path: str, asked: Any, word: bytes, streams: int, requests: int) -> int:
-    """Return how often the answers to ``asked`` have ``word``."""
-    body, size = json.dumps(asked), len(word) - 1
-    request = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}"
-
-    async def one() -> int:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        count = 0
-        for _ in range(requests):
-            writer.write(request.encode())
-            tail = b""
-            while not tail.endswith(b"0\r\n\r\n"):
-                data = await reader.read(65536)
-                if not data:
-                    raise RuntimeError("the server closed the connection")
-                count += (tail[-size:] + data).count(word)
-                tail = (tail + data)[-max(size, 5) :]
-        writer.close()
-        return count
-
-    return sum(await asyncio.gather(*(one() for _ in range(streams))))
+    return await read_events(port, "/v1/chat/completions", asked, streams, requests, b'{"content":')
 
 
 async def grpc_streams(port: int, model: str, streams: int, tokens: int, requests: int) -> int:
