@@ -28,6 +28,7 @@ class EchoInstance(GenerationInstance):
     def begin(self, request: GenerationRequest, stream: TokenStream) -> None:
         for name in request.sampling.more:
             raise InvalidArgument(f"sampling parameter '{name}' is not one of this engine")
+        self.metrics.note_cache_usage(0.25)
         threading.Thread(target=self._write, args=(request, stream), daemon=True).start()
 
     def close(self) -> None:

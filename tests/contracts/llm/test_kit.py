@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headrace import Server
+from headrace.messages.ticket import UNREAD
 from headrace_llm.engine_kit import check_engine
 
 
@@ -18,7 +19,7 @@ from headrace_llm.engine_kit import check_engine
 def check(install_echo: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     """Checks the model ``thread`` or ``process`` of the engine, with ``old`` replaced by ``new`` in its code."""
 
-    def check(model: str, old: str = "", new: str = "") -> None:
+    def check(model: str, old: str = "", new: str = "", max_tokens: int = 12) -> None:
         site = install_echo(tmp_path, old, new)
         monkeypatch.syspath_prepend(str(site))
         monkeypatch.setenv("PYTHONPATH", str(site))
@@ -27,7 +28,7 @@ def check(install_echo: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tm
         async def main() -> None:
             options: dict[str, Any] = {"model_control_mode": "explicit", "load_model": (model,)}
             async with Server(site / "models", **options) as server:
-                await asyncio.wait_for(check_engine(server, model), 20)
+                await asyncio.wait_for(check_engine(server, model, max_tokens=max_tokens), 20)
 
         asyncio.run(main())
 
@@ -36,7 +37,7 @@ def check(install_echo: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tm
 
 @pytest.mark.parametrize("model", ["thread", "process"])
 def test_an_engine_that_keeps_the_contract_passes(check: Callable[..., None], model: str) -> None:
-    check(model)
+    check(model, max_tokens=2 * UNREAD)  # so a slow reader gets the rest joined
 
 
 @pytest.mark.parametrize(

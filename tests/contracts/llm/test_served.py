@@ -268,3 +268,12 @@ def test_tokens_and_their_times_are_on_the_page_of_metrics(server: Headrace, mod
         server.wait_until_metric(f"nv_llm_{name}", model, had + more)
     assert server.metric("nv_inference_first_response_histogram_ms_count", model) == first + 1
     assert server.metric("nv_llm_time_between_tokens_ms_sum", model) > 0
+
+
+@pytest.mark.parametrize("model", ["thread", "process"])
+def test_the_use_of_the_cache_is_a_metric_and_a_header_for_load_balancers(server: Headrace, model: str) -> None:
+    told(server, model, text="a")
+    server.wait_until_metric("nv_llm_cache_usage_ratio", model, 0.25)
+    wanted = {"endpoint-load-metrics-format": "text"}
+    answer = httpx.post(url(server, model, "generate"), json=body("a", stream=False), headers=wanted)
+    assert answer.headers["endpoint-load-metrics"] == "TEXT named_metrics.kv_cache_utilization=0.25"
