@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from headrace_access import AccessOptions
+from headrace_logging import AuditLogOptions
 from headrace_openai import OpenAiOptions
 from headrace_quotas import QuotaOptions
 from headrace_testing.serving import serve
@@ -28,7 +30,12 @@ Connect = Callable[[str], openai.OpenAI]
 
 
 @pytest.fixture(scope="module")
-def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect]:
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("audit") / "audit.log"
+
+
+@pytest.fixture(scope="module")
+def connect(tmp_path_factory: pytest.TempPathFactory, audit: Path) -> Iterator[Connect]:
     """Returns a client with the key of a principal; with a wrong key for others."""
     folder = tmp_path_factory.mktemp("admission")
     keys = make(
@@ -53,6 +60,7 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect]:
         AccessOptions(keys=str(folder / "access.json")),
         QuotaOptions(file=str(folder / "quotas.json")),
         OpenAiOptions(image_hosts="images.example"),
+        AuditLogOptions(file=str(audit), format="json"),
     ]
     clients: list[openai.OpenAI] = []
     models = write_models(write_task_models(folder / "models"))
@@ -141,3 +149,16 @@ def test_an_image_is_fetched_from_hosts_of_the_flag_only(connect: Connect) -> No
     image: Any = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}
     with pytest.raises(openai.BadRequestError, match=r"--openai-image-hosts does not name '127.0.0.1' with port 80"):
         connect("gina").chat.completions.create(model="scripted", messages=[{"role": "user", "content": [image]}])
+
+
+def test_a_key_lists_the_models_that_it_may_see(
+    connect: Connect, audit: Path, wait_until: Callable[[Callable[[], bool], str], None]
+) -> None:
+    alice = connect("alice")
+    assert {model.id for model in alice.models.list()} == {"embed", "single", "story"}
+    with pytest.raises(openai.PermissionDeniedError, match="'carol' may not do 'openai_models'"):
+        connect("carol").models.list()
+    with pytest.raises(openai.PermissionDeniedError, match="on model 'listen'"):
+        alice.models.retrieve("listen")
+    wait_until(lambda: '"listen"' in audit.read_text(), "the refusal is in the audit log")
+    assert "model_metadata" not in audit.read_text()  # what a list leaves out is no attempt

@@ -80,7 +80,15 @@ class AuditLog(Interceptor):
 
     def refused(self, caller: Caller, error: HeadraceError) -> None:
         record = self._running.pop(caller, None)
+        if caller.parent is not None and _is_list(caller.parent):
+            return  # a list leaves out what the caller may not see: he did not ask for it
         self._trail.refused(caller, error, {} if record is None else record.details)
+
+
+def _is_list(caller: Caller) -> bool:
+    """True if the operation asks by itself for each model that it tells of, such as ``GET /v1/models``."""
+    operation = caller.operation
+    return getattr(operation, "has_parts", False) and operation is not None and operation.category == "metadata"
 
 
 class AuditedOperation(Watch):

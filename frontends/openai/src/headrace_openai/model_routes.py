@@ -6,11 +6,11 @@ from typing import Any
 
 import orjson
 
-from headrace import ExtensionOperation, HttpCall, HttpReply, Operation
+from headrace import ExtensionOperation, HttpCall, HttpReply, Operation, PermissionDenied
 from headrace_openai.catalog import LanguageModel
 from headrace_openai.openai_route import OpenAiRoute, json_answer, request_id
 
-_METADATA = ExtensionOperation("openai_models", "metadata")
+_METADATA = ExtensionOperation("openai_models", "metadata", has_parts=True)
 
 
 class LanguageModelList(OpenAiRoute):
@@ -20,8 +20,20 @@ class LanguageModelList(OpenAiRoute):
     operation = _METADATA
 
     async def answer(self, call: HttpCall) -> HttpReply:
-        models = [_document(model) for model in self.extension.models.all()]
+        models = [_document(model) for model in self.extension.models.all() if await self._may_see(call, model.name)]
         return json_answer(orjson.dumps({"object": "list", "data": models}), request_id(call.request))
+
+    async def _may_see(self, call: HttpCall, name: str) -> bool:
+        """Return whether the metadata of the model ``name`` are for this caller."""
+        if self.engine.admission is None:
+            return True
+        caller = call.caller.for_another_operation()
+        try:
+            await self.engine.admit(caller, Operation.MODEL_METADATA, name)
+        except PermissionDenied:
+            return False
+        caller.end()
+        return True
 
 
 class LanguageModelDescription(OpenAiRoute):
