@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from headrace import InternalError, InvalidArgument
 from headrace_openai import bounded_templates
 from headrace_openai.bounded_templates import compile_template, render
+from headrace_openai.chat_templates import ChatTemplate
 from headrace_testing.serving import serve
 from tests.frontends.openai.model_files import STORY_PY, scripted_config
 
@@ -32,6 +34,14 @@ def test_a_template_of_hugging_face_is_rendered() -> None:
     wanted = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert made(CHATML, messages=messages, add_generation_prompt=True) == wanted
     assert made("{{ tools | tojson }}", tools=[{"é": "<&>"}]) == '[{"é": "<&>"}]'
+
+
+def test_arguments_of_calls_are_objects() -> None:
+    source = "{% for call in messages[0].tool_calls %}{{ call.function.arguments | tojson }};{% endfor %}"
+    template = ChatTemplate(source, "it")
+    calls = [{"function": {"name": "f", "arguments": text}} for text in ('{"a":1}', "oh", None)]
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    assert asyncio.run(template.render([message], (), {})) == '{"a": 1};"oh";null;'
 
 
 @pytest.mark.parametrize(

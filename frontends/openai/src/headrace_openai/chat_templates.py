@@ -11,10 +11,13 @@ directory. Without it, the prompt is a line for each message::
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import orjson
 
 from headrace import ConfigError, ModelConfig, ModelView, ServedModel
 from headrace_openai.openai_errors import BadMember
@@ -50,8 +53,22 @@ class ChatTemplate:
         from headrace_openai.bounded_templates import render
 
         values = {"add_generation_prompt": True, "bos_token": "", "eos_token": "", **more}
-        values |= {"messages": messages, "tools": list(tools) or None}
+        values |= {"messages": [*map(_with_arguments, messages)], "tools": list(tools) or None}
         return render(self._template, values, self._who)
+
+
+def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``message`` with the arguments of its tool calls as objects, as templates expect. In a chat, they are
+    JSON in strings."""
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # what the model wrote stays as it is
+            function["arguments"] = orjson.loads(function["arguments"])
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
 
 
 def load_chat_settings(model: ServedModel) -> None:
