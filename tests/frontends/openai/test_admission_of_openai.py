@@ -48,13 +48,23 @@ def connect(tmp_path_factory: pytest.TempPathFactory, audit: Path) -> Iterator[C
         dave=[CHAT],
         emma=[CHAT],
         gina=[CHAT],
+        fred=[RULE],
     )
     dora = {"models": {"story": {"in_flight": 1}}}
     erin = {"models": {"story": {"output_tokens_per_minute": 1, "output_tokens_burst": 8}}}
     bob = {"in_flight": 1, "requests_per_second": 0.01, "burst": 2}
     tokens = {"output_tokens_per_minute": 1, "output_tokens_burst": 15}
     dave = {"models": {"scripted": tokens}}
-    quotas = {"principals": {"bob": bob, "dora": dora, "erin": erin, "dave": dave, "emma": tokens}}
+    quotas = {
+        "principals": {
+            "bob": bob,
+            "dora": dora,
+            "erin": erin,
+            "dave": dave,
+            "emma": tokens,
+            "fred": {"models": {"single": {"requests_per_second": 0.01, "burst": 1}}},
+        }
+    }
     (folder / "quotas.json").write_text(json.dumps(quotas))
     groups = [
         AccessOptions(keys=str(folder / "access.json")),
@@ -100,6 +110,7 @@ def test_a_request_is_one_inference_of_a_quota_whatever_number_of_texts_it_has(c
         assert len(bob.embeddings.create(model=model, input=["a"] * 100).data) == 100
     with pytest.raises(openai.RateLimitError, match="'bob'") as refused:
         bob.embeddings.create(model="embed", input="a")
+    assert len(connect("fred").embeddings.create(model="single", input=["a"] * 100).data) == 100
     assert refused.value.code == "rate_limit_exceeded"
     assert int(refused.value.response.headers["retry-after"]) > 10
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -55,6 +57,15 @@ def test_an_error_is_the_status_or_an_event(web: httpx.Client) -> None:
         'data: {"error":{"message":"it broke","ty',
         "",
     ]
+
+
+def test_a_caller_that_leaves_frees_the_model(
+    web: httpx.Client, models: Path, wait_until: Callable[[Callable[[], bool], str], None]
+) -> None:
+    data, files = {"model": "talk", "stream": "true"}, {"file": b"wait"}
+    with web.stream("POST", "/audio/transcriptions", data=data, files=files) as answer:
+        assert "one" in next(answer.iter_lines())
+    wait_until((models / "talk/1/left").exists, "the model hears of it")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from headrace import Caller, ExtensionOperation, HeadraceError, HttpCall, HttpReply, HttpStream, InferRequest
 from headrace_llm import Task
@@ -52,10 +53,12 @@ class Transcriptions(OpenAiRoute):
     ) -> AsyncIterator[bytes]:
         has_begun = False
         try:
+            events = transcription_events(self.engine.responses(request, caller), model)
             with ending(caller):
-                async for event in transcription_events(self.engine.responses(request, caller), model):
-                    yield event
-                    has_begun = True
+                async with aclosing(events):  # type: ignore[type-var]
+                    async for event in events:
+                        yield event
+                        has_begun = True
         except HeadraceError as error:
             if not has_begun:
                 raise  # the status says it

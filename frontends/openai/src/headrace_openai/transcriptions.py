@@ -6,7 +6,7 @@ Source: https://platform.openai.com/docs/api-reference/audio/createTranscription
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -153,12 +153,16 @@ def _clock(seconds: float, comma: str) -> str:
 
 
 async def transcription_events(responses: AsyncIterator[InferResponse], model: LanguageModel) -> AsyncIterator[bytes]:
-    """Yield the events of a streamed transcription: a delta for each response, then the whole text."""
+    """Yield the events of a streamed transcription: a delta for each response, then the whole text.
+
+    Closing it closes ``responses``.
+    """
     text = ""
-    async for response in responses:
-        delta = text_in(response, model)
-        text += delta
-        yield _event({"type": "transcript.text.delta", "delta": delta})
+    async with aclosing(responses):  # type: ignore[type-var]
+        async for response in responses:
+            delta = text_in(response, model)
+            text += delta
+            yield _event({"type": "transcript.text.delta", "delta": delta})
     yield _event({"type": "transcript.text.done", "text": text})
 
 
