@@ -21,8 +21,7 @@ _WRITTEN = {
     "python": "headrace-python",
     "pytorch": "headrace-torch",
     "tensorflow": "headrace-tf",
-    "tensorrt": "headrace-tensorrt",
-    "vllm": "headrace-vllm",
+    **{name: f"headrace-{name}" for name in ("tensorrt", "transformers", "vllm")},
 }
 #: The planned names of distributions for parts of Triton that Headrace does not have yet.
 _PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm")}

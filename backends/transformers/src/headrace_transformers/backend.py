@@ -1,0 +1,77 @@
+"""The backend ``transformers``: completes configs, and loads models of each task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace import (
+    AnyInstance,
+    Backend,
+    DeferredInstance,
+    Instance,
+    Model,
+    ModelConfig,
+    Shared,
+    dtypes,
+    parse_parameters,
+)
+from headrace_llm import Task
+from headrace_transformers.encoders import Classifier, Embedder, Reranker
+from headrace_transformers.generation import TransformersGenerator
+from headrace_transformers.model_files import find_files
+from headrace_transformers.parameters import Parameters
+from headrace_transformers.tasks import complete_config
+from headrace_transformers.transcription import Transcriber
+from headrace_transformers.transformers_engine import (
+    OpenedTransformer,
+    load_engine,
+    open_model,
+    release_memory,
+    set_threads,
+    threads_of,
+)
+
+_INSTANCES: dict[Task, Callable[[Model, OpenedTransformer], Instance]] = {
+    Task.EMBEDDING: Embedder,
+    Task.RERANKING: Reranker,
+    Task.CLASSIFICATION: Classifier,
+    Task.TRANSCRIPTION: Transcriber,
+}
+
+
+class Transformers(Backend):
+    """Serves a directory in the form of Hugging Face, or a GGUF file."""
+
+    name = "transformers"
+    Parameters = Parameters
+    devices = ("gpu", "cpu")
+    dtypes = (dtypes.BYTES, dtypes.BOOL, dtypes.INT32, dtypes.UINT32, dtypes.FP32)
+    hardware = "it has run on CPUs only"
+    rungs = (Instance, DeferredInstance)
+    engine_fields = ()
+
+    def complete_config(self, model: Model) -> None:
+        complete_config(model.config, find_files(model))
+
+    def share(self, model: Model) -> Shared[str, OpenedTransformer]:
+        """Weights by device, for the instances of all tasks but generation, which needs one instance per device."""
+        return Shared()
+
+    def unshare(self, shared: Shared[str, OpenedTransformer]) -> None:
+        shared.close()
+        release_memory()
+
+    def repository_code(self, config: ModelConfig) -> str:
+        is_code = parse_parameters(Parameters, config.parameters).trust
+        return "the code of its directory (parameter 'trust')" if is_code else ""
+
+    def load(self, model: Model) -> AnyInstance:
+        files = find_files(model)
+        load_engine()
+        import torch
+
+        set_threads(torch, threads_of(model))
+        if files.task is Task.GENERATION:
+            return TransformersGenerator(model, open_model(model, files))
+        device = f"{model.device.kind}:{model.device.id}"
+        return _INSTANCES[files.task](model, model.shared.get(device, lambda: open_model(model, files)))

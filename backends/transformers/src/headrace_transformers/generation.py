@@ -1,0 +1,225 @@
+"""The instance of a model that generates text: checks requests, makes their prompts, and gives them to an engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from headrace import BackendError, HeadraceError, InvalidArgument, Model, Unavailable, Unsupported, one_line
+from headrace_llm import GenerationInstance, GenerationRequest, TokenStream
+from headrace_transformers.chat import render_chat
+from headrace_transformers.continuous import ContinuousEngine
+from headrace_transformers.generation_job import GenerationJob
+from headrace_transformers.one_by_one import OneByOneEngine
+from headrace_transformers.structured_texts import StructuredTexts
+from headrace_transformers.text_stream import TextStream, decoder_of
+from headrace_transformers.token_choice import TokenChooser, config_of
+from headrace_transformers.tool_calls import BEGIN, ToolCallReader
+from headrace_transformers.transformers_engine import OpenedTransformer, release_memory, threads_of
+
+log = logging.getLogger("headrace.transformers")
+
+
+class TransformersGenerator(GenerationInstance):
+    """Generates by `ContinuousEngine`, or by `OneByOneEngine` where that does not work."""
+
+    def __init__(self, model: Model, opened: OpenedTransformer) -> None:
+        self._opened, self._tokenizer = opened, opened.tokenizer
+        self._torch = opened.torch
+        self._engine = _engine_of(model, opened)
+        self._base = opened.model.generation_config
+        head = opened.model.get_output_embeddings()
+        self._vocabulary = opened.config.get_text_config().vocab_size if head is None else head.weight.shape[0]
+        context = 0 if opened.is_encoder_decoder else opened.context()
+        limits = [limit for limit in (context, self._engine.most_tokens) if limit]
+        self._limit = min(limits, default=0)
+        self._eos = _eos_of(opened)
+        self._longest_token = max((len(token) for token in self._tokenizer.get_vocab()), default=1)
+        self._constraints = StructuredTexts(self._tokenizer, self._vocabulary, self._torch)
+        self._has_tool_calls = BEGIN in str(getattr(self._tokenizer, "chat_template", ""))
+        #: Templates and long prompts take their time: not on the thread of the instance.
+        self._preparing = ThreadPoolExecutor(2, f"{model.name} prompts")
+        self._names: dict[TokenStream, str] = {}
+        super().__init__(model, model.parameters.max_streams)
+
+    def begin(self, request: GenerationRequest, stream: TokenStream) -> None:
+        _refuse(request)
+        self._preparing.submit(self._submit, request, stream)
+
+    def cancel(self, stream: TokenStream) -> None:
+        name = self._names.get(stream)
+        if name is not None:
+            self._engine.cancel(name)
+
+    def forget(self, stream: TokenStream) -> None:
+        super().forget(stream)
+        name = self._names.pop(stream, None)
+        if name is not None:
+            self._engine.cancel(name)
+
+    def _forget_if_ended(self, stream: TokenStream) -> None:
+        """A stream may have ended before the engine had it."""
+        if stream.is_cancelled:
+            self.forget(stream)
+
+    def close(self) -> None:
+        self.fail_all(Unavailable(f"model '{self._name}' is being unloaded"))
+        self._preparing.shutdown(wait=True, cancel_futures=True)
+        self._engine.close()
+        super().close()
+        del self._engine, self._opened, self._base
+        release_memory()
+
+    def _submit(self, request: GenerationRequest, stream: TokenStream) -> None:
+        try:
+            if not stream.is_cancelled:
+                job = self._job(request, stream)
+                self._names[stream] = self._engine.submit(job)
+                self._forget_if_ended(stream)
+        except HeadraceError as error:
+            stream.fail(error)
+        except Exception as error:
+            log.exception("preparing a request failed")
+            stream.fail(BackendError(f"preparing a request failed: {type(error).__name__}: {one_line(str(error))}"))
+
+    def _job(self, request: GenerationRequest, stream: TokenStream) -> GenerationJob:
+        prompt = self._prompt(request)
+        most = self._limit - len(prompt) if self._limit else 1 << 20
+        if most < 1:
+            raise InvalidArgument(f"the prompt has {len(prompt)} tokens, the limit of this model is {self._limit - 1}")
+        eos = () if request.sampling.ignore_eos else self._eos
+        config = config_of(self._base, request, eos)
+        text = TextStream(decoder_of(self._tokenizer), request.sampling.stop)
+        reads_calls = bool(request.tools) and request.tool_choice != "none" and self._has_tool_calls
+        return GenerationJob(
+            stream,
+            prompt,
+            min(request.max_tokens or most, most),
+            frozenset(eos),
+            self._chooser(request, prompt, config, eos),
+            text,
+            ToolCallReader() if reads_calls else None,
+            config,
+        )
+
+    def _prompt(self, request: GenerationRequest) -> Sequence[int]:
+        if request.input_ids is not None:
+            if (largest := max(request.input_ids)) >= self._vocabulary:
+                raise InvalidArgument(
+                    f"input 'input_ids' has the token {largest}, the vocabulary of this model ends at "
+                    f"{self._vocabulary - 1}"
+                )
+            return request.input_ids
+        text = request.text if request.text is not None else render_chat(self._tokenizer, request)
+        if self._limit and len(text) > self._limit * self._longest_token:
+            raise InvalidArgument(
+                f"the prompt has {len(text)} characters: more than {self._limit} tokens, the limit of this model"
+            )
+        with self._opened.tokenizing:
+            ids: Sequence[int] = self._tokenizer(text, add_special_tokens=request.text is not None).input_ids
+        if not ids:
+            raise InvalidArgument("the prompt has no tokens")
+        return ids
+
+    def _chooser(
+        self, request: GenerationRequest, prompt: Sequence[int], config: Any, eos: Sequence[int]
+    ) -> TokenChooser | None:
+        sampling = request.sampling
+        for token in sampling.logit_bias:
+            if token >= self._vocabulary:
+                raise InvalidArgument(
+                    f"logit_bias has the token {token}, the vocabulary of this model ends at {self._vocabulary - 1}"
+                )
+        samples = bool(self._base.do_sample) if sampling.temperature is None else sampling.temperature > 0
+        processors = self._processors(config, len(prompt), eos)
+        wants = request.wants_logprobs or request.wants_cumulative_logprob or sampling.logprobs is not None
+        adjusts = sampling.presence_penalty or sampling.frequency_penalty or sampling.logit_bias or sampling.min_tokens
+        if not (samples or processors or wants or adjusts or sampling.structured):
+            return None
+        return TokenChooser(
+            self._torch,
+            request,
+            prompt,
+            eos=eos,
+            samples=samples,
+            processors=processors,
+            warpers=self._warpers(request) if samples else (),
+            constraint=self._constraints.make(sampling.structured) if sampling.structured else None,
+            text_of=partial(_text_of, self._tokenizer),
+            device=self._opened.device,
+        )
+
+    def _processors(self, config: Any, prompt_tokens: int, eos: Sequence[int]) -> Sequence[Any]:
+        """Return transformers' processors of ``config``; ``generate`` adds them itself."""
+        if isinstance(self._engine, OneByOneEngine):
+            return ()
+        config._eos_token_tensor = self._torch.tensor(eos or [-1], device=self._opened.device)
+        made: Sequence[Any] = self._opened.model._get_logits_processor(
+            config, input_ids_seq_length=prompt_tokens, device=self._opened.device
+        )
+        return made
+
+    def _warpers(self, request: GenerationRequest) -> Sequence[Any]:
+        """Return transformers' warpers in the order of its ``generate``."""
+        import transformers
+
+        sampling, base = request.sampling, self._base
+
+        def value(name: str, none: float) -> Any:
+            asked = getattr(sampling, name)
+            given = asked if asked is not None else getattr(base, name, None)
+            return None if given is None or given == none else given
+
+        made: list[Any] = []
+        if temperature := value("temperature", 1.0):
+            made.append(transformers.TemperatureLogitsWarper(float(temperature)))
+        if (top_k := value("top_k", 0)) and top_k > 0:
+            made.append(transformers.TopKLogitsWarper(int(top_k)))
+        if (top_p := value("top_p", 1.0)) is not None:
+            made.append(transformers.TopPLogitsWarper(float(top_p)))
+        if (min_p := value("min_p", 0.0)) is not None:
+            made.append(transformers.MinPLogitsWarper(float(min_p)))
+        return made
+
+
+def _engine_of(model: Model, opened: OpenedTransformer) -> ContinuousEngine | OneByOneEngine:
+    parameters, threads = model.parameters, threads_of(model)
+    if parameters.continuous_batching and not opened.is_encoder_decoder:
+        attention = opened.config._attn_implementation
+        try:
+            return ContinuousEngine(opened, parameters.max_running, parameters.cache_tokens, threads)
+        except Exception as error:  # it depends on the model, and on the version of transformers
+            if opened.config._attn_implementation != attention:
+                opened.model.set_attn_implementation(attention)
+            reason = one_line(f"{type(error).__name__}: {error}")[:300]
+            log.warning("model '%s' runs its requests one by one: no continuous batching: %s", model.name, reason)
+    return OneByOneEngine(opened, min(parameters.max_running, 4), threads)
+
+
+def _eos_of(opened: OpenedTransformer) -> Sequence[int]:
+    given = opened.model.generation_config.eos_token_id
+    if given is None:
+        given = opened.tokenizer.eos_token_id
+    return [] if given is None else [given] if isinstance(given, int) else list(given)
+
+
+def _text_of(tokenizer: Any, token: int) -> str:
+    text: str = tokenizer.decode([token])
+    return text
+
+
+def _refuse(request: GenerationRequest) -> None:
+    """Raise for what this engine does not do, by its name."""
+    sampling = request.sampling
+    if sampling.more:
+        name = one_line(next(iter(sampling.more)))[:100]
+        raise InvalidArgument(f"sampling_parameters has the member '{name}', which this engine does not know")
+    if sampling.lora_name:
+        raise InvalidArgument(f"lora_name is '{one_line(sampling.lora_name)}', but this model has no adapters")
+    if request.images:
+        raise Unsupported("this backend reads no images")
+    if request.tools and request.tool_choice not in (None, "auto", "none"):
+        raise Unsupported("tool_choice must be auto or none: this backend cannot force a call")

@@ -1,0 +1,63 @@
+"""One request on its way through an engine: from tokens to what its caller reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from headrace import HeadraceError
+from headrace_llm import Delta, TokenStream
+from headrace_transformers.text_stream import TextStream
+from headrace_transformers.token_choice import TokenChooser
+from headrace_transformers.tool_calls import ToolCallReader
+
+
+class GenerationJob:
+    """A request with its prompt as tokens. `take` is called by the engine, one call at a time.
+
+    ``eos`` are the tokens that end the text; empty to ignore them. ``chooser`` is None if the highest score is taken.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        prompt: Sequence[int],
+        max_tokens: int,
+        eos: Collection[int],
+        chooser: TokenChooser | None,
+        text: TextStream,
+        tools: ToolCallReader | None = None,
+        config: Any = None,
+    ) -> None:
+        self.stream, self.prompt, self.max_tokens, self.eos, self.chooser = stream, prompt, max_tokens, eos, chooser
+        self._text, self._tools, self.config = text, tools, config
+        self._count = 0
+        self.has_started = False
+
+    def start(self) -> None:
+        """Note that the engine works on it from now on."""
+        self.has_started = True
+        self.stream.note_start()
+
+    def take(self, token: int) -> bool:
+        """Send ``token``. Return False if it is the last one, or nobody reads it."""
+        self._count += 1
+        is_end = token in self.eos
+        text = "" if is_end else self._text.add(token)
+        reason = ""
+        if is_end or self._text.has_stopped or (self.chooser is not None and self.chooser.is_complete):
+            reason = "stop"
+        elif self._count >= self.max_tokens:
+            reason = "length"
+        if reason:
+            text += self._text.rest()
+        delta = Delta(text, 1, [token], num_input_tokens=len(self.prompt), finish_reason=reason)
+        if self._tools is not None:
+            self._tools.read(delta)
+        if self.chooser is not None and self.chooser.logprob is not None:
+            delta.logprobs = [self.chooser.logprob]
+            delta.cumulative_logprob = self.chooser.logprob.logprob
+        return self.stream.write(delta) and not reason
+
+    def fail(self, error: HeadraceError) -> None:
+        self.stream.fail(error)

@@ -1,0 +1,102 @@
+"""Generation by ``generate``, each request by itself on a thread of a bounded pool.
+
+For what continuous batching does not support, such as models with an encoder, state-space models, and adapters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from headrace import BackendError, Unavailable, one_line
+from headrace_transformers.generation_job import GenerationJob
+from headrace_transformers.transformers_engine import OpenedTransformer, set_threads
+
+log = logging.getLogger("headrace.transformers")
+
+
+class OneByOneEngine:
+    """Runs at most ``max_running`` jobs at once. Any thread."""
+
+    most_tokens = 0
+
+    def __init__(self, opened: OpenedTransformer, max_running: int, threads: int) -> None:
+        self._opened = opened
+        self._ids = itertools.count()
+        self._jobs: dict[str, GenerationJob] = {}
+        self._pool = ThreadPoolExecutor(max_running, "generate", initializer=lambda: set_threads(opened.torch, threads))
+
+    def submit(self, job: GenerationJob) -> str:
+        name = str(next(self._ids))
+        self._jobs[name] = job
+        try:
+            self._pool.submit(self._run, name, job)
+        except RuntimeError:
+            raise Unavailable("the model is being unloaded") from None
+        return name
+
+    def cancel(self, name: str) -> None:
+        """Let the job end before its next token. Does nothing if it has ended."""
+        self._jobs.pop(name, None)
+
+    def close(self) -> None:
+        self._jobs.clear()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, name: str, job: GenerationJob) -> None:
+        try:
+            if name in self._jobs and not job.stream.is_cancelled:
+                job.start()
+                self._generate(name, job)
+        except Exception as error:
+            log.warning("generation failed", exc_info=True)
+            text = one_line(str(error))[:300]
+            job.fail(BackendError(f"transformers failed to generate: {type(error).__name__}: {text}"))
+        finally:
+            self._jobs.pop(name, None)
+
+    def _generate(self, name: str, job: GenerationJob) -> None:
+        from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+        from transformers.generation.streamers import BaseStreamer
+
+        torch, model = self._opened.torch, self._opened.model
+        jobs, has_ended = self._jobs, False
+
+        class PromptlessStreamer(BaseStreamer):  # type: ignore[misc]
+            is_prompt = True
+
+            def put(self, value: Any) -> None:
+                nonlocal has_ended
+                if self.is_prompt:
+                    self.is_prompt = False
+                elif not has_ended:
+                    has_ended = not job.take(int(value.reshape(-1)[-1]))
+
+            def end(self) -> None:
+                """Nothing is held back here."""
+
+        class Ended(StoppingCriteria):  # type: ignore[misc]
+            def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+                ended = has_ended or name not in jobs
+                return torch.full((input_ids.shape[0],), ended, dtype=torch.bool, device=input_ids.device)
+
+        class Choice(LogitsProcessor):  # type: ignore[misc]
+            def __call__(self, input_ids: Any, scores: Any) -> Any:
+                assert job.chooser is not None
+                return job.chooser.choose(scores)
+
+        prompt = torch.tensor([list(job.prompt)], device=self._opened.device)
+        with torch.inference_mode():
+            model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                generation_config=job.config,
+                max_new_tokens=job.max_tokens,
+                streamer=PromptlessStreamer(),
+                stopping_criteria=StoppingCriteriaList([Ended()]),
+                logits_processor=LogitsProcessorList([] if job.chooser is None else [Choice()]),
+            )
+        if not has_ended and name in jobs:  # by a rule of the model's own, such as a time limit
+            job.stream.finish("stop")

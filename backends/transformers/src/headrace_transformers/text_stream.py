@@ -1,0 +1,88 @@
+"""From tokens to text: complete characters, and nothing from a stop string on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class TextStream:
+    """The text of one answer, as it grows. One thread at a time.
+
+    What may be the beginning of a character or of a string of ``stop`` is held back until more is known.
+    """
+
+    def __init__(self, decode: Callable[[int], str], stop: Sequence[str] = ()) -> None:
+        self._decode, self._stop = decode, stop
+        self._held = ""
+        #: True if a stop string was found: the text has ended before it.
+        self.has_stopped = False
+
+    def add(self, token: int) -> str:
+        """Return the text that ``token`` completes."""
+        text = self._decode(token)
+        if not self._stop:
+            return text
+        if not text:
+            return ""
+        held = self._held + text
+        found = [place for place in map(held.find, self._stop) if place >= 0]
+        if found:
+            self.has_stopped, self._held = True, ""
+            return held[: min(found)]
+        keep = max(_overlap(held, stop) for stop in self._stop)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    def rest(self) -> str:
+        """Return what was held back; the answer ends here."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of ``text`` that ``stop`` begins with, and does not end with."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
+
+
+def decoder_of(tokenizer: Any) -> Callable[[int], str]:
+    """Return a function from the next token of one answer to the text that it completes. Special tokens have none."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return _by_pieces(tokenizer) if backend is None else _by_stream(backend)
+
+
+def _by_stream(backend: Any) -> Callable[[int], str]:
+    from tokenizers.decoders import DecodeStream
+
+    stream = DecodeStream(skip_special_tokens=True)
+
+    def decode(token: int) -> str:
+        nonlocal stream
+        try:
+            return stream.step(backend, token) or ""
+        except Exception:  # the library's own class: the text of earlier tokens has changed, so begin anew
+            stream = DecodeStream(skip_special_tokens=True)
+            return stream.step(backend, token) or ""
+
+    return decode
+
+
+def _by_pieces(tokenizer: Any) -> Callable[[int], str]:
+    """For tokenizers in Python: decode the last tokens with and without the new one, as vLLM does."""
+    tokens: list[int] = []
+    start = read = 0
+
+    def decode(token: int) -> str:
+        nonlocal start, read
+        tokens.append(token)
+        before = tokenizer.decode(tokens[start:read], skip_special_tokens=True)
+        now: str = tokenizer.decode(tokens[start:], skip_special_tokens=True)
+        if len(now) <= len(before) or now.endswith("\ufffd"):
+            return ""
+        start, read = read, len(tokens)
+        return now[len(before) :]
+
+    return decode

@@ -1,0 +1,104 @@
+"""Transcription: models that write down speech, such as Whisper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace import BytesTensor, Instance, InvalidArgument, LoadError, Model, Tensors, one_line
+from headrace_transformers.audio import load_soundfile, read_audio, windows_of
+from headrace_transformers.encoders import texts_of
+from headrace_transformers.parameters import is_trusted
+from headrace_transformers.transformers_engine import OpenedTransformer, reworded_execution
+
+#: Windows that are read together, and the seconds of one unless the model says otherwise.
+WINDOWS, WINDOW_S = 8, 30
+
+
+class Transcriber(Instance):
+    """``audio`` BYTES[rows, 1], the bytes of files -> ``text_output`` BYTES[rows, 1].
+
+    The windows of a file are read together, those of several files one after the other.
+    """
+
+    def __init__(self, model: Model, opened: OpenedTransformer) -> None:
+        self._opened, self._torch = opened, opened.torch
+        self._soundfile = load_soundfile()
+        self._most_s = model.parameters.max_audio_s
+        try:
+            self._processor = opened.transformers.AutoProcessor.from_pretrained(
+                opened.files.folder, local_files_only=True, trust_remote_code=is_trusted(model)
+            )
+            self._features, self._tokenizer = self._processor.feature_extractor, self._processor.tokenizer
+        except Exception as error:
+            text = one_line(" ".join(str(error).split()))[:300]
+            raise LoadError(
+                f"unable to load the processor of model '{model.name}' (preprocessor_config.json, tokenizer.json) from "
+                f"{opened.files.folder}: {text}"
+            ) from error
+        self._rate = int(self._features.sampling_rate)
+        self._window_s = int(getattr(self._features, "chunk_length", WINDOW_S))
+        self._languages = getattr(opened.model.generation_config, "lang_to_id", None) or {}
+
+    def close(self) -> None:
+        del self._opened
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        audio = inputs["audio"]
+        if not isinstance(audio, BytesTensor):
+            raise InvalidArgument("input 'audio' must be of type BYTES")
+        files = [bytes(item) for item in audio.items()]
+        rows = zip(files, self._options(inputs, len(files)), strict=True)
+        texts = [self._transcribe(file, options) for file, options in rows]
+        return {"text_output": BytesTensor.from_items([text.encode() for text in texts], (*audio.shape,))}
+
+    def _options(self, inputs: Tensors, rows: int) -> Sequence[dict[str, Any]]:
+        found: list[dict[str, Any]] = [{} for _ in range(rows)]
+        for row, language in enumerate(texts_of(inputs, "language") if "language" in inputs else ()):
+            if language:
+                found[row]["language"] = self._language(language)
+        for row, prompt in enumerate(texts_of(inputs, "prompt") if "prompt" in inputs else ()):
+            if prompt:
+                found[row]["prompt_ids"] = self._prompt(prompt)
+        temperatures = np.asarray(inputs["temperature"]).ravel().tolist() if "temperature" in inputs else ()
+        for row, temperature in enumerate(temperatures):
+            if not 0 <= temperature <= 2:
+                raise InvalidArgument(f"temperature must be a number from 0 to 2, got {temperature:g}")
+            if temperature:
+                found[row] |= {"do_sample": True, "temperature": temperature}
+        return found
+
+    def _language(self, language: str) -> str:
+        if not self._languages:
+            raise InvalidArgument(f"language is '{one_line(language)}', but this model has one language only")
+        known = sorted(token.strip("<|>") for token in self._languages)
+        if language.lower() not in known:
+            raise InvalidArgument(f"language is '{one_line(language)[:50]}', expected one of {', '.join(known)}")
+        return language.lower()
+
+    def _prompt(self, prompt: str) -> Any:
+        if not hasattr(self._processor, "get_prompt_ids"):
+            raise InvalidArgument("this model takes no prompt")
+        with self._opened.tokenizing:
+            return self._torch.tensor(self._processor.get_prompt_ids(prompt), device=self._opened.device)
+
+    def _transcribe(self, file: bytes, options: dict[str, Any]) -> str:
+        samples = read_audio(self._soundfile, file, self._rate, self._most_s)
+        parts = windows_of(samples, self._rate, self._window_s)
+        texts: list[str] = []
+        for start in range(0, len(parts), WINDOWS):
+            texts += self._read(parts[start : start + WINDOWS], options)
+        return " ".join(text.strip() for text in texts if text.strip())
+
+    def _read(self, parts: Sequence[npt.NDArray[np.float32]], options: dict[str, Any]) -> list[str]:
+        opened = self._opened
+        with reworded_execution(), self._torch.inference_mode():
+            made = self._features(list(parts), sampling_rate=self._rate, return_tensors="pt")
+            heard = made.to(opened.device, opened.model.dtype)
+            tokens = opened.model.generate(**heard, **options)
+            with opened.tokenizing:
+                read: list[str] = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return read

@@ -1,0 +1,158 @@
+"""Models that are damaged, hostile, or of another kind: the error names what is wrong, and nothing is run."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from shutil import copytree
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+
+from headrace import ConfigError, HeadraceError, LoadError, Model, ModelConfig, parse_parameters
+from headrace_transformers import Parameters, Transformers
+from tests.backends.transformers import tiny_models
+
+Damage = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.llama(tmp_path_factory.mktemp("good"))
+
+
+def load(version: Path, parameters: Mapping[str, str] = MappingProxyType({}), is_sent: bool = False) -> ModelConfig:
+    """Complete the config and load, as the server does; close at once."""
+    config = ModelConfig(name="m", backend="transformers")
+    for name, value in parameters.items():
+        config.parameters[name].string_value = value
+    backend = Transformers({})
+    model = Model("m", 1, version, config, parse_parameters(Parameters, config.parameters), is_sent=is_sent)
+    backend.complete_config(model)
+    shared = backend.share(model)
+    backend.load(Model("m", 1, version, config, model.parameters, shared, "m_0", is_sent=is_sent)).close()
+    backend.unshare(shared)
+    return config
+
+
+def edit(name: str = "config.json", **changes: Any) -> Damage:
+    def change(folder: Path) -> None:
+        document = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(document | changes))
+
+    return change
+
+
+def write(name: str, text: str | bytes) -> Damage:
+    def overwrite(folder: Path) -> None:
+        (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+
+    return overwrite
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def pickle_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+def remove(*names: str) -> Damage:
+    def unlink(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return unlink
+
+
+INDEX = {"weight_map": {"lm_head.weight": "../../../secret.safetensors"}}
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (truncate, r"model.safetensors is truncated: it has \d+ bytes, its header needs \d+"),
+        (write("model.safetensors", b"\0"), "is not a complete safetensors file"),
+        (write("model.safetensors", b"\x02\0\0\0\0\0\0\0[]"), "unable to load model 'm' .*SafetensorError"),
+        (write("model.safetensors", b"\xff" * 99), "is not a complete safetensors file"),
+        (remove("model.safetensors"), "no file of weights"),
+        (pickle_weights, "pytorch_model.bin: pickled weights may run code .* parameter 'trust' to 'true'"),
+        (write("model.safetensors.index.json", json.dumps(INDEX)), "names '../../../secret.safetensors', expected"),
+        (remove("tokenizer.json", "tokenizer_config.json"), "no tokenizer"),
+        (write("tokenizer.json", "{}"), "unable to load model 'm'"),
+        (remove("config.json"), "no file .*config.json"),
+        (write("config.json", "{"), "config.json is not JSON"),
+        (write("config.json", "[" * 9999), "config.json is not JSON"),
+        (write("config.json", "[]"), "is not the config of a model"),
+        (edit(num_hidden_layers=10**9), "num_hidden_layers is 1000000000, but its weights have 21 tensors"),
+        (edit(vocab_size=10**9), "describes a model of .* numbers, but its weights have"),
+        (edit(hidden_size=10**40), "hidden_size is 1000.*, the limit is"),
+        (edit(num_hidden_layers=3), "has no weights for model.layers.2"),
+        (edit(hidden_size=64), "unable to load model 'm'|has no weights"),
+        (edit(model_type="no-such-kind"), "unable to load model 'm'.*no-such-kind"),
+        (edit(model_type="bert"), "unable to load model 'm'|has no weights"),
+        (edit(model_type="mine", auto_map={"AutoConfig": "evil.Config"}), "it runs code of its own"),
+        (write("adapter_config.json", "{}"), "has an adapter"),
+    ],
+    ids=range(22),
+)
+def test_a_damaged_model_is_refused_by_name(good: Path, tmp_path: Path, damage: Damage, why: str) -> None:
+    folder = copytree(good, tmp_path / "1")
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    damage(folder)
+    with pytest.raises(LoadError, match=why):
+        load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "why"),
+    [
+        ({"task": "painting"}, "parameter 'task' is 'painting', expected one of generation, embedding"),
+        ({"dtype": "int3"}, "parameter 'dtype' is 'int3', expected one of auto, float32"),
+        ({"max_running": "0"}, "parameter 'max_running' is 0, expected a number from 1"),
+        ({"pooling": "sum"}, "parameter 'pooling' is 'sum', expected one of mean"),
+        ({"folder": "../../../etc"}, "it climbs out"),
+        ({"attention": "no_such"}, "unable to load model 'm'"),
+        ({"task": "classification"}, "has no weights for .* is 'classification' the task of this model"),
+    ],
+    ids=str,
+)
+def test_a_wrong_parameter_is_refused_by_name(good: Path, parameters: dict[str, str], why: str) -> None:
+    with pytest.raises((ConfigError, LoadError), match=why):
+        load(good, parameters)
+
+
+def test_a_model_that_is_sent_may_not_ask_for_trust(good: Path) -> None:
+    with pytest.raises(ConfigError, match="parameter 'trust' of model 'm' came with a load request"):
+        load(good, {"trust": "true"}, is_sent=True)
+
+
+def test_nothing_is_fetched(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for files that are missing, or a base model in the hub."""
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("the network is used")
+
+    folder = copytree(good, tmp_path / "1")
+    edit(_name_or_path="someone/something")(folder)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    load(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(HeadraceError):
+        load(folder)
+
+
+def test_a_model_may_lie_in_a_folder(good: Path, tmp_path: Path) -> None:
+    copytree(good, tmp_path / "1" / "hub")
+    config = load(tmp_path / "1", {"folder": "hub"})
+    assert "messages" in [each.name for each in config.input]
+    assert config.model_transaction_policy.decoupled
