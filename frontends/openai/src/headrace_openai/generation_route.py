@@ -56,7 +56,7 @@ class GenerationRoute(OpenAiRoute):
         if caller is None:
             return answer
         if isinstance(answer, HttpStream):
-            return answer._replace(chunks=_ended(answer.chunks, caller))
+            return answer._replace(chunks=ending_with(answer.chunks, caller))
         caller.end()
         return answer
 
@@ -96,10 +96,10 @@ def wants_stream(document: Mapping[str, Any]) -> tuple[bool, bool]:
 
 def event_stream(call: TextCall, events: AsyncIterator[bytes]) -> HttpStream:
     """Return ``events`` as the answer, with ``[DONE]`` as the last. An error in the middle is the last event."""
-    return HttpStream(200, [*EVENT_HEADERS, id_header(call.sent_as)], _closed(call.http, events))
+    return HttpStream(200, [*EVENT_HEADERS, id_header(call.sent_as)], with_last_event(call.http, events, _DONE))
 
 
-async def _ended(chunks: AsyncIterator[bytes], caller: Caller) -> AsyncIterator[bytes]:
+async def ending_with(chunks: AsyncIterator[bytes], caller: Caller) -> AsyncIterator[bytes]:
     """Yield ``chunks``, and end the operation of ``caller`` with the last."""
     with ending(caller):
         async with aclosing(chunks):  # type: ignore[type-var]
@@ -107,7 +107,8 @@ async def _ended(chunks: AsyncIterator[bytes], caller: Caller) -> AsyncIterator[
                 yield chunk
 
 
-async def _closed(call: HttpCall, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def with_last_event(call: HttpCall, events: AsyncIterator[bytes], last: bytes = b"") -> AsyncIterator[bytes]:
+    """Yield ``events``, and then ``last``. An error in the middle is the last event."""
     has_begun = False
     try:
         async with aclosing(events):  # type: ignore[type-var]
@@ -119,4 +120,4 @@ async def _closed(call: HttpCall, events: AsyncIterator[bytes]) -> AsyncIterator
             raise  # the status says it
         yield b"data: %b\n\n" % error_line(error, message_in(call.print_error(error)))
     else:
-        yield _DONE
+        yield last

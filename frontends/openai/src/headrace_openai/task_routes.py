@@ -2,53 +2,96 @@
 
 from __future__ import annotations
 
-from headrace import Addition, ExtensionOperation, HttpCall, HttpReply
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from headrace import Addition, ExtensionOperation, HttpCall, HttpReply, InferRequest, InferResponse
 from headrace_llm import Task
+from headrace_openai.catalog import LanguageModel
 from headrace_openai.descriptions import EMBEDDINGS, RERANK
-from headrace_openai.embeddings import embedding_requests, print_embeddings, read_embeddings, vectors_in
+from headrace_openai.embeddings import (
+    EmbeddingsRequest,
+    embedding_requests,
+    print_embeddings,
+    read_embeddings,
+    vectors_in,
+)
 from headrace_openai.inferences import ending, responses_to
 from headrace_openai.openai_route import OpenAiRoute, json_answer, model_name, read_body, request_id
-from headrace_openai.rerank import print_rerank, read_rerank, rerank_requests
+from headrace_openai.rerank import RerankRequest, print_rerank, read_rerank, rerank_requests
 from headrace_openai.transcription_routes import Transcriptions
 
 
-class Embeddings(OpenAiRoute):
+class RowsRoute(OpenAiRoute):
+    """A route of a model that is asked once for each row of a body: a text, or a document."""
+
+    #: What its models do.
+    task: ClassVar[Task]
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        document, id_ = await read_body(call), request_id(call.request)
+        name = model_name(document)
+        caller = await self.admit(call, name)
+        with ending(caller):
+            asked, model = self.read(document), self.extension.models.find(name, self.task)
+            requests = self.requests(asked, model, id_)
+            responses = await responses_to(self.engine, requests, caller, call.caller.deadline_ns)
+            return json_answer(await self.print(asked, responses, model, id_), id_)
+
+    def read(self, document: dict[str, Any]) -> Any:
+        """Return what ``document`` asks. Raises `BadMember`."""
+        raise NotImplementedError
+
+    def requests(self, asked: Any, model: LanguageModel, request_id: str) -> list[InferRequest]:
+        """Return the requests to ``model``. Raises `BadMember` if it can not do what is ``asked``."""
+        raise NotImplementedError
+
+    async def print(
+        self, asked: Any, responses: Sequence[InferResponse], model: LanguageModel, request_id: str
+    ) -> bytes:
+        """Return the answer as JSON. Raises `BackendError` for responses that are none."""
+        raise NotImplementedError
+
+
+class Embeddings(RowsRoute):
     """Return a vector for each text"""
 
     name = "POST /v1/embeddings"
     operation = ExtensionOperation("embeddings", has_parts=True)
     openapi = EMBEDDINGS
+    task = Task.EMBEDDING
 
-    async def answer(self, call: HttpCall) -> HttpReply:
-        document, id_ = await read_body(call), request_id(call.request)
-        name = model_name(document)
-        caller = await self.admit(call, name)
-        with ending(caller):
-            asked, model = read_embeddings(document), self.extension.models.find(name, Task.EMBEDDING)
-            responses = await responses_to(
-                self.engine, embedding_requests(asked, model, id_), caller, call.caller.deadline_ns
-            )
-            vectors, tokens = vectors_in(responses, model, asked.dimensions)
-            return json_answer(await print_embeddings(vectors, tokens, name, asked.is_base64), id_)
+    def read(self, document: dict[str, Any]) -> EmbeddingsRequest:
+        return read_embeddings(document)
+
+    def requests(self, asked: EmbeddingsRequest, model: LanguageModel, request_id: str) -> list[InferRequest]:
+        return embedding_requests(asked, model, request_id)
+
+    async def print(
+        self, asked: EmbeddingsRequest, responses: Sequence[InferResponse], model: LanguageModel, request_id: str
+    ) -> bytes:
+        vectors, tokens = vectors_in(responses, model, asked.dimensions)
+        return await print_embeddings(vectors, tokens, model.name, asked.is_base64)
 
 
-class Rerank(OpenAiRoute):
+class Rerank(RowsRoute):
     """Return documents by their relevance to a query"""
 
     name = "POST /v1/rerank"
     operation = ExtensionOperation("rerank", has_parts=True)
     openapi = RERANK
+    task = Task.RERANKING
 
-    async def answer(self, call: HttpCall) -> HttpReply:
-        document, id_ = await read_body(call), request_id(call.request)
-        name = model_name(document)
-        caller = await self.admit(call, name)
-        with ending(caller):
-            asked, model = read_rerank(document), self.extension.models.find(name, Task.RERANKING)
-            responses = await responses_to(
-                self.engine, rerank_requests(asked, model, id_), caller, call.caller.deadline_ns
-            )
-            return json_answer(print_rerank(asked, responses, model, id_), id_)
+    def read(self, document: dict[str, Any]) -> RerankRequest:
+        return read_rerank(document)
+
+    def requests(self, asked: RerankRequest, model: LanguageModel, request_id: str) -> list[InferRequest]:
+        return rerank_requests(asked, model, request_id)
+
+    async def print(
+        self, asked: RerankRequest, responses: Sequence[InferResponse], model: LanguageModel, request_id: str
+    ) -> bytes:
+        return print_rerank(asked, responses, model, request_id)
 
 
 class RerankOfJina(Rerank):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-
-from headrace import Caller, ExtensionOperation, HeadraceError, HttpCall, HttpReply, HttpStream, InferRequest
+from headrace import ExtensionOperation, HttpCall, HttpReply, HttpStream
 from headrace_llm import Task
-from headrace_openai.catalog import LanguageModel
 from headrace_openai.descriptions import TRANSCRIPTION
 from headrace_openai.forms import read_form
+from headrace_openai.generation_route import EVENT_HEADERS, ending_with, with_last_event
 from headrace_openai.inferences import ending
-from headrace_openai.openai_errors import BadMember, error_line, message_in
+from headrace_openai.openai_errors import BadMember
 from headrace_openai.openai_route import OpenAiRoute, id_header, request_id
 from headrace_openai.transcriptions import (
     print_transcription,
@@ -19,8 +16,6 @@ from headrace_openai.transcriptions import (
     transcription_events,
     transcription_request,
 )
-
-_EVENTS = (b"Content-Type", b"text/event-stream; charset=utf-8")
 
 
 class Transcriptions(OpenAiRoute):
@@ -42,24 +37,10 @@ class Transcriptions(OpenAiRoute):
             if deadline_ns := call.caller.deadline_ns:
                 request.expire_at(deadline_ns)
         if asked.streams:
-            return HttpStream(200, [_EVENTS, id_header(id_)], self._events(call, request, model, caller))
+            events = transcription_events(self.engine.responses(request, caller), model)
+            chunks = with_last_event(call, ending_with(events, caller))
+            return HttpStream(200, [*EVENT_HEADERS, id_header(id_)], chunks)
         with ending(caller):
             responses = [each async for each in self.engine.responses(request, caller)]
             kind, body = print_transcription(responses, model, asked.form)
         return HttpReply(200, [(b"Content-Type", kind), id_header(id_)], [body])
-
-    async def _events(
-        self, call: HttpCall, request: InferRequest, model: LanguageModel, caller: Caller | None
-    ) -> AsyncIterator[bytes]:
-        has_begun = False
-        try:
-            events = transcription_events(self.engine.responses(request, caller), model)
-            with ending(caller):
-                async with aclosing(events):  # type: ignore[type-var]
-                    async for event in events:
-                        yield event
-                        has_begun = True
-        except HeadraceError as error:
-            if not has_begun:
-                raise  # the status says it
-            yield b"data: %b\n\n" % error_line(error, message_in(call.print_error(error)))
