@@ -99,7 +99,7 @@ def event_stream(call: TextCall, events: AsyncIterator[bytes]) -> HttpStream:
     return HttpStream(200, [*EVENT_HEADERS, id_header(call.sent_as)], with_last_event(call.http, events, _DONE))
 
 
-async def ending_with(chunks: AsyncIterator[bytes], caller: Caller) -> AsyncIterator[bytes]:
+async def ending_with(chunks: AsyncIterator[bytes], caller: Caller | None) -> AsyncIterator[bytes]:
     """Yield ``chunks``, and end the operation of ``caller`` with the last."""
     with ending(caller):
         async with aclosing(chunks):  # type: ignore[type-var]
