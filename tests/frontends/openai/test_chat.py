@@ -246,6 +246,10 @@ def test_a_tool_is_forced_by_structured_output(client: openai.OpenAI) -> None:
     assert given["sampling_parameters"]["structured_outputs"] == {"json": TOOL["function"]["parameters"]}
     assert "tools" not in given
     assert json.dumps(TOOL["function"]["name"]) in given["messages"][0]["content"]
+    given = shown(client, tools=[TOOL], tool_choice="required")  # it is no call, and so it is text
+    (forced,) = given["sampling_parameters"]["structured_outputs"]["json"]["anyOf"]
+    assert forced["properties"] == {"name": {"const": "weather"}, "arguments": TOOL["function"]["parameters"]}
+    assert (forced["required"], forced["additionalProperties"]) == (["name", "arguments"], False)
     script = [{"text_output": '{"name": "weather", "arguments": {"town": "Ulm"}}'}]
     answer = client.chat.completions.create(
         model="templated", messages=say(script), tools=[TOOL], tool_choice="required"

@@ -106,3 +106,15 @@ def test_a_model_with_messages_has_its_template_in_its_engine(tmp_path: Path) ->
     (tmp_path / "m/config.pbtxt").write_text(scripted_config(parameters={"chat_template": "{% for a in b %}"}))
     with serve(tmp_path) as server:
         assert server.engine.resolve("m").name == "m"
+
+
+def test_a_template_without_jinja_names_what_installs_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace_openai.chat_templates.find_spec", lambda name: None)
+    (tmp_path / "m/1").mkdir(parents=True)
+    (tmp_path / "m/1/model.py").write_text(STORY_PY)
+    (tmp_path / "m/config.pbtxt").write_text(scripted_config("messages", parameters={"chat_template": "{{ 1 }}"}))
+    with pytest.raises(InternalError, match="failed to load"), serve(tmp_path):
+        pass
+    assert "pip install 'headrace-openai[templates]'" in caplog.text

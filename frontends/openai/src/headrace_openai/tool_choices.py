@@ -137,6 +137,7 @@ def _any_of(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
                     "arguments": tool["function"].get("parameters") or {"type": "object"},
                 },
                 "required": ["name", "arguments"],
+                "additionalProperties": False,
             }
             for tool in tools
         ]
