@@ -333,6 +333,11 @@ def test_a_caller_that_leaves_ends_the_request(web: httpx.Client, models: Path) 
             assert "waiting" in next(text for text in answer.iter_text() if "waiting" in text)
         while not left.exists():
             web.get("/models")
+    left.unlink()
+    with pytest.raises(httpx.ReadTimeout):
+        web.post("/chat/completions", json={"model": "scripted", "messages": say("wait")}, timeout=0.2)
+    while not left.exists():
+        web.get("/models")
 
 
 BAD: Sequence[tuple[dict[str, Any], str, str | None]] = [
