@@ -13,17 +13,22 @@ from headrace import InvalidArgument
 
 #: The most parts of a form, and the most bytes of a field that is no file.
 MAX_PARTS, MAX_FIELD_BYTES = 64, 64 << 10
+#: The length before a file.
+LENGTH_BYTES = 4
 #: Parsed in one turn of the event loop.
 _SLICE_BYTES = 256 << 10
 
 
 @dataclass(slots=True)
 class Form:
-    """The fields of a form, each with its last value, and its file: a name and its content."""
+    """The fields of a form, each with its last value, and its file.
+
+    ``file`` is its content behind its length, as in a `headrace.BytesTensor`: a large one is never copied as a whole,
+    which would hold up the event loop.
+    """
 
     fields: dict[str, str] = field(default_factory=dict)
-    file_name: str = ""
-    file: bytes | None = None
+    file: bytearray | None = None
 
 
 async def read_form(body: memoryview, headers: Mapping[bytes, bytes], file: str) -> Form:
@@ -100,7 +105,7 @@ class _FormReader:
         if self._is_file:
             if self.form.file is not None:
                 raise InvalidArgument(f"the form has the part '{self._file}' twice")
-            self.form.file_name = options.get(b"filename", b"").decode("utf-8", "replace")
+            self._content = bytearray(LENGTH_BYTES)
 
     def _add_content(self, data: bytes, begin: int, end: int) -> None:
         self._content += memoryview(data)[begin:end]
@@ -109,7 +114,8 @@ class _FormReader:
 
     def _end_part(self) -> None:
         if self._is_file:
-            self.form.file = bytes(self._content)
+            self._content[:LENGTH_BYTES] = (len(self._content) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
+            self.form.file = self._content
             return
         try:
             self.form.fields[self._name] = self._content.decode()

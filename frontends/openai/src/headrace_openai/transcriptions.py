@@ -16,7 +16,7 @@ import orjson
 
 from headrace import BackendError, BytesTensor, InferRequest, InferResponse, Tensor
 from headrace_openai.catalog import LanguageModel
-from headrace_openai.forms import Form
+from headrace_openai.forms import LENGTH_BYTES, Form
 from headrace_openai.inferences import string_rows
 from headrace_openai.openai_errors import BadMember
 
@@ -32,9 +32,12 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionRequest:
-    """What a caller asks. ``options`` are the values of the inputs ``language``, ``prompt`` and ``temperature``."""
+    """What a caller asks. ``audio`` is as in `Form`.
 
-    audio: bytes
+    ``options`` are the values of the inputs ``language``, ``prompt`` and ``temperature``.
+    """
+
+    audio: bytearray
     form: str
     options: dict[str, str | float]
     streams: bool
@@ -43,7 +46,7 @@ class TranscriptionRequest:
 def read_transcription(form: Form) -> TranscriptionRequest:
     """Return what ``form`` asks. Raises `BadMember`."""
     fields = form.fields
-    if not form.file:
+    if form.file is None or len(form.file) == LENGTH_BYTES:
         raise BadMember("file", "the form has no part 'file', or an empty one")
     asked = fields.get("response_format") or "json"
     if asked not in FORMS:
@@ -77,7 +80,7 @@ def transcription_request(asked: TranscriptionRequest, model: LanguageModel, req
             )
     is_batched = model.view.max_batch_size > 0
     spec = model.contract.inputs["audio"]
-    inputs: dict[str, Tensor] = {spec.name: string_rows(spec, [asked.audio], is_batched)}
+    inputs: dict[str, Tensor] = {spec.name: BytesTensor(asked.audio, (1,) * (len(spec.dims) + is_batched))}
     for name, value in asked.options.items():
         option = model.contract.inputs.get(name)
         if option is None:
