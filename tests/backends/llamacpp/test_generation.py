@@ -121,7 +121,7 @@ def test_tools_are_called_as_llama_cpp_calls_them(server: Server, engine: Any) -
     }
     tools = [{"type": "function", "function": function}]
     asked: dict[str, Any] = {"messages": CHAT, "tools": tools, "tool_choice": "required"}
-    expected = direct(engine, **asked, temperature=0, max_tokens=12, stream=True)
-    given = ask(server, "", "stream", "return_finish_reason", **asked, sampling={"max_tokens": 12})
+    expected = direct(engine, **asked, temperature=0, max_tokens=5, stream=True)
+    given = ask(server, "", "stream", "return_finish_reason", **asked, sampling={"max_tokens": 5})
     content = [chunk["choices"][0]["delta"].get("content") or "" for chunk in expected]
     assert text(given) == "".join(content) != ""

@@ -87,7 +87,7 @@ def test_parameters_are_checked(parameters: dict[str, object], reason: str) -> N
 
 
 def test_the_signals_of_the_process_are_left_alone(server: Server, signals: list[int]) -> None:
-    """llama.cpp's server installs handlers of its own when it starts."""
+    """Older versions of xllamacpp install handlers of their own."""
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGINT)
     assert signals == [signal.SIGTERM, signal.SIGINT]

@@ -14,11 +14,11 @@ from tests.backends.llamacpp.smol import request, responses, text
 LONG = {"max_tokens": 200, "ignore_eos": True}
 
 
-def instance(server: Server) -> Any:
-    """Return the instance of ``smol``, of this process."""
+def instance(name: str = "smol") -> Any:
+    """Return the instance of the model ``name``, of this process."""
     import gc
 
-    return next(each for each in gc.get_objects() if type(each) is LlamaInstance)
+    return next(each for each in gc.get_objects() if type(each) is LlamaInstance and each._name == name)
 
 
 def run(server: Server, scenario: Awaitable[None]) -> None:
@@ -55,7 +55,7 @@ def test_a_caller_that_leaves_frees_its_slot_within_a_step_and_the_others_go_on(
         assert not waiting.given
         before = [len(stream.given) for stream in streams]
         await streams[0].leave()
-        while instance(server)._queue:
+        while instance()._queue:
             await asyncio.sleep(0.001)
         steps = [len(stream.given) - count for stream, count in zip(streams[1:], before[1:], strict=True)]
         await waiting.begun()
@@ -92,18 +92,18 @@ def test_the_best_priority_is_next_and_one_that_has_left_takes_no_slot(server: S
     run(server, scenario())
 
 
-def test_more_streams_than_the_limit_are_refused_and_all_others_served(server: Server) -> None:
+def test_500_streams_on_4_slots_are_served_up_to_the_limit_and_the_others_refused(server: Server) -> None:
     async def scenario() -> None:
-        while instance(server)._streams:  # of the test before
+        while instance("tiny")._streams:  # of the test before
             await asyncio.sleep(0.01)
-        sent = [responses(server, request("Hi", "stream", sampling={"max_tokens": 1})) for _ in range(100)]
-        given = await asyncio.gather(*sent, return_exceptions=True)
+        sampling = {"max_tokens": 4, "ignore_eos": True}
+        asked = [request("Hi", "stream", model="tiny", sampling=sampling) for _ in range(500)]
+        given = await asyncio.gather(*(responses(server, each) for each in asked), return_exceptions=True)
         refused = [each for each in given if isinstance(each, ResourceExhausted)]
         served = [each for each in given if isinstance(each, list)]
-        assert len(refused) + len(served) == 100
-        assert len(served) >= 16
-        assert refused
-        assert "its limit (max_streams) is 16" in str(refused[0])
-        assert all(text(each) == text(served[0]) for each in served)
+        assert len(refused) + len(served) == 500
+        assert len(served) >= 256
+        assert "its limit (max_streams) is 256" in str(refused[0])
+        assert {len(text(each)) for each in served} == {4}
 
     run(server, scenario())

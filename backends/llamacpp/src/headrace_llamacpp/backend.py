@@ -19,6 +19,7 @@ class LlamaCpp(Backend):
     name = "llamacpp"
     Parameters = Parameters
     devices = ("gpu", "cpu")
+    dtypes = (dtypes.BYTES, dtypes.BOOL, dtypes.INT32, dtypes.UINT32, dtypes.FP32)
     hardware = "it has run on CPUs only"
     rungs = (DeferredInstance, RequestInstance)
     engine_fields = ()

@@ -7,15 +7,12 @@ connect any more. Besides, it wants a key that nobody has.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import logging
 import secrets
 import shutil
-import signal
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,8 +28,6 @@ log = logging.getLogger("headrace.llamacpp")
 _VERBOSITY: Final = 1
 #: The context of a model whose config says none.
 _MOST_CONTEXT: Final = 4096
-#: One model at a time is opened: the signals of the process are held meanwhile.
-_opening = threading.Lock()
 
 
 def load_library() -> Any:
@@ -105,16 +100,31 @@ def open_engine(model: Model, files: ModelFiles) -> Any:
     folder = tempfile.mkdtemp(prefix="headrace-llamacpp-")  # 0700
     try:
         settings = _settings(library, model, files, f"{folder}/closed.sock")
-        with _opening, _own_signals():
-            try:
-                return library.Server(settings)
-            except RuntimeError as error:
-                raise LoadError(
-                    f"llama.cpp cannot load '{files.weights}' of model '{model.name}': {error} The reason is in the "
-                    f"log above. Its architecture is '{files.header.architecture[:100]}'"
-                ) from error
+        try:
+            engine = library.Server(settings)
+        except RuntimeError as error:
+            raise LoadError(
+                f"llama.cpp cannot load '{files.weights}' of model '{model.name}': {error} The reason is in the "
+                f"log above. Its architecture is '{files.header.architecture[:100]}'"
+            ) from error
+        _ask_once(engine, model.parameters.task)
+        return engine
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ask_once(engine: Any, task: str) -> None:
+    """Wait for the first answer, which also warms the model up.
+
+    An engine that is deleted before its loop has begun waits for the end of that loop for ever, with Python's lock.
+    """
+    with contextlib.suppress(RuntimeError, TypeError, ValueError):  # any answer will do
+        if task == "embedding":
+            engine.handle_embeddings({"input": "a"})
+        elif task == "reranking":
+            engine.handle_rerank({"query": "a", "documents": ["a"]})
+        else:
+            engine.handle_completions({"prompt": "a", "n_predict": 1}, lambda chunk: False)
 
 
 def _settings(library: Any, model: Model, files: ModelFiles, socket: str) -> Any:
@@ -127,7 +137,7 @@ def _settings(library: Any, model: Model, files: ModelFiles, socket: str) -> Any
     settings.api_keys = [secrets.token_urlsafe(32)]
     settings.n_threads_http = 1
     settings.endpoint_slots = settings.endpoint_props = settings.endpoint_metrics = settings.ui = False
-    settings.offline = True
+    settings.offline, settings.warmup = True, False
     settings.sse_ping_interval = -1
     # The engine.
     context = context_of(parameters, files.header)
@@ -154,20 +164,3 @@ def _settings(library: Any, model: Model, files: ModelFiles, socket: str) -> Any
         "model '%s': %d slots with a context of %d tokens, %d threads", model.name, parameters.slots, context, threads
     )
     return settings
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep the handlers of SIGINT and SIGTERM: llama.cpp's server installs its own, which end only itself.
-
-    By the C library: Python lets only the main thread set a handler, and a model is loaded on another one.
-    """
-    sigaction: Callable[..., int] = ctypes.CDLL(None).sigaction
-    kept = {number: ctypes.create_string_buffer(512) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, buffer in kept.items():
-        sigaction(int(number), None, buffer)
-    try:
-        yield
-    finally:
-        for number, buffer in kept.items():
-            sigaction(int(number), buffer, None)
