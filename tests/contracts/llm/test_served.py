@@ -139,6 +139,11 @@ def test_one_response_over_http_has_the_whole_text(server: Headrace) -> None:
 # ---------------------------------------------------------------------- who leaves
 
 
+def wait_until_open(server: Headrace, model: str, count: int) -> None:
+    """Until the engine that writes for ``model`` has ``count`` requests."""
+    server.wait_until_metric("nv_llm_streams", "process" if model == "process" else "thread", count)
+
+
 def leave_generate(server: Headrace, model: str) -> None:
     with suppress(httpx.ReadTimeout):
         httpx.post(url(server, model, "generate"), json=body("a b", LONG, stream=False), timeout=0.2)
@@ -146,12 +151,15 @@ def leave_generate(server: Headrace, model: str) -> None:
 
 def leave_stream(server: Headrace, model: str) -> None:
     with httpx.stream("POST", url(server, model), json=body("a b", LONG)) as response:
-        next(events(response))
+        found = events(response)  # kept: its end would close the connection
+        next(found)
+        wait_until_open(server, model, 1)
 
 
 def cancel_grpc(server: Headrace, model: str) -> None:
     stream = GrpcStream(server, model, text="a b", max_tokens=LONG)
     assert stream.next() == " a"
+    wait_until_open(server, model, 1)
     stream.close()
 
 
@@ -171,9 +179,8 @@ def exceed_grpc_deadline(server: Headrace, model: str) -> None:
 )
 def test_who_leaves_frees_the_place(server: Headrace, model: str, leave: Callable[[Any, str], None]) -> None:
     leave(server, model)
-    engine = "process" if model == "process" else "thread"
-    server.wait_until_metric("nv_llm_streams", engine, 0)
-    assert told(server, engine, text="a")
+    wait_until_open(server, model, 0)
+    assert told(server, model, text="a")
 
 
 @pytest.mark.parametrize("model", ["thread", "process"])
