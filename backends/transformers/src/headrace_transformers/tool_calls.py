@@ -22,6 +22,7 @@ class ToolCallReader:
     def __init__(self) -> None:
         self._held = ""
         self._calls = 0
+        self._skips_space = False  # between calls
 
     def read(self, delta: Delta) -> None:
         """Move complete calls from the text of ``delta`` to its ``tool_calls``. What may be part of one waits.
@@ -31,6 +32,9 @@ class ToolCallReader:
         self._held += delta.text
         delta.text = ""
         while True:
+            if self._skips_space:
+                self._held = self._held.lstrip()
+                self._skips_space = not self._held
             before, begin, rest = self._held.partition(BEGIN)
             if not begin:
                 break
@@ -40,9 +44,10 @@ class ToolCallReader:
                 self._held = begin + rest
                 break
             delta.text += before
-            self._held = after.lstrip() if (call := self._call(inside)) else after
-            if call:
+            self._held = after
+            if call := self._call(inside):
                 delta.tool_calls.append(call)
+                self._skips_space = True
             else:
                 delta.text += begin + inside + end
         if not self._held.startswith(BEGIN):

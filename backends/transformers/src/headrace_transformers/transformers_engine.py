@@ -129,6 +129,8 @@ def open_model(model: Model, files: HuggingFaceFiles) -> OpenedTransformer:
         opened = opened.to(device).eval()
         if model.parameters.compile:
             opened.forward = torch.compile(opened.forward, dynamic=True)
+    if files.gguf:
+        release_memory()  # what its reader leaves is as large as the weights
     log.info("model '%s': opened %s with %s", model.name, type(opened).__name__, transformers.__version__)
     return OpenedTransformer(
         transformers, torch, files, opened, tokenizer, device, bool(getattr(config, "is_encoder_decoder", False))
