@@ -27,6 +27,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_tiny(put_model(repository, "tiny", None, {}) / "a-tiny-model.Q4_1.gguf", 256)
     vectors = {**TINY, "task": "embedding", "context": "64", "pooling": "mean", "isolation": "thread"}
     write_tiny(put_model(repository, "vectors", None, vectors) / "model.gguf")
+    write_tiny(put_model(repository, "ranks", None, {**vectors, "task": "reranking"}) / "model.gguf")
     with serve(repository) as server:
         yield server
 
@@ -118,6 +119,15 @@ def test_a_model_for_embeddings_takes_text_or_tokens(served: Server) -> None:
         _embedding(served, "word " * 100)
     with pytest.raises(InvalidArgument, match="either text or input_ids"):
         infer(served, "vectors", {})
+
+
+def test_a_model_that_ranks_gives_a_score(served: Server) -> None:
+    query, document = np.array(["cat"], object), np.array(["kitten"], object)
+    given = infer(served, "ranks", {"query": query, "document": document})
+    assert np.isfinite(np.asarray(given["score"])).all()
+    assert np.asarray(given["num_input_tokens"]).tolist() == [12]
+    with pytest.raises(InvalidArgument, match="input 'query' is empty"):
+        infer(served, "ranks", {"query": np.array([""], object), "document": document})
 
 
 def _embedding(server: Server, words: str) -> Any:
