@@ -92,13 +92,17 @@ def start_server() -> Iterator[Callable[..., Loop]]:
 def write_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Writes a model: ``make(folder)`` makes the version. Returns the folder of the version."""
 
-    def write(repository: Path, name: str, make: Callable[[Path], Path], **parameters: str) -> Path:
+    def write(
+        repository: Path, name: str, make: Callable[[Path], Path], kind: str = "KIND_CPU", **parameters: str
+    ) -> Path:
         lines = [
             f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()
         ]
         version = repository / name / "1"
         version.mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text("\n".join(['backend: "transformers"', *lines]))
+        (repository / name / "config.pbtxt").write_text(
+            "\n".join([f'backend: "transformers" instance_group {{ kind: {kind} }}', *lines])
+        )
         make(version)
         return version
 

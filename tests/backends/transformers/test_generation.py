@@ -289,3 +289,19 @@ def test_an_engine_that_breaks_tells_every_caller_and_goes_on(
         answers = loop.run(ask_all())
     assert all(isinstance(each, BackendError) and "the device is gone" in str(each) for each in answers)
     assert loop.run(loop.ask(model, "The quick", sampling={"max_tokens": 4, "ignore_eos": True})).reason == "length"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("continuous", ["true", "false"])
+def test_greedy_tokens_on_a_gpu_are_those_of_generate_on_it(
+    tmp_path: Path, start_server: Callable[..., Loop], write_model: Callable[..., Path], continuous: str
+) -> None:
+    options = {"kind": "KIND_GPU", "continuous_batching": continuous, "cache_tokens": "4096"}
+    folder = write_model(tmp_path, "gpu", tiny_models.llama, **options)
+    loop, theirs = start_server(tmp_path), Oracle(folder)
+    theirs.model.to("cuda:0")
+    given = loop.run(loop.ask("gpu", "The quick", sampling={"temperature": 0, "max_tokens": 12}))
+    ids = torch.tensor([theirs.tokenizer("The quick").input_ids], device="cuda:0")
+    made = theirs.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
+    assert given.ids == made[0].tolist()[ids.shape[1] :]
