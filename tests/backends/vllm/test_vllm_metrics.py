@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ class Measured(Instance):
             made, "histogram", name="vllm:s", documentation="d", labelnames=["engine"], buckets=[1, 2]
         )
         seconds.labels(0).observe(1.5)
+        adapters = ServerMetric(made, "gauge", name="vllm:adapters", documentation="d", labelnames=["running"])
+        adapters.labels(running="a,b").set_to_current_time()
+        assert adapters.labels(running="a,b") is adapters.labels("a,b")  # asked for at each step
 
     def execute(self, inputs: Tensors) -> Tensors:
         return inputs
@@ -63,7 +67,10 @@ def test_names_labels_and_bounds_are_those_of_vllms_own_page(tmp_path: Path) -> 
 
     ours = (("model", "m"), ("version", "1"))
     engine = ("engine", "0")
-    assert asyncio.run(read()) == {
+    found = asyncio.run(read())
+    noted = found.pop(("vllm:adapters", ("model", "m"), ("running", "a,b"), ("version", "1")))
+    assert time.time() - 60 < noted < time.time()
+    assert found == {
         ("vllm:running", engine, ("model", "m"), ("model_name", "n"), ("version", "1")): 3,
         ("vllm:tokens_total", engine, *ours): 3.5,
         ("vllm:done_total", *ours): 1,

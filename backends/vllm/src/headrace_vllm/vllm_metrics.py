@@ -7,6 +7,7 @@ are the labels ``model`` and ``version``, as Triton's vLLM backend has them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -32,15 +33,23 @@ class ServerMetric:
         self._made, self._kind, self._names, self._buckets = made, kind, tuple(labelnames), buckets
         self._family = made.family(name, documentation, kind)
         self._metric: int | None = None
+        self._labelled: dict[tuple[tuple[str, str], ...], ServerMetric] = {}
 
     def labels(self, *values: Any, **named: Any) -> ServerMetric:
         """Return this metric for the values of its labels."""
-        labelled = object.__new__(ServerMetric)
-        labelled._made, labelled._kind, labelled._names, labelled._buckets = self._made, self._kind, (), self._buckets
-        labelled._family = self._family
         labels = {**dict(zip(self._names, values, strict=False)), **named}
-        labelled._metric = self._made.metric(self._family, labels, self._buckets)
-        return labelled
+        key = tuple(sorted((name, str(value)) for name, value in labels.items()))
+        if key not in self._labelled:  # vLLM asks for some of them at each step of the engine
+            labelled = self._labelled[key] = object.__new__(ServerMetric)
+            labelled._made, labelled._kind, labelled._names, labelled._buckets = (
+                self._made,
+                self._kind,
+                (),
+                self._buckets,
+            )
+            labelled._family, labelled._labelled = self._family, {}
+            labelled._metric = self._made.metric(self._family, labels, self._buckets)
+        return self._labelled[key]
 
     def inc(self, value: float = 1) -> None:
         if value:
@@ -48,6 +57,9 @@ class ServerMetric:
 
     def set(self, value: float) -> None:
         self._update("set", value)
+
+    def set_to_current_time(self) -> None:
+        self._update("set", time.time())
 
     def observe(self, value: float) -> None:
         self._update("observe", value)
