@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 PROMPT = "The capital of France is"
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 LONG_S = 240
+RANK, SCALE = 8, 2
 
 
 def model_json(weights: Path, **more: Any) -> str:
@@ -47,11 +48,41 @@ def parameter(key: str, value: str) -> str:
     return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
 
 
+def adapter() -> dict[str, tuple[Any, Any]]:
+    """The matrices A f32[rank, inputs] and B f32[outputs, rank] of an adapter, by the name of their layer."""
+    rng = np.random.default_rng(7)
+    return {
+        f"model.layers.{number}.self_attn.{name}": (
+            rng.normal(size=(RANK, 576), scale=0.2).astype(np.float32),
+            rng.normal(size=(outputs, RANK), scale=0.2).astype(np.float32),
+        )
+        for number in range(30)
+        for name, outputs in (("q_proj", 576), ("v_proj", 192))
+    }
+
+
+def write_adapter(folder: Path) -> None:
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    about = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK * SCALE, "target_modules": ["q_proj", "v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**about, "bias": "none", "task_type": "CAUSAL_LM"}))
+    matrices = {
+        f"base_model.model.{layer}.lora_{name}.weight": matrix
+        for layer, pair in adapter().items()
+        for name, matrix in zip("AB", pair, strict=True)
+    }
+    save_file(matrices, folder / "adapter_model.safetensors")
+
+
 @pytest.fixture(scope="module")
 def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory, keep_serving: Callable[..., Headrace]) -> Headrace:
     repository = tmp_path_factory.mktemp("models")
     config = parameter("REPORT_CUSTOM_METRICS", "true") + parameter("tool_parser", "hermes")
-    write_model(repository, "smol", model_json(smollm2, scheduling_policy="priority"), config)
+    text = model_json(smollm2, scheduling_policy="priority", enable_lora=True, max_lora_rank=RANK)
+    write_model(repository, "smol", text, config)
+    write_adapter(repository / "smol" / "1" / "loud")
+    (repository / "smol" / "1" / "multi_lora.json").write_text('{"loud": "loud"}')
     words = (f"--model-repository={repository}", "--model-control-mode=explicit", "--load-model=smol")
     return keep_serving(*words, environ={"VLLM_CPU_KVCACHE_SPACE": "1"})
 
@@ -121,6 +152,23 @@ def test_greedy_tokens_are_those_of_transformers(server: Headrace, smollm2: Path
             assert text == tokenizer.decode(output, skip_special_tokens=True)
 
 
+def test_an_adapter_is_what_its_matrices_say(server: Headrace, smollm2: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
+    net = transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    for name, (a, b) in adapter().items():
+        weight = net.get_submodule(name).weight.data
+        weight += SCALE * torch.from_numpy(b @ a)
+    ids = tokenizer(PROMPT)["input_ids"]
+    output = net.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
+    asked = {"text_input": PROMPT, "return_output_ids": True}
+    assert generate(server, **asked, **sampling(max_tokens=8, lora_name="loud"))["output_ids"] == output
+    assert generate(server, **asked, **sampling(max_tokens=8))["output_ids"] != output
+    with pytest.raises(InferenceServerException, match=r"LoRA x is not supported, we currently support \['loud'\]"):
+        generate(server, **asked, **sampling(lora_name="x"))
+
+
 def test_triton_s_client_over_http_gets_the_prompt_before_the_text(server: Headrace) -> None:
     given = generate(server, text_input=PROMPT, **sampling(max_tokens=1))
     assert given["text_output"] == [b"The capital of France is Paris"]
@@ -185,7 +233,6 @@ def test_a_tool_that_is_required_is_called(server: Headrace) -> None:
         ({"text_input": "a", **sampling(logit_bias={"49152": 1})}, "out-of-vocab"),
         ({"text_input": "a", **sampling(structured_outputs={"regex": "((("})}, "(?i)regex"),
         ({"text_input": "a", **sampling(structured_outputs={"json": {"type": "objekt"}})}, "objekt"),
-        ({"text_input": "a", **sampling(lora_name="french")}, "LoRA feature is not enabled"),
         ({"messages": [{"role": "user"}, {"rolle": 7}]}, "the chat is not valid: messages.1"),
         ({"messages": CHAT, "tools": [{"type": "x"}]}, "the chat is not valid: tools"),
         ({"messages": CHAT, **sampling(chat_template_kwargs={"chat_template": "x"})}, "template is the model's own"),
