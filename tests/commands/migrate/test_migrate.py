@@ -56,7 +56,16 @@ CHANGES = {
         - tag: 24.12-py3
         + repository: acme/headrace
         + tag: 1""",
-    "vllm.yaml": "",
+    "vllm.yaml": """
+        - image: nvcr.io/nvidia/tritonserver:24.07-vllm-python-py3
+        + image: acme/headrace:1""",
+    "openai.sh": """
+        - docker run --rm --gpus=all -v /llm:/llm nvcr.io/nvidia/tritonserver:24.12-vllm-python-py3 \\
+        - python3 openai_frontend/main.py --model-repository /llm --tokenizer acme/llama \\
+        - --openai-restricted-api inference,model-repository,metrics x-key "$KEY" \\
+        - --tool-call-parser=llama3 --kserve-http-port "$PORT" --new-flag
+        + docker run --rm --gpus=all -v /llm:/llm acme/headrace:1 \\
+        + headrace serve --model-repository=/llm "--http-restricted-api=inference,metadata:x-key=$KEY" "--http-port=$PORT" --openai-port=9000 --allow-http=false --allow-grpc=false""",  # noqa: E501
     "Dockerfile.simple": """
         - FROM nvcr.io/nvidia/tritonserver:23.12-py3
         + FROM acme/headrace:1
@@ -88,7 +97,8 @@ SAID = {
     "inference_service.yaml": "triton differs|kserve-tritonserver differs|nvidia.com/gpu needs",
     "compose.yaml": "CMD curl differs|devices needs",
     "values.yaml": "--model-namespacing not there",
-    "vllm.yaml": "nvcr.io/nvidia/tritonserver:24.07-vllm not there|mpirun not there|registry.acme differs",
+    "vllm.yaml": "mpirun not there|nvcr.io/nvidia/tritonserver:24.07-trtllm not there|registry.acme differs",
+    "openai.sh": "--gpus needs|metrics differs|--tool-call-parser differs|--new-flag not there",
     "Dockerfile.simple": "--model-namespacing not there",
     "Dockerfile.stages": "COPY backends differs|LD_PRELOAD differs|"
     "--interval differs|/opt/nvidia changed|triton-server changed",
@@ -235,6 +245,46 @@ def test_the_new_dockerfile_installs_what_the_models_need(tmp_path: Path, capsys
     assert [each.name for each in read_instructions(new)].count("FROM") == 2
     assert main(["migrate", str(source), "--write", str(target)]) == 2  # nothing is overwritten
     assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "new"),
+    [
+        ("", {}, "--openai-port=9000 --allow-http=false --allow-grpc=false"),
+        (
+            "--enable-kserve-frontends --openai-port=9001 --kserve-grpc-port 81 --lora-separator=-",
+            {"--openai-port=9001": "as it is", "--enable-kserve-frontends": "changed: left out: the default"},
+            "--openai-port=9001 --grpc-port=81 --openai-lora-separator=-",
+        ),
+        (
+            "--host ::1 --openai-p 1 --enable --tritonserver-log-verbose-level 2",  # prefixes, as argparse takes them
+            {"--host ::1": "changed: now --http-address=::1"},
+            "--http-address=::1 --grpc-address=::1 --openai-port=1 --log-verbose=2",
+        ),
+        ("--enable --openai-port", {"--openai-port": "not there: it has 0 values, expected 1"}, "--openai-port=9000"),
+        ("--enable --openai-port=1 --kserve-http-port 80000",
+         {"--http-port=80000": "not there: the server does not start: "}, "--openai-port=1 --http-port=80000"),
+        ("--enable --openai-port=1 --backend tensorrtllm", {"--backend tensorrtllm": "not there"}, "--openai-port=1"),
+        ("--enable --openai-port=1 --backend vllm stray", {"--backend vllm stray": "not there"}, "--openai-port=1"),
+    ],
+)  # fmt: skip
+def test_tritons_openai_frontend(words: str, said: dict[str, str], new: str) -> None:
+    report = migrated(f"python3 /opt/tritonserver/python/openai/openai_frontend/main.py {words}".strip())
+    told = {each.name: f"{each.verdict.value}: {each.detail}" for each in report.findings}
+    for name, start in said.items():
+        assert told[name].startswith(start), told
+    assert report.new == f"headrace serve {new}"
+    assert "headrace-openai" in report.distributions
+
+
+def test_a_list_of_words_is_not_replaced() -> None:
+    """The new command has another number of words: it is said, and the list stays."""
+    lines = f'FROM {TRITON}\nCMD ["python3", "openai_frontend/main.py", "--model-repository", "/m"]\n'
+    report = migrated(lines)
+    assert report.new == lines.replace(TRITON, "acme/headrace:1")
+    (program,) = [each for each in report.findings if each.kind == "program"]
+    assert program.verdict is Verdict.DIFFERS
+    assert program.detail.startswith("write headrace serve --model-repository=/m --openai-port=9000")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePosixPath
 
+from headrace_migrate.openai_frontend import PAGE, frontend_at, review_frontend
 from headrace_migrate.report import Report, Verdict
 from headrace_migrate.server_flags import FlagReview
 from headrace_migrate.shell_commands import PROGRAM, program_at
@@ -92,6 +94,10 @@ class ServerCommands:
         return sorted(reviewed.dropped)
 
     def _read_other(self, words: Sequence[PlacedWord]) -> None:
+        at = frontend_at([word.text for word in words])
+        if at is not None:
+            self._read_openai_frontend(words, at)
+            return
         for word in words:
             if PurePosixPath(word.text).name in _OTHER_STARTERS:
                 self.found += 1
@@ -100,6 +106,26 @@ class ServerCommands:
             elif PROGRAM in word.text and not word.text.startswith("/opt/tritonserver"):
                 detail = "not read: a text with the name of the program"
                 self._report.add(word.line, "word", word.text, Verdict.DIFFERS, detail, "docs/migrating.md#limits")
+
+    def _read_openai_frontend(self, words: Sequence[PlacedWord], at: int) -> None:
+        """Report on Triton's OpenAI frontend, and replace it by ``headrace serve`` in a text for a shell."""
+        self.found += 1
+        rest = words[at + 1 :]
+        new, repositories = review_frontend([word.text for word in rest], [word.line for word in rest], self._report)
+        self.repositories += repositories
+        first = at - 1 if at and PurePosixPath(words[at - 1].text).name.startswith("python") else at
+        start, end = words[first].span, words[-1].span
+        verdict, detail = Verdict.DIFFERS, f"write {new}"
+        if start is not None and end is not None and self._is_shell_text(words[first:]):
+            self._edits.replace(start[0], end[1], new)
+            verdict, detail = Verdict.CHANGED, "now headrace serve, with headrace-openai"
+        self._report.add(words[at].line, "program", words[at].text, verdict, detail, PAGE)
+
+    def _is_shell_text(self, words: Sequence[PlacedWord]) -> bool:
+        """True if only blanks and continued lines are between ``words``."""
+        spans = [word.span for word in words if word.span is not None]
+        between = (self._edits.text[one[1] : other[0]] for one, other in pairwise(spans))
+        return len(spans) == len(words) and not any(text.strip(" \t\r\n\\") for text in between)
 
     def read_variable(self, name: str, value: str, line: int) -> None:
         """Report on a variable of the environment, if the server or its engines read it."""

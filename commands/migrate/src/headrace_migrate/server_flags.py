@@ -26,7 +26,12 @@ _REPOSITORIES = ("model-repository", "model-store")
 _VARIABLE = re.compile(r"\$[\w{(@*?]|`")
 _EXTRA = re.compile(r"Needs (headrace\[\w+\])")
 #: Flags that are no error of their own only together with this one.
-_BASE = ("--model-repository=/",)
+BASE = ("--model-repository=/",)
+
+
+def has_variable(word: str) -> bool:
+    """True if something else, such as a shell, replaces a part of ``word``."""
+    return _VARIABLE.search(word) is not None
 
 
 @dataclass(slots=True)
@@ -66,7 +71,7 @@ class FlagReview:
                 found.repositories.append(value)
             if self._judge(flag, shown, given, value, line):
                 found.dropped.update(range(first, at))
-            elif not _VARIABLE.search(value):
+            elif not has_variable(value):
                 checked.append(given)
         self._check_together(checked, lines[0] if lines else 0)
         return found
@@ -78,7 +83,7 @@ class FlagReview:
         exact = self._flags.get(name)
         if word.startswith("--") and name and (exact or len(matching) == 1):
             return exact or matching[0]
-        if _VARIABLE.search(word):
+        if has_variable(word):
             self._report.add(line, "word", word, Verdict.AS_IT_IS, "a variable: its value is not checked")
         elif not word.startswith("-"):
             detail = "an argument that is no flag: the server does not start"
@@ -96,14 +101,14 @@ class FlagReview:
     def _judge(self, flag: FlagHelp, shown: str, given: str, value: str, line: int) -> bool:
         """Report on a flag. True if the new command line leaves it out."""
         page, add = _page(flag), self._report.add
-        if flag.argument and _VARIABLE.search(value):
+        if flag.argument and has_variable(value):
             add(line, "flag", shown, Verdict.AS_IT_IS, "a variable: its value is not checked", page)
             return False
         if flag.name in _REPOSITORIES:
             self._add_repository(shown, value, line)
             return False
         try:
-            is_set = parse_options(_BASE) != parse_options([*_BASE, given])
+            is_set = parse_options(BASE) != parse_options([*BASE, given])
         except ConfigError as error:
             is_set, reason = True, error.message.partition("\n")[2] or error.message
             if flag.state != "refused" and "requires setting" not in reason:
@@ -154,7 +159,7 @@ class FlagReview:
     def _check_together(self, given: Sequence[str], line: int) -> None:
         """Report what the flags forbid each other: each alone is in order."""
         try:
-            parse_options([*_BASE, *given])
+            parse_options([*BASE, *given])
         except ConfigError as error:
             reason = error.message.splitlines()[0]
             if "Bad option" not in reason:

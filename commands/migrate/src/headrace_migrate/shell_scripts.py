@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from headrace_migrate.container_parts import ContainerParts
 from headrace_migrate.images import triton_image
+from headrace_migrate.openai_frontend import frontend_at
 from headrace_migrate.report import BadInput
 from headrace_migrate.server_commands import PlacedWord, ServerCommands
 from headrace_migrate.shell_commands import container_call, program_at
@@ -34,7 +35,8 @@ class ShellScripts:
                 self.read_words([locate(word) for word in words])
                 continue
             image = triton_image(call.image.text) if call.image is not None else None
-            runs_program = program_at([word.text for word in call.command]) is not None
+            texts = [word.text for word in call.command]
+            runs_program = program_at(texts) is not None or frontend_at(texts) is not None
             if image is None and not runs_program:
                 continue
             for name, value, line in call.options:
