@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,17 @@ from headrace.messages.ticket import UNREAD
 from headrace_llm.engine_kit import check_engine
 
 
+README = Path(__file__).parents[3] / "contracts/llm/README.md"
+
+
 @pytest.fixture
 def check(install_echo: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     """Checks the model ``thread`` or ``process`` of the engine, with ``old`` replaced by ``new`` in its code."""
 
-    def check(model: str, old: str = "", new: str = "", max_tokens: int = 12) -> None:
+    def check(model: str, old: str = "", new: str = "", max_tokens: int = 12, code: str = "") -> None:
         site = install_echo(tmp_path, old, new)
+        if code:
+            (site / "echo_engine.py").write_text(code)
         monkeypatch.syspath_prepend(str(site))
         monkeypatch.setenv("PYTHONPATH", str(site))
         monkeypatch.delitem(sys.modules, "echo_engine", raising=False)
@@ -53,3 +59,8 @@ def test_an_engine_that_keeps_the_contract_passes(check: Callable[..., None], mo
 def test_an_engine_that_breaks_it_fails(check: Callable[..., None], old: str, new: str, text: str) -> None:
     with pytest.raises(AssertionError, match=text):
         check("thread", old, new)
+
+
+def test_the_engine_of_the_readme_passes(check: Callable[..., None]) -> None:
+    code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
+    check("thread", code=code.replace('name = "words"', 'name = "echo"'))
