@@ -100,6 +100,30 @@ def test_the_index_links_every_page() -> None:
     assert {page.name for page in ROOT.glob("docs/*.md")} <= linked | {"index.md"}
 
 
+def needs_in(project: Path) -> dict[str, list[str]]:
+    """Return what ``dependencies`` and each extra of a pyproject.toml need, without versions."""
+    lists = re.findall(r'^([\w-]+) = \[((?:\s*"[^"]*",?)*)\s*\]', project.read_text(), re.MULTILINE)
+    return {name: re.findall(r'"([\w-]+(?:\[[\w,-]+\])?)[^"]*"', needs) for name, needs in lists}
+
+
+def test_the_command_for_all_extras_has_the_folder_of_each() -> None:
+    """None is on a package index, so pip must get each from the clone."""
+    projects = {re.findall('name = "(.*)"', path.read_text())[0]: path for path in ROOT.glob("*/*/pyproject.toml")}
+    (command,) = [block for block in blocks("docs/getting-started.md", "sh") if "[all]" in block]
+    words = subprocess.run(["bash", "-c", f"echo {command}"], capture_output=True, text=True, check=True).stdout.split()
+    extras, wanted = needs_in(ROOT / "core/pyproject.toml"), ["headrace[all]"]
+    for each in wanted:  # it grows
+        name, *of = re.split(r"[\[,\]]", each)
+        needed = [need for extra in of for need in extras.get(extra, ())]
+        needed += needs_in(projects[name])["dependencies"] if name in projects else ()
+        wanted += [need for need in needed if need not in wanted]
+    folders = {
+        f"./{projects[name].parent.relative_to(ROOT)}" for each in wanted if (name := each.split("[")[0]) in projects
+    }
+    assert len(folders) > 30
+    assert sorted(folders - set(words)) == []
+
+
 def test_users_of_triton_are_told_every_refusal_in_its_words() -> None:
     page = (ROOT / "docs/from-triton.md").read_text()
     refusals = [f"`{flag(name)} is refused: {support.reason}`" for name, support in SUPPORT.items()
