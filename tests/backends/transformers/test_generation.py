@@ -193,7 +193,7 @@ def test_a_bad_template_refuses_its_chats_and_nothing_else(
         ([{"role": "user", "content": 7}], {}, InvalidArgument, "must be text or parts, got '7'"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, InvalidArgument, "a part of type 'image_url'"),
         ("hi", {"sampling": {"lora_name": "x"}}, InvalidArgument, "lora_name is 'x', but this model has no adapters"),
-        ("hi", {"sampling": {"best_of": 2}}, InvalidArgument, "the member 'best_of', which this engine does not know"),
+        ("hi", {"sampling": {"best_of": 2}}, InvalidArgument, "the member 'best_of', which this engine does not have"),
         ("hi", {"sampling": {"logit_bias": {"340": 1}}}, InvalidArgument, "logit_bias has the token 340"),
         ("hi", {"tools": [{}], "tool_choice": "required"}, Unsupported, "tool_choice must be auto or none"),
         ([339, 340], {}, InvalidArgument, "has the token 340, the vocabulary of this model ends at 339"),

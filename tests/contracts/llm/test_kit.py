@@ -15,7 +15,6 @@ from headrace import Server
 from headrace.messages.ticket import UNREAD
 from headrace_llm.engine_kit import check_engine
 
-
 README = Path(__file__).parents[3] / "contracts/llm/README.md"
 
 

@@ -31,7 +31,9 @@ class LlamaCpp(Backend):
         if parameters.task == "embedding":
             width = header.number("embedding_length")
             if not width:
-                raise LoadError(f"the file of model '{model.name}' says nothing about the length of its embeddings")
+                raise LoadError(
+                    f"the file of model '{model.name}' has no 'embedding_length', the length of its embeddings"
+                )
             inputs = ContractTensor("text", dtypes.BYTES, (1,)), ContractTensor("input_ids", dtypes.INT32, (-1,))
             complete_task(
                 model.config,

@@ -1,7 +1,7 @@
-"""A process that compiles grammars within limits of memory and time, so that a bad one harms no model.
+"""A process that compiles grammars with limits of memory and time, so that a bad grammar harms no model.
 
-It is ``python -m headrace_llamacpp.compile_grammars``: it starts with the first grammar, answers each in a millisecond
-or so, and ends with its pipe. If it dies or takes too long, the grammar is bad, and the next one starts it again.
+It is ``python -m headrace_llamacpp.compile_grammars``. It starts with the first grammar, takes about 1 ms for each, and
+exits when its pipe is closed. If it exits or takes too long, the grammar is refused, and the next one starts it again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIMIT_BYTES: Final = 512 << 20
 
 
 class GrammarChecker:
-    """Asks the process. Any thread; one question at a time."""
+    """Sends grammars to the process. Any thread; one grammar at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class GrammarChecker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ
         )
         assert process.stdout is not None
-        _read_line(process.stdout.fileno(), 60.0)  # it is there: its start does not count
+        _read_line(process.stdout.fileno(), 60.0)  # it has started: the limit does not include the start
         self._process = process
         return process
 
@@ -72,7 +72,7 @@ def _ask(process: subprocess.Popen[bytes], grammar: str) -> str | None:
 
 
 def _read_line(fd: int, limit_s: float) -> bytes | None:
-    """Return the line that comes within ``limit_s``; None if none comes."""
+    """Return the line that arrives within ``limit_s``; None if there is none."""
     line = b""
     while not line.endswith(b"\n"):
         if not select.select([fd], [], [], limit_s)[0]:

@@ -1,11 +1,12 @@
 """Constraints of the text: from ``structured_outputs`` to grammars of llguidance, which llama.cpp runs.
 
-All of them go through llguidance. llama.cpp's own grammars are not used: one of 60 lines can make the engine, and so
-all its slots, stand still. llguidance bounds what a step may cost; but to compile some grammars takes all the memory
-there is, and then ends the process. So a grammar is first compiled in a process of its own, with limits
-(`GrammarChecker`). That process has llguidance's own package, and llama.cpp an older copy, which lacks some limits:
-see `check_schema`. If llama.cpp gives up on a grammar later, it goes on without it, and says so in its log only. So the
-text is held against the grammar as it comes (`TextGuard`).
+All of them use llguidance. llama.cpp's own grammars are not used: one of 60 lines can block all slots for ever.
+
+| Danger | Guard |
+|---|---|
+| Compiling a grammar takes all memory, and ends the process | `GrammarChecker` compiles it first, within limits |
+| llama.cpp has an older copy of llguidance, without some limits | `check_schema` |
+| llama.cpp drops a grammar that becomes too complex, and only logs it | `TextGuard` compares the text with it |
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headrace import BackendError, InvalidArgument, one_line
 from headrace_llamacpp.checker_process import GrammarChecker
 
 _HEADER = "%llguidance {}\n"
-#: How many grammars are remembered as good.
+#: The most grammars that are kept as good.
 _REMEMBERED = 256
 
 
@@ -140,7 +141,7 @@ def _as_lark(grammar: str) -> str:
 
 
 class Constraints:
-    """Compiles grammars, and remembers those that are good. Any thread."""
+    """Compiles grammars, and keeps those that are good. Any thread."""
 
     def __init__(self) -> None:
         self._checker = GrammarChecker()
@@ -161,7 +162,7 @@ class Constraints:
 
 
 class TextGuard:
-    """Holds the text of one answer against its grammar. One thread. ``grammar`` has been checked."""
+    """Compares the text of one answer with its grammar. One thread. ``grammar`` has been checked."""
 
     def __init__(self, grammar: str) -> None:
         from llguidance import LLMatcher, LLTokenizer

@@ -1,7 +1,7 @@
-"""The header of a GGUF file: what kind of model it is, and whether the file is whole.
+"""The header of a GGUF file: the kind of its model, and a check that the file is complete.
 
 Source: the specification of GGUF, versions 2 and 3, in the repository of ggml. llama.cpp writes its reasons to the log
-only, so what can be said about a bad file is said here.
+only. So the errors about a bad file are made here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_MEMBERS, _MOST_TENSORS = 1 << 16, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file says about its model. ``members`` has its scalars and strings by name.
+    """The header of a GGUF file. ``members`` has its scalars and strings by name.
 
     ``arrays`` are the lengths of its arrays. ``longest_token`` is the size in bytes of the longest token; 0 if there
     are no tokens.

@@ -1,7 +1,7 @@
 """The instance of a model that generates text: a queue, and a thread for each slot of llama.cpp.
 
-llama.cpp would take any number of requests, first come, first served, and hold a thread for each. So a request waits
-here until a slot is free: the one with the best priority is next, and one whose caller has left takes no slot at all.
+llama.cpp would take any number of requests in the order of their arrival, with a thread for each. So a request waits
+here until a slot is free. The one with the best priority is next. If its caller disconnects first, it takes no slot.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LlamaInstance(GenerationInstance):
             self._arrival.notify()
 
     def cancel(self, stream: TokenStream) -> None:
-        """Take ``stream`` from the queue. One that runs ends with llama.cpp's next token, or part of the prompt."""
+        """Take ``stream`` from the queue. If it runs, it ends with the next token, or the next part of the prompt."""
         with self._arrival:
             self._queue = [each for each in self._queue if each.stream is not stream]
             heapq.heapify(self._queue)

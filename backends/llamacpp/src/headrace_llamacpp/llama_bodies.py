@@ -71,7 +71,7 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
     if sampling.top_k is not None:
         body["top_k"] = max(0, sampling.top_k)
     if sampling.seed is not None:
-        body["seed"] = sampling.seed % (2**32 - 1)  # the last number means a random one
+        body["seed"] = sampling.seed % (2**32 - 1)  # the last number means a random seed
     if sampling.stop:
         body["stop"] = list(sampling.stop)
     if sampling.ignore_eos:
@@ -98,7 +98,7 @@ def _prompt(request: GenerationRequest, limits: ModelLimits) -> Any:
 
 
 def _check_text(size: int, limits: ModelLimits) -> None:
-    """Refuse what cannot fit before llama.cpp spends seconds on its tokens."""
+    """Refuse a prompt that cannot fit, before llama.cpp takes seconds to make its tokens."""
     longest = limits.files.header.longest_token
     if longest:
         least = -(-size // longest)
@@ -119,7 +119,7 @@ def _check_tokens(name: str, tokens: Sequence[int], limits: ModelLimits) -> None
 
 
 def _adapters(name: str, limits: ModelLimits) -> list[dict[str, Any]]:
-    """Return how much of each adapter is used: without it, llama.cpp goes on with that of the last request."""
+    """Return the scale of each adapter: without it, llama.cpp uses the scales of the last request."""
     names = list(limits.files.adapters)
     if name and name not in names:
         known = ", ".join(names) or "none"

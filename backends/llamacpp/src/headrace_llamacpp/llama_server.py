@@ -1,8 +1,8 @@
-"""llama.cpp itself: opens a model, with no door of its own to the outside.
+"""llama.cpp itself: opens a model, without a port of its own.
 
-xllamacpp runs the whole server of llama.cpp, with its HTTP port, and calls its handlers. That port would be a way past
-admission. So it is a Unix socket in a private directory, which is removed as soon as the server listens: nobody can
-connect any more. Besides, it wants a key that nobody has.
+xllamacpp runs the whole server of llama.cpp, with its HTTP port, and calls its handlers. That port would bypass
+admission. So it is a Unix socket in a private directory, which is removed as soon as the server listens: no program can
+connect. In addition, it requires a random key that is not kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("headrace.llamacpp")
 
 #: llama.cpp's log goes to the standard error: only its errors.
 _VERBOSITY: Final = 1
-#: The context of a model whose config says none.
+#: The largest context of a model whose config has no parameter ``context``, in tokens.
 _MOST_CONTEXT: Final = 4096
 
 
@@ -132,7 +132,7 @@ def _settings(library: Any, model: Model, files: ModelFiles, socket: str) -> Any
     settings = library.CommonParams()
     settings.verbosity = _VERBOSITY
     settings.model.path = str(files.weights)
-    # No door to the outside, and no way to other files.
+    # No port that can be reached, and no access to other files.
     settings.hostnames = [socket]
     settings.api_keys = [secrets.token_urlsafe(32)]
     settings.n_threads_http = 1

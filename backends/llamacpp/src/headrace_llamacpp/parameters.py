@@ -9,7 +9,7 @@ from headrace import ConfigError
 
 #: The tasks of a model, as `headrace_llm.Task` names them.
 TASKS = ("", "generation", "embedding", "reranking")
-#: What llama.cpp makes of the vectors of a text's tokens; empty for what the file says.
+#: llama.cpp's numbers for the ways to make one vector of those of the tokens; empty for the one in the file.
 POOLING = {"": -1, "none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 
 
@@ -33,7 +33,7 @@ class Parameters:
     prompt_cache_mib: int = 256
     #: A file with the chat template. Empty: the one in the model.
     chat_template: str = ""
-    #: The file of the projector of images, for a model that sees.
+    #: The file of the projector of images, for a model that reads images.
     mmproj: str = ""
     #: Adapters by name: ``lora.<name>`` is a file.
     lora: Mapping[str, str] = field(default_factory=dict, metadata={"prefix": "lora."})

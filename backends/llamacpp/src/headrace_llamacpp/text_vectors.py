@@ -1,4 +1,4 @@
-"""The instances of models that make embeddings, and of those that rank documents."""
+"""The instances of models that make embeddings or rank documents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace_llamacpp.chunks import error_of
 
 
 class _Vectors(RequestInstance):
-    """Asks ``engine``, an ``xllamacpp.Server``, for each request."""
+    """Calls ``engine``, an ``xllamacpp.Server``, once per request."""
 
     def __init__(self, model: Model, engine: Any) -> None:
         self._engine: Any = engine

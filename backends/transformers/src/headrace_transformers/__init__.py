@@ -7,7 +7,7 @@ A version directory is what ``save_pretrained`` writes, or ``huggingface-cli dow
     models/chat/1/tokenizer.json
     models/chat/config.pbtxt        # backend: "transformers"
 
-The config need say no more: task, inputs and outputs are read from ``config.json``. `Parameters` lists what it may say.
+The config needs no more: task, inputs and outputs are read from ``config.json``. `Parameters` lists its parameters.
 Tasks are those of `headrace_llm.Task`: generation, embedding, reranking, classification, transcription.
 """
 

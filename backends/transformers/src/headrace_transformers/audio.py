@@ -39,7 +39,7 @@ def read_audio(soundfile: Any, data: bytes, rate: int, most_s: int) -> npt.NDArr
             own = file.samplerate
             if not 100 <= own <= 1_000_000 or file.channels > 64:
                 raise InvalidArgument(f"the audio has {file.channels} channels at {own} samples per second")
-            # The header may say anything: what is read counts.
+            # The header may be wrong: the samples that are read count.
             samples = file.read(min(most_s * own + 1, 1 << 40), dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, RuntimeError, TypeError, ValueError, MemoryError) as error:
         text = one_line(str(error))[:200]

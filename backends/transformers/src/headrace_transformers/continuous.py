@@ -1,8 +1,8 @@
-"""Generation by transformers' continuous batching: requests join and leave the batch at every step.
+"""Generation by transformers' continuous batching: requests are added to the batch and removed from it at every step.
 
-Its manager takes the highest scores (``do_sample=False``). One processor of logits, ours, knows which row belongs to
-which request, and lets the request choose (`headrace_transformers.token_choice`). Results are taken where they are
-made, on the thread of the generation loop, instead of by way of an event loop.
+Its manager takes the highest scores (``do_sample=False``). A processor of logits maps each row to its request, and
+calls its chooser (`headrace_transformers.token_choice`). Results are taken on the thread of the generation loop,
+without an event loop in between.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CPU_CACHE_BYTES = 1 << 30
 class ContinuousEngine:
     """Runs jobs in one batch. Any thread.
 
-    Raises an exception of transformers' if the model does not support it.
+    Raises an exception of transformers if the model does not support it.
     """
 
     def __init__(self, opened: OpenedTransformer, max_running: int, cache_tokens: int, threads: int) -> None:

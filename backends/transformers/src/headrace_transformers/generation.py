@@ -40,7 +40,7 @@ class TransformersGenerator(GenerationInstance):
         self._longest_token = max((len(token) for token in self._tokenizer.get_vocab()), default=1)
         self._constraints = StructuredTexts(self._tokenizer, self._vocabulary, self._torch)
         self._has_tool_calls = BEGIN in str(getattr(self._tokenizer, "chat_template", ""))
-        #: Templates and long prompts take their time: not on the thread of the instance.
+        #: For templates and long prompts, which would block the thread of the instance.
         self._preparing = ThreadPoolExecutor(2, f"{model.name} prompts")
         self._names: dict[TokenStream, str] = {}
         super().__init__(model, model.parameters.max_streams)
@@ -216,7 +216,7 @@ def _refuse(request: GenerationRequest) -> None:
     sampling = request.sampling
     if sampling.more:
         name = one_line(next(iter(sampling.more)))[:100]
-        raise InvalidArgument(f"sampling_parameters has the member '{name}', which this engine does not know")
+        raise InvalidArgument(f"sampling_parameters has the member '{name}', which this engine does not have")
     if sampling.lora_name:
         raise InvalidArgument(f"lora_name is '{one_line(sampling.lora_name)}', but this model has no adapters")
     if request.images:

@@ -1,4 +1,4 @@
-"""One request on its way through an engine: from tokens to what its caller reads."""
+"""One request in an engine: from its tokens to the text for its caller."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class GenerationJob:
         self.has_started = False
 
     def start(self) -> None:
-        """Note that the engine works on it from now on."""
+        """Note that the engine begins to work on the request."""
         self.has_started = True
         self.stream.note_start()
 
     def take(self, token: int) -> bool:
-        """Send ``token``. Return False if it is the last one, or nobody reads it."""
+        """Send ``token``. Return False if it is the last one, or the caller has disconnected."""
         self._count += 1
         is_end = token in self.eos
         text = "" if is_end else self._text.add(token)

@@ -1,7 +1,7 @@
 """The files of a model: found, and checked before transformers reads them.
 
-transformers builds what ``config.json`` says, however large, and fills weights that it does not find with random
-numbers. So what the file says is compared with the weights that are there. Nothing is imported for that.
+transformers builds the model of ``config.json``, however large, and fills missing weights with random numbers. So the
+file is compared with the weights that are there. Nothing is imported for that.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Parameters:
     trust: bool = False
     #: Threads within an operator. 0: the cores divided among the CPU instances.
     intra_op_thread_count: int = 0
-    #: How attention is computed: ``eager``, ``sdpa``, ``flash_attention_2`` or another name that transformers knows.
+    #: How attention is computed: ``eager``, ``sdpa``, ``flash_attention_2`` or another name of transformers.
     attention: str = ""
     #: Compile the model by ``torch.compile``: a slow first request, and faster ones after it.
     compile: bool = False
@@ -38,13 +38,13 @@ class Parameters:
     continuous_batching: bool = True
     #: Generation: tokens for which the cache of continuous batching has room, in all requests together.
     cache_tokens: int = 0
-    #: Embedding: ``mean``, ``cls``, ``last`` or ``max``; else as the files of sentence-transformers say, or ``mean``.
+    #: Embedding: ``mean``, ``cls``, ``last`` or ``max``; else as in the files of sentence-transformers, or ``mean``.
     pooling: str = ""
-    #: Embedding: divide each vector by its length; else as these files say.
+    #: Embedding: divide each vector by its length; else as in these files.
     normalize: bool | None = None
     #: Embedding, reranking, classification: tokens of a text; what exceeds them is cut off.
     max_length: int = 0
-    #: Reranking, classification: from logits to scores. Else as ``config.json`` says.
+    #: Reranking, classification: from logits to scores. Else as in ``config.json``.
     activation: str = ""
     #: Transcription: the longest audio, in seconds.
     max_audio_s: int = 3600
@@ -77,7 +77,7 @@ def _wrong(key: str, text: str) -> ConfigError:
 
 
 def is_trusted(model: Model) -> bool:
-    """True if ``model`` may run code of its own. Raises `ConfigError` if a load request says so."""
+    """True if ``model`` may run code of its own. Raises `ConfigError` if the parameter comes with a load request."""
     if model.parameters.trust:
         model.refuse_if_sent("parameter 'trust'", "parameters['trust']")
     return bool(model.parameters.trust)

@@ -15,13 +15,13 @@ _MODES = {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "last", "max_t
 
 @dataclass(frozen=True, slots=True)
 class SentenceFiles:
-    """What they say; the defaults are those of a directory without them."""
+    """The settings in these files. The defaults are those of a directory without the files."""
 
     pooling: str = "mean"
     normalizes: bool = False
     max_length: int = 0
     lowers: bool = False
-    activation: str = ""  # empty: it is not said
+    activation: str = ""  # empty: not in the files
 
     @classmethod
     def of(cls, files: HuggingFaceFiles) -> SentenceFiles:

@@ -1,6 +1,6 @@
 """Structured outputs: JSON schemas, regular expressions and grammars, by the library llguidance.
 
-It says for each step which tokens continue a text that matches.
+At each step, it computes which tokens continue a text that matches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StructuredTexts:
     def make(self, structured: Mapping[str, Any]) -> TokenConstraint:
         """Return the constraint ``structured``, of `headrace_llm.sampling.CONSTRAINTS`.
 
-        Raises `InvalidArgument` with what is wrong with it, and `Unsupported` if this server has no llguidance.
+        Raises `InvalidArgument` with the reason, and `Unsupported` if llguidance is not installed.
         """
         try:
             import llguidance

@@ -25,7 +25,7 @@ def complete_config(config: ModelConfig, files: HuggingFaceFiles) -> None:
             field="model_transaction_policy.decoupled",
         )
     inputs, outputs = _tensors(task, files.config)
-    if config.output:  # it says which it wants
+    if config.output:  # the config names its outputs
         outputs = []
     complete_task(config, task, *inputs, *outputs, inputs=len(inputs))
     for io in config.input:
@@ -47,8 +47,8 @@ def _tensors(task: Task, config: Mapping[str, Any]) -> tuple[list[ContractTensor
     if task is Task.CLASSIFICATION:
         given = [ContractTensor("label", text, (labels,)), ContractTensor("score", dtypes.FP32, (labels,))]
         return [ContractTensor("text", text, (1,))], given
-    heard = [ContractTensor(name, text, (1,)) for name in ("audio", "language", "prompt")]
-    return [*heard, ContractTensor("temperature", dtypes.FP32, (1,))], [ContractTensor("text_output", text, (1,))]
+    inputs = [ContractTensor(name, text, (1,)) for name in ("audio", "language", "prompt")]
+    return [*inputs, ContractTensor("temperature", dtypes.FP32, (1,))], [ContractTensor("text_output", text, (1,))]
 
 
 def _width(config: Mapping[str, Any]) -> int:

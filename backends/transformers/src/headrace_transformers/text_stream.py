@@ -9,7 +9,7 @@ from typing import Any
 class TextStream:
     """The text of one answer, as it grows. One thread at a time.
 
-    What may be the beginning of a character or of a string of ``stop`` is held back until more is known.
+    What may be the beginning of a character or of a string of ``stop`` is held back until the next tokens decide.
     """
 
     def __init__(self, decode: Callable[[int], str], stop: Sequence[str] = ()) -> None:

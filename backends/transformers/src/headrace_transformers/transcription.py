@@ -14,7 +14,7 @@ from headrace_transformers.encoders import texts_of
 from headrace_transformers.parameters import is_trusted
 from headrace_transformers.transformers_engine import OpenedTransformer, reworded_execution
 
-#: Windows that are read together, and the seconds of one unless the model says otherwise.
+#: Windows that are read together, and the seconds of one if the model has no such setting.
 WINDOWS, WINDOW_S = 8, 30
 
 
@@ -97,8 +97,8 @@ class Transcriber(Instance):
         opened = self._opened
         with reworded_execution(), self._torch.inference_mode():
             made = self._features(list(parts), sampling_rate=self._rate, return_tensors="pt")
-            heard = made.to(opened.device, opened.model.dtype)
-            tokens = opened.model.generate(**heard, **options)
+            features = made.to(opened.device, opened.model.dtype)
+            tokens = opened.model.generate(**features, **options)
             with opened.tokenizing:
                 read: list[str] = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return read

@@ -130,7 +130,7 @@ def open_model(model: Model, files: HuggingFaceFiles) -> OpenedTransformer:
         if model.parameters.compile:
             opened.forward = torch.compile(opened.forward, dynamic=True)
     if files.gguf:
-        release_memory()  # what its reader leaves is as large as the weights
+        release_memory()  # the buffers of the reader are as large as the weights
     log.info("model '%s': opened %s with %s", model.name, type(opened).__name__, transformers.__version__)
     return OpenedTransformer(
         transformers, torch, files, opened, tokenizer, device, bool(getattr(config, "is_encoder_decoder", False))
@@ -212,7 +212,7 @@ def threads_of(model: Model) -> int:
 def set_threads(torch: Any, count: int) -> None:
     """Set the threads within an operator for the calling thread alone.
 
-    PyTorch keeps a number for each thread that has computed, and one for those that have not. It sets both at once.
+    PyTorch has a number for each thread that has computed, and one for all other threads. It sets both at once.
     """
     with _lock, ThreadPoolExecutor(1) as new_thread:
         others = new_thread.submit(torch.get_num_threads).result()

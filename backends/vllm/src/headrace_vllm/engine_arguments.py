@@ -1,6 +1,6 @@
 """The files of a model: ``model.json``, ``multi_lora.json``, or a directory of Hugging Face.
 
-They are those of Triton's vLLM backend. What it does not have: a path in them may be relative, to the version's
+They are the files of Triton's vLLM backend, with two additions. A path in them may be relative to the version's
 directory, and a version may hold the model itself instead of ``model.json``.
 """
 

@@ -16,7 +16,7 @@ from headrace_vllm.engine_arguments import EngineArguments, check_known
 from headrace_vllm.vllm_metrics import ServerMetrics
 from headrace_vllm.vllm_version import load_engine
 
-#: Engines start one after the other: the environment says on which GPUs, and is the same for the whole process.
+#: Engines start one after the other: the GPUs of each are set in the environment of the whole process.
 _STARTING = threading.Lock()
 #: How long a process that was killed may take to end, in seconds.
 _END_S = 10.0
@@ -71,7 +71,7 @@ class EngineStart:
 
 
 def gpus_of(model: Model, arguments: EngineArguments) -> tuple[int, ...]:
-    """Return the GPUs of the engine; empty for all that the server sees.
+    """Return the GPUs of the engine; empty for all GPUs of the server.
 
     Raises `ConfigError` if there are fewer or more than the engine needs (Triton's rules).
     """
@@ -95,7 +95,7 @@ def gpus_of(model: Model, arguments: EngineArguments) -> tuple[int, ...]:
 
 @contextmanager
 def _visible(gpus: tuple[int, ...]) -> Iterator[None]:
-    """Let the processes that are started meanwhile see ``gpus`` only, of those that this process sees."""
+    """Give processes that start meanwhile only ``gpus``, counted among the GPUs of this process."""
     if not gpus:
         yield
         return

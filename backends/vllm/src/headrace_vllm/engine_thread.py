@@ -15,7 +15,7 @@ from headrace import LoadError, Unavailable, one_line
 
 log = logging.getLogger("headrace.vllm")
 
-#: How often the engine is asked if it lives, in seconds. A request that finds it dead says so at once.
+#: The interval, in seconds, of the checks that the engine lives. A request that finds it dead reports it at once.
 _CHECK_S: Final = 0.25
 #: The pause before the first start after a death, and the longest, in seconds. It doubles from one to the other, and is
 #: the first again after an engine that has lived for a minute.
@@ -144,7 +144,7 @@ class EngineThread:
             await self._wake.wait()
 
     async def _end_work(self) -> None:
-        """Cancel what is not done: its callers have been told."""
+        """Cancel the work that is not done. Its callers have got an error."""
         tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()

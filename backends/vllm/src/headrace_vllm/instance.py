@@ -29,7 +29,7 @@ from headrace_vllm.sampling_parameters import sampling_arguments, template_argum
 
 log = logging.getLogger("headrace.vllm")
 
-#: The priority of a request that has none, so that it comes after all that have one.
+#: The priority of a request without one: after all requests that have one.
 LAST: Final = (1 << 31) - 1
 
 

@@ -22,8 +22,10 @@ class DeltaReader:
         self._has_called = False
 
     def read(self, output: Any) -> Delta:
-        """Return the part in ``output``, a ``RequestOutput`` with one completion. Raises `HeadraceError` for one that
-        says that the request has failed."""
+        """Return the part in ``output``, a ``RequestOutput`` with one completion.
+
+        Raises `HeadraceError` if ``output`` reports that the request has failed.
+        """
         new = output.outputs[0]
         reason = _REASONS.get(new.finish_reason)
         if reason is None:

@@ -11,9 +11,9 @@ class Parameters:
 
     #: Put vLLM's own metrics (``vllm:*``) on the server's page.
     report_custom_metrics: bool = field(default=False, metadata={"key": "REPORT_CUSTOM_METRICS"})
-    #: Read for Triton's sake: the health of the engine is watched always.
+    #: Read for compatibility with Triton, without an effect: the engine is always watched.
     enable_vllm_health_check: bool = field(default=True, metadata={"key": "ENABLE_VLLM_HEALTH_CHECK"})
-    #: The GPUs of a model of ``KIND_MODEL``, such as ``0,1``. Empty: all that the server sees.
+    #: The GPUs of a model of ``KIND_MODEL``, such as ``0,1``. Empty: all GPUs of the server.
     gpu_device_ids: str = field(default="", metadata={"key": "GPU_DEVICE_IDS"})
     #: How many requests the engine has at once, running or waiting; more are refused.
     max_streams: int = 256
@@ -21,7 +21,7 @@ class Parameters:
     chat_template: str = ""
     #: vLLM's parser of tool calls for this model, such as ``hermes``. Empty: requests with tools are refused.
     tool_parser: str = ""
-    #: vLLM's parser of what the model thinks before it answers, such as ``qwen3``. Empty: it stays in the text.
+    #: vLLM's parser of the model's reasoning, such as ``qwen3``. Empty: the reasoning stays in the text.
     reasoning_parser: str = ""
     #: The task of the contract; vLLM models of this backend generate text.
     task: str = ""

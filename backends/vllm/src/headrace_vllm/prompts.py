@@ -53,7 +53,7 @@ class PromptRenderer:
             raise LoadError(f"model '{model.name}': {one_line(str(error))}") from error
 
     async def render(self, request: GenerationRequest, sampling: Any) -> RenderedPrompt:
-        """Return the prompt of ``request``. ``sampling``, its ``SamplingParams``, gets what its chat asks for.
+        """Return the prompt of ``request``. ``sampling``, its ``SamplingParams``, gets the settings of its chat.
 
         Raises `InvalidArgument`, and vLLM's errors.
         """

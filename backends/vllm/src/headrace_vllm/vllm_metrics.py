@@ -16,7 +16,7 @@ from headrace import MetricKind, Services
 
 
 class ServerMetric:
-    """Takes the place of a metric of prometheus-client: what vLLM calls of it. On the engine's thread."""
+    """Replaces a metric of prometheus-client, with the methods that vLLM calls. On the engine's thread."""
 
     def __init__(
         self,

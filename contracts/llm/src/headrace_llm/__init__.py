@@ -1,11 +1,11 @@
-"""The contract between language models and their protocols: what a backend serves, and what a protocol asks of it.
+"""The contract between language models and their protocols: tensors, requests and responses.
 
 It is a library, not a plugin: engines (``headrace-llamacpp``, ``headrace-transformers``, ``headrace-vllm``) and
 protocols (``headrace-openai``) depend on it, and not on each other.
 
 - `Contract`, `Task`, `complete_generation`: the tensors (`headrace_llm.contract`)
 - `GenerationInstance`, `TokenStream`, `Delta`: for engines
-- `GenerationRequest`, `Sampling`: what a caller asks
+- `GenerationRequest`, `Sampling`: the request of a caller
 - `read_logprobs`, `print_logprobs`: the form of log probabilities
 """
 

@@ -2,7 +2,7 @@
 
 The contract for text is that of Triton's vLLM backend (docs/spec/behaviours.md section 10.7): ``text_input`` to
 ``text_output``, one request without a batch axis, any number of responses. What chat needs is added as optional inputs.
-A model need not have all of them: `Contract.of` says which it has.
+A model need not have all of them: `Contract.of` returns those that it has.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ GENERATION_OUTPUTS: Final = _tensors(
     ("num_output_tokens", dtypes.UINT32, (-1,)),  # those that are new in this response
     ("output_ids", dtypes.INT32, (-1,)),  # the new tokens
     ("tool_calls", dtypes.BYTES, (-1,)),  # JSON array of deltas as in OpenAI's chat completion chunks; or empty
-    ("reasoning", dtypes.BYTES, (-1,)),  # what the model thinks before it answers; or empty
+    ("reasoning", dtypes.BYTES, (-1,)),  # the reasoning before the answer; or empty
 )
 
 
@@ -116,7 +116,7 @@ class Contract:
         return _generation(model) if task is Task.GENERATION else _other(model, task)
 
 
-#: What a model may say of speech: its language, its seconds, and a JSON array of ``start``, ``end`` and ``text``.
+#: Optional outputs for speech: its language, its duration in s, and a JSON array of ``start``, ``end`` and ``text``.
 _SPEECH = ("language", "duration", "segments")
 #: The parts of the tasks beside generation: required inputs, optional ones, required outputs, optional ones.
 _PARTS: Mapping[Task, tuple[tuple[str, ...], ...]] = {

@@ -18,7 +18,7 @@ from headrace_llm.generation_request import GenerationRequest
 class TokenLogprob:
     """A token, its text, the logarithm of its probability, and the most likely tokens at its place, likeliest first.
 
-    ``rank`` is 1 for the likeliest token. 0: the engine does not say, and its place in ``top`` counts, or the next one.
+    ``rank`` is 1 for the likeliest token. If it is 0, the rank is the token's place in ``top``, or the next place.
     """
 
     id: int
@@ -32,9 +32,9 @@ class TokenLogprob:
 class Delta:
     """A part of an answer: what is new since the last one.
 
-    ``text`` may be empty while a character or a stop string is incomplete. ``num_tokens`` are the new tokens, also if
-    the engine does not say which (``ids``). ``finish_reason`` is set in the last one only: ``stop``, ``length`` or
-    ``tool_calls``. ``num_input_tokens`` is of the prompt; 0 if it is not known yet. ``cumulative_logprob`` is the sum
+    ``text`` may be empty while a character or a stop string is incomplete. ``num_tokens`` counts the new tokens, also
+    if ``ids`` lacks them. ``finish_reason`` is set in the last one only: ``stop``, ``length`` or ``tool_calls``.
+    ``num_input_tokens`` is of the prompt; 0 if it is not known yet. ``cumulative_logprob`` is the sum
     over the new tokens. ``tool_calls`` are deltas as in OpenAI's chat completion chunks.
     """
 
@@ -77,7 +77,7 @@ def response_of(request: GenerationRequest, delta: Delta, outputs: Sequence[str]
     """Return ``delta`` as the response to ``request``. ``outputs`` are those that the caller names; empty for all."""
     given: dict[str, Tensor] = {"text_output": _string(delta.text)}
     if request.wants_finish_reason:
-        given["finish_reason"] = _usual_string(delta.finish_reason or "None")  # as Triton's backend says it
+        given["finish_reason"] = _usual_string(delta.finish_reason or "None")  # as in Triton's backend
     if request.wants_cumulative_logprob:
         given["cumulative_logprob"] = np.array([delta.cumulative_logprob], np.float32)
     if request.wants_logprobs:

@@ -22,14 +22,14 @@ import orjson
 
 from headrace import BytesTensor, HeadraceError, InferRequest, InferResponse, InvalidArgument, Server, Unavailable
 
-#: How soon the place of a caller that has left must be free, in seconds. An engine may finish its step first.
+#: The place of a disconnected caller must be free after this time, in seconds. An engine may finish its step first.
 FREE_S = 5.0
 _ENDS = ("stop", "length", "tool_calls")
 
 
 @dataclass
 class _GivenText:
-    """What a caller got: the text, its parts, and the other outputs of each response."""
+    """The text that a caller has received, in parts, and the other outputs of each response."""
 
     parts: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -54,12 +54,12 @@ async def check_engine(
     is_exact: bool = True,
     sampling: Mapping[str, Any] | None = None,
 ) -> None:
-    """Check that ``model`` of the running ``server`` keeps the contract. Raises `AssertionError` with what is wrong.
+    """Check that ``model`` of the running ``server`` keeps the contract. Raises `AssertionError` with the broken rule.
 
     Every request asks for the likeliest tokens, with ``sampling`` besides. The answer to ``prompt`` must have at least
     three tokens and not end before ``max_tokens``. ``is_exact``: the same request has the same answer, also beside
     others; false for engines whose numbers depend on the batch. Takes about ten answers. Call it on the loop of
-    ``server``, while nobody else uses ``model``.
+    ``server``, while no other caller uses ``model``.
     """
     kit = _EngineKit(server, model, prompt, {"temperature": 0, "max_tokens": max_tokens, **(sampling or {})}, is_exact)
     streamed = await kit.check_stream(max_tokens)
@@ -111,7 +111,7 @@ class _EngineKit:
         responses = self._server.engine.responses(self._request(stream=True))
         slow = _GivenText()
         slow.take(await anext(responses))
-        other = await self._ask()  # one that does not read stops no other
+        other = await self._ask()  # a caller that does not read stops no other
         _require(bool(other.text), "a request beside a slow reader must be answered")
         async for response in responses:
             slow.take(response)
@@ -122,7 +122,7 @@ class _EngineKit:
     async def check_cancellation(self) -> None:
         responses = self._server.engine.responses(self._request(stream=True, max_tokens=4096, ignore_eos=True))
         async for _ in responses:
-            if self._open_streams():  # the metric is written now and then
+            if self._open_streams():  # the metric is written every 50 ms
                 break
         await responses.aclose()  # type: ignore[attr-defined]  # it is an asynchronous generator
         for _ in range(int(FREE_S / 0.01)):
@@ -130,8 +130,8 @@ class _EngineKit:
             if self._open_streams() == 0:
                 break
         else:
-            raise AssertionError(f"a caller that has left must be forgotten within {FREE_S:g} s")
-        _require(bool((await self._ask()).text), "after a caller has left, others must be answered")
+            raise AssertionError(f"the request of a caller that disconnects must end within {FREE_S:g} s")
+        _require(bool((await self._ask()).text), "after a caller has disconnected, other requests must be answered")
 
     async def check_refusals(self) -> None:
         for what, name, request in (

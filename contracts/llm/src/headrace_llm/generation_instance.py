@@ -6,11 +6,15 @@ An engine implements `GenerationInstance.begin` and writes to `TokenStream`::
         def begin(self, request, stream):
             for word in request.text.split():
                 if not stream.write(Delta(text=word, num_tokens=1)):
-                    return  # nobody reads it any more
+                    return  # the caller has disconnected
             stream.finish("stop")
 
-This module does the rest: it reads requests, bounds how many there are, gathers the text of callers that want one
-response, waits for slow readers without making the engine wait, notices callers that have left, and counts tokens.
+This module does the rest:
+
+- reads requests, and limits their number
+- joins the parts for callers that want one response, and for slow readers: the engine never waits
+- cancels the requests of callers that disconnect, and requests whose deadline has passed
+- counts tokens
 """
 
 from __future__ import annotations
@@ -38,9 +42,9 @@ from headrace_llm.generation_request import GenerationRequest, read_generation
 
 log = logging.getLogger(__name__)
 
-#: How often streams are checked for callers that have left and time that is over, and metrics are written, in seconds.
+#: The interval, in seconds, of the checks for disconnected callers and passed deadlines. Metrics are written with them.
 CHECK_S = 0.05
-#: So many parts of a text that is not sent are joined to one. Joining each at once would copy the text each time.
+#: Unsent parts are joined when there are this many. Joining each one at once would copy the text each time.
 _MOST_UNJOINED = 64
 
 
@@ -65,12 +69,12 @@ class TokenStream:
 
     @property
     def is_cancelled(self) -> bool:
-        """True if nobody wants the rest: the engine should stop."""
+        """True if the answer has ended, or its caller has disconnected: the engine should stop."""
         return self._has_ended or self._call.request.cancelled
 
     @property
     def is_unwanted(self) -> bool:
-        """True if it has not ended, and its caller has left."""
+        """True if the answer has not ended, and its caller has disconnected."""
         return not self._has_ended and self._call.request.cancelled
 
     def note_start(self) -> None:
@@ -80,7 +84,7 @@ class TokenStream:
             self._owner.metrics.note("nv_llm_queue_time_ms", (monotonic_ns() - self._arrival_ns) / 1e6)
 
     def write(self, delta: Delta) -> bool:
-        """Send ``delta``, with the last one by its ``finish_reason``. Return False if nobody wants the rest."""
+        """Send ``delta``; one with a ``finish_reason`` is the last. Return False if the engine should stop."""
         if self.is_cancelled:
             self.fail(Cancelled("the caller has gone"))
             return False
@@ -92,7 +96,7 @@ class TokenStream:
         with self._lock:
             if self._has_ended:  # `fail`, meanwhile
                 return False
-            if is_last:  # before it is sent: whoever has read it may send the next request
+            if is_last:  # before it is sent: its reader may send the next request at once
                 self._has_ended = True
                 self._owner.forget(self)
             elif not self.request.stream or self._call.would_block:
@@ -117,13 +121,13 @@ class TokenStream:
             self._call.send(error, final=True)
 
     def send_unsent(self) -> None:
-        """Send what waits, if the caller has read enough. The owner calls this now and then."""
+        """Send what waits, if the caller has read enough. Called every `CHECK_S`."""
         with self._lock:
             if self._unsent and self.request.stream and not self._has_ended and not self._call.would_block:
                 self._send(self._unsent.pop())
 
     def expire(self, now_ns: int) -> bool:
-        """End the answer with an error if its time is over, and return True then. The owner calls this now and then."""
+        """If the deadline has passed, end the answer with an error and return True. Called every `CHECK_S`."""
         end_ns = self.request.deadline_ns
         if not end_ns or now_ns < end_ns or self._has_ended:
             return False
@@ -131,7 +135,7 @@ class TokenStream:
         return True
 
     def _send(self, delta: Delta) -> None:
-        """Send what waits and ``delta``. Never blocks: what is last may always be sent."""
+        """Send what waits and ``delta``. Never blocks: the last response may always be sent."""
         if self._unsent:
             delta = joined([*self._unsent, delta])
             self._unsent = []
@@ -172,7 +176,7 @@ class GenerationInstance(DeferredInstance, ABC):
         """
 
     def cancel(self, stream: TokenStream) -> None:
-        """Make the engine stop: the caller of ``stream`` has left, or its time is over.
+        """Stop the work of the engine for ``stream``: its caller has disconnected, or its deadline has passed.
 
         Called once per stream, at most `CHECK_S` later, on a thread of this object. The stream then ends, and its
         place is free for another request. It may have ended already. The default does nothing, which is right for an
@@ -208,7 +212,7 @@ class GenerationInstance(DeferredInstance, ABC):
         return None
 
     def forget(self, stream: TokenStream) -> None:
-        """``stream`` has ended."""
+        """Remove ``stream``, which has ended. Any thread."""
         self._streams.pop(stream, None)
 
     def fail_all(self, error: HeadraceError) -> None:
@@ -224,7 +228,7 @@ class GenerationInstance(DeferredInstance, ABC):
         self.metrics.close()
 
     def _look_after(self) -> None:
-        """Until `close`: end what nobody wants any more, serve slow readers, write metrics. Sleep without streams."""
+        """Until `close`: cancel streams, send what waits for slow readers, write metrics. Sleep without streams."""
         while self._has_streams.wait() and not self._closed.wait(CHECK_S):
             self._has_streams.clear()
             now_ns = monotonic_ns()

@@ -1,7 +1,7 @@
-"""The metrics of a model that generates text: tokens, and when they come.
+"""The metrics of a model that generates text: its tokens and their times.
 
-``nv_llm_*``, with the labels ``model`` and ``version``, on the server's page of metrics. One writer, the thread of
-`headrace_llm.generation_instance.GenerationInstance` that looks after its streams: engines only note what has happened.
+``nv_llm_*``, with the labels ``model`` and ``version``, on the server's page of metrics. Only one thread writes them:
+the one on which `headrace_llm.generation_instance.GenerationInstance` checks its streams. Engines only note events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace import MetricKind, MetricOperation, Model, Services
 FIRST_TOKEN_MS: Final = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000)
 BETWEEN_TOKENS_MS: Final = (0.5, 1, 2.5, 5, 10, 25, 50, 75, 100, 150, 200, 300, 500, 1000, 2500, 10_000)
 
-#: The metric that is on the page once an engine says it.
+#: This metric is on the page after the first `GenerationMetrics.note_cache_usage`.
 CACHE_USAGE: Final = "nv_llm_cache_usage_ratio"
 _FAMILIES: Final[Mapping[str, tuple[MetricKind, str, tuple[float, ...] | None]]] = {
     "nv_llm_input_tokens": ("counter", "Tokens of prompts", None),
@@ -26,7 +26,7 @@ _FAMILIES: Final[Mapping[str, tuple[MetricKind, str, tuple[float, ...] | None]]]
     "nv_llm_queue_time_ms": ("histogram", "From the request to the engine's first work on it", FIRST_TOKEN_MS),
     "nv_llm_time_between_tokens_ms": ("histogram", "From one part of an answer to the next", BETWEEN_TOKENS_MS),
     "nv_llm_cache_usage_ratio": ("gauge", "Used part of the cache of keys and values, from 0 to 1", None),
-    "nv_llm_streams": ("gauge", "Requests that the engine has, also those that wait in it", None),
+    "nv_llm_streams": ("gauge", "Requests that the engine has, running or waiting", None),
 }
 
 
@@ -37,11 +37,11 @@ class GenerationMetrics:
         self._services: Services | None = model.services
         self._handles: dict[str, int] = {}
         self._families: list[int] = []
-        #: What has happened since `publish`. Appending is atomic, and all that it takes from an engine.
+        #: The events since `publish`. An engine only appends, which is atomic.
         self._noted: deque[tuple[str, float]] = deque()
         self._tokens: deque[tuple[int, int, bool]] = deque()
         self._streams = 0
-        #: What the engine has said last, and what is on the page. None: the engine has not said it.
+        #: The ratio that was noted last, and the one on the page. None: no ratio was noted.
         self._cache_usage: float | None = None
         self._shown_usage: float | None = None
         self._labels = {"model": model.name, "version": str(model.version)}
@@ -69,8 +69,10 @@ class GenerationMetrics:
         self._cache_usage = ratio
 
     def publish(self, streams: int) -> None:
-        """Write what was noted, and how many ``streams`` are open. Values of one bucket are written as one: each write
-        of a model in a process is a message."""
+        """Write what was noted, and how many ``streams`` are open.
+
+        Values of one bucket are written as one, because each write of a model in a process is a message.
+        """
         counted, observed = dict[str, float](), dict[tuple[str, int], list[float]]()
 
         def observe(name: str, value: float) -> None:

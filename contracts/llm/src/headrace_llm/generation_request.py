@@ -32,14 +32,15 @@ DEFAULT_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What a caller asks of a model that generates text.
+    """A request for text, checked.
 
     The prompt is exactly one of ``text``, ``input_ids`` (never empty) and ``messages`` (never empty); the others are
     None. ``messages``, ``tools`` and ``tool_choice`` are JSON values as in OpenAI's chat completions: an engine checks
-    what it uses. ``images`` are files as base64, beside ``text`` only. The ``wants_`` fields say which outputs the
-    caller asks for. ``echoes_prompt``: the one response begins with the prompt. ``priority`` is that of `InferRequest`:
-    1 is the highest, 0 the default. ``deadline_ns``, of the monotonic clock, is when the answer must have ended, 0 for
-    never. `TokenStream` ends it then, so an engine need not; it may use both to choose what it does first.
+    what it uses. ``images`` are files as base64, beside ``text`` only. The ``wants_`` fields are the outputs that the
+    caller requests. ``echoes_prompt``: the one response begins with the prompt.
+
+    ``priority`` is that of `InferRequest`: 1 is the highest, 0 the default. ``deadline_ns`` is the end of the answer, by
+    the monotonic clock; 0 for none. `TokenStream` ends it then. An engine may use both to choose what it does first.
     """
 
     id: str
@@ -63,13 +64,16 @@ class GenerationRequest:
 
     @property
     def max_tokens(self) -> int | None:
-        """The most tokens to generate. The default is 16 for a prompt, as in vLLM and OpenAI. For a chat it is None: it
-        goes on until the model ends or its context is full."""
+        """The most tokens to generate.
+
+        The default is 16 for a prompt, as in vLLM and OpenAI. For a chat it is None: the answer goes on until the model
+        ends it, or its context is full.
+        """
         return self.sampling.max_tokens or (DEFAULT_MAX_TOKENS if self.messages is None else None)
 
 
 def read_generation(request: InferRequest) -> GenerationRequest:
-    """Return what ``request`` asks.
+    """Return ``request`` as a request for text.
 
     Raises `InvalidArgument` with the name of the input, its value and the rule. Any thread.
     """

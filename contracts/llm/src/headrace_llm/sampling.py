@@ -29,7 +29,7 @@ class Sampling:
 
     ``structured`` has at most one member, of `CONSTRAINTS`: the text must match it. Its ``json`` is a schema, an object
     or true, also if the caller sent it as a string. ``more`` are the members that are none of the others, for engines
-    with further ones; an engine must refuse what it does not know.
+    with further ones. An engine must refuse those that it does not have.
     """
 
     max_tokens: int | None = None  #: None: until the model ends, or its context is full
@@ -222,7 +222,7 @@ _READERS: Mapping[str, Any] = {
     "logit_bias": _biases,
     "lora_name": _string,
 }
-#: The members that `sampling_of` knows.
+#: The members that `sampling_of` reads.
 SAMPLING_MEMBERS = frozenset((*_INTEGERS, *_FLOATS, *_READERS, *_ALIASES, "structured_outputs", "guided_decoding", "n"))
 assert {*_INTEGERS, *_FLOATS, *_READERS, "structured", "more"} == {each.name for each in fields(Sampling)}
 

@@ -1,4 +1,4 @@
-"""A page that talks to a model that generates text. Its requests are those of any client, so admission holds for it."""
+"""A page to chat with a model that generates text. Admission holds for its requests, as for those of any client."""
 
 from __future__ import annotations
 

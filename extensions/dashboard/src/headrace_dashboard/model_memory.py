@@ -1,4 +1,4 @@
-"""The memory of loaded models, as far as the server knows it."""
+"""The memory of loaded models, as far as the server can measure it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from headrace import Executor, ServedModel
 
-#: How long `ProcessMemory.measure` goes on.
+#: The time of one `ProcessMemory.measure`, in seconds.
 _MEASURE_S = 0.01
 
 

@@ -1,6 +1,6 @@
-"""The header ``endpoint-load-metrics``: how full a language model's cache of keys and values is.
+"""The header ``endpoint-load-metrics``: the used part of a language model's cache of keys and values.
 
-Load balancers that speak ORCA ask for it by ``endpoint-load-metrics-format``. Source: docs/spec/behaviours.md section
+Load balancers with ORCA request it by ``endpoint-load-metrics-format``. Source: docs/spec/behaviours.md section
 12.8.
 """
 

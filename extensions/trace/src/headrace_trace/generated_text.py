@@ -1,4 +1,4 @@
-"""What a trace has of a model that generates text: how much, and when the first part came (docs/text-generation.md)."""
+"""A model that generates text, in a trace: its parts and the time of the first one (docs/text-generation.md)."""
 
 from __future__ import annotations
 

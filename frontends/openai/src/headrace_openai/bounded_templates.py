@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headrace import ConfigError, InvalidArgument, one_line
 
-#: The longest that a template may run, in seconds. Its loops and calls together may have at most so many steps.
+#: The longest time that a template may run, in seconds, and the most steps of its loops and calls together.
 MOST_S, MOST_STEPS = 2.0, 1_000_000
 #: The most characters of a prompt, and of a string that a template makes by ``*``.
 MOST_CHARACTERS = 16 << 20

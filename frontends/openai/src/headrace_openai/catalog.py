@@ -12,7 +12,7 @@ from headrace_llm import Contract, Task
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.text_models import TextModel
 
-#: Those of all servers of this process.
+#: The catalogs of all servers of this process.
 _catalogs: WeakSet[ModelCatalog] = WeakSet()
 
 
@@ -88,7 +88,7 @@ class ModelCatalog:
         return found
 
     def forget(self, name: str) -> None:
-        """Keep nothing of the model ``name``. Any thread."""
+        """Remove what is kept of the model ``name``. Any thread."""
         self._kept.pop(name, None)
 
     def _look_up(self, name: str) -> LanguageModel | None:
@@ -108,6 +108,6 @@ def _language_model(view: ModelView) -> LanguageModel | None:
 
 
 def forget(name: str) -> None:
-    """Keep nothing of the model ``name`` in any server of this process. Any thread."""
+    """Remove what is kept of the model ``name`` in all servers of this process. Any thread."""
     for catalog in tuple(_catalogs):
         catalog.forget(name)

@@ -16,7 +16,7 @@ _PARTS = ("text", "refusal", "image_url", "input_audio", "file", "video_url")
 def read_messages(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the messages: content that is only text as a string, and the role ``developer`` as ``system``.
 
-    Templates know no others. Raises `BadMember`.
+    Templates have no other forms. Raises `BadMember`.
     """
     given = objects(document, "messages", MAX_MESSAGES)
     if not given:

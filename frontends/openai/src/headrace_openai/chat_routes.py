@@ -21,7 +21,7 @@ from headrace_openai.sampling_members import read_sampling_members
 from headrace_openai.text_models import Prompt, TextModel, TextPart
 from headrace_openai.tool_choices import ToolPlan, plan_tools, shown_tools
 
-#: The tokens of an answer that is asked for by a prompt, whose default is 16: that of a chat is the model's end.
+#: The most tokens of a chat for a model that gets a prompt. The default for prompts, 16, is too short for a chat.
 _MOST_TOKENS = 4096
 
 

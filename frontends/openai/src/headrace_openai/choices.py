@@ -1,4 +1,4 @@
-"""Several answers to one request, at once; and what they cost together."""
+"""Several answers to one request, at once, and their usage together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_CHOICES = 128
 
 
 class Usage:
-    """The tokens of all choices. A model may not say how many there are."""
+    """The tokens of all choices. A model need not report them."""
 
     __slots__ = ("_input", "_output")
 
@@ -30,8 +30,10 @@ class Usage:
             self._output = (self._output or 0) + part.num_output_tokens
 
     def document(self) -> dict[str, Any] | None:
-        """Return the member ``usage``. Clients want all numbers: those that the model does not say are 0. None if it
-        says none."""
+        """Return the member ``usage``; None if the model reports no number.
+
+        Clients expect all numbers: one that the model does not report is 0.
+        """
         if not self._input and self._output is None:
             return None
         prompt, completion = sum(self._input.values()), self._output or 0
@@ -39,7 +41,7 @@ class Usage:
 
 
 async def numbered(choices: Sequence[AsyncIterator[TextPart]]) -> AsyncIterator[tuple[int, TextPart]]:
-    """Yield the parts of all ``choices``, each with the number of its choice, as they come.
+    """Yield the parts of all ``choices``, each with the number of its choice, in the order of their arrival.
 
     An error of one ends all. Closing it closes all.
     """

@@ -74,7 +74,7 @@ async def _chunks(
 
 
 def _count(document: Mapping[str, Any], prompts: int) -> int:
-    """Return how many answers ``document`` asks for each of its ``prompts``."""
+    """Return the number of answers that ``document`` requests for each of its ``prompts``."""
     each = whole(document, "n", 1, MAX_CHOICES, 1)
     best_of = whole(document, "best_of", 1, MAX_CHOICES, each)
     if best_of != each:
@@ -85,11 +85,13 @@ def _count(document: Mapping[str, Any], prompts: int) -> int:
 
 
 def _echoes(document: Mapping[str, Any], prompts: Sequence[Prompt], sampling: Mapping[str, Any]) -> list[str]:
-    """Return what comes before the answers to each prompt."""
+    """Return the text before the answers to each prompt."""
     if not flag(document, "echo"):
         return [""] * len(prompts)
     if "logprobs" in sampling:
-        raise BadMember("echo", "echo and logprobs: a model says no log probabilities of the prompt")
+        raise BadMember(
+            "echo", "echo and logprobs exclude each other: a model reports no log probabilities of the prompt"
+        )
     if any(prompt.text is None for prompt in prompts):
         raise BadMember("echo", "echo needs prompts of text, not of tokens")
     return [prompt.text or "" for prompt in prompts]

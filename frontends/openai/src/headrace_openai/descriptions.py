@@ -1,4 +1,4 @@
-"""What OpenAPI says of the routes: the members of bodies that most callers send, and the form of answers and errors."""
+"""The routes in OpenAPI: members of bodies that most callers send, and the form of answers and errors."""
 
 from __future__ import annotations
 

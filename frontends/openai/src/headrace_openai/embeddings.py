@@ -1,6 +1,6 @@
 """``/v1/embeddings``: texts or tokens in, a vector for each out.
 
-Source: https://platform.openai.com/docs/api-reference/embeddings, and what the ``openai`` client sends: it asks for
+Source: https://platform.openai.com/docs/api-reference/embeddings, and the ``openai`` client, which requests
 base64 by default.
 """
 
@@ -25,13 +25,13 @@ from headrace_openai.openai_errors import BadMember
 _MAX_TOKENS = 1 << 17
 #: Beyond this many numbers, they are printed on a thread.
 _PRINTED_AT_ONCE = 1 << 14
-#: A model whose vectors may be cut to their first numbers says so by this parameter, ``true``: it was trained for it.
+#: The model parameter that is ``true`` if a vector may be cut to its first numbers: the model was trained for it.
 SHORTENS = "is_matryoshka"
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsRequest:
-    """What a caller asks: a vector for each of ``texts``, in UTF-8, or else for each of ``tokens``.
+    """The request of a caller: a vector for each of ``texts``, in UTF-8, or else for each of ``tokens``.
 
     ``dimensions`` is None for all of a vector.
     """
@@ -43,7 +43,7 @@ class EmbeddingsRequest:
 
 
 def read_embeddings(document: dict[str, Any]) -> EmbeddingsRequest:
-    """Return what ``document`` asks. Raises `BadMember`."""
+    """Return the request in ``document``. Raises `BadMember`."""
     texts, tokens = _rows(document.get("input"))
     form = document.get("encoding_format") or "float"
     if form not in ("float", "base64"):
@@ -77,7 +77,7 @@ def _rows(given: Any) -> tuple[list[bytes], list[list[int]]]:
 
 
 def embedding_requests(asked: EmbeddingsRequest, model: LanguageModel, request_id: str) -> list[InferRequest]:
-    """Return the requests to ``model`` for all rows. Raises `BadMember` if it does not take what is asked."""
+    """Return the requests to ``model`` for all rows. Raises `BadMember` for what it cannot do."""
     if asked.dimensions is not None:
         _check_dimensions(asked.dimensions, model)
     outputs = [spec.name for spec in model.contract.outputs.values()]
@@ -132,7 +132,7 @@ def vectors_in(
 
 
 def tokens_in(responses: Sequence[InferResponse], model: LanguageModel) -> int:
-    """Return the tokens of the prompts in ``responses``; 0 if the model does not say it."""
+    """Return the tokens of the prompts in ``responses``; 0 if the model does not report them."""
     spec = model.contract.outputs.get("num_input_tokens")
     if spec is None:
         return 0

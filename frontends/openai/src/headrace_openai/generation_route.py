@@ -80,7 +80,7 @@ class GenerationRoute(OpenAiRoute):
 
 
 def asked_of(call: TextCall, prompt: Prompt, sampling: Mapping[str, Any], stream: bool) -> Asked:
-    """Return what ``call`` asks for ``prompt``."""
+    """Return the request of ``call`` with ``prompt``."""
     priority = whole(call.document, "priority", 0, _MOST_PRIORITY, 0)
     return Asked(prompt, sampling, stream, priority, call.http.caller.deadline_ns)
 
@@ -117,7 +117,7 @@ async def with_last_event(call: HttpCall, events: AsyncIterator[bytes], last: by
                 has_begun = True
     except HeadraceError as error:
         if not has_begun:
-            raise  # the status says it
+            raise  # it sets the status
         yield b"data: %b\n\n" % error_line(error, message_in(call.print_error(error)))
     else:
         yield last

@@ -1,8 +1,8 @@
 """Images that a message names by an address: fetched from hosts that a flag names, and from no others.
 
-An address comes from a caller, so it may be that of this machine, of a database beside it, or of a cloud's metadata.
-Hosts are compared before anything is asked, the addresses of a name before one is connected to, and redirects are not
-followed. docs/openai.md says what an operator allows.
+A caller names the address, so it may be that of this machine, of a database beside it, or of a cloud's metadata. Hosts
+are compared with the flag before their names are looked up, and addresses before a connection is opened. Redirects are
+not followed. docs/openai.md describes the flag.
 """
 
 from __future__ import annotations

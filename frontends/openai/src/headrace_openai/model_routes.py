@@ -1,4 +1,4 @@
-"""``/v1/models``: which models there are; ``/health``: that there is a server."""
+"""``/v1/models``: the language models; ``/health``: the state of the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LanguageModelList(OpenAiRoute):
         return json_answer(orjson.dumps({"object": "list", "data": models}), request_id(call.request))
 
     async def _may_see(self, call: HttpCall, name: str) -> bool:
-        """Return whether the metadata of the model ``name`` are for this caller."""
+        """Return True if this caller may read the metadata of the model ``name``."""
         if self.engine.admission is None:
             return True
         caller = call.caller.for_another_operation()

@@ -1,4 +1,4 @@
-"""OpenAI's routes on a port of their own, and nothing else: for who should reach no other."""
+"""A port with OpenAI's routes and no others, for callers that should reach nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace_openai.openai_options import OpenAiOptions
 
 
 class OpenAiPort(HttpPort):
-    """The port of ``--openai-port``. Its callers are those of the HTTP port for flags and interceptors."""
+    """The port of ``--openai-port``. Flags and interceptors for HTTP hold for its callers."""
 
     name: ClassVar[str] = "openai"
     service: ClassVar[str] = "OpenAI Service"

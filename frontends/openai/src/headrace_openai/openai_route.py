@@ -36,8 +36,8 @@ class OpenAiRoute(HttpRoute):
     async def admit(self, call: HttpCall, model: str) -> Caller | None:
         """Admit an inference with ``model``, which the body names. None if the server has no interceptors.
 
-        Raises the error that refuses it. `Caller.end` must follow. It comes before the model is searched: who may not
-        use a model does not learn whether there is one.
+        Raises the error that refuses it. `Caller.end` must follow. It is called before the model is searched, so
+        that a caller without the right to a model cannot find out that the model exists.
         """
         if self.engine.admission is None:
             return None

@@ -25,7 +25,7 @@ _REFUSED = ("max_chunks_per_doc", "max_tokens_per_doc", "rank_fields", "truncate
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
-    """What a caller asks. ``most`` is how many results it wants at most."""
+    """The request of a caller. ``most`` is the most results in the answer."""
 
     query: str
     documents: Sequence[str]
@@ -34,7 +34,7 @@ class RerankRequest:
 
 
 def read_rerank(document: dict[str, Any]) -> RerankRequest:
-    """Return what ``document`` asks. Raises `BadMember`."""
+    """Return the request in ``document``. Raises `BadMember`."""
     for name in _REFUSED:
         if document.get(name) is not None:
             raise BadMember(name, f"{name} is not supported: the model reads each document as it is")

@@ -43,7 +43,7 @@ _PREFIXES = {"message": "msg", "reasoning": "rs"}
 
 
 class ResponseItems:
-    """One response while it is generated. Each method returns the events that tell of it, with their numbers."""
+    """One response while it is generated. Each method returns the new events, with their numbers."""
 
     def __init__(self, asked: Mapping[str, Any], model: str) -> None:
         """Create the response of ``model`` to ``asked``, the body of the request."""

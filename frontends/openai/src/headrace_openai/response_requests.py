@@ -142,7 +142,7 @@ def _text(name: str, item: dict[str, Any], member: str) -> str:
 
 
 def _skip(name: str, item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    """What a model thought before an earlier answer is not shown to it again."""
+    """Leave out the reasoning before an earlier answer."""
 
 
 _ITEMS: dict[str, Callable[[str, dict[str, Any], list[dict[str, Any]]], None]] = {

@@ -40,7 +40,7 @@ class Responses(ChatRoute):
 
 
 async def _items(chat: Chat, items: ResponseItems) -> AsyncIterator[Iterable[dict[str, Any]]]:
-    """Yield the events for each part. The first ones come with the first part: an error before it is the status."""
+    """Yield the events for each part. The first events wait for the first part: an error before it sets the status."""
     usage, begins = Usage(), True
     async with aclosing(numbered(chat.parts)) as arriving:  # type: ignore[type-var]
         async for _, part in arriving:
@@ -62,7 +62,7 @@ async def _events(call: HttpCall, chat: Chat, items: ResponseItems) -> AsyncIter
                     has_begun = True
     except HeadraceError as error:
         if not has_begun:
-            raise  # the status says it
+            raise  # it sets the status
         code = "rate_limit_exceeded" if error.code is Code.RESOURCE_EXHAUSTED else "server_error"
         yield _print(items.fail(code, message_in(call.print_error(error))))
 

@@ -25,7 +25,7 @@ _MOST_LOGPROBS = 20
 
 
 def read_sampling_members(document: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
-    """Return the sampling parameters that ``document`` asks for.
+    """Return the sampling parameters in ``document``.
 
     Raises `BadMember`, with the rules of `headrace_llm.sampling_of`.
     """
@@ -52,7 +52,7 @@ def read_sampling_members(document: Mapping[str, Any], is_chat: bool) -> dict[st
 
 
 def _logprobs(document: Mapping[str, Any], is_chat: bool) -> int | None:
-    """Return how many alternatives of each token the caller wants; None if no log probabilities."""
+    """Return the number of alternatives of each token; None for no log probabilities."""
     if not is_chat:
         count = whole(document, "logprobs", 0, _MOST_LOGPROBS, -1)
         return None if count < 0 else count

@@ -23,9 +23,9 @@ from headrace_openai.transcription_routes import Transcriptions
 
 
 class RowsRoute(OpenAiRoute):
-    """A route of a model that is asked once for each row of a body: a text, or a document."""
+    """A route with one inference for each row of a body: a text, or a document."""
 
-    #: What its models do.
+    #: The task of its models.
     task: ClassVar[Task]
 
     async def answer(self, call: HttpCall) -> HttpReply:
@@ -39,7 +39,7 @@ class RowsRoute(OpenAiRoute):
             return json_answer(await self.print(asked, responses, model, id_), id_)
 
     def read(self, document: dict[str, Any]) -> Any:
-        """Return what ``document`` asks. Raises `BadMember`."""
+        """Return the request in ``document``. Raises `BadMember`."""
         raise NotImplementedError
 
     def requests(self, asked: Any, model: LanguageModel, request_id: str) -> list[InferRequest]:

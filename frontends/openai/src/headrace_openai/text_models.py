@@ -28,7 +28,7 @@ from headrace_openai.chat_templates import parser_name, template_of
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.tool_call_parsers import PARSERS
 
-#: Outputs that a model has an input for that asks for them: ``return_`` and their name.
+#: Outputs that a caller requests by an input of the model: ``return_`` and their name.
 _ALWAYS_ASKED = ("finish_reason", "num_input_tokens", "num_output_tokens")
 _ASK = "return_"
 _NO_REASON = ("", "None")
@@ -39,7 +39,7 @@ _Decoder = getincrementaldecoder("utf-8")
 class TextPart:
     """What is new in an answer. ``finish_reason`` is not empty in the last part.
 
-    ``num_input_tokens`` and ``num_output_tokens`` (the new ones) are None if the model does not say them.
+    ``num_input_tokens`` and ``num_output_tokens`` (the new ones) are None if the model does not report them.
     """
 
     text: str = ""
@@ -53,7 +53,7 @@ class TextPart:
 
 @dataclass(slots=True)
 class Prompt:
-    """What a model is asked: exactly one of ``text``, ``ids`` and ``messages``. The last two fields are JSON."""
+    """The prompt of a request: exactly one of ``text``, ``ids`` and ``messages``. The last two fields are JSON."""
 
     text: str | None = None
     ids: Sequence[int] | None = None
@@ -65,7 +65,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class Asked:
-    """What a caller asks of one model, whatever the number of choices."""
+    """The request of a caller to one model, without the number of choices."""
 
     prompt: Prompt
     sampling: Mapping[str, Any]
@@ -75,7 +75,7 @@ class Asked:
 
 
 class TextModel:
-    """The inputs and outputs of one version. Made when the version is first asked. Event loop only."""
+    """The inputs and outputs of one version. Made at the first request to the version. Event loop only."""
 
     def __init__(self, view: ModelView, contract: Contract) -> None:
         self._view = view
@@ -154,7 +154,7 @@ class TextModel:
 
 
 async def parts_of(engine: Engine, request: InferRequest, caller: Caller | None) -> AsyncIterator[TextPart]:
-    """Yield what a model answers to ``request``, the last part with a ``finish_reason``.
+    """Yield the parts of the answer to ``request``, the last one with a ``finish_reason``.
 
     Closing it cancels the request. Raises `HeadraceError`.
     """
@@ -193,7 +193,7 @@ class _TextReader:
         return part
 
     def rest(self) -> TextPart | None:
-        """Return a last part if the model has not said that it ends."""
+        """Return a last part if no part had a ``finish_reason``."""
         return None if self._has_finished else TextPart(self._decode(b"", True), "stop")
 
 

@@ -1,4 +1,4 @@
-"""The members ``tools`` and ``tool_choice``: what the model is told, and how its calls are found."""
+"""The members ``tools`` and ``tool_choice``: the tools that a model gets, and how its calls are found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORDS = ("auto", "none", "required")
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """How a model calls tools. ``tools`` are those that it is told of.
+    """How a model calls tools. ``tools`` are the tools that it gets.
 
     ``inputs`` are the inputs ``tools`` and ``tool_choice`` as JSON; empty if the template or the messages have them.
     ``constraint`` is what its text is forced to be; empty for anything. ``parser`` makes what finds calls in the text.
@@ -71,7 +71,7 @@ def _parser(model: TextModel) -> type[ToolCallParser] | None:
 def _forced(tools: Sequence[Mapping[str, Any]], choice: str | dict[str, Any]) -> ToolPlan:
     """Return the plan for a tool that must be called: the text is forced to be one call.
 
-    Not all engines force a call by themselves: llama.cpp does not for some templates, and says nothing.
+    Not all engines force a call by themselves: llama.cpp does not for some templates, without an error.
     """
     if type(choice) is not dict:
         return ToolPlan(tools, constraint={"json": _any_of(tools)}, parser=AnyToolParser, has_one_call=True)

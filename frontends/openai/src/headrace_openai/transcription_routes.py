@@ -1,4 +1,4 @@
-"""``/v1/audio/transcriptions``: the route of models that write what they hear."""
+"""``/v1/audio/transcriptions``: the route of models for speech."""
 
 from __future__ import annotations
 

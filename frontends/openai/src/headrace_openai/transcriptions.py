@@ -32,7 +32,7 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionRequest:
-    """What a caller asks. ``audio`` is as in `Form`.
+    """The request of a caller. ``audio`` is as in `Form`.
 
     ``options`` are the values of the inputs ``language``, ``prompt`` and ``temperature``.
     """
@@ -44,7 +44,7 @@ class TranscriptionRequest:
 
 
 def read_transcription(form: Form) -> TranscriptionRequest:
-    """Return what ``form`` asks. Raises `BadMember`."""
+    """Return the request in ``form``. Raises `BadMember`."""
     fields = form.fields
     if form.file is None or len(form.file) == LENGTH_BYTES:
         raise BadMember("file", "the form has no part 'file', or an empty one")

@@ -48,7 +48,7 @@ class TritonPythonModel:
                 text = ""
             if reason != "None":
                 break
-            await asyncio.sleep(0.02)  # as long as a larger model would think about a word
+            await asyncio.sleep(0.02)  # the time of a larger model for a word
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 

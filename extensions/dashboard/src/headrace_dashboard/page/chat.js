@@ -49,7 +49,7 @@ function tell(text, isError) {
   at("state").classList.toggle("error", Boolean(isError));
 }
 
-// Keeps the last words in sight, unless the reader has gone up.
+// Keeps the last words in sight, unless the reader has scrolled up.
 function keepAtEnd(change) {
   const talk = at("talk"), isAtEnd = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 40;
   change();
@@ -78,7 +78,7 @@ function request(model, messages) {
   if (inputs.has("sampling_parameters")) body.sampling_parameters = JSON.stringify(sampling());
   return [`/v2/models/${encodeURIComponent(model)}/generate_stream`, body];
 }
-// What is new in an event: text, thoughts, and the tokens of the answer if it says so.
+// The new parts in an event: text, reasoning, and the number of tokens if the event has it.
 function read(event) {
   if (event.error) throw new Error(typeof event.error === "string" ? event.error : event.error.message);
   if (!event.choices) return { text: String(event.text_output ?? "") };
