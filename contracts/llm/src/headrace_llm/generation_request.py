@@ -39,8 +39,9 @@ class GenerationRequest:
     what it uses. ``images`` are files as base64, beside ``text`` only. The ``wants_`` fields are the outputs that the
     caller requests. ``echoes_prompt``: the one response begins with the prompt.
 
-    ``priority`` is that of `InferRequest`: 1 is the highest, 0 the default. ``deadline_ns`` is the end of the answer, by
-    the monotonic clock; 0 for none. `TokenStream` ends it then. An engine may use both to choose what it does first.
+    ``priority`` is that of `InferRequest`: 1 is the highest, 0 the default. ``deadline_ns`` is the end of the time for
+    the answer, on the monotonic clock; 0 for none. `TokenStream` ends the answer then. An engine may use both to order
+    its work.
     """
 
     id: str
