@@ -64,6 +64,11 @@ def test_sampling_reaches_llama_cpp(server: Server) -> None:
     stopped = ask(server, PROMPT, "stream", "return_finish_reason", sampling={"max_tokens": 12, "stop": word})
     assert text(stopped) == plain[: plain.index(word)]
     assert text(stopped[-1:], "finish_reason") == "stop"
+    begun = {"max_tokens": 12, "stop": plain[-1] + "no", "logprobs": 0}  # may be a stop string until the end
+    given = ask(server, PROMPT, "stream", "return_logprobs", sampling=begun)
+    assert text(given) == plain
+    tokens = [each for part in given for each in read_logprobs(text([part], "logprobs"))]
+    assert "".join(each.text for each in tokens) == plain
     random = {"temperature": 1.5, "top_k": 50, "top_p": 0.9, "seed": 7}
     once, again = (text(ask(server, PROMPT, "stream", sampling=random)) for _ in range(2))
     assert once == again != text(ask(server, PROMPT, "stream", sampling={**random, "seed": 8}))

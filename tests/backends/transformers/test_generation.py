@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from headrace import BackendError, InvalidArgument, Unsupported
-from headrace_llm import read_logprobs
+from headrace_llm import read_logprobs, token_bytes
 from headrace_llm.engine_kit import check_engine
 from headrace_transformers import chat
 from tests.backends.transformers import tiny_models
@@ -141,6 +141,18 @@ def test_log_probabilities_are_those_of_a_forward_pass(loop: Loop, oracle: Calla
         assert [value for _, _, value in each.top] == pytest.approx(values.tolist(), abs=1e-4)
     total = sum(float(scores[place, token]) for place, token in enumerate(given.ids))
     assert np.asarray(given.responses[-1].outputs["cumulative_logprob"]).item() == pytest.approx(total, abs=1e-3)
+
+
+@pytest.mark.parametrize(("piece", "texts"), [("\u00f0", [b"\xf0"] * 2), ("</s>", [])])
+def test_log_probabilities_have_the_bytes_of_the_text(
+    loop: Loop, oracle: Callable[[str], Oracle], piece: str, texts: list[bytes]
+) -> None:
+    """The first byte of a character of four; and the token that ends the text, which is not of it."""
+    token = oracle("chat").tokenizer.convert_tokens_to_ids(piece)
+    sampling = {"logit_bias": {str(token): 100}, "logprobs": 1, "max_tokens": 2, "temperature": 0}
+    given = loop.run(loop.ask("chat", "x", "return_logprobs", sampling=sampling))
+    assert set(given.ids) == {token}
+    assert [token_bytes(each.text) for each in read_logprobs(given.string("logprobs"))] == texts
 
 
 def test_penalties_keep_tokens_from_coming_again(loop: Loop) -> None:

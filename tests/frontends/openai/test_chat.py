@@ -138,6 +138,10 @@ def test_several_choices_are_several_requests(client: openai.OpenAI) -> None:
     given = [json.loads(choice.message.content or "") for choice in answer.choices]
     assert [each["sampling_parameters"]["seed"] for each in given] == [7, 8, 9]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    for seed, seeds in (("7", [7, 8]), (2**63 - 1, [2**63 - 1, -(2**63)])):
+        answer = client.chat.completions.create(model="scripted", messages=say("show"), n=2, extra_body={"seed": seed})
+        given = [json.loads(choice.message.content or "") for choice in answer.choices]
+        assert [each["sampling_parameters"]["seed"] for each in given] == seeds
     stream = client.chat.completions.create(
         model="scripted", messages=say(PARTS), n=2, stream=True, stream_options={"include_usage": True}
     )
@@ -155,14 +159,14 @@ def test_several_choices_are_several_requests(client: openai.OpenAI) -> None:
 def test_log_probabilities(client: openai.OpenAI) -> None:
     token = {
         "5": {"logprob": -0.5, "rank": 2, "decoded_token": "é"},
-        "6": {"logprob": -0.1, "rank": 1, "decoded_token": "b"},
+        "6": {"logprob": -0.1, "rank": 1, "decoded_token": "\ufffd", "bytes": [0xF0, 0x9F]},
     }
     script = [{"text_output": "é", "logprobs": [token]}]
     answer = client.chat.completions.create(model="scripted", messages=say(script), logprobs=True, top_logprobs=1)
     assert answer.choices[0].logprobs
     (found,) = answer.choices[0].logprobs.content or []
     assert (found.token, found.logprob, found.bytes) == ("é", -0.5, [0xC3, 0xA9])
-    assert [(each.token, each.logprob) for each in found.top_logprobs] == [("b", -0.1)]
+    assert [(each.bytes, each.logprob) for each in found.top_logprobs] == [([0xF0, 0x9F], -0.1)]
     assert shown(client, logprobs=True, top_logprobs=1)["sampling_parameters"]["logprobs"] == 1
 
 

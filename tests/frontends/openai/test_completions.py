@@ -71,6 +71,13 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
         assert [value for each in found for value in each.token_logprobs] == [-0.5, -0.5]
         assert [place for each in found for place in each.text_offset] == [0, 2]
         assert found[0].top_logprobs[0] == {"c": -0.1, "ab": -0.5}
+    parts = [b"a\xf0", b"\x9f", b"\x98\x8a", b"b"]
+    tokens = [{"5": {"logprob": 0, "rank": 1, "decoded_token": "", "bytes": list(part)}} for part in parts]
+    script = json.dumps([{"text_output": "a😊b", "logprobs": tokens}])
+    given = client.completions.create(model="scripted", prompt=script, logprobs=0).choices[0].logprobs
+    assert given
+    assert given.tokens == [r"bytes:\x61\xf0", r"bytes:\x9f", r"bytes:\x98\x8a", "b"]
+    assert given.text_offset == [0, 1, 1, 2]
     answer = client.completions.create(model="scripted", prompt="show", logprobs=0)
     assert json.loads(answer.choices[0].text)["return_logprobs"] is True
 

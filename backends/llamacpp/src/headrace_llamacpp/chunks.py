@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace import BackendError, HeadraceError, InvalidArgument, Unavailable, Unsupported
-from headrace_llm import Delta, TokenLogprob
+from headrace_llm import Delta, TokenLogprob, token_text
 
 
 class ChunkReader:
@@ -49,7 +49,8 @@ class ChunkReader:
         delta.ids.append(token["id"])
         if "logprob" not in token:
             return
-        top = [(each["id"], each["token"], each["logprob"]) for each in token["top_logprobs"][: self._alternatives]]
+        most = token["top_logprobs"][: self._alternatives]
+        top = [(each["id"], token_text(bytes(each["bytes"])), each["logprob"]) for each in most]
         delta.logprobs.append(TokenLogprob(token["id"], token["token"], token["logprob"], top))
         delta.cumulative_logprob += token["logprob"]
 

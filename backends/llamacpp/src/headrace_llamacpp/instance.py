@@ -20,7 +20,7 @@ from headrace_llamacpp.constraints import Constraints, TextGuard, grammar_of
 from headrace_llamacpp.llama_bodies import ModelLimits, body_of
 from headrace_llamacpp.llama_server import ModelFiles, context_of
 from headrace_llamacpp.parameters import Parameters
-from headrace_llm import GenerationInstance, GenerationRequest, TokenStream
+from headrace_llm import GenerationInstance, GenerationRequest, StopStrings, TokenStream
 
 log = logging.getLogger("headrace.llamacpp")
 
@@ -137,6 +137,8 @@ class _SlotRun:
         self._reader = ChunkReader(stream.request.sampling.logprobs or 0)
         self._error: HeadraceError | None = None
         self._has_begun = self._has_ended = False
+        #: llama.cpp would lose the text that may begin a stop string if the answer ends by its length.
+        self._stops = StopStrings(stream.request.sampling.stop)
         self._guard: TextGuard | None = None
         if grammar := body.get("grammar"):
             constraints.check(grammar)
@@ -169,8 +171,13 @@ class _SlotRun:
             delta = self._reader.read(chunk)
             if self._guard is not None:
                 self._guard.add(delta.text)
-                if delta.finish_reason == "stop" and not self._stream.request.sampling.stop:
+                if delta.finish_reason == "stop":
                     self._guard.end()
+            delta.text = self._stops.feed(delta.text)
+            if self._stops.has_stopped:
+                delta.finish_reason = "stop"
+            elif delta.finish_reason:
+                delta.text += self._stops.rest()
         except HeadraceError as error:
             self._error = error
             return True
@@ -181,4 +188,4 @@ class _SlotRun:
         if delta.num_input_tokens or not self._reader.num_output_tokens % _USAGE_STEP:
             self._note_usage()
         self._has_ended = bool(delta.finish_reason)
-        return not self._stream.write(delta)
+        return not self._stream.write(delta) or self._stops.has_stopped

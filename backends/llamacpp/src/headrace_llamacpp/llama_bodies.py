@@ -72,8 +72,6 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
         body["top_k"] = max(0, sampling.top_k)
     if sampling.seed is not None:
         body["seed"] = sampling.seed % (2**32 - 1)  # the last number means a random seed
-    if sampling.stop:
-        body["stop"] = list(sampling.stop)
     if sampling.ignore_eos:
         body["ignore_eos"] = True
     return body

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from headrace import BackendError, HeadraceError, InvalidArgument, Model, Unavailable, Unsupported, one_line
-from headrace_llm import GenerationInstance, GenerationRequest, TokenStream
+from headrace_llm import GenerationInstance, GenerationRequest, TokenStream, token_text
 from headrace_transformers.chat import render_chat
 from headrace_transformers.continuous import ContinuousEngine
 from headrace_transformers.generation_job import GenerationJob
@@ -21,6 +22,9 @@ from headrace_transformers.tool_calls import BEGIN, ToolCallReader
 from headrace_transformers.transformers_engine import OpenedTransformer, release_memory, threads_of
 
 log = logging.getLogger("headrace.transformers")
+
+#: In tokens of SentencePiece: a blank, and a byte that is no character by itself.
+_BLANK, _BYTE = "\u2581", re.compile("<0x[0-9A-F]{2}>")
 
 
 class TransformersGenerator(GenerationInstance):
@@ -207,8 +211,23 @@ def _eos_of(opened: OpenedTransformer) -> Sequence[int]:
 
 
 def _text_of(tokenizer: Any, token: int) -> str:
+    """Return the text of ``token`` as in `TokenLogprob`: with the blank that it begins with, and all of its bytes."""
     text: str = tokenizer.decode([token])
-    return text
+    piece: str = tokenizer.convert_ids_to_tokens(token) or ""
+    if "\ufffd" not in text:
+        return f" {text}" if piece.startswith(_BLANK) and not text.startswith(" ") else text
+    if _BYTE.fullmatch(piece):
+        return token_text(bytes([int(piece[3:5], 16)]))
+    known = _letter_bytes()
+    return token_text(bytes(known[each] for each in piece)) if known.keys() >= set(piece) else text
+
+
+@cache
+def _letter_bytes() -> Mapping[str, int]:
+    """Return the bytes that GPT-2's letters stand for in the tokens of most models."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def _refuse(request: GenerationRequest) -> None:

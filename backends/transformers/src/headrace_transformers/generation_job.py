@@ -55,7 +55,7 @@ class GenerationJob:
         if self._tools is not None:
             self._tools.read(delta)
         if self.chooser is not None and self.chooser.logprob is not None:
-            delta.logprobs = [self.chooser.logprob]
+            delta.logprobs = [] if is_end else [self.chooser.logprob]  # those of the text
             delta.cumulative_logprob = self.chooser.logprob.logprob
         return self.stream.write(delta) and not reason
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace_llm import StopStrings
+
 
 class TextStream:
     """The text of one answer, as it grows. One thread at a time.
@@ -13,39 +15,20 @@ class TextStream:
     """
 
     def __init__(self, decode: Callable[[int], str], stop: Sequence[str] = ()) -> None:
-        self._decode, self._stop = decode, stop
-        self._held = ""
-        #: True if a stop string was found: the text has ended before it.
-        self.has_stopped = False
+        self._decode, self._stops = decode, StopStrings(stop)
+
+    @property
+    def has_stopped(self) -> bool:
+        """True if a stop string was found: the text has ended before it."""
+        return self._stops.has_stopped
 
     def add(self, token: int) -> str:
         """Return the text that ``token`` completes."""
-        text = self._decode(token)
-        if not self._stop:
-            return text
-        if not text:
-            return ""
-        held = self._held + text
-        found = [place for place in map(held.find, self._stop) if place >= 0]
-        if found:
-            self.has_stopped, self._held = True, ""
-            return held[: min(found)]
-        keep = max(_overlap(held, stop) for stop in self._stop)
-        self._held = held[len(held) - keep :]
-        return held[: len(held) - keep]
+        return self._stops.feed(self._decode(token))
 
     def rest(self) -> str:
         """Return what was held back; the answer ends here."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of ``text`` that ``stop`` begins with, and does not end with."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+        return self._stops.rest()
 
 
 def decoder_of(tokenizer: Any) -> Callable[[int], str]:

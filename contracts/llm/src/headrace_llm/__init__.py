@@ -6,7 +6,8 @@ protocols (``headrace-openai``) depend on it, and not on each other.
 - `Contract`, `Task`, `complete_generation`: the tensors (`headrace_llm.contract`)
 - `GenerationInstance`, `TokenStream`, `Delta`: for engines
 - `GenerationRequest`, `Sampling`: the request of a caller
-- `read_logprobs`, `print_logprobs`: the form of log probabilities
+- `read_logprobs`, `print_logprobs`, `token_text`, `token_bytes`: the form of log probabilities
+- `StopStrings`: the end of a text, for engines that do not find it themselves
 """
 
 from headrace_llm.contract import (
@@ -19,10 +20,11 @@ from headrace_llm.contract import (
     complete_generation,
     complete_task,
 )
-from headrace_llm.deltas import Delta, TokenLogprob, print_logprobs, read_logprobs
+from headrace_llm.deltas import Delta, TokenLogprob, print_logprobs, read_logprobs, token_bytes, token_text
 from headrace_llm.generation_instance import GenerationInstance, TokenStream
 from headrace_llm.generation_request import GenerationRequest, read_generation
 from headrace_llm.sampling import Sampling, depth_of, read_sampling, sampling_of
+from headrace_llm.stop_strings import StopStrings
 
 __all__ = [
     "GENERATION_INPUTS",
@@ -34,6 +36,7 @@ __all__ = [
     "GenerationInstance",
     "GenerationRequest",
     "Sampling",
+    "StopStrings",
     "Task",
     "TokenLogprob",
     "TokenStream",
@@ -45,4 +48,6 @@ __all__ = [
     "read_logprobs",
     "read_sampling",
     "sampling_of",
+    "token_bytes",
+    "token_text",
 ]

@@ -18,6 +18,7 @@ from headrace_llm.generation_request import GenerationRequest
 class TokenLogprob:
     """A token, its text, the logarithm of its probability, and the most likely tokens at its place, likeliest first.
 
+    Bytes of a text that are no whole characters are surrogates, as in `os.fsdecode`: `token_text`, `token_bytes`.
     ``rank`` is 1 for the likeliest token. If it is 0, the rank is the token's place in ``top``, or the next place.
     """
 
@@ -118,6 +119,8 @@ def print_logprobs(logprobs: Sequence[TokenLogprob]) -> str:
     """Return ``logprobs`` as Triton's vLLM backend prints them, each token's own first::
 
     [{"42": {"logprob": -0.1, "rank": 1, "decoded_token": " the"}, ...}, ...]
+
+    A token that is no whole characters has its ``bytes``, too, as numbers.
     """
     return orjson.dumps([_alternatives(each) for each in logprobs]).decode()
 
@@ -140,11 +143,33 @@ def _alternatives(token: TokenLogprob) -> dict[str, dict[str, Any]]:
 
 
 def _entry(logprob: float, rank: int, text: str) -> dict[str, Any]:
-    return {"logprob": logprob, "rank": rank, "decoded_token": text}
+    entry: dict[str, Any] = {"logprob": logprob, "rank": rank, "decoded_token": text}
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        data = token_bytes(text)
+        entry |= {"decoded_token": data.decode(errors="replace"), "bytes": list(data)}
+    return entry
+
+
+def token_text(data: bytes) -> str:
+    """Return ``data`` as the text of a `TokenLogprob`."""
+    return data.decode(errors="surrogateescape")
+
+
+def token_bytes(text: str) -> bytes:
+    """Return the reverse of `token_text`."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return text.encode(errors="replace")
 
 
 def _token(alternatives: dict[str, dict[str, Any]]) -> TokenLogprob:
-    entries = [
-        (int(token), each["decoded_token"] or "", float(each["logprob"])) for token, each in alternatives.items()
-    ]
+    entries = [(int(token), _text(each), float(each["logprob"])) for token, each in alternatives.items()]
     return TokenLogprob(*next(iter(entries)), sorted(entries, key=lambda entry: -entry[2]))
+
+
+def _text(entry: dict[str, Any]) -> str:
+    data = entry.get("bytes")
+    return token_text(bytes(data)) if type(data) is list and data else entry["decoded_token"] or ""

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import orjson
 
-from headrace_llm import TokenLogprob
+from headrace_llm import TokenLogprob, token_bytes
 from headrace_openai.choices import Usage
 from headrace_openai.text_models import TextPart
 from headrace_openai.tool_call_parsers import ToolCallParser
@@ -147,7 +147,8 @@ def new_id() -> str:
 
 
 def _token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode(errors="replace"))}
+    data = token_bytes(text)
+    return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
 
 
 def _line(value: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Mapping, Sequence
 from time import time
 from typing import Any
@@ -9,9 +10,23 @@ from uuid import uuid4
 
 import orjson
 
-from headrace_llm import TokenLogprob
+from headrace_llm import TokenLogprob, token_bytes
 from headrace_openai.choices import Usage
 from headrace_openai.text_models import TextPart
+
+
+class TokenOffsets:
+    """Where the tokens of one text begin, in characters. A character of several tokens begins at all of them."""
+
+    def __init__(self) -> None:
+        self._place = 0
+        self._decode = getincrementaldecoder("utf-8")("replace").decode
+
+    def take(self, token: str) -> int:
+        """Return where ``token``, the next one, begins."""
+        place = self._place
+        self._place += len(self._decode(token_bytes(token)))
+        return place
 
 
 class CompletionChunks:
@@ -23,11 +38,11 @@ class CompletionChunks:
         self._choice = self._head + b',"choices":[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}]'
         self._choice += b',"usage":null}\n\n' if wants_usage else b"}\n\n"
 
-    def print(self, index: int, part: TextPart, offset: int) -> bytes:
-        """Return the chunk for ``part``, whose text begins at ``offset`` of the answer; empty if it has nothing."""
+    def print(self, index: int, part: TextPart, offsets: TokenOffsets) -> bytes:
+        """Return the chunk for ``part`` of the text with ``offsets``; empty if it has nothing."""
         if not (part.text or part.logprobs or part.finish_reason):
             return b""
-        logprobs = orjson.dumps(logprobs_of(part.logprobs, self._top, offset)) if part.logprobs else b"null"
+        logprobs = orjson.dumps(logprobs_of(part.logprobs, self._top, offsets)) if part.logprobs else b"null"
         reason = orjson.dumps(part.finish_reason) if part.finish_reason else b"null"
         return self._choice % (index, orjson.dumps(part.text), logprobs, reason)
 
@@ -53,7 +68,7 @@ class CompletionText:
 
     def document(self, index: int) -> dict[str, Any]:
         """Return the choice."""
-        logprobs = logprobs_of(self._logprobs, self._top, len(self._echo)) if self._logprobs else None
+        logprobs = logprobs_of(self._logprobs, self._top, TokenOffsets()) if self._logprobs else None
         text = "".join((self._echo, *self._texts))
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": self._finish_reason}
 
@@ -64,20 +79,26 @@ def completion_document(model: str, choices: Sequence[CompletionText], usage: Us
     return orjson.dumps({**_head(model), "choices": documents, "usage": usage.document()})
 
 
-def logprobs_of(logprobs: Sequence[TokenLogprob], most: int, offset: int) -> Mapping[str, Any]:
+def logprobs_of(logprobs: Sequence[TokenLogprob], most: int, offsets: TokenOffsets) -> Mapping[str, Any]:
     """Return ``logprobs`` in the form of a completion, each with at most ``most`` alternatives beside the token."""
-    offsets = []
-    for each in logprobs:
-        offsets.append(offset)
-        offset += len(each.text)
     return {
-        "tokens": [each.text for each in logprobs],
+        "tokens": [_shown(each.text) for each in logprobs],
         "token_logprobs": [each.logprob for each in logprobs],
         "top_logprobs": [
-            {**{text: value for _, text, value in each.top[:most]}, each.text: each.logprob} for each in logprobs
+            {**{_shown(text): value for _, text, value in each.top[:most]}, _shown(each.text): each.logprob}
+            for each in logprobs
         ],
-        "text_offset": offsets,
+        "text_offset": [offsets.take(each.text) for each in logprobs],
     }
+
+
+def _shown(token: str) -> str:
+    """Return ``token`` as OpenAI's completions have it: one that is no whole characters by its bytes."""
+    data = token_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _head(model: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from headrace import ExtensionOperation, HttpReply, HttpStream
 from headrace_openai.body_members import flag, shown, whole
 from headrace_openai.choices import MAX_CHOICES, Usage, numbered
-from headrace_openai.completion_answers import CompletionChunks, CompletionText, completion_document
+from headrace_openai.completion_answers import CompletionChunks, CompletionText, TokenOffsets, completion_document
 from headrace_openai.descriptions import COMPLETION
 from headrace_openai.generation_route import GenerationRoute, TextCall, asked_of, event_stream, wants_stream
 from headrace_openai.openai_errors import BadMember
@@ -57,16 +57,15 @@ async def _chunks(
     chunks: CompletionChunks,
     wants_usage: bool,
 ) -> AsyncIterator[bytes]:
-    usage, begun, offsets = Usage(), set[int](), [len(echo) for echo in echoes for _ in range(each)]
+    usage, begun, offsets = Usage(), set[int](), [TokenOffsets() for _ in parts]
     async with aclosing(numbered(parts)) as arriving:  # type: ignore[type-var]
         async for number, part in arriving:
             usage.add(number // each, part)
             printed = b""
             if number not in begun:
                 begun.add(number)
-                printed = chunks.print(number, TextPart(echoes[number // each]), 0)
+                printed = chunks.print(number, TextPart(echoes[number // each]), offsets[number])
             printed += chunks.print(number, part, offsets[number])
-            offsets[number] += len(part.text)
             if printed:
                 yield printed
     if wants_usage:

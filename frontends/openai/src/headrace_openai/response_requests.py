@@ -121,12 +121,12 @@ def _part(name: str, part: Any) -> dict[str, Any]:
 
 
 def _add_call(name: str, item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    """Add a call of a tool that the model has made. Calls that follow each other are of one message."""
+    """Add a call of a tool that the model has made: to the message before it, if that is the model's."""
     call_id, function, arguments = (_text(name, item, member) for member in ("call_id", "name", "arguments"))
-    if not (messages and "tool_calls" in messages[-1]):
-        messages.append({"role": "assistant", "content": None, "tool_calls": []})
+    if not (messages and messages[-1]["role"] == "assistant"):
+        messages.append({"role": "assistant", "content": None})
     call = {"id": call_id, "type": "function", "function": {"name": function, "arguments": arguments}}
-    messages[-1]["tool_calls"].append(call)
+    messages[-1].setdefault("tool_calls", []).append(call)
 
 
 def _add_call_output(name: str, item: dict[str, Any], messages: list[dict[str, Any]]) -> None:

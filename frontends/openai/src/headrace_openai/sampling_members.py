@@ -45,9 +45,11 @@ def read_sampling_members(document: Mapping[str, Any], is_chat: bool) -> dict[st
             raise BadMember("response_format", "response_format and structured_outputs are two constraints, give one")
         found["structured_outputs"] = constraint
     try:
-        sampling_of(found)
+        sampling = sampling_of(found)
     except InvalidArgument as error:
         raise named(error, (*_SAME, *_ENGINES)) from None
+    if sampling.seed is not None:
+        found["seed"] = sampling.seed  # it may be a text
     return found
 
 

@@ -32,6 +32,8 @@ from headrace_openai.tool_call_parsers import PARSERS
 _ALWAYS_ASKED = ("finish_reason", "num_input_tokens", "num_output_tokens")
 _ASK = "return_"
 _NO_REASON = ("", "None")
+#: A seed is from minus this number to one less than it.
+_SEEDS = 2**63
 _Decoder = getincrementaldecoder("utf-8")
 
 
@@ -105,7 +107,7 @@ class TextModel:
         """Return the request for choice ``number``. Raises `BadMember` for what the model can not do."""
         sampling = dict(asked.sampling)
         if number and "seed" in sampling:
-            sampling["seed"] += number
+            sampling["seed"] = (sampling["seed"] + number + _SEEDS) % (2 * _SEEDS) - _SEEDS
         inputs: dict[str, Tensor] = {**self._fixed[asked.stream], **self._prompt(asked.prompt)}
         parameters: dict[str, Any] = {}
         if "logprobs" in sampling:
