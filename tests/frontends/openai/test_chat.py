@@ -96,14 +96,14 @@ def test_characters_that_the_model_splits_are_whole(client: openai.OpenAI) -> No
 
 def test_the_members_reach_the_model(client: openai.OpenAI) -> None:
     given = shown(
-        client, max_completion_tokens=5, temperature=0.5, top_p=0.9, seed=3, stop=["a", "b"], logit_bias={"7": -100},
+        client, max_completion_tokens=5, temperature=0.5, top_p=0.9, seed=3, stop=["§a", "§b"], logit_bias={"7": -100},
         presence_penalty=1, user="someone", metadata={"a": "b"}, store=False,
         extra_body={"top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": True, "unheard": 1,
                     "priority": 9},
         extra_headers={"x-request-id": "mine"},
     )  # fmt: skip
     assert given["sampling_parameters"] == {
-        "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": ["a", "b"], "logit_bias": {"7": -100},
+        "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": ["§a", "§b"], "logit_bias": {"7": -100},
         "presence_penalty": 1, "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": True,
     }  # fmt: skip
     assert given["messages"] == say("show")

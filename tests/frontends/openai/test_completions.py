@@ -38,6 +38,18 @@ def test_the_least_model_answers(client: openai.OpenAI) -> None:
     assert [chunk.choices[0].text for chunk in stream] == [" a", " b", " c", ""]
 
 
+@pytest.mark.parametrize("stop", ["d e", ["x", "c d", "d e"]])
+def test_a_model_need_not_know_stop_strings(client: openai.OpenAI, stop: Any) -> None:
+    """They may be of several parts."""
+    expected = " a b c " if stop == "d e" else " a b "
+    answer = client.completions.create(model="story", prompt="a b c d e f", stop=stop)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "stop")
+    chunks = list(client.completions.create(model="story", prompt="a b c d e f", stop=stop, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop"
+    assert client.completions.create(model="story", prompt="a b c", stop="c d").choices[0].text == " a b c"
+
+
 def test_several_prompts_have_several_answers(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="story", prompt=["a", "b"], n=2)
     assert [(choice.index, choice.text) for choice in answer.choices] == [(0, " a"), (1, " a"), (2, " b"), (3, " b")]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from headrace_llm import StopStrings
 from headrace_openai.text_models import TextPart
 
 #: The most answers to one request.
@@ -38,6 +39,24 @@ class Usage:
             return None
         prompt, completion = sum(self._input.values()), self._output or 0
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+async def stopping(parts: AsyncIterator[TextPart], stop: Sequence[str]) -> AsyncIterator[TextPart]:
+    """Yield ``parts``, whose text ends before the first of ``stop``: a model may not know them.
+
+    The rest is cancelled.
+    """
+    strings = StopStrings(stop)
+    async with aclosing(parts):  # type: ignore[type-var]
+        async for part in parts:
+            part.text = strings.feed(part.text)
+            if strings.has_stopped:
+                part.finish_reason = "stop"
+                yield part
+                return
+            if part.finish_reason:
+                part.text += strings.rest()
+            yield part
 
 
 async def numbered(choices: Sequence[AsyncIterator[TextPart]]) -> AsyncIterator[tuple[int, TextPart]]:

@@ -10,6 +10,7 @@ from typing import Any
 from headrace import Caller, HeadraceError, HttpCall, HttpReply, HttpStream
 from headrace_llm import Task
 from headrace_openai.body_members import flag, members, whole
+from headrace_openai.choices import stopping
 from headrace_openai.inferences import ending
 from headrace_openai.openai_errors import BadMember, error_line, message_in
 from headrace_openai.openai_route import OpenAiRoute, id_header, model_name, read_body, request_id
@@ -73,10 +74,14 @@ class GenerationRoute(OpenAiRoute):
         requests = [call.model.request(one, call.sent_as, number) for one in asked for number in range(count)]
         others = None if call.caller is None else call.http.caller
         first, *rest = requests
-        return [
+        answers = [
             parts_of(self.engine, first, call.caller),
             *[parts_of(self.engine, request, others) for request in rest],
         ]
+        stop = asked[0].sampling.get("stop")
+        if not stop or asked[0].sampling.get("include_stop_str_in_output"):
+            return answers
+        return [stopping(parts, [stop] if type(stop) is str else stop) for parts in answers]
 
 
 def asked_of(call: TextCall, prompt: Prompt, sampling: Mapping[str, Any], stream: bool) -> Asked:
