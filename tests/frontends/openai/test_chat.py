@@ -295,7 +295,8 @@ def test_a_model_with_nothing_but_a_prompt_gets_a_line_for_each_message(client: 
     answer = client.chat.completions.create(model="story", messages=say("Hello there"))
     assert answer.choices[0].message.content == " user: Hello there assistant:"
     assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage is None
+    assert answer.usage
+    assert answer.usage.total_tokens == 0
 
 
 @pytest.mark.parametrize(

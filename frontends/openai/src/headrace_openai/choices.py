@@ -15,29 +15,23 @@ MAX_CHOICES = 128
 
 
 class Usage:
-    """The tokens of all choices. A model need not report them."""
+    """The tokens of all choices: 0 if the model does not report them, because clients expect numbers."""
 
     __slots__ = ("_input", "_output")
 
     def __init__(self) -> None:
         self._input: dict[int, int] = {}
-        self._output: int | None = None
+        self._output = 0
 
     def add(self, prompt: int, part: TextPart) -> None:
         """Count ``part`` of an answer to the prompt number ``prompt``."""
         if part.num_input_tokens:
             self._input[prompt] = part.num_input_tokens
-        if part.num_output_tokens is not None:
-            self._output = (self._output or 0) + part.num_output_tokens
+        self._output += part.num_output_tokens or 0
 
-    def document(self) -> dict[str, Any] | None:
-        """Return the member ``usage``; None if the model reports no number.
-
-        Clients expect all numbers: one that the model does not report is 0.
-        """
-        if not self._input and self._output is None:
-            return None
-        prompt, completion = sum(self._input.values()), self._output or 0
+    def document(self) -> dict[str, Any]:
+        """Return the member ``usage``."""
+        prompt, completion = sum(self._input.values()), self._output
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 

@@ -88,7 +88,7 @@ class ResponseItems:
             yield from self._add_call(call)
         self._reason = part.finish_reason or self._reason
 
-    def end(self, usage: Mapping[str, int] | None) -> Iterator[dict[str, Any]]:
+    def end(self, usage: Mapping[str, int]) -> Iterator[dict[str, Any]]:
         """End the response. ``usage`` is that of a chat completion."""
         incomplete = _INCOMPLETE.get(self._reason)
         status = "incomplete" if incomplete else "completed"
@@ -96,14 +96,13 @@ class ResponseItems:
         self._document["status"] = status
         if incomplete:
             self._document["incomplete_details"] = {"reason": incomplete}
-        if usage is not None:
-            self._document["usage"] = {
-                "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": usage["total_tokens"],
-            }
+        self._document["usage"] = {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        }
         yield self._whole(f"response.{status}")
 
     def fail(self, code: str, message: str) -> dict[str, Any]:
