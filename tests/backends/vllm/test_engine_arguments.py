@@ -80,7 +80,7 @@ def test_adapters_keep_their_order_and_their_paths_are_found_in_the_version(tmp_
     found = read_engine_arguments(model(tmp_path)).adapters
     assert list(found.items()) == [("second", "org/second"), ("first", str(tmp_path / "french"))]
     write(tmp_path, "multi_lora.json", first=7)
-    with pytest.raises(ConfigError, match="must map names of adapters to directories, got 'first': '7'"):
+    with pytest.raises(ConfigError, match="must map names of adapters to directories, got 'first': 7"):
         read_engine_arguments(model(tmp_path))
 
 

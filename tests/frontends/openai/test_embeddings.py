@@ -68,7 +68,7 @@ def test_many_numbers_are_printed_as_few_are(web: httpx.Client) -> None:
         ({"input": [[-1]]}, "input", "a token is from 0 to 2147483647"),
         ({"input": [[2**40]]}, "input", "a token is from 0 to 2147483647"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "must be float or base64, got 'hex'"),
-        ({"input": "a", "dimensions": 0}, "dimensions", "at least 1"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "at least 1, got 0"),
         ({"input": "a", "dimensions": 2}, "dimensions", "'is_matryoshka' is not true"),
         ({"model": "single", "input": "a", "dimensions": 5}, "dimensions", "model 'single' has 4"),
         ({"model": "single", "input": [1]}, "input", "takes texts only"),

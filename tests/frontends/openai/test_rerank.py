@@ -34,10 +34,12 @@ def test_a_caller_may_want_few_results_without_documents(web: httpx.Client) -> N
     ("asked", "param", "why"),
     [
         ({"query": ""}, "query", "query must be a text"),
+        ({"query": None}, "query", "query must be a text, got nothing"),
         ({"documents": []}, "documents", "not empty"),
+        ({"documents": dict.fromkeys(map(str, range(30)))}, "documents", "not empty, got an object with 30 members"),
         ({"documents": ["a", 3]}, "documents", "documents[1] must be a text"),
         ({"documents": ["a"] * 2049}, "documents", "the limit is 2048"),
-        ({"top_n": 0}, "top_n", "at least 1"),
+        ({"top_n": 0}, "top_n", "at least 1, got 0"),
         ({"return_documents": "yes"}, "return_documents", "true or false"),
         ({"max_tokens_per_doc": 5}, "max_tokens_per_doc", "not supported"),
         ({"model": "embed"}, "model", "does embedding, this path is for reranking"),

@@ -9,7 +9,7 @@ from typing import Any, Final
 from headrace import InvalidArgument, one_line
 from headrace_llamacpp.constraints import check_schema
 from headrace_llamacpp.llama_server import ModelFiles
-from headrace_llm import GenerationRequest, Sampling
+from headrace_llm import GenerationRequest, Sampling, shown
 
 #: The marker of an image in a prompt.
 _MEDIA: Final = "<__media__>"
@@ -162,7 +162,7 @@ def _tools(request: GenerationRequest) -> tuple[list[Mapping[str, Any]], str]:
     ]
     if not name or not named:
         raise InvalidArgument(
-            f"tool_choice must be auto, none, required or the name of one of the tools, got {str(choice)[:100]!r}"
+            f"tool_choice must be auto, none, required or the name of one of the tools, got {shown(choice)}"
         )
     return named, "required"
 
@@ -173,7 +173,7 @@ def _check_message(message: Mapping[str, Any], limits: ModelLimits) -> int:
     if type(content) is str:
         return len(content)
     if content is not None and type(content) is not list:
-        raise InvalidArgument(f"the content of a message must be a string or an array, got {str(content)[:100]!r}")
+        raise InvalidArgument(f"the content of a message must be a string or an array, got {shown(content)}")
     size = 0
     for part in content or ():
         kind = part.get("type") if type(part) is dict else None
@@ -182,7 +182,7 @@ def _check_message(message: Mapping[str, Any], limits: ModelLimits) -> int:
         elif kind == "image_url":
             _check_image(part, limits)
         else:
-            raise InvalidArgument(f"a part of a message must be of type text or image_url, got {str(part)[:100]!r}")
+            raise InvalidArgument(f"a part of a message must be of type text or image_url, got {shown(part)}")
     return size
 
 
@@ -193,4 +193,4 @@ def _check_image(part: Mapping[str, Any], limits: ModelLimits) -> None:
     image = part.get("image_url")
     url = image.get("url") if type(image) is dict else image
     if type(url) is not str or not url.startswith("data:image/"):
-        raise InvalidArgument(f"an image must be a data: URL of an image, got {str(url)[:60]!r}")
+        raise InvalidArgument(f"an image must be a data: URL of an image, got {shown(url)}")

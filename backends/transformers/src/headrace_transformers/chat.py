@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from headrace import InvalidArgument, one_line
-from headrace_llm import GenerationRequest
+from headrace_llm import GenerationRequest, shown
 
 T = TypeVar("T")
 
@@ -52,12 +52,12 @@ def render_chat(tokenizer: Any, request: GenerationRequest) -> str:
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``message`` as templates expect it: content as text, arguments of calls as objects."""
     if type(message.get("role")) is not str:
-        raise InvalidArgument(f"a message must have a role, which is a string; got {str(message)[:100]!r}")
+        raise InvalidArgument(f"a message must have a role, which is a string; got {shown(message)}")
     made = dict(message)
     if type(made.get("content")) is list:
         made["content"] = _joined(made["content"])
     if type(made.get("content", "")) not in (str, type(None)):
-        raise InvalidArgument(f"the content of a message must be text or parts, got {str(made['content'])[:100]!r}")
+        raise InvalidArgument(f"the content of a message must be text or parts, got {shown(made['content'])}")
     if type(made.get("tool_calls")) is list:
         made["tool_calls"] = [_call(each) for each in made["tool_calls"]]
     return made
@@ -67,7 +67,7 @@ def _joined(parts: Sequence[Any]) -> str:
     for part in parts:
         if type(part) is not dict or part.get("type") != "text" or type(part.get("text")) is not str:
             kind = part.get("type") if type(part) is dict else part
-            raise InvalidArgument(f"this model reads text only: a message has a part of type {str(kind)[:50]!r}")
+            raise InvalidArgument(f"this model reads text only: a message has a part of type {shown(kind)}")
     return "".join(part["text"] for part in parts)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace import ConfigError, LoadError, Model, one_line, open_regular
+from headrace_llm import shown
 
 ENGINE_FILE: Final = "model.json"
 ADAPTERS_FILE: Final = "multi_lora.json"
@@ -101,7 +102,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise LoadError(f"'{path}' is not JSON: {error}") from None
     if type(members) is not dict:
-        raise LoadError(f"'{path}' must be a JSON object, got {one_line(str(members))[:100]!r}")
+        raise LoadError(f"'{path}' must be a JSON object, got {shown(members)}")
     return members
 
 
@@ -111,8 +112,7 @@ def _read_adapters(model: Model) -> dict[str, str]:
     for name, value in members.items():
         if not name or type(value) is not str or not value:
             raise ConfigError(
-                f"'{path}' must map names of adapters to directories, got '{one_line(name)}': "
-                f"{one_line(str(value))[:100]!r}"
+                f"'{path}' must map names of adapters to directories, got '{one_line(name)}': {shown(value)}"
             )
         if model.is_sent:
             _check_inside(model, path, name, value)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from headrace import InvalidArgument, one_line
-from headrace_llm import GenerationRequest
+from headrace_llm import GenerationRequest, shown
 
 _DEFAULTED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 #: The most members of a list of tokens or words.
@@ -65,7 +65,7 @@ def template_arguments(request: GenerationRequest) -> Mapping[str, Any] | None:
     if value is None:
         return None
     if type(value) is not dict:
-        raise InvalidArgument(f"{TEMPLATE_ARGUMENTS} must be a JSON object, got {_shown(value)}")
+        raise InvalidArgument(f"{TEMPLATE_ARGUMENTS} must be a JSON object, got {shown(value)}")
     if "chat_template" in value:
         raise InvalidArgument(f"{TEMPLATE_ARGUMENTS} has the member 'chat_template': the template is the model's own")
     if request.messages is None:
@@ -75,13 +75,13 @@ def template_arguments(request: GenerationRequest) -> Mapping[str, Any] | None:
 
 def _boolean(name: str, value: Any) -> bool:
     if type(value) is not bool:
-        raise InvalidArgument(f"{name} must be true or false, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be true or false, got {shown(value)}")
     return value
 
 
 def _count(name: str, value: Any) -> int:
     if type(value) is not int or not -1 <= value < 2**31:
-        raise InvalidArgument(f"{name} must be a whole number from -1 to {2**31 - 1}, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be a whole number from -1 to {2**31 - 1}, got {shown(value)}")
     return value
 
 
@@ -95,14 +95,10 @@ def _words(name: str, value: Any) -> list[str]:
 
 def _items(name: str, value: Any, what: str, is_right: Callable[[Any], bool]) -> list[Any]:
     if type(value) is not list or not all(map(is_right, value)):
-        raise InvalidArgument(f"{name} must be an array of {what}, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be an array of {what}, got {shown(value)}")
     if len(value) > MAX_ITEMS:
         raise InvalidArgument(f"{name} has {len(value)} members, the limit is {MAX_ITEMS}")
     return value
-
-
-def _shown(value: Any) -> str:
-    return one_line(repr(value))[:100]
 
 
 _MORE: Final[Mapping[str, Callable[[str, Any], Any]]] = {

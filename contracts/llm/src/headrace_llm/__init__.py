@@ -6,6 +6,8 @@ protocols (``headrace-openai``) depend on it, and not on each other.
 - `Contract`, `Task`, `complete_generation`: the tensors (`headrace_llm.contract`)
 - `GenerationInstance`, `TokenStream`, `Delta`: for engines
 - `GenerationRequest`, `Sampling`: the request of a caller
+- `read_logprobs`, `print_logprobs`: the form of log probabilities
+- `shown`: a value in the text of an error
 - `read_logprobs`, `print_logprobs`, `token_text`, `token_bytes`: the form of log probabilities
 - `StopStrings`: the end of a text, for engines that do not find it themselves
 """
@@ -23,7 +25,7 @@ from headrace_llm.contract import (
 from headrace_llm.deltas import Delta, TokenLogprob, print_logprobs, read_logprobs, token_bytes, token_text
 from headrace_llm.generation_instance import GenerationInstance, TokenStream
 from headrace_llm.generation_request import GenerationRequest, read_generation
-from headrace_llm.sampling import Sampling, depth_of, read_sampling, sampling_of
+from headrace_llm.sampling import Sampling, depth_of, read_sampling, sampling_of, shown
 from headrace_llm.stop_strings import StopStrings
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "read_logprobs",
     "read_sampling",
     "sampling_of",
+    "shown",
     "token_bytes",
     "token_text",
 ]

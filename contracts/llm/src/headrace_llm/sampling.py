@@ -233,7 +233,9 @@ _SHORT.maxlevel = 3
 
 
 def shown(value: Any) -> str:
-    """Return ``value`` for a message, on one line and cut to 100 characters. It takes no longer for a large one."""
+    """Return ``value`` for an error: one line of at most 100 characters. A large value takes no longer."""
+    if isinstance(value, dict | list) and len(value) > 20:
+        return f"{'an array' if isinstance(value, list) else 'an object'} with {len(value)} members"
     try:
         return one_line(_SHORT.repr(value))[:100]
     except ValueError:  # more digits than Python prints

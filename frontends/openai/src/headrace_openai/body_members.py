@@ -6,19 +6,16 @@ A member that is null counts as missing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from reprlib import Repr
 from typing import Any
 
 import orjson
 
-from headrace import InvalidArgument, one_line
+import headrace_llm
+from headrace import InvalidArgument
 from headrace_llm import depth_of
 from headrace_openai.openai_errors import BadMember
 
 _MOST_DEPTH = 64
-#: Prints a value without printing all of it.
-_SHORT = Repr()
-_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 100
 
 
 def flag(document: Mapping[str, Any], name: str) -> bool:
@@ -97,9 +94,7 @@ def shown(value: Any) -> str:
     """Return ``value`` for an error: one line of at most 100 characters."""
     if value is None:
         return "nothing"
-    if isinstance(value, Mapping | list) and len(value) > 20:
-        return f"one with {len(value)} members"
-    return one_line(_SHORT.repr(value))[:100]
+    return headrace_llm.shown(value)
 
 
 def named(error: InvalidArgument, names: Sequence[str]) -> BadMember:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import orjson
 
 from headrace import BackendError, InferRequest, InferResponse
+from headrace_openai.body_members import shown
 from headrace_openai.catalog import LanguageModel
 from headrace_openai.inferences import MAX_ROWS, encode_text, row_requests
 from headrace_openai.openai_errors import BadMember
@@ -47,10 +48,10 @@ def read_embeddings(document: dict[str, Any]) -> EmbeddingsRequest:
     texts, tokens = _rows(document.get("input"))
     form = document.get("encoding_format") or "float"
     if form not in ("float", "base64"):
-        raise BadMember("encoding_format", f"encoding_format must be float or base64, got {str(form)[:100]!r}")
+        raise BadMember("encoding_format", f"encoding_format must be float or base64, got {shown(form)}")
     dimensions = document.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
-        raise BadMember("dimensions", f"dimensions must be a whole number of at least 1, got {str(dimensions)[:100]!r}")
+        raise BadMember("dimensions", f"dimensions must be a whole number of at least 1, got {shown(dimensions)}")
     return EmbeddingsRequest(texts, tokens, form == "base64", dimensions)
 
 
@@ -68,8 +69,7 @@ def _rows(given: Any) -> tuple[list[bytes], list[list[int]]]:
         if type(row) is not list or not row or any(type(token) is not int for token in row):
             raise BadMember(
                 "input",
-                "input must be a text, an array of texts, tokens, or an array of tokens, none empty, got "
-                f"{str(row)[:100]!r}",
+                f"input must be a text, an array of texts, tokens, or an array of tokens, none empty, got {shown(row)}",
             )
         if len(row) > _MAX_TOKENS:
             raise BadMember("input", f"input has a text of {len(row)} tokens, the limit is {_MAX_TOKENS}")

@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from headrace import BackendError, InferRequest, InferResponse
+from headrace_openai.body_members import shown
 from headrace_openai.catalog import LanguageModel
 from headrace_openai.embeddings import tokens_in
 from headrace_openai.inferences import MAX_ROWS, encode_text, row_requests
@@ -40,23 +41,23 @@ def read_rerank(document: dict[str, Any]) -> RerankRequest:
             raise BadMember(name, f"{name} is not supported: the model reads each document as it is")
     query, documents = document.get("query"), document.get("documents")
     if type(query) is not str or not query:
-        raise BadMember("query", f"query must be a text, got {str(query)[:100]!r}")
+        raise BadMember("query", f"query must be a text, got {shown(query)}")
     if type(documents) is not list or not documents:
-        raise BadMember("documents", f"documents must be an array of texts, not empty, got {str(documents)[:100]!r}")
+        raise BadMember("documents", f"documents must be an array of texts, not empty, got {shown(documents)}")
     if len(documents) > MAX_ROWS:
         raise BadMember("documents", f"documents has {len(documents)} texts, the limit is {MAX_ROWS}")
     texts: list[Any] = [each.get("text") if type(each) is dict else each for each in documents]
     for number, text in enumerate(texts):
         if type(text) is not str:
             raise BadMember(
-                "documents", f"documents[{number}] must be a text, or an object with a text, got {str(text)[:100]!r}"
+                "documents", f"documents[{number}] must be a text, or an object with a text, got {shown(text)}"
             )
     most = document.get("top_n")
     if most is not None and (type(most) is not int or most < 1):
-        raise BadMember("top_n", f"top_n must be a whole number of at least 1, got {str(most)[:100]!r}")
+        raise BadMember("top_n", f"top_n must be a whole number of at least 1, got {shown(most)}")
     returns = document.get("return_documents", True)
     if type(returns) is not bool:
-        raise BadMember("return_documents", f"return_documents must be true or false, got {str(returns)[:100]!r}")
+        raise BadMember("return_documents", f"return_documents must be true or false, got {shown(returns)}")
     return RerankRequest(query, texts, len(texts) if most is None else most, returns)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace import one_line
+from headrace_openai.body_members import shown
 from headrace_openai.openai_errors import BadMember
 
 #: Members that need a store, or parts that a server of models does not have, and the values that ask for nothing.
@@ -65,21 +65,21 @@ def _messages(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     instructions = document.get("instructions")
     if instructions is not None:
         if type(instructions) is not str:
-            raise BadMember("instructions", f"instructions must be a text, got {_shown(instructions)}")
+            raise BadMember("instructions", f"instructions must be a text, got {shown(instructions)}")
         messages.append({"role": "system", "content": instructions})
     given = document.get("input")
     if type(given) is str and given:
         return [*messages, {"role": "user", "content": given}]
     if type(given) is not list or not given:
-        raise BadMember("input", f"input must be a text or an array of items, not empty, got {_shown(given)}")
+        raise BadMember("input", f"input must be a text or an array of items, not empty, got {shown(given)}")
     for number, item in enumerate(given):
         name = f"input[{number}]"
         if type(item) is not dict:
-            raise BadMember("input", f"{name} must be a JSON object, got {_shown(item)}")
+            raise BadMember("input", f"{name} must be a JSON object, got {shown(item)}")
         kind = item.get("type") or "message"
         if kind not in _ITEMS:
             known = ", ".join(_ITEMS)
-            raise BadMember("input", f"{name} has the type {_shown(kind)}, expected one of {known}")
+            raise BadMember("input", f"{name} has the type {shown(kind)}, expected one of {known}")
         _ITEMS[kind](name, item, messages)
     return messages
 
@@ -87,7 +87,7 @@ def _messages(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _add_message(name: str, item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
     role = item.get("role")
     if type(role) is not str or role not in _ROLES:
-        raise BadMember("input", f"{name}.role must be one of {', '.join(_ROLES)}, got {_shown(role)}")
+        raise BadMember("input", f"{name}.role must be one of {', '.join(_ROLES)}, got {shown(role)}")
     messages.append({"role": _ROLES[role], "content": _content(f"{name}.content", item.get("content"))})
 
 
@@ -96,7 +96,7 @@ def _content(name: str, content: Any) -> str | list[dict[str, Any]]:
     if type(content) is str:
         return content
     if type(content) is not list:
-        raise BadMember("input", f"{name} must be a text or an array of parts, got {_shown(content)}")
+        raise BadMember("input", f"{name} must be a text or an array of parts, got {shown(content)}")
     parts = [_part(f"{name}[{number}]", part) for number, part in enumerate(content)]
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
@@ -108,16 +108,14 @@ def _part(name: str, part: Any) -> dict[str, Any]:
     if kind in ("input_text", "output_text", "text", "refusal"):
         text = part.get("refusal" if kind == "refusal" else "text")
         if type(text) is not str:
-            raise BadMember("input", f"{name}.text must be a text, got {_shown(text)}")
+            raise BadMember("input", f"{name}.text must be a text, got {shown(text)}")
         return {"type": "text", "text": text}
     if kind == "input_image":
         url = part.get("image_url")
         if type(url) is not str:
             raise BadMember("input", f"{name}.image_url must be an address or a data URL: no files are stored")
         return {"type": "image_url", "image_url": {"url": url}}
-    raise BadMember(
-        "input", f"{name} must be a part of type input_text, output_text or input_image, got {_shown(part)}"
-    )
+    raise BadMember("input", f"{name} must be a part of type input_text, output_text or input_image, got {shown(part)}")
 
 
 def _add_call(name: str, item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
@@ -137,7 +135,7 @@ def _add_call_output(name: str, item: dict[str, Any], messages: list[dict[str, A
 def _text(name: str, item: dict[str, Any], member: str) -> str:
     value = item.get(member)
     if type(value) is not str:
-        raise BadMember("input", f"{name}.{member} must be a text, got {_shown(value)}")
+        raise BadMember("input", f"{name}.{member} must be a text, got {shown(value)}")
     return value
 
 
@@ -155,13 +153,13 @@ _ITEMS: dict[str, Callable[[str, dict[str, Any], list[dict[str, Any]]], None]] =
 
 def _tools(tools: Any) -> list[dict[str, Any]]:
     if type(tools) is not list:
-        raise BadMember("tools", f"tools must be an array, got {_shown(tools)}")
+        raise BadMember("tools", f"tools must be an array, got {shown(tools)}")
     found = []
     for number, tool in enumerate(tools):
         if type(tool) is not dict or tool.get("type") != "function":
             kind = tool.get("type") if type(tool) is dict else tool
             raise BadMember(
-                "tools", f"tools[{number}] must be of type function: the caller calls it, got {_shown(kind)}"
+                "tools", f"tools[{number}] must be of type function: the caller calls it, got {shown(kind)}"
             )
         found.append({"type": "function", "function": {key: each for key, each in tool.items() if key != "type"}})
     return found
@@ -171,7 +169,7 @@ def _tool_choice(choice: Any) -> Any:
     if type(choice) is dict and choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     if choice not in ("auto", "none", "required"):
-        raise BadMember("tool_choice", f"tool_choice must be auto, none, required or a function, got {_shown(choice)}")
+        raise BadMember("tool_choice", f"tool_choice must be auto, none, required or a function, got {shown(choice)}")
     return choice
 
 
@@ -180,7 +178,7 @@ def _text_format(text: Any) -> dict[str, Any] | None:
     if text is None:
         return None
     if type(text) is not dict:
-        raise BadMember("text", f"text must be a JSON object, got {_shown(text)}")
+        raise BadMember("text", f"text must be a JSON object, got {shown(text)}")
     form = text.get("format")
     if form is None:
         return None
@@ -188,9 +186,5 @@ def _text_format(text: Any) -> dict[str, Any] | None:
     if kind == "json_schema":
         return {"type": kind, "json_schema": {key: each for key, each in form.items() if key != "type"}}
     if kind not in ("text", "json_object"):
-        raise BadMember("text", f"text.format.type must be text, json_object or json_schema, got {_shown(kind)}")
+        raise BadMember("text", f"text.format.type must be text, json_object or json_schema, got {shown(kind)}")
     return {"type": kind}
-
-
-def _shown(value: Any) -> str:
-    return one_line(repr(value))[:100]
