@@ -122,7 +122,7 @@ class BatchLoop:
         assert isinstance(request, ReceivedRequest)
         if final:
             self.open.pop(request.call, None)
-        self._sender.answer([reply_of(request.call, answer, final)])
+        self._sender.answer_late(reply_of(request.call, answer, final))
         self._sender.release()
 
     def change(self, message: Frame) -> None:

@@ -22,6 +22,8 @@ from headrace_processes.ipc.framing import MOST_INTEGERS, Frame, FrameParser, Ki
 from headrace_processes.ipc.replies import AnswerStatus, Reply, Times, reply_of, unsendable_reply, unsendable_request
 
 _RECEIVE_BYTES = 256 * 1024
+#: The most answers of one message that are not the result of a batch.
+_MOST_LATE = 256
 
 
 # ---------------------------------------------------------------------- threads
@@ -131,6 +133,8 @@ class FrameSender:
         self.free: deque[int] = deque()
         self._answers, self._aside = answers, aside
         self._queue = SerialQueue()
+        #: Answers of `answer_late` that are not written yet.
+        self._late: deque[Reply] = deque()
         self._writer = Writer(arena)
         self._is_shrinking = False
         self._encoder = Encoder(self._writer)
@@ -140,6 +144,12 @@ class FrameSender:
         """Send answers; with ``times``, they are the answers of a whole batch. One that cannot be encoded becomes an
         error."""
         self._queue.post(partial(self._write, replies, times))
+
+    def answer_late(self, reply: Reply) -> None:
+        """Send an answer that is not part of a batch's result. Answers that several threads give at once share a
+        message: an engine has a new part of many texts at the same time."""
+        self._late.append(reply)
+        self._queue.post(self._write_late)
 
     def ask(self, call: int, request: InferRequest, replied: Callable[[Reply], None]) -> None:
         """Send ``request`` to another model. If it cannot be encoded, ``replied`` is called with the error."""
@@ -160,11 +170,21 @@ class FrameSender:
         if offsets:
             self._aside.send(integers_frame(Kind.RELEASE, offsets))
 
+    def _write_late(self) -> None:
+        replies: list[Reply] = []
+        while self._late and len(replies) < _MOST_LATE:  # this thread alone removes some
+            replies.append(self._late.popleft())
+        if replies:
+            self._write(replies, None)
+
     def _write(self, replies: list[Reply], times: Times | None) -> None:
         try:
             message = self._encoder.answers(replies) if times is None else self._done.answers(replies, times)
         except ValueError as error:
-            message = self._encoder.answers(self._write_singly(replies, error), times)
+            left = self._write_singly(replies, error)
+            if times is None and not left:
+                return
+            message = self._encoder.answers(left, times)
         self._answers.send(message)
 
     def _write_singly(self, replies: list[Reply], error: ValueError) -> list[Reply]:

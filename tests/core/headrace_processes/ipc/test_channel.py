@@ -8,10 +8,16 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn, cast
 
+import numpy as np
 import pytest
 
-from headrace_processes.ipc.channel import FramedSocket
+from headrace.errors import HeadraceError
+from headrace.messages.response import InferResponse
+from headrace_processes.ipc.arena import Arena, Reader
+from headrace_processes.ipc.channel import FramedSocket, FrameSender
+from headrace_processes.ipc.codec import Decoder
 from headrace_processes.ipc.framing import FrameParser, Kind, integers_frame, read_integers
+from headrace_processes.ipc.replies import reply_of
 
 if TYPE_CHECKING:
     from tests.core.conftest import Interrupted
@@ -138,3 +144,37 @@ def test_frames_are_sent_after_one_that_a_handler_cut_off(
     line._socket = whole
     line.send(integers_frame(Kind.RELEASE, [2]))
     assert peer.hang_up() == [2]
+
+
+def test_answers_that_are_given_while_another_is_written_share_a_message() -> None:
+    """In the order in which they are given. One that cannot be sent becomes an error, and spoils no other."""
+    ours, theirs = socket.socketpair()
+    arena = Arena.create(1 << 20)
+    line = FramedSocket(ours.detach(), leave)
+    sender = FrameSender(line, line, arena)
+    values: list[object] = [np.float32([1]), np.float32([2]), np.complex64([3]), np.float32([4])]
+    replies = [
+        reply_of(call, InferResponse({"y": value}), call == 3)  # type: ignore[dict-item]
+        for call, value in enumerate(values)
+    ]
+
+    def give(*calls: int) -> None:
+        for call in calls:
+            sender.answer_late(replies[call])
+
+    sender._queue.post(lambda: give(0, 1, 3))
+    sender._queue.post(lambda: give(0, 2, 1))
+    line._socket.close()
+    received = b""
+    with theirs:
+        while data := theirs.recv(1 << 16):
+            received += data
+    frames = list(FrameParser().feed(received))
+    assert [frame.kind for frame in frames] == [Kind.ANSWERS] * 4
+    assert [frame.number for frame in frames] == [3, 1, 1, 1]
+    heard = [reply for frame in frames for reply in Decoder(Reader(arena), lambda _: None).answers(frame)]
+    assert [reply.call for reply in heard] == [0, 1, 3, 0, 2, 1]
+    assert [reply.final for reply in heard] == [False, False, True, False, False, False]
+    assert isinstance(heard[4].answer, HeadraceError)
+    assert "cannot be sent" in heard[4].answer.message
+    arena.close()
