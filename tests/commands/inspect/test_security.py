@@ -40,6 +40,13 @@ ASKED = {name: place for name, place in PATHS.items() if name not in ("own", "ge
     "dashboard": ("GET", "/dashboard"),
     "dashboard_models": ("GET", "/dashboard/models.json"),
     "dashboard_log": ("GET", "/dashboard/log.json"),
+    "openai_models": ("GET", "/v1/models"),
+    "chat_completions": ("POST", "/v1/chat/completions"),
+    "completions": ("POST", "/v1/completions"),
+    "responses": ("POST", "/v1/responses"),
+    "embeddings": ("POST", "/v1/embeddings"),
+    "rerank": ("POST", "/v1/rerank"),
+    "transcriptions": ("POST", "/v1/audio/transcriptions"),
 }
 
 

@@ -493,10 +493,10 @@ def test_a_route_has_errors_of_its_own_form_also_for_what_is_refused(run: Run, m
     async def scenario(frontend: HttpHost) -> None:
         wire = await (await Wire().connect(frontend.port)).ask("/ticks/whole")
         assert (await wire.until(b"'key'\"}>")).startswith(b"HTTP/1.1 418")
-        assert b"X-Error: PERMISSION_DENIED" in wire.received
+        assert b"x-error: permission_denied" in bytes(wire.received).lower()  # a host may write names in small letters
         Ticks.chunks, Ticks.fails = [], ValueError("secret")
         wire.received.clear()
         await (await wire.ask(rest="key: secret\r\n")).until(b'<{"error":"the request failed inside the server')
-        assert b"X-Error: INTERNAL" in wire.received
+        assert b"x-error: internal" in bytes(wire.received).lower()
 
     run(scenario, http_restricted_api={"inference": Restriction("key", "secret")})
