@@ -47,8 +47,11 @@ def test_a_request_has_the_id_of_its_caller_or_a_new_one(web: httpx.Client) -> N
         assert web.get(path, headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
 
 
-def test_a_client_of_vllms_server_learns_that_the_server_is_ready(web: httpx.Client) -> None:
-    found = httpx.get(web.base_url.join("/health"))
+@pytest.mark.parametrize("path", ["/health", "/health/ready"])
+def test_a_client_of_vllms_server_or_tritons_frontend_learns_that_the_server_is_ready(
+    web: httpx.Client, path: str
+) -> None:
+    found = httpx.get(web.base_url.join(path))
     assert (found.status_code, found.content) == (200, b"")
 
 

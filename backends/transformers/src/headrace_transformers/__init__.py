@@ -1,6 +1,6 @@
 """The backend ``transformers`` of Headrace: language models in the form of Hugging Face, run by their own library.
 
-A version directory is what ``save_pretrained`` writes, or ``huggingface-cli download``::
+A version directory is what ``save_pretrained`` writes, or ``hf download``::
 
     models/chat/1/config.json
     models/chat/1/model.safetensors

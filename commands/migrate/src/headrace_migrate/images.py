@@ -10,7 +10,7 @@ _NAME = re.compile(r"(?P<path>(?:[\w.-]+(?::\d+)?/)*tritonserver)(?::(?P<tag>[\w
 _ENDS = {
     "-sdk": "client",
     "-min": "base",
-    "-vllm-python-py3": "headrace-vllm",
+    "-vllm-python-py3": "headrace-vllm[cuda]",
     "-trtllm-python-py3": "tensorrtllm",
     "-pyt-python-py3": "headrace-torch",
     "-tf2-python-py3": "headrace-tf",

@@ -57,6 +57,12 @@ class ServerReadiness(OpenAiRoute):
         return HttpReply(200 if await self.engine.check_ready() else 503, [], [])
 
 
+class FrontendReadiness(ServerReadiness):
+    """The same, on the path of Triton's OpenAI frontend, which probes use"""
+
+    name = "GET /health/ready"
+
+
 def _document(model: LanguageModel) -> dict[str, Any]:
     owner = model.view.platform or "headrace"
     return {

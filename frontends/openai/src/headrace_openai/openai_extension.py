@@ -9,7 +9,7 @@ from headrace import Addition
 from headrace_openai.chat_routes import ChatCompletions
 from headrace_openai.completion_routes import Completions
 from headrace_openai.language_models import LanguageModels
-from headrace_openai.model_routes import LanguageModelDescription, LanguageModelList, ServerReadiness
+from headrace_openai.model_routes import FrontendReadiness, LanguageModelDescription, LanguageModelList, ServerReadiness
 from headrace_openai.response_route import Responses
 from headrace_openai.task_routes import TASK_ROUTES
 
@@ -21,6 +21,7 @@ class OpenAi(LanguageModels):
         LanguageModelList,
         LanguageModelDescription,
         ServerReadiness,
+        FrontendReadiness,
         ChatCompletions,
         Completions,
         Responses,
