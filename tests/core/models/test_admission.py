@@ -217,7 +217,7 @@ OTHER_PATHS = {
     *(f"/dashboard/{file}" for file in ("dashboard.css", "dashboard.js", "request_form.js")),
     *(f"/dashboard/chat{file}" for file in ("", ".css", ".js")),
     *(f"/v1/{path}" for path in ("models", "models/m", "chat/completions", "completions", "responses", "embeddings")),
-    *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/audio/transcriptions", "/health"),
+    *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/audio/transcriptions", "/health", "/health/ready"),
 }
 REFUSALS = [
     (Unauthenticated("who are you?", challenge="Bearer"), 401, "UNAUTHENTICATED", {"www-authenticate": "Bearer"}),
