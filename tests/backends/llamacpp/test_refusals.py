@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from time import perf_counter
 from typing import Any
 
 import pytest
 
 from headrace import BackendError, InvalidArgument, Server
-from headrace_llamacpp import checker_process
+from headrace_llamacpp import checker_process, repetitions
 from tests.backends.llamacpp.smol import ask, numbers, text
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -50,6 +51,10 @@ def items(count: int) -> Any:
         ),
         ({"text": "", "messages": HELLO, "tools": [tool(items(2000))]}, "a tool has minItems 2000, the limit is 1000"),
         ({"text": "", "messages": HELLO, "tools": [tool(doubling(60))]}, "a tool has more than 100000 members"),
+        (
+            {"text": "", "messages": HELLO, "tools": [tool({"type": "string", "pattern": "((a{100}){100}){100}"})]},
+            "a pattern of a tool may repeat 1000000 characters, the limit is 10000",
+        ),
         ({"text": "", "messages": HELLO, "tools": [tool({"$ref": "#/x"})]}, "cannot resolve"),
         ({"tools": [tool({"type": "object"})]}, "tools go with messages"),
         ({"text": "", "messages": [{"content": "x"}]}, "Missing 'role'"),
@@ -91,6 +96,13 @@ BAD: dict[str, dict[str, Any]] = {
     "no grammar": {"grammar": "((((("},
     "too many repetitions": {"grammar": 'root ::= "a"{99999999999999999999}'},
     "too deep": {"grammar": "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000},
+    "a million letters": {"regex": "((a{100}){100}){100}"},
+    "a million letters in a schema": {"json": {"anyOf": [{"type": "string", "pattern": "b|((a{100}){100}){100}"}]}},
+    "a million letters as keys": {"json": {"type": "object", "patternProperties": {"((a{100}){100}){100}": True}}},
+    "a million letters in a terminal": {"grammar": "start: A\nA: B{100}\nB: /((a{100}){100})/"},
+    "a million letters in a schema in a grammar": {"grammar": 'start: %json {"pattern": "((a{100}){100}){100}"}'},
+    "2^40 letters": {"grammar": "\n".join(["start: A0", *(f"A{i}: A{i + 1} A{i + 1}" for i in range(40)), 'A40: "a"'])},
+    "terminals in each other": {"grammar": "\n".join(["start: A0", *(f"A{i}: A{i + 1}" for i in range(4000))])},
     "a file": {"grammar": '%import /etc/passwd\nstart: "a"'},
     "an empty choice": {"choice": ["a", ""]},
 }
@@ -102,6 +114,39 @@ def test_grammars_that_end_or_stop_an_engine_are_refused(server: Server, monkeyp
     for name, structured in BAD.items():
         with pytest.raises(InvalidArgument, match="structured_outputs"):
             ask(server, name, sampling={"structured_outputs": structured})
+
+
+def test_a_checker_that_cannot_start_is_no_fault_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(BackendError, match="the process that checks grammars cannot start"):
+        checker_process.GrammarChecker().why_bad("start: /a/")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "length"),
+    [
+        (r"\d{4}-(ab|cde){3}[a-z{9}\]]{2}", 4 + 1 + 9 + 2),
+        ("(?:a{1,1000}){1,1000}", 1),
+        ("((a{10}){10}){101}", 10100),
+        ("))){5}x", 1),
+    ],
+)
+def test_the_text_that_a_pattern_forces_is_counted(pattern: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repetitions, "MOST_FORCED", length)
+    repetitions.check_regex(pattern, "it")
+    monkeypatch.setattr(repetitions, "MOST_FORCED", length - 1)
+    with pytest.raises(InvalidArgument, match=f"it may repeat {length} characters"):
+        repetitions.check_regex(pattern, "it")
+
+
+@pytest.mark.parametrize("part", ["{1", "(?", "[", '"\\', "/\\", "~1", "A[", "\nA"])
+def test_the_time_to_count_is_proportional_to_the_text(part: str) -> None:
+    begin = perf_counter()
+    with contextlib.suppress(InvalidArgument):
+        repetitions.check_lark(part * (30_000 // len(part)), "it")
+    with contextlib.suppress(InvalidArgument):
+        repetitions.check_regex(part * (30_000 // len(part)), "it")
+    assert perf_counter() - begin < 1
 
 
 def test_a_grammar_that_stops_llama_cpp_s_own_parser_is_served(server: Server) -> None:

@@ -13,6 +13,8 @@ import sys
 import threading
 from typing import Final
 
+from headrace import BackendError
+
 #: How long a grammar may take to compile, in seconds, and the memory for it, in bytes.
 LIMIT_S = 2.0
 LIMIT_BYTES: Final = 512 << 20
@@ -45,9 +47,11 @@ class GrammarChecker:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ
         )
-        assert process.stdout is not None
-        _read_line(process.stdout.fileno(), 60.0)  # it has started: the limit does not include the start
         self._process = process
+        assert process.stdout is not None
+        if _read_line(process.stdout.fileno(), 60.0) is None:  # the limit does not include the start
+            self._end()
+            raise BackendError("the process that checks grammars cannot start: can Python import llguidance?")
         return process
 
     def _end(self) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from headrace import BackendError, InvalidArgument, one_line
 from headrace_llamacpp.checker_process import GrammarChecker
+from headrace_llamacpp.repetitions import check_lark, check_regex
 
 _HEADER = "%llguidance {}\n"
 #: The most grammars that are kept as good.
@@ -38,6 +39,7 @@ def grammar_of(structured: Mapping[str, Any]) -> str:
         if kind == "json_object":
             return f'{_HEADER}start: %json {{"type": "object"}}'
         if kind == "regex":
+            check_regex(value, "structured_outputs.regex")
             return f"{_HEADER}start: /{_as_lark_pattern(value)}/"
         if kind == "choice":
             return f"{_HEADER}start: " + " | ".join(_literal(each) for each in value)
@@ -51,6 +53,8 @@ _COUNTS: Final = frozenset(("minItems", "maxItems", "minLength", "maxLength", "m
 _MOST_COUNT: Final = 1000
 #: The most members of a schema whose references are replaced by what they name, and how deep these may be nested.
 _MOST_MEMBERS, _MOST_REFERENCES = 100_000, 100
+#: The most characters of all patterns of a schema.
+_MOST_PATTERNS: Final = 64 << 10
 
 
 def check_schema(schema: Any, owner: str) -> None:
@@ -68,6 +72,7 @@ class _Expansion:
         self._root, self._owner = root, owner
         #: The size of what each reference names; 1 while it is counted, for one that refers to itself.
         self._named: dict[str, int] = {}
+        self._pattern_size = 0
 
     def size(self, schema: Any, references: int) -> int:
         if type(schema) is list:
@@ -77,6 +82,11 @@ class _Expansion:
         for name in _COUNTS & schema.keys():
             if type(schema[name]) in (int, float) and schema[name] > _MOST_COUNT:
                 raise InvalidArgument(f"{self._owner} has {name} {schema[name]}, the limit is {_MOST_COUNT}")
+        for pattern in _patterns(schema):
+            self._pattern_size += len(pattern)
+            if self._pattern_size > _MOST_PATTERNS:
+                raise InvalidArgument(f"{self._owner} has patterns of more than {_MOST_PATTERNS} characters")
+            check_regex(pattern, f"a pattern of {self._owner}")
         sizes = [self.size(each, references) for each in schema.values()]
         if type(schema.get("$ref")) is str:
             sizes.append(self._referenced(schema["$ref"], references + 1))
@@ -105,6 +115,13 @@ class _Expansion:
                 f"{self._owner} has more than {_MOST_MEMBERS} members, with what its references name in their place"
             )
         return total
+
+
+def _patterns(schema: Mapping[str, Any]) -> list[str]:
+    """Return the regular expressions of ``schema`` itself."""
+    keys = schema.get("patternProperties")
+    found = [schema.get("pattern"), *(keys if type(keys) is dict else ())]
+    return [each for each in found if type(each) is str]
 
 
 def _parsed(text: str) -> Any:
@@ -137,7 +154,9 @@ def _as_lark(grammar: str) -> str:
         raise InvalidArgument("structured_outputs.grammar is nested too deeply") from None
     except Exception as error:  # the converter raises `Exception` itself for an unknown rule
         raise InvalidArgument(f"structured_outputs.grammar is not valid: {one_line(str(error))[:300]}") from None
-    return lark.removeprefix("%llguidance {}").lstrip()
+    lark = lark.removeprefix("%llguidance {}").lstrip()
+    check_lark(lark, "structured_outputs.grammar")
+    return lark
 
 
 class Constraints:
