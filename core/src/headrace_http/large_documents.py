@@ -89,15 +89,14 @@ def read_document(body: memoryview) -> Any:
     than `MAX_REST_BYTES` besides tensors.
     """
     arrays = _arrays(body)
-    rest_bytes = body.nbytes - sum(array.end - array.begin for array in arrays)
-    if rest_bytes > MAX_REST_BYTES:
-        raise _too_much_besides("tensors", rest_bytes)
-    rest = _without(body, [(array.begin, array.end) for array in arrays], b'["%s%d"]')
-    if _has_too_many_values(rest):
-        raise _too_many_values(" besides tensors")
-    document = parse(memoryview(rest))
-    if arrays:
-        _put_back(document, arrays)
+    document = _parse_rest(body, arrays)
+    entries = _entries_of(document)
+    if len(entries) < len(arrays):  # others are at the same depth, such as the content of a message
+        arrays = [array for number, array in enumerate(arrays) if number in entries]
+        document = _parse_rest(body, arrays)
+        entries = _entries_of(document)
+    for number, entry in entries.items():
+        entry["data"] = arrays[number]
     return document
 
 
@@ -201,26 +200,26 @@ def _depth_of(window: Window, body: memoryview) -> int:
     return deepest
 
 
-def _put_back(document: Any, arrays: list[Pieces]) -> None:
-    """Give the inputs of ``document`` their ``data``. Read everything else that was cut out at once."""
-    left = dict(enumerate(arrays))
+def _parse_rest(body: memoryview, arrays: list[Pieces]) -> Any:
+    """Return the document in ``body``, with a placeholder in place of each of ``arrays``."""
+    rest_bytes = body.nbytes - sum(array.end - array.begin for array in arrays)
+    if rest_bytes > MAX_REST_BYTES:
+        raise _too_much_besides("tensors", rest_bytes)
+    rest = _without(body, [(array.begin, array.end) for array in arrays], b'["%s%d"]')
+    if _has_too_many_values(rest):
+        raise _too_many_values(" besides tensors")
+    return parse(memoryview(rest))
+
+
+def _entries_of(document: Any) -> dict[int, dict[str, Any]]:
+    """Return the ``inputs`` of ``document`` whose ``data`` was cut out, by the number of their placeholder."""
     entries = document.get("inputs") if type(document) is dict else None
-    places = [
-        (entry, key, int(value[0][len(_TOKEN) :]))
-        for entry in (entries if type(entries) is list else ())
-        if type(entry) is dict
-        for key, value in entry.items()
-        if type(value) is list and len(value) == 1 and type(value[0]) is str and value[0].startswith(_TOKEN)
-    ]
-    for entry, key, number in places:
-        if key == "data":
-            entry[key] = left.pop(number)
-    if sum(array.end - array.begin for array in left.values()) > MAX_VALUES:
-        raise InvalidArgument(f"the JSON of the request has more than {MAX_VALUES} bytes of arrays besides tensors")
-    read = {number: parse(array.body[array.begin : array.end], array.begin) for number, array in left.items()}
-    for entry, key, number in places:
-        if key != "data":
-            entry[key] = read[number]
+    found: dict[int, dict[str, Any]] = {}
+    for entry in entries if type(entries) is list else ():
+        data = entry.get("data") if type(entry) is dict else None
+        if type(data) is list and len(data) == 1 and type(data[0]) is str and data[0].startswith(_TOKEN):
+            found[int(data[0][len(_TOKEN) :])] = entry
+    return found
 
 
 def _arrays(body: memoryview) -> list[Pieces]:

@@ -85,6 +85,19 @@ def test_a_long_string_is_read_in_parts(text: str, ascii_only: bool) -> None:
         assert in_pieces(body) == list(leaves(data))
 
 
+@pytest.mark.parametrize("data", [[1] * 100, "x", ["y" * 300]])
+def test_arrays_that_are_no_tensor_are_in_their_place(data: Any) -> None:
+    """Those of a chat are as deep as those of a tensor."""
+    content = [{"type": "text", "text": "a" * 90_000, "more": [[1, 2], "b" * 300]}]
+    entry = {"shape": [1] * 300, "parameters": {"x": ["c" * 300]}, "data": data}
+    document = {"messages": [{"content": content, "tool_calls": [{"id": "d" * 300}]}], "inputs": [entry]}
+    body = json.dumps(document).encode()
+    read = large_documents.read_document(memoryview(body))
+    if type(pieces := read["inputs"][0]["data"]) is large_documents.Pieces:
+        read["inputs"][0]["data"] = [leaf for piece in pieces.read() for leaf in piece]
+    assert read == document
+
+
 @pytest.mark.parametrize(("body", "text"), [
     (b"[" * 300_000 + b"]" * 300_000, "JSON nesting depth exceeds maximum allowed limit (100)"),
     (b"[" * 250_000, "failed to parse the request JSON buffer: Invalid value. at 250000"),

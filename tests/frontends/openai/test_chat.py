@@ -50,6 +50,17 @@ def test_a_chat_is_answered_with_its_usage(client: openai.OpenAI) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (7, 3, 10)
 
 
+def test_a_long_conversation_is_read_with_its_calls_and_images(client: openai.OpenAI) -> None:
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * 200_000}"}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": "y" * 300})}}
+    messages: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]},
+        {"role": "assistant", "content": "wait", "tool_calls": [call]},
+        *say("show"),
+    ]
+    assert shown(client, messages=messages)["messages"] == messages
+
+
 def test_a_stream_has_a_chunk_for_each_part_and_its_usage_at_the_end(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
         model="scripted", messages=say(PARTS), stream=True, stream_options={"include_usage": True}
