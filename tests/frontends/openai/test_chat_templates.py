@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
-from headrace import InternalError, InvalidArgument
-from headrace_openai import bounded_templates
+from headrace import BackendError, ConfigError, InternalError, InvalidArgument
+from headrace_openai import bounded_templates, template_process
 from headrace_openai.bounded_templates import compile_template, render
 from headrace_openai.chat_templates import ChatTemplate
+from headrace_openai.template_process import TemplateProcess
 from headrace_testing.serving import serve
 from tests.frontends.openai.model_files import STORY_PY, scripted_config
 
@@ -72,6 +74,48 @@ def test_a_template_that_does_harm_is_stopped(source: str, text: str, monkeypatc
     monkeypatch.setattr(bounded_templates, "MOST_STEPS", 10_000)
     with pytest.raises(InvalidArgument, match=text):
         made(source)
+
+
+@pytest.mark.parametrize("source", [
+    "{% set n = namespace(x='ab') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x | length }}",
+    "{{ '{:>1000000000}'.format('a') | length }}",
+    "{{ 'a'.ljust(1000000000) | length }}",
+    "{{ [1] | tojson(indent=1000000000) | length }}",
+    "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+    "{{ messages | length | round(999999999, 'ceil') }}",
+])  # fmt: skip
+def test_one_expression_takes_neither_the_memory_nor_the_lock_of_the_server(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_process, "LIMIT_S", 0.4)
+    monkeypatch.setattr(template_process, "LIMIT_BYTES", 128 << 20)
+    template, began_s = ChatTemplate("{% if go %}" + source + "{% endif %}fine", "it"), monotonic()
+    with pytest.raises(InvalidArgument, match=r"it takes more than 0\.4 s or 128 MiB|it fails: MemoryError"):
+        asyncio.run(template.render([{"role": "user"}], (), {"go": True}))
+    assert monotonic() - began_s < 2
+    if source.startswith("{{ 'a'"):  # the next one starts the process again
+        assert asyncio.run(template.render([], (), {})) == "fine"
+
+
+def test_a_template_may_not_compile_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_process, "LIMIT_S", 0.4)
+    with pytest.raises(ConfigError, match=r"it takes more than 0\.4 s or 512 MiB to compile"):
+        ChatTemplate("{{ 1 | round(999999999, 'ceil') }}", "it")
+
+
+def test_the_process_of_a_template_ends_with_it() -> None:
+    template = TemplateProcess("{{ 1 }}", "it")
+    process = template._process
+    assert process is not None
+    assert process.poll() is None
+    del template
+    assert process.poll() is not None
+
+
+def test_a_template_without_its_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(BackendError, match="it: the process that renders it cannot start"):
+        ChatTemplate("{{ 1 }}", "it")
 
 
 def test_a_template_may_not_run_long(monkeypatch: pytest.MonkeyPatch) -> None:

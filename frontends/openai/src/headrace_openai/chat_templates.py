@@ -21,6 +21,7 @@ import orjson
 
 from headrace import ConfigError, ModelConfig, ModelView, ServedModel
 from headrace_openai.openai_errors import BadMember
+from headrace_openai.template_process import TemplateProcess
 from headrace_openai.tool_call_parsers import PARSERS
 
 PARAMETER, PARSER = "chat_template", "tool_call_parser"
@@ -38,9 +39,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, who: str) -> None:
-        from headrace_openai.bounded_templates import compile_template
-
-        self._template, self._who = compile_template(source, who), who
+        self._process = TemplateProcess(source, who)
 
     async def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], more: Mapping[str, Any]) -> str:
         """Return the prompt, on a thread: a template may take long. ``more`` are further values for it.
@@ -50,11 +49,9 @@ class ChatTemplate:
         return await asyncio.to_thread(self._render, messages, tools, more)
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], more: Mapping[str, Any]) -> str:
-        from headrace_openai.bounded_templates import render
-
         values = {"add_generation_prompt": True, "bos_token": "", "eos_token": "", **more}
         values |= {"messages": [*map(_with_arguments, messages)], "tools": list(tools) or None}
-        return render(self._template, values, self._who)
+        return self._process.render(values)
 
 
 def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
