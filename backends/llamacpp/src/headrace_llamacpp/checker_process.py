@@ -15,7 +15,7 @@ from typing import Final
 
 from headrace import BackendError
 
-#: How long a grammar may take to compile, in seconds, and the memory for it, in bytes.
+#: The longest time to compile a grammar, in seconds, and the most memory for it, in bytes.
 LIMIT_S = 2.0
 LIMIT_BYTES: Final = 512 << 20
 

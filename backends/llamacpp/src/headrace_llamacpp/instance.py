@@ -24,7 +24,7 @@ from headrace_llm import GenerationInstance, GenerationRequest, StopStrings, Tok
 
 log = logging.getLogger("headrace.llamacpp")
 
-#: How often a running request changes the metric of the cache, in tokens.
+#: A running request updates the metric of the cache each time it has this many tokens more.
 _USAGE_STEP: Final = 16
 #: The place of a request without a priority: after all others.
 _NO_PRIORITY: Final = 1 << 32

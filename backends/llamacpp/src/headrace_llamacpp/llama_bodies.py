@@ -17,7 +17,7 @@ _MEDIA: Final = "<__media__>"
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What a model can do, for the checks of its requests."""
+    """The limits of a model, for the checks of its requests."""
 
     name: str
     context: int

@@ -17,7 +17,7 @@ from headrace_llm import GenerationRequest, shown
 
 T = TypeVar("T")
 
-#: How long a template may run, in seconds of wall-clock time.
+#: The longest time that a template may run, in seconds of wall-clock time.
 TEMPLATE_S = 2.0
 
 

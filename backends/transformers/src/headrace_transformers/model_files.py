@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import Code, LoadError, Model, one_line, open_regular, why_path_leaves
-from headrace_llm import Task
+from headrace_llm import Task, read_json_file
 from headrace_transformers.parameters import HOW_TO_TRUST, is_trusted
 
 MAX_JSON_BYTES, MAX_HEADER_BYTES = 64 << 20, 100 << 20
@@ -32,7 +32,7 @@ class HuggingFaceFiles:
     def json(self, name: str) -> Any:
         """Return the JSON file ``name`` of the folder; None if there is none. Raises `LoadError`."""
         path = self.folder / name
-        return read_json(path) if path.is_file() else None
+        return read_json_file(path, MAX_JSON_BYTES) if path.is_file() else None
 
 
 def find_files(model: Model) -> HuggingFaceFiles:
@@ -46,7 +46,7 @@ def find_files(model: Model) -> HuggingFaceFiles:
     if gguf:
         return HuggingFaceFiles(model.resource(prefix + gguf).parent, gguf, {}, _task_of(model, {}))
     path = model.resource(f"{prefix}config.json")
-    config = read_json(path)
+    config = read_json_file(path, MAX_JSON_BYTES)
     if type(config) is not dict:
         raise LoadError(f"{path} is not the config of a model: expected a JSON object")
     if (path.parent / "adapter_config.json").exists():
@@ -97,26 +97,11 @@ def number_of_labels(config: Mapping[str, Any]) -> int:
     return given if type(given) is int else 2
 
 
-def read_json(path: Path) -> Any:
-    """Return the JSON in ``path``. Raises `LoadError` with the path."""
-    try:
-        with open_regular(path) as file:
-            text = file.read(MAX_JSON_BYTES + 1)
-    except OSError as error:
-        raise LoadError(f"unable to read {path}: {error.strerror}") from error
-    if len(text) > MAX_JSON_BYTES:
-        raise LoadError(f"{path} has more than {MAX_JSON_BYTES} bytes")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise LoadError(f"{path} is not JSON: {error}") from None
-
-
 def check_weights(model: Model, files: HuggingFaceFiles) -> int:
     """Check the files of weights; return how many numbers they have, 0 if it is not known.
 
-    Raises `LoadError` with the file for one that is missing, truncated, pickled or outside the directory, and for a
-    config with more layers than there are tensors.
+    Raises `LoadError` with the file if it is missing, truncated, pickled or outside the directory. Raises it, too, if
+    the config has more layers than there are tensors.
     """
     if files.gguf:
         return 0

@@ -26,7 +26,7 @@ class Parameters:
     trust: bool = False
     #: Threads within an operator. 0: the cores divided among the CPU instances.
     intra_op_thread_count: int = 0
-    #: How attention is computed: ``eager``, ``sdpa``, ``flash_attention_2`` or another name of transformers.
+    #: The implementation of attention: ``eager``, ``sdpa``, ``flash_attention_2`` or another name of transformers.
     attention: str = ""
     #: Compile the model by ``torch.compile``: a slow first request, and faster ones after it.
     compile: bool = False
@@ -83,5 +83,5 @@ def is_trusted(model: Model) -> bool:
     return bool(model.parameters.trust)
 
 
-#: What an error about something that needs trust ends with.
+#: The end of an error about something that needs trust.
 HOW_TO_TRUST = "if you trust who made it, set the model's parameter 'trust' to 'true'"

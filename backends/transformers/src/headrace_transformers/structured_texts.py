@@ -67,7 +67,7 @@ def _grammar(llguidance: Any, kind: str, value: Any) -> str:
 
 
 class TokenConstraint:
-    """What the text of one request must match. One thread at a time."""
+    """The constraint of the text of one request. One thread at a time."""
 
     def __init__(self, torch: Any, matcher: Any) -> None:
         self._torch, self._matcher = torch, matcher

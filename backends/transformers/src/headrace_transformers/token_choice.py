@@ -14,7 +14,7 @@ from headrace_llm import GenerationRequest, TokenLogprob
 
 
 class Constraint(Protocol):
-    """What the text must match."""
+    """A constraint of the text."""
 
     def mask(self, scores: Any) -> Any:
         """Return ``scores`` f32[1, vocabulary] with -inf for tokens that do not match."""

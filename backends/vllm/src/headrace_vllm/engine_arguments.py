@@ -6,15 +6,14 @@ directory, and a version may hold the model itself instead of ``model.json``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from headrace import ConfigError, LoadError, Model, one_line, open_regular
-from headrace_llm import shown
+from headrace import ConfigError, LoadError, Model, one_line
+from headrace_llm import read_json_file, shown
 
 ENGINE_FILE: Final = "model.json"
 ADAPTERS_FILE: Final = "multi_lora.json"
@@ -31,8 +30,10 @@ _NAMES_PLACES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EngineArguments:
-    """What vLLM's engine gets. ``adapters`` maps the name of each LoRA adapter to its directory or its Hugging Face
-    name, in the order of the file."""
+    """The arguments of vLLM's engine, ``members``.
+
+    ``adapters`` maps the name of each LoRA adapter to its directory or its Hugging Face name, in the order of the file.
+    """
 
     members: Mapping[str, Any]
     adapters: Mapping[str, str]
@@ -90,17 +91,7 @@ def check_known(model: Model, arguments: EngineArguments, known: Collection[str]
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        with open_regular(path) as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise LoadError(f"'{path}' cannot be read: {error}") from error
-    if len(text) > MAX_BYTES:
-        raise LoadError(f"'{path}' has more than {MAX_BYTES} bytes")
-    try:
-        members = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise LoadError(f"'{path}' is not JSON: {error}") from None
+    members = read_json_file(path, MAX_BYTES)
     if type(members) is not dict:
         raise LoadError(f"'{path}' must be a JSON object, got {shown(members)}")
     return members

@@ -18,7 +18,7 @@ from headrace_vllm.vllm_version import load_engine
 
 #: Engines start one after the other: the GPUs of each are set in the environment of the whole process.
 _STARTING = threading.Lock()
-#: How long a process that was killed may take to end, in seconds.
+#: The longest time that a killed process may take to end, in seconds.
 _END_S = 10.0
 _GPUS = "CUDA_VISIBLE_DEVICES"
 

@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def follow_server() -> None:
-    """Have the system kill this process when the thread that has started it ends. On Linux, in a child of the server;
+    """Let the system kill this process when the thread that has started it ends. On Linux, in a child of the server;
     elsewhere this does nothing."""
     server = os.environ.get(SERVER, "")
     if sys.platform != "linux" or not server.isdigit() or os.getpid() == int(server):

@@ -15,7 +15,7 @@ class Parameters:
     enable_vllm_health_check: bool = field(default=True, metadata={"key": "ENABLE_VLLM_HEALTH_CHECK"})
     #: The GPUs of a model of ``KIND_MODEL``, such as ``0,1``. Empty: all GPUs of the server.
     gpu_device_ids: str = field(default="", metadata={"key": "GPU_DEVICE_IDS"})
-    #: How many requests the engine has at once, running or waiting; more are refused.
+    #: The most requests that the engine has at once, running or waiting. More are refused.
     max_streams: int = 256
     #: A file with the template for chats, in the version's directory or the model's. Empty: the model's own.
     chat_template: str = ""

@@ -1,8 +1,8 @@
 """vLLM's own metrics on the server's page.
 
 vLLM's ``PrometheusStatLogger`` makes its metrics by classes that a subclass may replace, as vLLM does for Ray. Here
-they are replaced by metrics of the server. So names, bounds and labels are those of vLLM's own page, and beside them
-are the labels ``model`` and ``version``, as Triton's vLLM backend has them.
+they are replaced by metrics of the server. So names, bounds and labels are those of vLLM's own page. The labels
+``model`` and ``version`` are added, as in Triton's vLLM backend.
 """
 
 from __future__ import annotations

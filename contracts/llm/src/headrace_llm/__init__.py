@@ -7,7 +7,7 @@ protocols (``headrace-openai``) depend on it, and not on each other.
 - `GenerationInstance`, `TokenStream`, `Delta`: for engines
 - `GenerationRequest`, `Sampling`: the request of a caller
 - `read_logprobs`, `print_logprobs`: the form of log probabilities
-- `shown`: a value in the text of an error
+- `read_json_file`, `shown`: a JSON file of a model; a value in the text of an error
 - `read_logprobs`, `print_logprobs`, `token_text`, `token_bytes`: the form of log probabilities
 - `StopStrings`: the end of a text, for engines that do not find it themselves
 """
@@ -25,6 +25,7 @@ from headrace_llm.contract import (
 from headrace_llm.deltas import Delta, TokenLogprob, print_logprobs, read_logprobs, token_bytes, token_text
 from headrace_llm.generation_instance import GenerationInstance, TokenStream
 from headrace_llm.generation_request import GenerationRequest, read_generation
+from headrace_llm.json_files import read_json_file
 from headrace_llm.sampling import Sampling, depth_of, read_sampling, sampling_of, shown
 from headrace_llm.stop_strings import StopStrings
 
@@ -47,6 +48,7 @@ __all__ = [
     "depth_of",
     "print_logprobs",
     "read_generation",
+    "read_json_file",
     "read_logprobs",
     "read_sampling",
     "sampling_of",

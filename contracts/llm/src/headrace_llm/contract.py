@@ -62,7 +62,7 @@ GENERATION_OUTPUTS: Final = _tensors(
 
 
 class Task(Enum):
-    """What a language model does. The value is that of the model parameter ``task``."""
+    """A task of language models. The value is that of the model parameter ``task``."""
 
     GENERATION = "generation"
     EMBEDDING = "embedding"
@@ -77,7 +77,7 @@ TASK: Final = "task"
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Which task a model does, and by which tensors.
+    """The task of a model, and the tensors that it has for it.
 
     ``inputs`` maps the part that a tensor has in the task to the tensor of the model:
 

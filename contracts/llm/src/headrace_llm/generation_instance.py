@@ -60,7 +60,7 @@ class TokenStream:
         self._call, self._owner = call, owner
         self._outputs = call.request.outputs
         self._arrival_ns = self._last_ns = monotonic_ns()
-        #: What is written and not sent, because the caller reads slowly or wants one response.
+        #: Parts that are written and not sent: the caller reads slowly, or gets one response.
         self._unsent: list[Delta] = [Delta(text=request.text or "")] if request.echoes_prompt else []
         self._num_input_tokens = 0
         self._has_started = self._has_ended = False

@@ -1,4 +1,4 @@
-"""How tokens are chosen and when generation ends: the JSON object ``sampling_parameters``, with vLLM's names."""
+"""The sampling parameters of a request: the JSON object ``sampling_parameters``, with vLLM's names."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class LogRoute(HttpRoute):
 
 
 class Dashboard(Extension):
-    """Has the last log records of the process while it is enabled, and the memory of models as measured last."""
+    """Keeps the last log records of the process while it is enabled, and the last measured memory of models."""
 
     name: ClassVar[str] = "dashboard"
     adds: ClassVar[Sequence[type[Addition]]] = (

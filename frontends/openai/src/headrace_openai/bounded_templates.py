@@ -34,7 +34,7 @@ class _Refused(Exception):
 
 
 class _Budget:
-    """What one rendering may still take."""
+    """The time and steps that remain for one rendering."""
 
     def __init__(self) -> None:
         self._ends_s, self._steps = monotonic() + MOST_S, 0

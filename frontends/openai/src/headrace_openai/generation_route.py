@@ -1,4 +1,4 @@
-"""What the routes for text share: admission of each choice, and a stream of events that may fail in the middle."""
+"""The base of the routes for text: admission of each choice, and a stream of events that may fail in the middle."""
 
 from __future__ import annotations
 

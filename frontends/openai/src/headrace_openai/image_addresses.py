@@ -22,7 +22,7 @@ from headrace_openai.openai_errors import BadMember
 
 #: The most addresses of one request, bytes of one image and of all of a request, and seconds to fetch one.
 MAX_ADDRESSES, MAX_IMAGE_BYTES, MAX_TOTAL_BYTES, FETCH_S = 16, 10 << 20, 32 << 20, 10.0
-#: How many images a server fetches at once.
+#: The most images that a server fetches at once.
 _AT_ONCE = 16
 _HEAD_BYTES = 64 << 10
 _PORTS = {"http": 80, "https": 443}

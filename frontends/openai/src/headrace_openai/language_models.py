@@ -1,4 +1,4 @@
-"""What the routes of one server share."""
+"""The state that the routes of one server share: its language models and flags."""
 
 from __future__ import annotations
 

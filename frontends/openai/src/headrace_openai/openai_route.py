@@ -1,4 +1,4 @@
-"""What all routes of OpenAI share: the body, the model, request ids, and errors."""
+"""The base of all routes of OpenAI: the body, the model, request ids, and errors."""
 
 from __future__ import annotations
 

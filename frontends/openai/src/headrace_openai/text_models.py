@@ -39,7 +39,7 @@ _Decoder = getincrementaldecoder("utf-8")
 
 @dataclass(slots=True)
 class TextPart:
-    """What is new in an answer. ``finish_reason`` is not empty in the last part.
+    """A part of an answer: the new text and tokens. ``finish_reason`` is not empty in the last part.
 
     ``num_input_tokens`` and ``num_output_tokens`` (the new ones) are None if the model does not report them.
     """

@@ -20,7 +20,7 @@ import orjson
 
 #: The longest text in which a call is searched.
 MOST_CHARACTERS = 1 << 20
-#: What `ToolCallParser.feed` returns: text for the caller, and parts of calls as in a chat completion chunk.
+#: The result of `ToolCallParser.feed`: text for the caller, and parts of calls as in a chat completion chunk.
 Found = tuple[str, Sequence[dict[str, Any]]]
 _NOTHING: Found = ("", ())
 

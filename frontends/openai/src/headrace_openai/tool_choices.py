@@ -22,7 +22,7 @@ _WORDS = ("auto", "none", "required")
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """How a model calls tools. ``tools`` are the tools that it gets.
+    """The plan for the tool calls of a model. ``tools`` are the tools that it gets.
 
     ``inputs`` are the inputs ``tools`` and ``tool_choice`` as JSON; empty if the template or the messages have them.
     ``constraint`` is what its text is forced to be; empty for anything. ``parser`` makes what finds calls in the text.
