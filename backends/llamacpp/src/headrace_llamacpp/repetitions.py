@@ -1,8 +1,8 @@
-"""How long a text the repetitions of a regular expression, or of a terminal of a grammar, may force.
+"""The length of the text that a regular expression, or a terminal of a grammar, forces by repetitions.
 
-Where only one text fits, llguidance writes it at once: of ``((a{100}){100}){100}`` a million characters. The copy in
-llama.cpp then takes minutes, in which no slot goes on. So the length is counted first, from above: the longest
-alternative, each part as often as it must be there.
+If only one text matches, llguidance writes it at once: a million characters for ``((a{100}){100}){100}``. The copy in
+llama.cpp then takes minutes, and blocks all slots. So an upper bound of the length is computed first: that of the
+longest alternative, with each part as often as it is required.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from headrace import InvalidArgument
 #: The most characters. llama.cpp takes about 0.1 s for them; its time grows with their square.
 MOST_FORCED: Final = 10_000
 
-#: A token of a regular expression; without a name: one character, or a class of them. What has no end ends with the
-#: text, so that the time is proportional to its length.
+#: A token of a regular expression. Without a name, it is one character, or a class of them. A token that is not closed
+#: ends with the text, so that the time is proportional to its length.
 _REGEX: Final = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\\?(?:\]|\Z)|(?P<begin>\()(?:\?[^:)]{0,40}:)?|(?P<end>\))|(?P<or>\|)|"
     r"\{(?P<count>\d{1,9})\d*(?:,\d*)?\}|.",
