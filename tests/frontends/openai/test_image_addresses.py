@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
@@ -176,13 +177,29 @@ def test_a_request_has_few_addresses(port: int) -> None:
         ("93.184.216.34", True), ("2606:2800:220:1:248:1893:25c8:1946", True), ("10.1.2.3", False),
         ("127.0.0.1", False), ("0.0.0.0", False), ("169.254.169.254", False), ("192.168.0.1", False),
         ("100.64.0.1", False), ("224.0.0.1", False), ("255.255.255.255", False), ("::1", False), ("::", False),
-        ("fe80::1", False), ("fd00::1", False), ("ff02::1", False), ("::ffff:127.0.0.1", False),
+        ("fe80::1", False), ("fd00::1", False), ("fec0::1", False), ("ff02::1", False), ("::ffff:127.0.0.1", False),
         ("::ffff:93.184.216.34", True), ("64:ff9b::7f00:1", False), ("2002:7f00:1::", False), ("::127.0.0.1", False),
         ("10.9.0.1", True),
     ],
 )  # fmt: skip
 def test_which_addresses_a_name_may_stand_for(address: str, is_allowed: bool) -> None:
     assert ImageHosts("a.example,10.9.0.0/16").allows_address(ip_address(address)) is is_allowed
+
+
+def test_the_certificates_of_the_machine_are_read_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ssl.SSLContext] = []
+
+    def make() -> ssl.SSLContext:
+        made.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        return made[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", make)
+    image_addresses._tls.cache_clear()
+    for _ in range(2):
+        with pytest.raises(BadMember, match="can not be fetched"):
+            fetch(f"127.0.0.1:{port}", f"https://127.0.0.1:{port}/image")
+    image_addresses._tls.cache_clear()
+    assert len(made) == 1
 
 
 def test_a_flag_names_hosts_with_all_their_forms() -> None:

@@ -13,6 +13,7 @@ import ssl
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -99,7 +100,12 @@ def _meanings(address: IPv4Address | IPv6Address) -> Sequence[IPv4Address | IPv6
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+    is_site_local = isinstance(address, IPv6Address) and address.is_site_local  # fec0::/10, global for Python
+    return (
+        not is_site_local
+        and address.is_global
+        and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +174,7 @@ class ImageFetcher:
 
     async def _ask(self, place: _ImagePlace) -> str:
         address = await self._find(place)
-        context = ssl.create_default_context() if place.url.scheme == "https" else None
+        context = _tls() if place.url.scheme == "https" else None
         name = place.host if context is not None else None
         reader, writer = await asyncio.open_connection(
             address, place.port, ssl=context, server_hostname=name, limit=_HEAD_BYTES
@@ -190,6 +196,12 @@ class ImageFetcher:
             if not self._hosts.allows_address(ip_address(address.partition("%")[0])):
                 raise place.refusal(f"is not fetched: its host is in a network that is not public, {_NOT_NAMED}")
         return addresses[0]
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Return how servers are verified. Made once: it reads all certificates of the machine, in about 30 ms."""
+    return ssl.create_default_context()
 
 
 def _parts(message: Any) -> Sequence[Any]:
