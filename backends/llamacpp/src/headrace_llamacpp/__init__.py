@@ -4,7 +4,8 @@ A model is a directory with a version in it, and the version holds the file::
 
     models/smollm/1/model.gguf
 
-That is enough. The parameters of a ``config.pbtxt`` are those of `headrace_llamacpp.parameters.Parameters`::
+That is enough. Files with no repository around them are served by ``--model-repository=gguf:///home/me/models``. The
+parameters of a ``config.pbtxt`` are those of `headrace_llamacpp.parameters.Parameters`::
 
     parameters { key: "context" value { string_value: "8192" } }     # tokens of one request
     parameters { key: "slots" value { string_value: "8" } }          # requests that run at once
@@ -16,14 +17,21 @@ model parameter ``isolation`` is ``thread``.
 
 from __future__ import annotations
 
-from headrace import Backend, hookimpl
+from headrace import Backend, Storage, hookimpl
 from headrace_llamacpp.backend import LlamaCpp
+from headrace_llamacpp.gguf_storage import GgufStorage
 from headrace_llamacpp.parameters import Parameters
 
-__all__ = ["LlamaCpp", "Parameters"]
+__all__ = ["GgufStorage", "LlamaCpp", "Parameters"]
 
 
 @hookimpl
 def register_backends() -> list[type[Backend]]:
     """`LlamaCpp`; the engine itself is imported when a model needs it."""
     return [LlamaCpp]
+
+
+@hookimpl
+def register_storages() -> list[type[Storage]]:
+    """`GgufStorage`."""
+    return [GgufStorage]
