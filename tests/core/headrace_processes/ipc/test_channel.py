@@ -152,11 +152,8 @@ def test_answers_that_are_given_while_another_is_written_share_a_message() -> No
     arena = Arena.create(1 << 20)
     line = FramedSocket(ours.detach(), leave)
     sender = FrameSender(line, line, arena)
-    values: list[object] = [np.float32([1]), np.float32([2]), np.complex64([3]), np.float32([4])]
-    replies = [
-        reply_of(call, InferResponse({"y": value}), call == 3)  # type: ignore[dict-item]
-        for call, value in enumerate(values)
-    ]
+    values = [np.array([number], kind) for number, kind in enumerate(("f4", "f4", "c8", "f4"))]
+    replies = [reply_of(call, InferResponse({"y": value}), call == 3) for call, value in enumerate(values)]
 
     def give(*calls: int) -> None:
         for call in calls:
