@@ -9,21 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_openai.tool_call_parsers import MOST_CHARACTERS, PARSERS, AnyToolParser, NamedToolParser, ToolCallParser
+from headrace_llm import ToolCallParser
+from headrace_openai.tool_call_parsers import PARSERS, AnyToolParser, NamedToolParser
 
 CALL = '{"name": "weather", "arguments": {"town": "Ulm"}}'
 LLAMA = '{"name": "weather", "parameters": {"town": "Ulm"}}'
 WEATHER = ("weather", {"town": "Ulm"})
 #: The parser, a text, what of it is text, and the calls.
 TEXTS: list[tuple[str, str, str, list[Any]]] = [
-    ("hermes", "Hello <there>", "Hello <there>", []),
     ("hermes", f"So: <tool_call>\n{CALL}\n</tool_call>", "So: ", [WEATHER]),
-    ("hermes", f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>", "", [WEATHER, WEATHER]),
-    ("hermes", f"<tool_call>{CALL}", "", [WEATHER]),
-    ("hermes", f"<tool_call>{CALL}</tool_call> Done. \n", " Done.", [WEATHER]),
-    ("hermes", "<tool_call>oh no</tool_call>", "<tool_call>oh no</tool_call>", []),
-    ("hermes", '<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
-    ("hermes", "a <tool_ca", "a <tool_ca", []),
     ("llama3_json", LLAMA, "", [WEATHER]),
     ("llama3_json", f"{LLAMA}; {LLAMA}", "", [WEATHER, WEATHER]),
     ("llama3_json", f"<|python_tag|>{LLAMA}", "", [WEATHER]),
@@ -72,10 +66,10 @@ def test_a_text_without_calls_is_all_text(text: str, places: list[int]) -> None:
 
 
 def test_text_that_only_begins_like_a_call_is_not_held_for_ever() -> None:
-    for name, begin in (("hermes", "<tool_call>"), ("llama3_json", "{"), ("mistral", "[TOOL_CALLS]")):
+    for name, begin in (("llama3_json", "{"), ("mistral", "[TOOL_CALLS]")):
         parser = PARSERS[name]()
-        text = "".join(parser.feed(each)[0] for each in (begin, "x" * MOST_CHARACTERS))
-        assert len(text) == len(begin) + MOST_CHARACTERS
+        text = "".join(parser.feed(each)[0] for each in (begin, "x" * ToolCallParser.most_characters))
+        assert len(text) == len(begin) + ToolCallParser.most_characters
 
 
 def test_forced_texts_are_calls() -> None:

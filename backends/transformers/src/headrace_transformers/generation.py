@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any
 
 from headrace import BackendError, HeadraceError, InvalidArgument, Model, Unavailable, Unsupported, one_line
-from headrace_llm import GenerationInstance, GenerationRequest, TokenStream, token_text
+from headrace_llm import GenerationInstance, GenerationRequest, HermesParser, TokenStream, token_text
 from headrace_transformers.chat import render_chat
 from headrace_transformers.continuous import ContinuousEngine
 from headrace_transformers.generation_job import GenerationJob
@@ -18,7 +18,6 @@ from headrace_transformers.one_by_one import OneByOneEngine
 from headrace_transformers.structured_texts import StructuredTexts
 from headrace_transformers.text_stream import TextStream, decoder_of
 from headrace_transformers.token_choice import TokenChooser, config_of
-from headrace_transformers.tool_calls import BEGIN, ToolCallReader
 from headrace_transformers.transformers_engine import OpenedTransformer, release_memory, threads_of
 
 log = logging.getLogger("headrace.transformers")
@@ -43,7 +42,7 @@ class TransformersGenerator(GenerationInstance):
         self._eos = _eos_of(opened)
         self._longest_token = max((len(token) for token in self._tokenizer.get_vocab()), default=1)
         self._constraints = StructuredTexts(self._tokenizer, self._vocabulary, self._torch)
-        self._has_tool_calls = BEGIN in str(getattr(self._tokenizer, "chat_template", ""))
+        self._has_tool_calls = HermesParser.BEGIN in str(getattr(self._tokenizer, "chat_template", ""))
         #: For templates and long prompts, which would block the thread of the instance.
         self._preparing = ThreadPoolExecutor(2, f"{model.name} prompts")
         self._names: dict[TokenStream, str] = {}
@@ -105,7 +104,7 @@ class TransformersGenerator(GenerationInstance):
             frozenset(eos),
             self._chooser(request, prompt, config, eos),
             text,
-            ToolCallReader() if reads_calls else None,
+            HermesParser() if reads_calls else None,
             config,
         )
 

@@ -6,10 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from headrace import HeadraceError
-from headrace_llm import Delta, TokenStream
+from headrace_llm import Delta, TokenStream, ToolCallParser
 from headrace_transformers.text_stream import TextStream
 from headrace_transformers.token_choice import TokenChooser
-from headrace_transformers.tool_calls import ToolCallReader
 
 
 class GenerationJob:
@@ -26,7 +25,7 @@ class GenerationJob:
         eos: Collection[int],
         chooser: TokenChooser | None,
         text: TextStream,
-        tools: ToolCallReader | None = None,
+        tools: ToolCallParser | None = None,
         config: Any = None,
     ) -> None:
         self.stream, self.prompt, self.max_tokens, self.eos, self.chooser = stream, prompt, max_tokens, eos, chooser
@@ -53,7 +52,7 @@ class GenerationJob:
             text += self._text.rest()
         delta = Delta(text, 1, [token], num_input_tokens=len(self.prompt), finish_reason=reason)
         if self._tools is not None:
-            self._tools.read(delta)
+            self._tools.take(delta)
         if self.chooser is not None and self.chooser.logprob is not None:
             delta.logprobs = [] if is_end else [self.chooser.logprob]  # those of the text
             delta.cumulative_logprob = self.chooser.logprob.logprob

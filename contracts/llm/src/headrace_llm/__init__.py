@@ -10,6 +10,7 @@ protocols (``headrace-openai``) depend on it, and not on each other.
 - `read_json_file`, `shown`: a JSON file of a model; a value in the text of an error
 - `read_logprobs`, `print_logprobs`, `token_text`, `token_bytes`: the form of log probabilities
 - `StopStrings`: the end of a text, for engines that do not find it themselves
+- `HermesParser`, `ToolCallParser`, `read_calls`: the tool calls in a text, while it arrives
 """
 
 from headrace_llm.contract import (
@@ -28,6 +29,7 @@ from headrace_llm.generation_request import GenerationRequest, read_generation
 from headrace_llm.json_files import read_json_file
 from headrace_llm.sampling import Sampling, depth_of, read_sampling, sampling_of, shown
 from headrace_llm.stop_strings import StopStrings
+from headrace_llm.tool_calls import HermesParser, ToolCallParser, read_calls
 
 __all__ = [
     "GENERATION_INPUTS",
@@ -38,15 +40,18 @@ __all__ = [
     "Delta",
     "GenerationInstance",
     "GenerationRequest",
+    "HermesParser",
     "Sampling",
     "StopStrings",
     "Task",
     "TokenLogprob",
     "TokenStream",
+    "ToolCallParser",
     "complete_generation",
     "complete_task",
     "depth_of",
     "print_logprobs",
+    "read_calls",
     "read_generation",
     "read_json_file",
     "read_logprobs",

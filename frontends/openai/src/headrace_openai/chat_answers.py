@@ -9,10 +9,9 @@ from uuid import uuid4
 
 import orjson
 
-from headrace_llm import TokenLogprob, token_bytes
+from headrace_llm import TokenLogprob, ToolCallParser, token_bytes
 from headrace_openai.choices import Usage
 from headrace_openai.text_models import TextPart
-from headrace_openai.tool_call_parsers import ToolCallParser
 
 _NULL = b"null"
 

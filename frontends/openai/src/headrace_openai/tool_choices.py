@@ -10,10 +10,11 @@ from typing import Any
 
 import orjson
 
+from headrace_llm import ToolCallParser
 from headrace_openai.body_members import encoded, flag, members, objects, shown
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.text_models import TextModel
-from headrace_openai.tool_call_parsers import AnyToolParser, NamedToolParser, ToolCallParser
+from headrace_openai.tool_call_parsers import AnyToolParser, NamedToolParser
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}", re.ASCII)
