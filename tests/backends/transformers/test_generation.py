@@ -202,7 +202,7 @@ def test_a_bad_template_refuses_its_chats_and_nothing_else(
     ("prompt", "inputs", "error", "why"),
     [
         ([{"content": "hi"}], {}, InvalidArgument, "a message must have a role"),
-        ([{"role": "user", "content": 7}], {}, InvalidArgument, "must be text or parts, got '7'"),
+        ([{"role": "user", "content": 7}], {}, InvalidArgument, "must be text or parts, got 7"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, InvalidArgument, "a part of type 'image_url'"),
         ("hi", {"sampling": {"lora_name": "x"}}, InvalidArgument, "lora_name is 'x', but this model has no adapters"),
         ("hi", {"sampling": {"best_of": 2}}, InvalidArgument, "the member 'best_of', which this engine does not have"),
