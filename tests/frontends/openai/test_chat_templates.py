@@ -14,7 +14,6 @@ from headrace import BackendError, ConfigError, InternalError, InvalidArgument
 from headrace_openai import bounded_templates, template_process
 from headrace_openai.bounded_templates import compile_template, render
 from headrace_openai.chat_templates import ChatTemplate
-from headrace_openai.template_process import TemplateProcess
 from headrace_testing.serving import serve
 from tests.frontends.openai.model_files import STORY_PY, scripted_config
 
@@ -101,15 +100,6 @@ def test_a_template_may_not_compile_long(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(template_process, "LIMIT_S", 0.4)
     with pytest.raises(ConfigError, match=r"it takes more than 0\.4 s or 512 MiB to compile"):
         ChatTemplate("{{ 1 | round(999999999, 'ceil') }}", "it")
-
-
-def test_the_process_of_a_template_ends_with_it() -> None:
-    template = TemplateProcess("{{ 1 }}", "it")
-    process = template._process
-    assert process is not None
-    assert process.poll() is None
-    del template
-    assert process.poll() is not None
 
 
 def test_a_template_without_its_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,11 @@ protocols (``headrace-openai``) depend on it, and not on each other.
 - `read_json_file`, `shown`: a JSON file of a model; a value in the text of an error
 - `read_logprobs`, `print_logprobs`, `token_text`, `token_bytes`: the form of log probabilities
 - `StopStrings`: the end of a text, for engines that do not find it themselves
+- `BoundedProcess`, `serve_job`: a job with limits of time and memory, in a process
 - `HermesParser`, `ToolCallParser`, `read_calls`: the tool calls in a text, while it arrives
 """
 
+from headrace_llm.bounded_process import BoundedProcess, serve_job
 from headrace_llm.contract import (
     GENERATION_INPUTS,
     GENERATION_OUTPUTS,
@@ -35,6 +37,7 @@ __all__ = [
     "GENERATION_INPUTS",
     "GENERATION_OUTPUTS",
     "TASK",
+    "BoundedProcess",
     "Contract",
     "ContractTensor",
     "Delta",
@@ -57,6 +60,7 @@ __all__ = [
     "read_logprobs",
     "read_sampling",
     "sampling_of",
+    "serve_job",
     "shown",
     "token_bytes",
     "token_text",

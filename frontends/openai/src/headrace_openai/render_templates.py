@@ -1,52 +1,37 @@
-"""The program of `headrace_openai.template_process`: renders one template with the values of each line.
+"""The program of `headrace_openai.template_process`: compiles a template, and renders it with values.
 
-The first line is empty, the second the template and its name, and all others are values; each is JSON. The answer is a
-text and an error, one of which is empty. The one argument is the memory that the process may allocate, in bytes.
+An input has two lines of JSON: the template with its name, and the values; without values it is only compiled. The
+answer is a text and an error, one of which is empty.
 """
 
 from __future__ import annotations
 
-import resource
-import sys
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from functools import lru_cache
 
 import orjson
+from jinja2 import Template
 
 from headrace import HeadraceError
+from headrace_llm import serve_job
 from headrace_openai.bounded_templates import compile_template, render
 
 
-def main() -> None:
-    """Answer each line of the standard input until it ends."""
-    limit = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    lines = sys.stdin.buffer
-    lines.readline()
-    _print("", "")
-    source, who = orjson.loads(lines.readline())
-    template = _tried(partial(compile_template, source, who))
-    for line in lines:
-        _tried(partial(render, template, orjson.loads(line), who))
-
-
-def _tried(run: Callable[[], Any]) -> Any:
-    """Print what ``run`` returns if it is text, or its error."""
+def answer(given: bytes) -> bytes:
+    """Return the answer to one input."""
+    source, _, values = given.partition(b"\n")
     try:
-        made = run()
+        template, who = _compiled(source)
+        text, wrong = render(template, orjson.loads(values), who) if values else "", ""
     except HeadraceError as error:
-        _print("", error.message)
-        return None
-    _print(made if type(made) is str else "", "")
-    return made
+        text, wrong = "", error.message
+    return orjson.dumps([text.encode("utf-8", "replace").decode(), wrong])
 
 
-def _print(text: str, wrong: str) -> None:
-    sys.stdout.buffer.write(orjson.dumps([text.encode("utf-8", "replace").decode(), wrong]) + b"\n")
-    sys.stdout.buffer.flush()
+@lru_cache(1)
+def _compiled(source: bytes) -> tuple[Template, str]:
+    text, who = orjson.loads(source)
+    return compile_template(text, who), who
 
 
 if __name__ == "__main__":
-    main()
+    serve_job(answer)
