@@ -25,7 +25,14 @@ from tests.backends.transformers.conftest import Given, Loop
 PROMPTS = ["The quick brown fox", "naïve", "one two three four five six seven", "{", "x" * 40, "é"]
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 READ = "{% include '/etc/hostname' %}"
-TEMPLATES = {"loops": LOOP, "raises": "{{ raise_exception('roles must alternate') }}", "reads": READ, "none": ""}
+TEMPLATES = {
+    "loops": LOOP,
+    "raises": "{{ raise_exception('roles must alternate') }}",
+    "reads": READ,
+    "tools": "{{ bos_token }}{% generation %}{{ messages[0].content }}{% endgeneration %}{{ tools[0].name | tojson }}",
+    "allocates": "{{ ('x' * 10**9) | length }}",
+    "none": "",
+}
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +180,16 @@ def test_a_chat_is_the_prompt_of_the_models_template(loop: Loop, oracle: Callabl
     assert given.ids == oracle("chat").generate(prompt, do_sample=False, max_new_tokens=10)
 
 
+def test_a_template_gets_tools_and_special_tokens(loop: Loop, oracle: Callable[[str], Oracle]) -> None:
+    messages, tools = [{"role": "user", "content": "hi é\n"}], [{"name": "é"}]
+    given = loop.run(loop.ask("tools", messages, tools=tools, sampling={"temperature": 0, "max_tokens": 10}))
+    tokenizer = oracle("tools").tokenizer
+    prompt = tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=True)
+    assert prompt == '<s>hi é\n"é"'
+    prompt = tokenizer(prompt, add_special_tokens=False).input_ids
+    assert given.ids == oracle("tools").generate(prompt, do_sample=False, max_new_tokens=10)
+
+
 def test_a_chat_ends_at_the_latest_where_the_context_does(loop: Loop) -> None:
     given = loop.run(loop.ask("chat", [{"role": "user", "content": "hi"}], "return_num_input_tokens",
                               sampling={"ignore_eos": True}))  # fmt: skip
@@ -183,16 +200,17 @@ def test_a_chat_ends_at_the_latest_where_the_context_does(loop: Loop) -> None:
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        ("loops", "took more than 0.2 s"),
+        ("loops", "took more than 0.5 s"),
         ("raises", "roles must alternate"),
         ("reads", "the chat template failed for these messages: TypeError: no loader"),
+        ("allocates", "the chat template failed for these messages: MemoryError"),
         ("none", "this model has no chat template: send text_input"),
     ],
 )
 def test_a_bad_template_refuses_its_chats_and_nothing_else(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, model: str, why: str
 ) -> None:
-    monkeypatch.setattr(chat, "TEMPLATE_S", 0.2)
+    monkeypatch.setattr(chat, "TEMPLATE_S", 0.5)
     with pytest.raises(InvalidArgument, match=why):
         loop.run(loop.ask(model, [{"role": "user", "content": "hi"}]))
     assert loop.run(loop.ask(model, "The quick", sampling={"max_tokens": 2})).ids

@@ -1,52 +1,56 @@
 """From messages to a prompt, by the template of the model.
 
-A template is a program (Jinja, in transformers' sandbox): it reads no files, but it may run for ever. So it has a time
-limit, after which an exception is raised in its thread.
+A template is a program (Jinja, in transformers' sandbox). It reads no files, but it may run for ever, or take all
+memory. So it runs in a process with limits: `headrace_transformers.render_chats`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from headrace import InvalidArgument, one_line
-from headrace_llm import GenerationRequest, shown
+from headrace import InvalidArgument
+from headrace_llm import BoundedProcess, GenerationRequest, shown
 
-T = TypeVar("T")
-
-#: The longest time that a template may run, in seconds of wall-clock time.
+#: The longest time that a template may run, in seconds, and the memory of its process, in bytes.
 TEMPLATE_S = 2.0
+_LIMIT_BYTES: Final = 512 << 20
 
 
-class TemplateTimeout(BaseException):
-    """Raised in the thread of a template that runs for too long. No template can catch it."""
+class ChatPrompts:
+    """Makes prompts by the template of ``tokenizer``, if it has one. Any thread; one chat at a time."""
 
+    def __init__(self, tokenizer: Any) -> None:
+        self._template = getattr(tokenizer, "chat_template", None)
+        self._special = dict(getattr(tokenizer, "special_tokens_map", {}))
+        self._process = BoundedProcess("headrace_transformers.render_chats", _LIMIT_BYTES)
 
-def render_chat(tokenizer: Any, request: GenerationRequest) -> str:
-    """Return the prompt of the messages and tools of ``request``. Raises `InvalidArgument`."""
-    template = getattr(tokenizer, "chat_template", None)
-    if not template:
-        raise InvalidArgument("this model has no chat template: send text_input instead of messages")
-    has_tools = bool(request.tools) and request.tool_choice != "none"
-    if has_tools and "tools" not in str(template):
-        raise InvalidArgument("the chat template of this model has no tools")
-    messages = [_message(each) for each in request.messages or ()]
+    def render(self, request: GenerationRequest) -> str:
+        """Return the prompt of the messages and tools of ``request``. Blocks, for at most `TEMPLATE_S` and a start.
 
-    def render() -> str:
-        tools = list(request.tools) if has_tools else None
-        text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
-        return text
+        Raises `InvalidArgument`, or `BackendError` if the process cannot start.
+        """
+        if not self._template:
+            raise InvalidArgument("this model has no chat template: send text_input instead of messages")
+        has_tools = bool(request.tools) and request.tool_choice != "none"
+        if has_tools and "tools" not in str(self._template):
+            raise InvalidArgument("the chat template of this model has no tools")
+        messages = [_message(each) for each in request.messages or ()]
+        values = [self._template, self._special, messages, list(request.tools) if has_tools else None]
+        answer = self._process.ask(json.dumps(values, default=str).encode(), TEMPLATE_S)
+        if answer is None:
+            raise InvalidArgument(
+                f"the chat template took more than {TEMPLATE_S:g} s or {_LIMIT_BYTES >> 20} MiB for these messages"
+            )
+        text, wrong = json.loads(answer)
+        if wrong:
+            raise InvalidArgument(f"the chat template failed for these messages: {wrong}")
+        return str(text)
 
-    try:
-        return within(TEMPLATE_S, render)
-    except TemplateTimeout:
-        raise InvalidArgument(f"the chat template took more than {TEMPLATE_S:g} s for these messages") from None
-    except Exception as error:  # whatever the template does
-        text = one_line(str(error))[:300]
-        raise InvalidArgument(f"the chat template failed for these messages: {type(error).__name__}: {text}") from None
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,31 +83,3 @@ def _call(call: Any) -> Any:
         return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
     except (ValueError, RecursionError):
         return call
-
-
-def within(seconds: float, run: Callable[[], T]) -> T:
-    """Return ``run()``. Raises `TemplateTimeout` if Python code in it runs for longer than ``seconds``."""
-    thread, lock = threading.get_ident(), threading.Lock()
-    has_ended = is_raising = False
-
-    def interrupt() -> None:
-        nonlocal is_raising
-        with lock:
-            if not has_ended:
-                is_raising = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TemplateTimeout))
-
-    timer = threading.Timer(seconds, interrupt)
-    timer.daemon = True
-    timer.start()
-    try:
-        try:
-            return run()
-        finally:
-            with lock:
-                has_ended = True
-            timer.cancel()
-    finally:
-        if is_raising:
-            # It may not have been raised yet: it must not be, later, in other code of this thread.
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace import BackendError, HeadraceError, InvalidArgument, Model, Unavailable, Unsupported, one_line
 from headrace_llm import GenerationInstance, GenerationRequest, HermesParser, TokenStream, token_text
-from headrace_transformers.chat import render_chat
+from headrace_transformers.chat import ChatPrompts
 from headrace_transformers.continuous import ContinuousEngine
 from headrace_transformers.generation_job import GenerationJob
 from headrace_transformers.one_by_one import OneByOneEngine
@@ -42,6 +42,7 @@ class TransformersGenerator(GenerationInstance):
         self._eos = _eos_of(opened)
         self._longest_token = max((len(token) for token in self._tokenizer.get_vocab()), default=1)
         self._constraints = StructuredTexts(self._tokenizer, self._vocabulary, self._torch)
+        self._prompts = ChatPrompts(self._tokenizer)
         self._has_tool_calls = HermesParser.BEGIN in str(getattr(self._tokenizer, "chat_template", ""))
         #: For templates and long prompts, which would block the thread of the instance.
         self._preparing = ThreadPoolExecutor(2, f"{model.name} prompts")
@@ -71,6 +72,7 @@ class TransformersGenerator(GenerationInstance):
     def close(self) -> None:
         self.fail_all(Unavailable(f"model '{self._name}' is being unloaded"))
         self._preparing.shutdown(wait=True, cancel_futures=True)
+        self._prompts.close()
         self._engine.close()
         super().close()
         del self._engine, self._opened, self._base
@@ -116,7 +118,7 @@ class TransformersGenerator(GenerationInstance):
                     f"{self._vocabulary - 1}"
                 )
             return request.input_ids
-        text = request.text if request.text is not None else render_chat(self._tokenizer, request)
+        text = request.text if request.text is not None else self._prompts.render(request)
         if self._limit and len(text) > self._limit * self._longest_token:
             raise InvalidArgument(
                 f"the prompt has {len(text)} characters: more than {self._limit} tokens, the limit of this model"
