@@ -14,6 +14,7 @@ from time import sleep
 from typing import NoReturn
 
 from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
 from headrace_processes.ipc.arena import IDLE_S, Arena, Writer
 from headrace_processes.ipc.batches import DoneWriter
 from headrace_processes.ipc.busy_poll import BusyPoller
@@ -22,8 +23,8 @@ from headrace_processes.ipc.framing import MOST_INTEGERS, Frame, FrameParser, Ki
 from headrace_processes.ipc.replies import AnswerStatus, Reply, Times, reply_of, unsendable_reply, unsendable_request
 
 _RECEIVE_BYTES = 256 * 1024
-#: The most answers of one message that are not the result of a batch.
-_MOST_LATE = 256
+#: The most bytes of tensors in a message of several late answers: the receiver keeps all of it while one is unread.
+_MOST_SHARED_BYTES = 4096
 
 
 # ---------------------------------------------------------------------- threads
@@ -172,7 +173,11 @@ class FrameSender:
 
     def _write_late(self) -> None:
         replies: list[Reply] = []
-        while self._late and len(replies) < _MOST_LATE:  # this thread alone removes some
+        size = 0
+        while self._late:  # this thread alone removes some
+            size += _bytes_of(self._late[0])
+            if replies and size > _MOST_SHARED_BYTES:
+                break  # each answer has a job of its own: the next one writes the rest
             replies.append(self._late.popleft())
         if replies:
             self._write(replies, None)
@@ -218,6 +223,11 @@ class FrameSender:
             sleep(IDLE_S)
             self._queue.post(self._writer.shrink)
         self._is_shrinking = False
+
+
+def _bytes_of(reply: Reply) -> int:
+    answer = reply.answer
+    return sum(each.nbytes for each in answer.outputs.values()) if isinstance(answer, InferResponse) else 0
 
 
 # ---------------------------------------------------------------------- an event loop
