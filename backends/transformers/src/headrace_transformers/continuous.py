@@ -37,6 +37,8 @@ class ContinuousEngine:
         self._jobs: dict[str, GenerationJob] = {}
         self._lock = threading.Lock()
         self._is_closed = False
+        #: Why the generation loop has ended, for jobs that it has not taken yet.
+        self._trouble = "the generation loop has ended"
         self._manager = self._start()
 
     @property
@@ -62,7 +64,7 @@ class ContinuousEngine:
                 eos_token_id=list(job.eos) or -1,
             )
         if added is None:
-            self._fail(name, "the generation loop has ended")
+            self._fail(name, self._trouble)
         return name
 
     def cancel(self, name: str) -> None:
@@ -135,7 +137,7 @@ class ContinuousEngine:
                 run(*args, **kwargs)
             finally:
                 for name in tuple(self._jobs):
-                    self._fail(name, "the generation loop has ended")
+                    self._fail(name, self._trouble)
 
         manager._run_generation_loop = loop
         with opened.torch.inference_mode():
@@ -166,6 +168,7 @@ class ContinuousEngine:
         if job is None:
             return
         if output.error is not None:
+            self._trouble = str(output.error)
             self._fail(name, output.error)
         elif output.is_finished():
             del self._jobs[name]
