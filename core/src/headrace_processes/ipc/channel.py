@@ -227,7 +227,8 @@ class FrameSender:
 
 def _bytes_of(reply: Reply) -> int:
     answer = reply.answer
-    return sum(each.nbytes for each in answer.outputs.values()) if isinstance(answer, InferResponse) else 0
+    # An output that is no tensor is refused when it is encoded.
+    return sum(getattr(each, "nbytes", 0) for each in answer.outputs.values()) if type(answer) is InferResponse else 0
 
 
 # ---------------------------------------------------------------------- an event loop

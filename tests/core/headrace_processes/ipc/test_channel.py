@@ -6,7 +6,7 @@ import errno
 import socket
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 import pytest
@@ -155,8 +155,8 @@ def test_answers_that_are_given_while_another_is_written_share_a_message() -> No
     arena = Arena.create(1 << 20)
     line = FramedSocket(ours.detach(), leave)
     sender = FrameSender(line, line, arena)
-    values = [np.array([number], kind) for number, kind in enumerate(("f4", "f4", "c8", "f4"))]
-    values.append(np.zeros(1024, np.float32))
+    values: list[Any] = [np.array([number], kind) for number, kind in enumerate(("f4", "f4", "c8", "f4"))]
+    values += [np.zeros(1024, np.float32), "no tensor"]
     replies = [reply_of(call, InferResponse({"y": value}), call == 3) for call, value in enumerate(values)]
 
     def give(*calls: int) -> None:
@@ -166,17 +166,18 @@ def test_answers_that_are_given_while_another_is_written_share_a_message() -> No
     sender._queue.post(lambda: give(0, 1, 3))
     sender._queue.post(lambda: give(0, 2, 1))
     sender._queue.post(lambda: give(0, 1, 4, 1))
+    sender._queue.post(lambda: give(5))
     line._socket.close()
     received = b""
     with theirs:
         while data := theirs.recv(1 << 16):
             received += data
     frames = list(FrameParser().feed(received))
-    assert [frame.kind for frame in frames] == [Kind.ANSWERS] * 7
-    assert [frame.number for frame in frames] == [3, 1, 1, 1, 2, 1, 1]
+    assert [frame.kind for frame in frames] == [Kind.ANSWERS] * 8
+    assert [frame.number for frame in frames] == [3, 1, 1, 1, 2, 1, 1, 1]
     heard = [reply for frame in frames for reply in Decoder(Reader(arena), lambda _: None).answers(frame)]
-    assert [reply.call for reply in heard] == [0, 1, 3, 0, 2, 1, 0, 1, 4, 1]
-    assert [reply.final for reply in heard] == [False, False, True, *[False] * 7]
+    assert [reply.call for reply in heard] == [0, 1, 3, 0, 2, 1, 0, 1, 4, 1, 5]
+    assert [reply.final for reply in heard] == [False, False, True, *[False] * 8]
     assert isinstance(heard[4].answer, HeadraceError)
     assert "cannot be sent" in heard[4].answer.message
     arena.close()
