@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headrace_engines.engine_libraries import read_libraries
     from headrace_engines.graph import Graph, GraphTensor
     from headrace_engines.graph_config import check_against_graph, complete_from_graph, default_max_batch_size
-    from headrace_engines.instance_threads import threads_per_instance
+    from headrace_engines.instance_threads import set_torch_threads, threads_beside_server, threads_per_instance
     from headrace_engines.onnx_references import OnnxFile, check_onnx_references, onnx_repeats, read_onnx_file
     from headrace_engines.private_modules import PrivateModules
 
@@ -30,6 +30,8 @@ _HOMES = {
     "onnx_repeats": "onnx_references",
     "read_libraries": "engine_libraries",
     "read_onnx_file": "onnx_references",
+    "set_torch_threads": "instance_threads",
+    "threads_beside_server": "instance_threads",
     "threads_per_instance": "instance_threads",
 }
 
@@ -45,6 +47,8 @@ __all__ = [
     "onnx_repeats",
     "read_libraries",
     "read_onnx_file",
+    "set_torch_threads",
+    "threads_beside_server",
     "threads_per_instance",
 ]
 

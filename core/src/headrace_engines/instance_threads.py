@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 from headrace import available_cores
 
 if TYPE_CHECKING:
     from headrace import ModelConfig
+
+_setting = threading.Lock()
 
 
 def threads_per_instance(config: ModelConfig, default_instances: int) -> int:
@@ -24,3 +28,26 @@ def threads_per_instance(config: ModelConfig, default_instances: int) -> int:
         if group.kind in cpu_kinds and not group.passive
     )
     return max(1, available_cores() // max(1, instances or default_instances))
+
+
+def threads_beside_server(config: ModelConfig, default_instances: int) -> int:
+    """Return `threads_per_instance`, but one less for a single instance that would have several cores and all of them.
+
+    That core is left to the server: an operator waits for the slowest of its threads, which would be the one without a
+    core.
+    """
+    cores, share = available_cores(), threads_per_instance(config, default_instances)
+    return max(1, cores - 1) if share == cores else share
+
+
+def set_torch_threads(torch: Any, count: int) -> None:
+    """Set the threads within an operator of ``torch``, the module, for the calling thread alone.
+
+    PyTorch keeps a number for each thread that has computed, and one for those that have not. It sets both at once, and
+    gives the latter to a thread that computes for the first time, even if that was told another.
+    """
+    with _setting, ThreadPoolExecutor(1) as new_thread:
+        others = new_thread.submit(torch.get_num_threads).result()
+        torch.get_num_threads()  # from now on this thread has a number
+        torch.set_num_threads(count)
+        new_thread.submit(torch.set_num_threads, others).result()

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from headrace_torch import torch_process
-
 CONFIG = 'input { name: "x" data_type: TYPE_FP32 dims: [-1] } output { name: "y" data_type: TYPE_FP32 dims: [-1] }'
 X = {"x": np.zeros(3, np.float32)}
 
@@ -39,7 +37,6 @@ def of_group(group: str) -> str:
 def test_cores_are_divided_and_a_single_instance_leaves_one(
     scripts: Any, monkeypatch: pytest.MonkeyPatch, cores: int, group: str, threads: int
 ) -> None:
-    monkeypatch.setattr(torch_process, "available_cores", lambda: cores)
     monkeypatch.setattr("headrace_engines.instance_threads.available_cores", lambda: cores)
     thread = InNewThread()
     thread(scripts.load, torch.nn.ReLU(), of_group(group))

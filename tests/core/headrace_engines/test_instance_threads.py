@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import text_format
 
 from headrace import ModelConfig
-from headrace_engines import threads_per_instance
+from headrace_engines import threads_beside_server, threads_per_instance
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,12 @@ def test_the_cores_are_divided_among_the_cpu_instances(
 ) -> None:
     monkeypatch.setattr("headrace_engines.instance_threads.available_cores", lambda: cores)
     assert threads_per_instance(text_format.Parse(groups, ModelConfig()), default_instances=2) == expected
+
+
+@pytest.mark.parametrize(("count", "cores", "expected"), [(1, 16, 15), (1, 2, 1), (1, 1, 1), (2, 16, 8), (32, 16, 1)])
+def test_a_single_instance_leaves_a_core_to_the_server(
+    monkeypatch: pytest.MonkeyPatch, count: int, cores: int, expected: int
+) -> None:
+    monkeypatch.setattr("headrace_engines.instance_threads.available_cores", lambda: cores)
+    config = text_format.Parse(f"instance_group {{ kind: KIND_CPU count: {count} }}", ModelConfig())
+    assert threads_beside_server(config, default_instances=2) == expected

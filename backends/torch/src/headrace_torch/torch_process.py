@@ -9,14 +9,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from headrace import Device, LoadError, Model, available_cores
-from headrace_engines import read_libraries, threads_per_instance
+from headrace import Device, LoadError, Model
+from headrace_engines import read_libraries, set_torch_threads, threads_beside_server
 
 log = logging.getLogger("headrace.pytorch")
 
@@ -103,15 +102,10 @@ def release_gpu_memory() -> None:
 def set_threads(torch: Any, model: Model, default_instances: int) -> None:
     """Set the threads within an operator for the calling thread, and those across operators for the process.
 
-    The former are the cores divided among the instances, unless the config says how many. A single instance leaves one
-    core to the server: operators wait for the slowest of their threads, and that would be the one without a core.
+    The former are the cores divided among the instances, unless the config says how many.
     """
-    count = model.parameters.threads_within
-    if not count:
-        cores = available_cores()
-        count = threads_per_instance(model.config, default_instances)
-        count = max(1, cores - 1) if count == cores else count
-    _set_own_threads(torch, count)
+    count = model.parameters.threads_within or threads_beside_server(model.config, default_instances)
+    set_torch_threads(torch, count)
     log.info("model '%s', instance '%s': %d threads within an operator", model.name, model.instance_name, count)
     across = model.parameters.threads_across
     if across and across != torch.get_num_interop_threads():
@@ -129,19 +123,7 @@ def set_threads(torch: Any, model: Model, default_instances: int) -> None:
 def compute_alone(torch: Any) -> None:
     """Let the calling thread compute without other threads. For the event loop, which runs short executions."""
     if torch.get_num_threads() != 1:
-        _set_own_threads(torch, 1)
-
-
-def _set_own_threads(torch: Any, count: int) -> None:
-    """Threads within an operator, for the calling thread alone.
-
-    PyTorch keeps a number for each thread that has computed, and one for those that have not. It sets both at once, and
-    gives the latter to a thread that computes for the first time, even if that was told another."""
-    with _lock, ThreadPoolExecutor(1) as new_thread:
-        others = new_thread.submit(torch.get_num_threads).result()
-        torch.get_num_threads()  # from now on this thread has a number
-        torch.set_num_threads(count)
-        new_thread.submit(torch.set_num_threads, others).result()
+        set_torch_threads(torch, 1)
 
 
 #: The settings of TorchScript that are the process's, and what changes each. Source: what Triton's backend calls.

@@ -15,6 +15,7 @@ from headrace import (
     dtypes,
     parse_parameters,
 )
+from headrace_engines import set_torch_threads
 from headrace_llm import Task
 from headrace_transformers.encoders import Classifier, Embedder, Reranker
 from headrace_transformers.generation import TransformersGenerator
@@ -27,7 +28,6 @@ from headrace_transformers.transformers_engine import (
     load_engine,
     open_model,
     release_memory,
-    set_threads,
     threads_of,
 )
 
@@ -70,7 +70,7 @@ class Transformers(Backend):
         load_engine()
         import torch
 
-        set_threads(torch, threads_of(model))
+        set_torch_threads(torch, threads_of(model))
         if files.task is Task.GENERATION:
             return TransformersGenerator(model, open_model(model, files))
         device = f"{model.device.kind}:{model.device.id}"

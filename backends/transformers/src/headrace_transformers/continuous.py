@@ -13,8 +13,9 @@ import threading
 from typing import Any
 
 from headrace import BackendError, Unavailable
+from headrace_engines import set_torch_threads
 from headrace_transformers.generation_job import GenerationJob
-from headrace_transformers.transformers_engine import OpenedTransformer, set_threads
+from headrace_transformers.transformers_engine import OpenedTransformer
 
 log = logging.getLogger("headrace.transformers")
 
@@ -37,8 +38,6 @@ class ContinuousEngine:
         self._jobs: dict[str, GenerationJob] = {}
         self._lock = threading.Lock()
         self._is_closed = False
-        #: Why the generation loop has ended, for jobs that it has not taken yet.
-        self._trouble = "the generation loop has ended"
         self._manager = self._start()
 
     @property
@@ -84,6 +83,8 @@ class ContinuousEngine:
         from transformers.generation.continuous_batching import cb_logits_processors, continuous_api
 
         engine = self
+        #: Why the generation loop has ended, for jobs that it has not taken yet.
+        self._trouble = "the generation loop has ended"
 
         class Router(continuous_api.OutputRouter):  # type: ignore[misc]
             def deliver(self, output: Any) -> None:
@@ -132,7 +133,7 @@ class ContinuousEngine:
         run = manager._run_generation_loop
 
         def loop(*args: Any, **kwargs: Any) -> None:
-            set_threads(opened.torch, self._threads)
+            set_torch_threads(opened.torch, self._threads)
             try:
                 run(*args, **kwargs)
             finally:

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace import BackendError, Unavailable, one_line
+from headrace_engines import set_torch_threads
 from headrace_transformers.generation_job import GenerationJob
-from headrace_transformers.transformers_engine import OpenedTransformer, set_threads
+from headrace_transformers.transformers_engine import OpenedTransformer
 
 log = logging.getLogger("headrace.transformers")
 
@@ -26,7 +27,9 @@ class OneByOneEngine:
         self._opened = opened
         self._ids = itertools.count()
         self._jobs: dict[str, GenerationJob] = {}
-        self._pool = ThreadPoolExecutor(max_running, "generate", initializer=lambda: set_threads(opened.torch, threads))
+        self._pool = ThreadPoolExecutor(
+            max_running, "generate", initializer=lambda: set_torch_threads(opened.torch, threads)
+        )
 
     def submit(self, job: GenerationJob) -> str:
         name = str(next(self._ids))

@@ -8,13 +8,12 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace import BackendError, Code, HeadraceError, LoadError, Model, available_cores, one_line
-from headrace_engines import read_libraries, threads_per_instance
+from headrace import BackendError, Code, HeadraceError, LoadError, Model, one_line
+from headrace_engines import read_libraries, threads_beside_server
 from headrace_llm import Task
 from headrace_transformers.model_files import HuggingFaceFiles, check_weights
 from headrace_transformers.parameters import HOW_TO_TRUST, is_trusted
@@ -202,23 +201,8 @@ def device_of(torch: Any, model: Model) -> str:
 
 
 def threads_of(model: Model) -> int:
-    """Return the threads within an operator of ``model``. One core is left to the server if there are several."""
-    if model.parameters.intra_op_thread_count:
-        return int(model.parameters.intra_op_thread_count)
-    cores, share = available_cores(), threads_per_instance(model.config, 1)
-    return max(1, cores - 1) if share == cores else share
-
-
-def set_threads(torch: Any, count: int) -> None:
-    """Set the threads within an operator for the calling thread alone.
-
-    PyTorch has a number for each thread that has computed, and one for all other threads. It sets both at once.
-    """
-    with _lock, ThreadPoolExecutor(1) as new_thread:
-        others = new_thread.submit(torch.get_num_threads).result()
-        torch.get_num_threads()  # from now on this thread has a number
-        torch.set_num_threads(count)
-        new_thread.submit(torch.set_num_threads, others).result()
+    """Return the threads within an operator of ``model``."""
+    return int(model.parameters.intra_op_thread_count) or threads_beside_server(model.config, 1)
 
 
 def release_memory() -> None:
