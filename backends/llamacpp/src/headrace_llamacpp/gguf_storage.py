@@ -31,8 +31,8 @@ class GgufStorage(Storage):
         if not path:
             raise ConfigError(f"'{url}' does not say where the files are: gguf:///home/me/models does")
         self._path = Path(path).absolute()
-        #: True or False for each file that was read: does it have a model?
-        self._is_model: dict[tuple[Path, Hashable], bool] = {}
+        #: For each file, its tag when it was read, and True if it has a model.
+        self._read: dict[Path, tuple[Hashable, bool]] = {}
 
     def models(self) -> Collection[str]:
         if self._path.is_file():
@@ -63,12 +63,13 @@ class GgufStorage(Storage):
         return self._path if self._path.is_file() else self._path / f"{model}.gguf"
 
     def _has_model(self, path: Path) -> bool:
-        place = path, _tag(path)
-        if place not in self._is_model:
-            self._is_model[place] = not (why := _why_no_model(path))
+        tag, read = _tag(path), self._read.get(path)
+        if read is None or read[0] != tag:
+            why = _why_no_model(path)
             if why:
                 log.info("'%s' is left out: %s", path, why)
-        return self._is_model[place]
+            read = self._read[path] = tag, not why
+        return read[1]
 
 
 def _tag(path: Path) -> Hashable:
