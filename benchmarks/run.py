@@ -16,6 +16,7 @@ import report
 from batching import batching
 from engines import engines, threads
 from gpu import gpu
+from gpu_pair import gpu_pair
 from large_tensors import large_tensors
 from load import LoadFailed
 from mixed_load import mixed_load
@@ -35,6 +36,7 @@ SECTIONS = {
     "engines": engines,
     "threads": threads,
     "gpu": gpu,
+    "gpu-pair": gpu_pair,
     "workers": workers,
     "batching": batching,
     "large": large_tensors,
