@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from headrace_shm.cuda_memory import CudaLibrary
+from headrace_engines import CudaLibrary
 
 
 class PlayedDriver(CudaLibrary):

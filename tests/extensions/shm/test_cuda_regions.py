@@ -18,9 +18,9 @@ import tritonclient.grpc
 import tritonclient.http
 
 from headrace import Backend, DeviceTensor, Instance, Model, Server, Spec, Tensors, builtins, dtypes, hookimpl
+from headrace_engines import AddressedTensor, CudaError, CudaLibrary, address_of, cuda_library
 from headrace_shm import cuda_memory
-from headrace_shm.cuda_memory import CudaError, CudaLibrary, CudaMemory, open_region
-from headrace_shm.region_tensors import RegionTensor, address_of
+from headrace_shm.cuda_memory import CudaMemory, open_region
 from headrace_testing.played_tensors import PlayedDeviceTensor
 from headrace_testing.serving import serve as serve_here
 
@@ -142,6 +142,7 @@ def test_without_a_gpu_the_answer_is_tritons(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(ctypes, "CDLL", load)
     monkeypatch.setattr(cuda_memory, "_driver", None)
+    cuda_library.cache_clear()
     with pytest.raises(Exception, match=r"^failed to register CUDA shared memory region: 'r', GPUs not supported$"):
         open_region("r", bytes(64), 0, 64)
 
@@ -241,7 +242,7 @@ def test_a_model_on_the_device_reads_and_writes_regions_there(
     assert driver.done == copies * 2 + refused + ["wait"] * in_place + ["close"]
     assert ([(8,)] * 2 if model == "elsewhere" else []) == COPIES
     if model != "host":
-        assert [(RegionTensor, (1, 0)) if in_place else (np.ndarray, (1, 0))] * 3 == GIVEN
+        assert [(AddressedTensor, (1, 0)) if in_place else (np.ndarray, (1, 0))] * 3 == GIVEN
 
 
 def tensor_of(memory: CudaMemory, offset: int = 0, size: int = 32, **spec: Any) -> DeviceTensor | None:

@@ -1,66 +1,26 @@
 """DLPack, the exchange of tensors between frameworks, without any of them.
 
-A capsule holds a ``DLManagedTensor`` (dlpack.h of version 0.8, the one that every framework
-speaks). NumPy makes and consumes the capsules, so lifetimes are kept in C; what NumPy has no type
-for (BF16, in older releases bool) passes as unsigned integers of the same size, and the type is
-written into the structure here.
+NumPy makes and consumes the capsules, so lifetimes are kept in C. What NumPy has no type for (BF16, in older releases
+bool) passes as unsigned integers of the same size, and the type is written into the structure here.
 """
 
 from __future__ import annotations
 
-import ctypes
 import sys
-from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace import DataType, dtypes
+from headrace import DataType
+from headrace_engines import DLPACK_CODES, DLTensor, dl_tensor, is_contiguous, is_dlpack
 from triton_python_backend_utils.error import TritonModelException
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
 
-#: Type code and bits, as dlpack.h has them.
-_CODES = {
-    dtypes.INT8: (0, 8),
-    dtypes.INT16: (0, 16),
-    dtypes.INT32: (0, 32),
-    dtypes.INT64: (0, 64),
-    dtypes.UINT8: (1, 8),
-    dtypes.UINT16: (1, 16),
-    dtypes.UINT32: (1, 32),
-    dtypes.UINT64: (1, 64),
-    dtypes.FP16: (2, 16),
-    dtypes.FP32: (2, 32),
-    dtypes.FP64: (2, 64),
-    dtypes.BF16: (4, 16),
-    dtypes.BOOL: (6, 8),
-}
-_DATA_TYPES = {code: dtype for dtype, code in _CODES.items()}
+_DATA_TYPES = {code: dtype for dtype, code in DLPACK_CODES.items()}
 _UNSIGNED = 1
-
-
-class _DLTensor(Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        ("device_type", c_int32),
-        ("device_id", c_int32),
-        ("ndim", c_int32),
-        ("code", c_uint8),
-        ("bits", c_uint8),
-        ("lanes", c_uint16),
-        ("shape", POINTER(c_int64)),
-        ("strides", POINTER(c_int64)),
-        ("byte_offset", c_uint64),
-    )
-
-
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
-_is_valid.argtypes, _is_valid.restype = [py_object, c_char_p], ctypes.c_int
-_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_get_pointer.argtypes, _get_pointer.restype = [py_object, c_char_p], c_void_p
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +36,8 @@ class DeviceMemory:
 def capsule_of(array: npt.NDArray[Any], datatype: DataType) -> Any:
     """A capsule that shares the elements of ``array``, which must be writable, and keeps it alive."""
     capsule = array.view(f"u{datatype.itemsize}").__dlpack__()
-    tensor = _tensor(capsule)
-    tensor.code, tensor.bits = _CODES[datatype]
+    tensor = dl_tensor(capsule)
+    tensor.code, tensor.bits = DLPACK_CODES[datatype]
     return capsule
 
 
@@ -90,14 +50,17 @@ def adopt(source: Any) -> tuple[npt.NDArray[Any] | DeviceMemory, DataType]:
     capsule = source
     if hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__"):
         capsule = source.__dlpack__(stream=None)
-    elif not _is_valid(source, b"dltensor"):
+    elif not is_dlpack(source):
         raise TritonModelException(
             "Provided tensor is not supported. Tensor must be a DLPack capsule "
             "or have `__dlpack__` and `__dlpack_device__` attributes"
         )
-    tensor = _tensor(capsule)
+    tensor = dl_tensor(capsule)
     datatype = _data_type(tensor)
-    _refuse_strides(tensor)
+    if not is_contiguous(tensor):
+        raise TritonModelException(
+            "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
+        )
     if tensor.device_type in (CPU, CUDA_HOST):
         return _on_host(capsule, tensor, datatype), datatype
     if tensor.device_type != CUDA:
@@ -142,11 +105,7 @@ class _Writable:
         self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
 
 
-def _tensor(capsule: Any) -> _DLTensor:
-    return _DLTensor.from_address(_get_pointer(capsule, b"dltensor"))
-
-
-def _data_type(tensor: _DLTensor) -> DataType:
+def _data_type(tensor: DLTensor) -> DataType:
     found = _DATA_TYPES.get((tensor.code, tensor.bits))
     if found is None or tensor.lanes != 1:
         raise TritonModelException(
@@ -155,21 +114,7 @@ def _data_type(tensor: _DLTensor) -> DataType:
     return found
 
 
-def _refuse_strides(tensor: _DLTensor) -> None:
-    """Strides count elements; that of an axis of one element says nothing, and none at all means row-major."""
-    shape, strides, expected = tensor.shape[: tensor.ndim], tensor.strides, 1
-    if not strides or 0 in shape:
-        return
-    for axis in reversed(range(tensor.ndim)):
-        if shape[axis] != 1 and strides[axis] != expected:
-            raise TritonModelException(
-                "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order "
-                "are supported."
-            )
-        expected *= shape[axis]
-
-
-def _on_host(capsule: Any, tensor: _DLTensor, datatype: DataType) -> npt.NDArray[Any]:
+def _on_host(capsule: Any, tensor: DLTensor, datatype: DataType) -> npt.NDArray[Any]:
     tensor.code = _UNSIGNED
     array: npt.NDArray[Any] = np.from_dlpack(_Exporter(capsule))
     if array.size and not array.flags.writeable:

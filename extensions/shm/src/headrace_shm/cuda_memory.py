@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import ctypes
-import threading
 from contextlib import suppress
 from math import prod
 from typing import Any, ClassVar
@@ -12,115 +11,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace import DeviceTensor, InvalidArgument, Spec, dtypes
-from headrace_shm.region_tensors import RegionTensor, address_of
+from headrace_engines import (
+    IPC_HANDLE_BYTES,
+    MOST_AXES,
+    AddressedTensor,
+    CudaError,
+    CudaLibrary,
+    address_of,
+    cuda_library,
+)
 
-#: The size of a ``cudaIpcMemHandle_t``.
-HANDLE_BYTES = 64
-_PEER_ACCESS = 1
-#: A stream that does not wait for the default stream.
-_NON_BLOCKING = 1
 #: Kernels read at most so many bytes at once, from addresses that are multiples of it.
 _ALIGNMENT = 16
-#: NumPy's capsules have at most 32 axes in its versions before 2.
-_MOST_AXES = 32
-
-
-class _Handle(ctypes.Structure):
-    _fields_ = (("bytes", ctypes.c_ubyte * HANDLE_BYTES),)
-
-
-class CudaError(OSError):
-    """The driver has refused a call."""
-
-
-class CudaLibrary:
-    """The functions of the CUDA driver that this needs. Any thread."""
-
-    #: Of its devices, in DLPack's numbers.
-    kind: ClassVar[int] = 2
-
-    def __init__(self) -> None:
-        """Load the driver. Raises `CudaError` if there is none, or no GPU."""
-        try:
-            self._library = ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            raise CudaError("there is no CUDA driver") from None
-        try:
-            self._declare()
-        except AttributeError as error:
-            raise CudaError(f"the CUDA driver is too old: {error}") from None
-        self._call("cuInit", 0)
-        self._contexts: dict[int, ctypes.c_void_p] = {}
-        self._streams: dict[int, int] = {}
-        self._streams_lock = threading.Lock()
-
-    def _declare(self) -> None:
-        address, size = ctypes.c_uint64, ctypes.c_size_t
-        self._library.cuIpcOpenMemHandle_v2.argtypes = (ctypes.c_void_p, _Handle, ctypes.c_uint)
-        self._library.cuIpcCloseMemHandle.argtypes = (address,)
-        self._library.cuMemGetAddressRange_v2.argtypes = (ctypes.c_void_p, ctypes.c_void_p, address)
-        self._library.cuMemcpyDtoH_v2.argtypes = (ctypes.c_void_p, address, size)
-        self._library.cuMemcpyHtoD_v2.argtypes = (address, ctypes.c_void_p, size)
-        self._library.cuMemcpyDtoDAsync_v2.argtypes = (address, address, size, ctypes.c_void_p)
-        self._library.cuStreamCreate.argtypes = (ctypes.c_void_p, ctypes.c_uint)
-        self._library.cuStreamSynchronize.argtypes = (ctypes.c_void_p,)
-        self._library.cuCtxSynchronize.argtypes = ()
-
-    def use(self, device: int) -> None:
-        """Make the primary context of ``device`` that of this thread. Raises `CudaError`."""
-        context = self._contexts.get(device)
-        if context is None:
-            number, context = ctypes.c_int(), ctypes.c_void_p()
-            self._call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
-            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
-            self._contexts[device] = context
-        self._call("cuCtxSetCurrent", context)
-
-    def open(self, handle: bytes) -> int:
-        """Return the address of the memory of ``handle``. Raises `CudaError`."""
-        address = ctypes.c_uint64()
-        self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), _PEER_ACCESS)
-        return address.value
-
-    def close(self, address: int) -> None:
-        self._call("cuIpcCloseMemHandle", address)
-
-    def size(self, address: int) -> int:
-        """Return the number of bytes from ``address`` to the end of its allocation. Raises `CudaError`."""
-        base, size = ctypes.c_uint64(), ctypes.c_size_t()
-        self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
-        return base.value + size.value - address
-
-    def read(self, target: int, address: int, size: int) -> None:
-        """Copy ``size`` bytes of the device from ``address`` to the host's ``target``."""
-        self._call("cuMemcpyDtoH_v2", target, address, size)
-
-    def write(self, address: int, source: int, size: int) -> None:
-        """Copy ``size`` bytes of the host from ``source`` to the device's ``address``."""
-        self._call("cuMemcpyHtoD_v2", address, source, size)
-
-    def stream(self, device: int) -> int:
-        """Return the stream of ``device`` for `copy`, by its address. After `use`. Raises `CudaError`."""
-        with self._streams_lock:
-            if device not in self._streams:
-                stream = ctypes.c_void_p()
-                self._call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
-                self._streams[device] = int(stream.value or 0)
-            return self._streams[device]
-
-    def copy(self, target: int, source: int, size: int, stream: int) -> None:
-        """Copy ``size`` bytes of the device behind the work of ``stream``, and wait. After `use`. Blocks."""
-        self._call("cuMemcpyDtoDAsync_v2", target, source, size, stream)
-        self._call("cuStreamSynchronize", stream)
-
-    def wait(self) -> None:
-        """Wait until the device that this thread uses has done its work. Blocks."""
-        self._call("cuCtxSynchronize")
-
-    def _call(self, name: str, *arguments: object) -> None:
-        code = getattr(self._library, name)(*arguments)
-        if code:
-            raise CudaError(f"{name} failed with CUresult {code}")
 
 
 class CudaMemory:
@@ -154,12 +56,12 @@ class CudaMemory:
 
     def tensor(self, offset: int, size: int, spec: Spec) -> DeviceTensor | None:
         datatype, shape = spec.datatype, spec.dims
-        if datatype is dtypes.BYTES or not size or self.address(offset) % _ALIGNMENT or len(shape) > _MOST_AXES:
+        if datatype is dtypes.BYTES or not size or self.address(offset) % _ALIGNMENT or len(shape) > MOST_AXES:
             return None
         if min(shape, default=0) < 0 or prod(shape) * datatype.itemsize != size:
             return None
         self._is_lent = True
-        return RegionTensor(self, offset, shape, datatype.numpy)
+        return AddressedTensor(self, offset, shape, datatype.numpy)
 
     def address(self, offset: int) -> int:
         return self._address + offset
@@ -232,12 +134,12 @@ def open_region(name: str, handle: bytes, device: int, size: int) -> CudaMemory:
     global _driver
     if _driver is None:
         try:
-            _driver = CudaLibrary()
+            _driver = cuda_library()
         except CudaError:
             raise InvalidArgument(
                 f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
             ) from None
-    if len(handle) != HANDLE_BYTES or not size or not 0 <= device < 1 << 31:
+    if len(handle) != IPC_HANDLE_BYTES or not size or not 0 <= device < 1 << 31:
         raise InvalidArgument(f"failed to register CUDA shared memory region '{name}': invalid args")
     try:
         return CudaMemory(_driver, handle, device, size)

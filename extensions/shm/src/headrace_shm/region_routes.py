@@ -7,7 +7,7 @@ from base64 import b64decode
 from typing import Any, ClassVar
 
 from headrace import Code, HttpCall, HttpReply, HttpRoute, InvalidArgument, Operation
-from headrace_shm.cuda_memory import HANDLE_BYTES
+from headrace_engines import IPC_HANDLE_BYTES
 from headrace_shm.regions import Kind
 from headrace_shm.registration import RegionExtension
 
@@ -86,7 +86,7 @@ class CudaRegister(HttpRoute):
             handle = b""
         size = call.read_value(_member(document, "byte_size"), int)
         device = call.read_value(_member(document, "device_id"), int)
-        if len(handle) != HANDLE_BYTES:
+        if len(handle) != IPC_HANDLE_BYTES:
             raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
         call.caller.note(kind="cuda", region=name, device=device, byte_size=size)
         await self.extension.register_cuda(name, handle, device, size)

@@ -1,0 +1,157 @@
+"""The CUDA driver, without any package: memory of GPUs, its IPC handles, and copies."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import cache
+from typing import ClassVar
+
+#: The size of a ``CUipcMemHandle``.
+IPC_HANDLE_BYTES = 64
+_PEER_ACCESS = 1
+#: A stream that does not wait for the default stream.
+_NON_BLOCKING = 1
+_UUID_BYTES = 16
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_ubyte * IPC_HANDLE_BYTES),)
+
+
+class CudaError(OSError):
+    """The driver has refused a call."""
+
+
+class CudaLibrary:
+    """The functions of the CUDA driver that Headrace needs. Any thread, but those that copy may block."""
+
+    #: Of its devices, in DLPack's numbers.
+    kind: ClassVar[int] = 2
+
+    def __init__(self) -> None:
+        """Load the driver. Raises `CudaError` if there is none, or no GPU."""
+        try:
+            self._library = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            raise CudaError("there is no CUDA driver") from None
+        try:
+            self._declare()
+        except AttributeError as error:
+            raise CudaError(f"the CUDA driver is too old: {error}") from None
+        self._call("cuInit", 0)
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._streams: dict[int, int] = {}
+        self._streams_lock = threading.Lock()
+
+    def _declare(self) -> None:
+        address, size, pointer = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
+        library = self._library
+        library.cuIpcOpenMemHandle_v2.argtypes = (pointer, _Handle, ctypes.c_uint)
+        library.cuIpcCloseMemHandle.argtypes = (address,)
+        library.cuIpcGetMemHandle.argtypes = (pointer, address)
+        library.cuDeviceGetUuid.argtypes = (pointer, ctypes.c_int)
+        library.cuMemAlloc_v2.argtypes = (pointer, size)
+        library.cuMemFree_v2.argtypes = (address,)
+        library.cuMemGetAddressRange_v2.argtypes = (pointer, pointer, address)
+        library.cuMemcpyDtoH_v2.argtypes = (pointer, address, size)
+        library.cuMemcpyHtoD_v2.argtypes = (address, pointer, size)
+        library.cuMemcpyDtoDAsync_v2.argtypes = (address, address, size, pointer)
+        library.cuStreamCreate.argtypes = (pointer, ctypes.c_uint)
+        library.cuStreamSynchronize.argtypes = (pointer,)
+        library.cuCtxSynchronize.argtypes = ()
+
+    def devices(self) -> list[str]:
+        """Return the UUID of each device, by its number. Uses no memory of a device. Raises `CudaError`."""
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        found = []
+        for number in range(count.value):
+            device, uuid = ctypes.c_int(), ctypes.create_string_buffer(_UUID_BYTES)
+            self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(number))
+            self._call("cuDeviceGetUuid", uuid, device)
+            found.append(uuid.raw.hex())
+        return found
+
+    def use(self, device: int) -> None:
+        """Make the primary context of ``device`` that of this thread. Raises `CudaError`."""
+        context = self._contexts.get(device)
+        if context is None:
+            number, context = ctypes.c_int(), ctypes.c_void_p()
+            self._call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+            self._contexts[device] = context
+        self._call("cuCtxSetCurrent", context)
+
+    def allocate(self, size: int) -> int:
+        """Return the address of new memory on the device that this thread uses. Raises `CudaError`."""
+        address = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(address), size)
+        return address.value
+
+    def free(self, address: int) -> None:
+        """Free what `allocate` returned. No other process may have it open."""
+        self._call("cuMemFree_v2", address)
+
+    def export(self, address: int) -> bytes:
+        """Return the IPC handle of what `allocate` returned, for `open` in other processes. Raises `CudaError`."""
+        handle = _Handle()
+        self._call("cuIpcGetMemHandle", ctypes.byref(handle), address)
+        return bytes(handle)
+
+    def open(self, handle: bytes) -> int:
+        """Return the address of the memory of ``handle``, of another process. Raises `CudaError`."""
+        address = ctypes.c_uint64()
+        self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), _PEER_ACCESS)
+        return address.value
+
+    def close(self, address: int) -> None:
+        """Release what `open` returned."""
+        self._call("cuIpcCloseMemHandle", address)
+
+    def size(self, address: int) -> int:
+        """Return the number of bytes from ``address`` to the end of its allocation. Raises `CudaError`."""
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
+        return base.value + size.value - address
+
+    def read(self, target: int, address: int, size: int) -> None:
+        """Copy ``size`` bytes of the device from ``address`` to the host's ``target``. Blocks."""
+        self._call("cuMemcpyDtoH_v2", target, address, size)
+
+    def write(self, address: int, source: int, size: int) -> None:
+        """Copy ``size`` bytes of the host from ``source`` to the device's ``address``. Blocks."""
+        self._call("cuMemcpyHtoD_v2", address, source, size)
+
+    def new_stream(self) -> int:
+        """Return a new stream of the device that this thread uses, by its address. Raises `CudaError`."""
+        stream = ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+        return int(stream.value or 0)
+
+    def stream(self, device: int) -> int:
+        """Return the shared stream of ``device`` for `copy`, by its address. After `use`. Raises `CudaError`."""
+        with self._streams_lock:
+            if device not in self._streams:
+                self._streams[device] = self.new_stream()
+            return self._streams[device]
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> None:
+        """Copy ``size`` bytes of the device behind the work of ``stream``, and wait. After `use`. Blocks."""
+        self._call("cuMemcpyDtoDAsync_v2", target, source, size, stream)
+        self._call("cuStreamSynchronize", stream)
+
+    def wait(self) -> None:
+        """Wait until the device that this thread uses has done its work. Blocks."""
+        self._call("cuCtxSynchronize")
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            raise CudaError(f"{name} failed with CUresult {code}")
+
+
+@cache
+def cuda_library() -> CudaLibrary:
+    """Return the driver of this process, which the first call loads. Raises `CudaError` as `CudaLibrary` does."""
+    return CudaLibrary()

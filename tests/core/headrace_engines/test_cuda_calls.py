@@ -1,0 +1,56 @@
+"""The CUDA driver as ctypes calls it: what it answers is an error with the function's name."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from headrace_engines import CudaError, CudaLibrary
+
+
+class PlayedLibrary:
+    """A library in which every function answers ``code``."""
+
+    def __init__(self, code: int, missing: str = "") -> None:
+        self._code, self._missing = code, missing
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._missing:
+            raise AttributeError(f"undefined symbol: {name}")
+
+        def function(*arguments: object) -> int:
+            return self._code
+
+        return function
+
+
+@pytest.mark.parametrize(
+    ("library", "words"),
+    [
+        (PlayedLibrary(100), "^cuInit failed with CUresult 100$"),
+        (
+            PlayedLibrary(0, "cuIpcOpenMemHandle_v2"),
+            "^the CUDA driver is too old: undefined symbol: cuIpcOpenMemHandle",
+        ),
+        (None, "^there is no CUDA driver$"),
+    ],
+)
+def test_a_driver_that_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch, library: Any, words: str) -> None:
+    def load(name: str) -> Any:
+        if library is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return library
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    with pytest.raises(CudaError, match=words):
+        CudaLibrary()
+
+
+def test_a_thread_uses_the_one_context_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: PlayedLibrary(0))
+    driver = CudaLibrary()
+    driver.use(0)
+    assert driver.devices() == []
+    assert driver.new_stream() == driver.stream(0) == 0
