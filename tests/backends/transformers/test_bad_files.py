@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headrace import ConfigError, HeadraceError, LoadError, Model, ModelConfig, parse_parameters
-from headrace_transformers import Parameters, Transformers
+from headrace_transformers import Parameters, Transformers, transformers_library
 from tests.backends.transformers import tiny_models
 
 Damage = Callable[[Path], None]
@@ -133,6 +133,25 @@ def test_a_wrong_parameter_is_refused_by_name(good: Path, parameters: dict[str, 
 def test_a_model_that_is_sent_may_not_ask_for_trust(good: Path) -> None:
     with pytest.raises(ConfigError, match="parameter 'trust' of model 'm' came with a load request"):
         load(good, {"trust": "true"}, is_sent=True)
+
+
+@pytest.mark.parametrize("version", ["4.57.1", "5.16.1", "5.25.0", "6.0.0", "x"])
+def test_another_version_of_transformers_is_refused(version: str) -> None:
+    expected = rf"transformers {version} is installed; .* 5.17 up to, and without, 5.25; .*'transformers>=5.17,<5.25'"
+    with pytest.raises(LoadError, match=expected):
+        transformers_library.check_version(version)
+
+
+def test_the_version_is_checked_at_load(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_library, "SUPPORTED", ((4, 0), (5, 0)))
+    with pytest.raises(LoadError, match=r"transformers 5.* is installed; .* from 4.0 up to, and without, 5.0"):
+        load(good)
+
+
+def test_the_declared_versions_are_those_that_are_checked() -> None:
+    declared = (Path(__file__).parents[3] / "backends/transformers/pyproject.toml").read_text()
+    (least, below) = (".".join(map(str, each)) for each in transformers_library.SUPPORTED)
+    assert f'"transformers>={least},<{below}"' in declared
 
 
 def test_nothing_is_fetched(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import re
+import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,16 @@ import transformers
 from headrace import BackendError, InvalidArgument, Unsupported
 from headrace_llm import read_logprobs, token_bytes
 from headrace_llm.engine_kit import check_engine
-from headrace_transformers import chat
+from headrace_transformers import chat, generation
+from headrace_transformers.continuous import ContinuousEngine
+from headrace_transformers.generation_job import GenerationJob
 from tests.backends.transformers import tiny_models
 from tests.backends.transformers.conftest import Given, Loop
 
 PROMPTS = ["The quick brown fox", "naïve", "one two three four five six seven", "{", "x" * 40, "é"]
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+#: Models that have no continuous batching, by the log.
+ONE_BY_ONE: set[str] = set()
 READ = "{% include '/etc/hostname' %}"
 TEMPLATES = {
     "loops": LOOP,
@@ -53,7 +58,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory, write_model: Callable[.
 
 @pytest.fixture(scope="module")
 def loop(start_server: Callable[..., Loop], repository: Path) -> Loop:
-    return start_server(repository)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(generation.log, "warning", lambda text, name, *_: ONE_BY_ONE.add(name))
+        return start_server(repository)
 
 
 class Oracle:
@@ -79,6 +86,10 @@ class Oracle:
 def oracle(repository: Path) -> Callable[[str], Oracle]:
     made: dict[str, Oracle] = {}
     return lambda name: made.setdefault(name, Oracle(repository / name / "1"))
+
+
+def test_continuous_batching_starts_where_the_model_has_it(loop: Loop) -> None:
+    assert {"mamba"} == ONE_BY_ONE
 
 
 @pytest.mark.parametrize("model", ["chat", "single", "careful", "mamba", "t5", "small", "gguf"])
@@ -320,12 +331,47 @@ def test_an_engine_that_breaks_tells_every_caller_and_goes_on(
         answers = loop.run(ask_all())
     assert all(isinstance(each, BackendError) and "the device is gone" in str(each) for each in answers)
 
-    async def ask_until_it_runs() -> Given:
-        while True:  # a request that comes while the loop ends is told the same
-            with suppress(BackendError):
-                return await loop.ask(model, "The quick", sampling={"max_tokens": 4, "ignore_eos": True})
+    again = loop.ask(model, "The quick", sampling={"max_tokens": 4, "ignore_eos": True})
+    assert loop.run(again).reason == "length"
 
-    assert loop.run(ask_until_it_runs()).reason == "length"
+
+def test_requests_that_arrive_while_the_loop_breaks_are_given_to_the_next_one(
+    loop: Loop, oracle: Callable[[str], Oracle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request is in the loop, three are submitted before it ends, and one while it ends."""
+    begun, broken, forward = threading.Event(), threading.Event(), transformers.LlamaForCausalLM.forward
+    breaks, submit, submitted = iter([True]), ContinuousEngine.submit, queue.SimpleQueue[str]()
+
+    def break_once(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(breaks, False):
+            begun.set()
+            assert broken.wait(30)
+            raise RuntimeError("the device is gone")
+        return forward(self, *args, **kwargs)
+
+    def note(self: ContinuousEngine, job: GenerationJob) -> str:
+        name = submit(self, job)
+        submitted.put(name)
+        return name
+
+    async def ask_all() -> list[Given | BaseException]:
+        sampling = {"temperature": 0, "max_tokens": 12}
+        first = asyncio.ensure_future(loop.ask("chat", PROMPTS[0], sampling=sampling))
+        await asyncio.to_thread(begun.wait, 30)
+        later = [asyncio.ensure_future(loop.ask("chat", each, sampling=sampling)) for each in PROMPTS[1:4]]
+        for _ in range(4):
+            await asyncio.to_thread(submitted.get, True, 30)
+        broken.set()
+        return await asyncio.gather(first, *later, loop.ask("chat", PROMPTS[4], sampling=sampling),
+                                    return_exceptions=True)  # fmt: skip
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", break_once)
+    monkeypatch.setattr(ContinuousEngine, "submit", note)
+    first, *later = loop.run(ask_all())
+    assert "the device is gone" in str(first)
+    for prompt, given in zip(PROMPTS[1:5], later, strict=True):
+        assert isinstance(given, Given), given
+        assert given.ids == oracle("chat").generate(prompt, do_sample=False, max_new_tokens=12)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import transformers
-from gguf import GGUFWriter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 torch.set_num_threads(1)  # several would spin on the cores that the server needs
@@ -75,6 +74,8 @@ def llama(folder: Path, template: str = TEMPLATE, **generation: Any) -> Path:
 
 def gguf(folder: Path) -> Path:
     """The same model as a GGUF file."""
+    from gguf import GGUFWriter
+
     source = llama(folder / "source")
     model, tokenizer = (
         kind.from_pretrained(source) for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer)

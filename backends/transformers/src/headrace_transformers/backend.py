@@ -25,11 +25,11 @@ from headrace_transformers.tasks import complete_config
 from headrace_transformers.transcription import Transcriber
 from headrace_transformers.transformers_engine import (
     OpenedTransformer,
-    load_engine,
     open_model,
     release_memory,
     threads_of,
 )
+from headrace_transformers.transformers_library import load_engine
 
 _INSTANCES: dict[Task, Callable[[Model, OpenedTransformer], Instance]] = {
     Task.EMBEDDING: Embedder,

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import itertools
 import logging
+import queue
 import threading
+from contextlib import suppress
 from typing import Any
 
-from headrace import BackendError, Unavailable
+from headrace import BackendError, Unavailable, one_line
 from headrace_engines import set_torch_threads
 from headrace_transformers.generation_job import GenerationJob
-from headrace_transformers.transformers_engine import OpenedTransformer
+from headrace_transformers.transformers_engine import OpenedTransformer, release_memory
 
 log = logging.getLogger("headrace.transformers")
 
@@ -38,7 +40,7 @@ class ContinuousEngine:
         self._jobs: dict[str, GenerationJob] = {}
         self._lock = threading.Lock()
         self._is_closed = False
-        self._manager = self._start()
+        self._manager: Any = self._start()
 
     @property
     def most_tokens(self) -> int:
@@ -46,15 +48,30 @@ class ContinuousEngine:
         return max(0, self._cache_tokens - PAGE_TOKENS)
 
     def submit(self, job: GenerationJob) -> str:
-        """Start ``job``; return the name by which it is cancelled. Raises `Unavailable` if the engine is closed."""
+        """Start ``job``; return the name by which it is cancelled. Blocks while a generation loop is started again.
+
+        Raises `Unavailable` if the engine is closed.
+        """
         name = str(next(self._ids))
-        with self._lock:
+        self._jobs[name] = job
+        try:
+            with self._lock:
+                self._add(name, job)
+        except BaseException:
+            self._jobs.pop(name, None)
+            raise
+        return name
+
+    def _add(self, name: str, job: GenerationJob) -> None:
+        """Give ``job`` to the loop, or to a new one if it ends. ``_lock`` is held."""
+        for _ in range(2):
             if self._is_closed:
                 raise Unavailable("the model is being unloaded")
-            if not self._manager.is_running():
+            if self._manager is None or not self._manager.is_running():
                 log.warning("starting the generation loop again")
+                self._stop()
                 self._manager = self._start()
-            self._jobs[name] = job
+            job.loop = self._manager
             added = self._manager.add_request(
                 list(job.prompt),
                 request_id=name,
@@ -62,20 +79,48 @@ class ContinuousEngine:
                 streaming=True,
                 eos_token_id=list(job.eos) or -1,
             )
-        if added is None:
-            self._fail(name, self._trouble)
-        return name
+            if added is not None:
+                return
+            self._stop()  # the loop is ending: wait for that
+        raise BackendError(f"transformers failed to generate: {self._trouble}")
+
+    def _stop(self) -> None:
+        """End the loop, and free its cache: there may be no memory for a second one."""
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.stop(block=True, hard_stop=True)
+            manager.destroy()
+            del manager
+            release_memory()
+
+    def _recover(self, loop: Any, reason: str) -> None:
+        """Give the jobs that ``loop`` has not taken before it ended to a new one, once; fail its others."""
+        with self._lock:
+            for name, job in tuple(self._jobs.items()):
+                if job.loop is not loop:
+                    continue
+                if job.has_started or job.is_retried:
+                    self._fail(name, reason)
+                    continue
+                job.is_retried = True
+                try:
+                    self._add(name, job)
+                except Exception as error:
+                    self._fail(name, one_line(str(error)))
 
     def cancel(self, name: str) -> None:
         """Take the job out of the batch. Does nothing if it has ended."""
         if self._jobs.pop(name, None) is not None:
-            self._manager.cancel_request(name)
+            manager = self._manager
+            if manager is not None:
+                manager.cancel_request(name)
 
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-        self._manager.stop(block=True, hard_stop=True)
-        self._manager.destroy()
+            self._stop()
+        for name in tuple(self._jobs):
+            self._fail(name, "the model is being unloaded")
 
     def _start(self) -> Any:
         from transformers import GenerationConfig, LogitsProcessorList
@@ -112,7 +157,8 @@ class ContinuousEngine:
 
         opened = self._opened
         limits = {} if opened.device != "cpu" and not self._cache_tokens else {
-            "page_size": PAGE_TOKENS,
+            # Its name until transformers 5.17 is the second one.
+            "page_size" if hasattr(ContinuousBatchingConfig, "page_size") else "block_size": PAGE_TOKENS,
             "num_blocks": -(-self._cache_tokens // PAGE_TOKENS),
         }  # fmt: skip
         manager = opened.model.init_continuous_batching(
@@ -130,17 +176,24 @@ class ContinuousEngine:
         processors.tensors_required = 1
         manager.logit_processor = processors
         manager.warmup()  # makes the cache, and so raises what is wrong here
-        run = manager._run_generation_loop
+        run, fail_all = manager._run_generation_loop, manager._fail_all_remaining_requests
 
         def loop(*args: Any, **kwargs: Any) -> None:
             set_torch_threads(opened.torch, self._threads)
             try:
                 run(*args, **kwargs)
             finally:
-                for name in tuple(self._jobs):
-                    self._fail(name, self._trouble)
+                if not self._is_closed:
+                    ended = (manager, self._trouble)
+                    threading.Thread(target=self._recover, args=ended, name="generation recovery").start()
 
-        manager._run_generation_loop = loop
+        def fail_taken(*args: Any, **kwargs: Any) -> None:
+            with suppress(queue.Empty):
+                while True:  # requests that the loop has not taken stay in ``_jobs``
+                    manager.input_queue.get_nowait()
+            fail_all(*args, **kwargs)
+
+        manager._run_generation_loop, manager._fail_all_remaining_requests = loop, fail_taken
         with opened.torch.inference_mode():
             manager.start()
         return manager

@@ -31,7 +31,9 @@ class GenerationJob:
         self.stream, self.prompt, self.max_tokens, self.eos, self.chooser = stream, prompt, max_tokens, eos, chooser
         self._text, self._tools, self.config = text, tools, config
         self._count = 0
-        self.has_started = False
+        self.has_started = self.is_retried = False
+        #: The generation loop that has the job.
+        self.loop: Any = None
 
     def start(self) -> None:
         """Note that the engine begins to work on the request."""

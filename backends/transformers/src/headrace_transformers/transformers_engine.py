@@ -1,10 +1,9 @@
-"""transformers itself, imported when the first model needs it, and models opened by it. It never uses the network."""
+"""Models opened by transformers, on their devices. It never uses the network."""
 
 from __future__ import annotations
 
 import gc
 import logging
-import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -13,17 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace import BackendError, Code, HeadraceError, LoadError, Model, one_line
-from headrace_engines import read_libraries, threads_beside_server
+from headrace_engines import threads_beside_server
 from headrace_llm import Task
 from headrace_transformers.model_files import HuggingFaceFiles, check_weights
 from headrace_transformers.parameters import HOW_TO_TRUST, is_trusted
+from headrace_transformers.transformers_library import load_engine
 
 log = logging.getLogger("headrace.transformers")
 
-#: Set while transformers is imported. OpenMP's threads sleep while they wait for each other, instead of taking the
-#: cores from the event loop.
-_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_WAIT_POLICY": "passive"}
-_lock = threading.Lock()
 #: Held while a model is opened: ``from_pretrained`` replaces functions of modules meanwhile, for all threads. Of two at
 #: once, one may lose its tied weights.
 _opening = threading.Lock()
@@ -36,35 +32,6 @@ _CLASSES = {
     Task.CLASSIFICATION: "AutoModelForSequenceClassification",
     Task.TRANSCRIPTION: "AutoModelForSpeechSeq2Seq",
 }
-
-
-def load_engine() -> Any:
-    """Return the module ``transformers``. Raises `LoadError` with the command that installs it."""
-    read_libraries("torch", "lib")
-    try:
-        with _lock, _environment():
-            import torch  # noqa: F401
-            import transformers
-            import transformers.models.auto
-    except ImportError as error:
-        raise LoadError(
-            f"backend 'transformers' needs the packages torch and transformers, which cannot be imported ({error}); "
-            "run: pip install torch transformers"
-        ) from error
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
-
-
-@contextmanager
-def _environment() -> Iterator[None]:
-    """Set what transformers reads when it is imported; other engines and child processes do not get it."""
-    added = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 @dataclass(slots=True)
