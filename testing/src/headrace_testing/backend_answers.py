@@ -127,16 +127,23 @@ class Answers(Subject):
                 self.not_claimed("instances do not say that they take tensors on a device (takes_device_tensors)")
             assert_same(instance.infer(_on_device(example.given)), example.expected, example.tolerance, "on a device")
             self.require_batching(example)
-            ends = (0, 1), (1, example.rows)
-            parts = [instance.ticket(_on_device(take_rows(example.given, *each))).request.inputs for each in ends]
             whole: dict[str, Any] = dict(instance.ticket(example.given).request.inputs)
-            stacked: dict[str, Any] = {
-                name: x if isinstance(x, BytesTensor) else StackedTensors([each[name] for each in parts])  # type: ignore[misc]  # all are on the device
-                for name, x in whole.items()
-            }
-            found, expected = (instance.on_its_thread(partial(rung.execute, given)) for given in (stacked, whole))
-            for name, value in expected.items():
-                assert_same({name: on_host(found[name])}, {name: on_host(value)}, example.tolerance, "StackedTensors")
+            expected = instance.on_its_thread(partial(rung.execute, whole))
+            pairs: Any = ((_on_device, _on_device), (_on_device, dict), (dict, dict))
+            for places in pairs:
+                parts = [
+                    instance.ticket(place(take_rows(example.given, *ends))).request.inputs
+                    for place, ends in zip(places, ((0, 1), (1, example.rows)), strict=True)
+                ]
+                stacked: dict[str, Any] = {
+                    name: x if isinstance(x, BytesTensor) else StackedTensors([each[name] for each in parts])  # type: ignore[misc]
+                    for name, x in whole.items()
+                }
+                found = instance.on_its_thread(partial(rung.execute, stacked))
+                for name, value in expected.items():
+                    assert_same(
+                        {name: on_host(found[name])}, {name: on_host(value)}, example.tolerance, "StackedTensors"
+                    )
 
     def test_two_instances_agree(self, example: Example) -> None:
         driver = self.driver(example)

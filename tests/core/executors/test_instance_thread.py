@@ -223,6 +223,8 @@ class Together(Instance):
     """Takes three calls at once, and waits in each until it may go on."""
 
     concurrency = 3
+    #: For the batches that may be taken.
+    permits = threading.Semaphore(1000)
 
     def __init__(self) -> None:
         self.inside = threading.Semaphore(0)
@@ -230,6 +232,11 @@ class Together(Instance):
         self.running = self.most = 0
         self.is_closed = False
         self._lock = threading.Lock()
+        self.fails = False
+
+    def wait_to_take(self) -> None:
+        assert self.permits.acquire(timeout=10)
+        assert not self.fails
 
     def execute(self, inputs: Tensors) -> Tensors:
         with self._lock:
@@ -282,6 +289,30 @@ async def together(kind: type[DirectScheduler] = DirectScheduler) -> AsyncIterat
         await asyncio.wait_for(asyncio.to_thread(thread.join), 10)
     assert instance.is_closed
     assert not [each.name for each in threading.enumerate() if each.name.startswith("headrace-m_0")]
+
+
+def test_a_batch_is_taken_when_the_instance_wants_the_next_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Together, "permits", threading.Semaphore(1))
+
+    async def scenario() -> None:
+        async with together() as scene:
+            answers = [asyncio.ensure_future(ask(scene.model_queue)) for _ in range(3)]
+            await scene.entered(1)
+            assert not await asyncio.to_thread(scene.instance.inside.acquire, timeout=0.05)
+            assert scene.model_queue.pending == 2
+            scene.instance.permits.release()
+            await scene.entered(1)
+            scene.instance.fails = True
+            scene.instance.permits.release()
+            await scene.entered(1)  # an instance that fails to wait is served all the same
+            scene.instance.permits.release(100)
+            scene.instance.may_go_on.release(3)
+            assert all(isinstance(each, InferResponse) for each in await asyncio.gather(*answers))
+
+    asyncio.run(scenario())
+    assert "instance 'm_0' raised an exception in wait_to_take()" in caplog.text
 
 
 def test_an_instance_is_called_as_often_at_once_as_it_takes_and_no_more() -> None:

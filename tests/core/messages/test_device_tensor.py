@@ -38,4 +38,7 @@ def test_what_takes_no_device_tensors_gets_an_array() -> None:
     stacked = StackedTensors([PlayedDeviceTensor(X), X[:1]])
     assert stacked.shape == (4, 4)
     np.testing.assert_array_equal(on_host(stacked), np.concatenate([X, X[:1]]))
+    given = np.empty(stacked.shape, stacked.dtype)
+    assert stacked.to_host(given) is given
+    np.testing.assert_array_equal(given, np.concatenate([X, X[:1]]))
     assert on_host(X) is X

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace import BackendError, BytesTensor, Code, DeviceTensor, InvalidArgument, Tensor, dtypes
+from headrace import BackendError, BytesTensor, Code, DeviceTensor, InvalidArgument, StackedTensors, Tensor, dtypes
 from headrace_torch.torch_tensors import TorchTensor, as_array, as_torch, mark_complete, numpy_types, stays
 
 
@@ -59,6 +59,8 @@ class TensorConverter:
     def _other(self, name: str, tensor: Any) -> Any:
         if isinstance(tensor, BytesTensor):
             return texts(name, tensor)
+        if type(tensor) is StackedTensors and all(type(part) is np.ndarray for part in tensor.parts):
+            return self.tensor(name, tensor.to_host())
         value = as_torch(self._torch, tensor, self._device, partial(self.tensor, name))
         return value.clone() if self._writes and isinstance(tensor, DeviceTensor) else value
 

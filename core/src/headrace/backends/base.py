@@ -275,9 +275,14 @@ class BaseInstance:
     #: a process of its own, under a rate limiter, and by schedulers that treat instances differently, as for sequences.
     concurrency: int = 1
     #: True if an `Instance` takes inputs in the memory of a device, and may return such outputs: `DeviceTensor`. An
-    #: input of several requests may be `StackedTensors`. Core copies to the host what a caller wants there. The same
-    #: for all instances of a model. Read once, when the instance is loaded.
+    #: input of several requests is `StackedTensors`, except strings. Core copies to the host what a caller wants there.
+    #: The same for all instances of a model. Read once, when the instance is loaded.
     takes_device_tensors: bool = False
+
+    def wait_to_take(self) -> None:
+        """Wait until the next batch should be taken, while another one executes. Called before each batch if several
+        calls run at once (`concurrency`), on the thread of the call, one at a time. Requests that arrive meanwhile
+        join."""
 
     def warm_up(self) -> None:
         """Make the first request as fast as the second. Called once, before the model is ready."""

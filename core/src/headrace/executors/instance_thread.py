@@ -214,8 +214,13 @@ class InstanceThread:
         self, thread: BatchThread, runner: Runner, source: BatchSource, sink: LoopSink, turn: threading.Lock
     ) -> None:
         speak_for(runner.schema.name)
+        wait = self.instance.wait_to_take  # type: ignore[union-attr]
         while True:
             with turn:
+                try:
+                    wait()
+                except BaseException:
+                    log.exception("instance '%s' raised an exception in wait_to_take()", self.name)
                 batch = self._take(thread, source)
             if batch is None:
                 return

@@ -202,13 +202,12 @@ class DeviceRowsRunner(RowsRunner):
 
 
 def _stack_on_device(batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
-    """Return the inputs as `_stack` does, those with a `DeviceTensor` as `StackedTensors` of several requests."""
+    """Return the inputs as `_stack` does; those of several requests as `StackedTensors`, except strings."""
     first: Mapping[str, Any] = batch[0].request.inputs
     if len(batch) == 1:
         return first
-    parts: dict[str, Any] = {name: [ticket.request.inputs[name] for ticket in batch] for name in first}
-    on_device = {name for name, each in parts.items() if any(isinstance(part, DeviceTensor) for part in each)}
-    return {name: StackedTensors(each) if name in on_device else concatenate(each) for name, each in parts.items()}  # type: ignore[misc]
+    parts: Any = {name: [ticket.request.inputs[name] for ticket in batch] for name in first}
+    return {name: concatenate(x) if type(x[0]) is BytesTensor else StackedTensors(x) for name, x in parts.items()}  # type: ignore[misc]
 
 
 def _stack(batch: Sequence[Ticket]) -> Mapping[str, Tensor]:

@@ -64,19 +64,24 @@ class DeviceTensor(ABC):
 
 
 class StackedTensors:
-    """An input of a batch of several requests, with a `DeviceTensor` in it. ``shape`` is that of the whole.
+    """An input of a batch of several requests, for instances that take `DeviceTensor`s. ``shape`` is the whole's.
 
-    ``parts`` are the tensors of the requests, which the instance concatenates along the first axis."""
+    ``parts`` are the tensors of the requests, arrays and `DeviceTensor`s, which the instance concatenates along the
+    first axis: in memory of its device, or in memory from which it copies there."""
 
     __slots__ = ("parts", "shape")
 
     def __init__(self, parts: Sequence[npt.NDArray[Any] | DeviceTensor]) -> None:
         self.parts = parts
-        self.shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        self.shape = (sum([part.shape[0] for part in parts]), *parts[0].shape[1:])
 
-    def to_host(self) -> npt.NDArray[Any]:
-        """Return the whole as an array. Copies every element."""
-        return np.concatenate([on_host(part) for part in self.parts])
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.parts[0].dtype
+
+    def to_host(self, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Return the whole as an array: ``out``, if given, of this shape and dtype. Copies every element once."""
+        return np.concatenate([on_host(part) for part in self.parts], out=out)
 
 
 def on_host(tensor: Any) -> Any:
