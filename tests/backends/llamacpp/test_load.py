@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,6 +41,37 @@ def test_a_bad_file_is_refused_with_the_reason(weights: Path, tmp_path: Path) ->
         path.write_bytes(content)
         with pytest.raises(LoadError, match=reason):
             read_header(path)
+
+
+def header(*members: bytes, tensors: int = 0, more: bytes = b"") -> bytes:
+    """Return the header of a file with ``members``, whose tensors are ``more``."""
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, len(members)) + b"".join(members) + more
+
+
+def array(kind: int, count: int) -> bytes:
+    return struct.pack("<Q1sIIQ", 1, b"a", 9, kind, count)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (header(array(0, 10**10)), "an array of 10000000000 numbers, the limit is 16777216"),
+        (header(array(8, 10**10)), "arrays of 10000000000 strings, the limit is 4194304"),
+        (header(struct.pack("<Q1sIQ", 1, b"a", 8, 10**10)), "strings of 10000000001 bytes, the limit for all of them"),
+        (header(struct.pack("<Q", 10**10)), "strings of 10000000000 bytes, the limit for all of them is 67108864"),
+        (header(array(10, 1 << 63)), "does not end within"),
+        (header(array(9, 1)), "does not end within"),
+        (header(tensors=1, more=struct.pack("<Q1sI", 1, b"t", 1 << 31)), "a tensor of 2147483648 axes, the limit is 8"),
+    ],
+)
+def test_a_sparse_file_has_room_for_all_that_its_header_announces_and_is_refused(
+    content: bytes, reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    os.truncate(path, 10**12)
+    with pytest.raises(LoadError, match=reason):
+        read_header(path)
 
 
 def model_of(version: Path, **parameters: object) -> Model:

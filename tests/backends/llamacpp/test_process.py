@@ -38,8 +38,13 @@ def children() -> set[int]:
 
 
 def engine_process() -> int:
-    """Return the child of this process that has loaded llama.cpp."""
-    (pid,) = [pid for pid in children() if "xllamacpp" in Path(f"/proc/{pid}/maps").read_text()]
+    """Return the child of this process that has loaded llama.cpp, and not to run templates first."""
+    (pid,) = [
+        pid
+        for pid in children()
+        if "xllamacpp" in Path(f"/proc/{pid}/maps").read_text()
+        and b"run_templates" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
     return pid
 
 

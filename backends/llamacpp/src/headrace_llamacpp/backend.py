@@ -7,6 +7,7 @@ from headrace_llamacpp.gguf import read_header
 from headrace_llamacpp.instance import LlamaInstance
 from headrace_llamacpp.llama_server import find_files, find_weights, open_engine
 from headrace_llamacpp.parameters import Parameters
+from headrace_llamacpp.template_checks import TemplateChecks
 from headrace_llamacpp.text_vectors import EmbeddingInstance, RerankingInstance
 from headrace_llm import ContractTensor, Task, complete_generation, complete_task
 
@@ -60,9 +61,9 @@ class LlamaCpp(Backend):
     def load(self, model: Model) -> AnyInstance:
         parameters: Parameters = model.parameters
         files = find_files(model)
-        engine = open_engine(model, files)
         if parameters.task == "embedding":
-            return EmbeddingInstance(model, engine)
+            return EmbeddingInstance(model, open_engine(model, files))
         if parameters.task == "reranking":
-            return RerankingInstance(model, engine)
-        return LlamaInstance(model, engine, files)
+            return RerankingInstance(model, open_engine(model, files))
+        templates = TemplateChecks.of(model, files)  # before the engine, which has no limits
+        return LlamaInstance(model, open_engine(model, files), files, templates)

@@ -20,6 +20,7 @@ from headrace_llamacpp.constraints import Constraints, TextGuard, grammar_of
 from headrace_llamacpp.llama_bodies import ModelLimits, body_of
 from headrace_llamacpp.llama_server import ModelFiles, context_of
 from headrace_llamacpp.parameters import Parameters
+from headrace_llamacpp.template_checks import TemplateChecks
 from headrace_llm import GenerationInstance, GenerationRequest, StopStrings, TokenStream
 
 log = logging.getLogger("headrace.llamacpp")
@@ -41,14 +42,17 @@ class _Waiting:
 
 
 class LlamaInstance(GenerationInstance):
-    """Runs requests on ``engine``, an ``xllamacpp.Server``, at most as many at once as it has slots."""
+    """Runs requests on ``engine``, an ``xllamacpp.Server``, at most as many at once as it has slots.
 
-    def __init__(self, model: Model, engine: Any, files: ModelFiles) -> None:
+    ``templates`` renders each chat before the engine does; None if the model has no chat template.
+    """
+
+    def __init__(self, model: Model, engine: Any, files: ModelFiles, templates: TemplateChecks | None) -> None:
         parameters: Parameters = model.parameters
         super().__init__(model, parameters.max_streams)
         self._engine = engine
         self._limits = ModelLimits(model.name, context_of(parameters, files.header), files)
-        self._constraints = Constraints()
+        self._constraints, self._templates = Constraints(), templates
         self._queue: list[_Waiting] = []
         #: The requests that run, and the tokens of the cache.
         self._running: dict[_SlotRun, None] = {}
@@ -85,6 +89,8 @@ class LlamaInstance(GenerationInstance):
         for thread in self._threads:
             thread.join()
         self._constraints.close()
+        if self._templates is not None:
+            self._templates.close()
         self._engine = None  # its end
 
     def _work(self) -> None:
@@ -103,6 +109,8 @@ class LlamaInstance(GenerationInstance):
             if stream.is_cancelled:
                 raise Cancelled("the caller has gone")
             stream.note_start()
+            if self._templates is not None and "messages" in body:
+                self._templates.check(body)
             run = _SlotRun(stream, self._engine, self._constraints, body, self._note_usage)
             self._running[run] = None
             try:

@@ -127,22 +127,27 @@ def _ask_once(engine: Any, task: str) -> None:
             engine.handle_completions({"prompt": "a", "n_predict": 1}, lambda chunk: False)
 
 
-def _settings(library: Any, model: Model, files: ModelFiles, socket: str) -> Any:
-    parameters: Parameters = model.parameters
+def new_settings(library: Any, weights: str, socket: str) -> Any:
+    """Return settings for ``weights`` with no port that can be reached, and no access to other files."""
     settings = library.CommonParams()
     settings.verbosity = _VERBOSITY
-    settings.model.path = str(files.weights)
-    # No port that can be reached, and no access to other files.
+    settings.model.path = weights
     settings.hostnames = [socket]
     settings.api_keys = [secrets.token_urlsafe(32)]
     settings.n_threads_http = 1
     settings.endpoint_slots = settings.endpoint_props = settings.endpoint_metrics = settings.ui = False
     settings.offline, settings.warmup = True, False
     settings.sse_ping_interval = -1
-    # The engine.
+    settings.fit_params = False
+    return settings
+
+
+def _settings(library: Any, model: Model, files: ModelFiles, socket: str) -> Any:
+    parameters: Parameters = model.parameters
+    settings = new_settings(library, str(files.weights), socket)
     context = context_of(parameters, files.header)
     settings.n_parallel, settings.n_ctx = parameters.slots, context * parameters.slots
-    settings.n_gpu_layers, settings.fit_params = parameters.gpu_layers, False
+    settings.n_gpu_layers = parameters.gpu_layers
     settings.cache_ram_mib = parameters.prompt_cache_mib
     threads = parameters.threads or threads_per_instance(model.config, 1)
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads
@@ -158,7 +163,9 @@ def _settings(library: Any, model: Model, files: ModelFiles, socket: str) -> Any
     if files.adapters:
         settings.lora_adapters = [library.CommonAdapterLoraInfo(str(path), 0.0) for path in files.adapters.values()]
         settings.lora_init_without_apply = True
-    if parameters.chat_template:
+    if settings.embedding:
+        settings.chat_template = "chatml"  # its own, in the place of any program in the file
+    elif parameters.chat_template:
         settings.chat_template = files.chat_template
     log.info(
         "model '%s': %d slots with a context of %d tokens, %d threads", model.name, parameters.slots, context, threads
