@@ -47,7 +47,7 @@ class LocatedMessages:
         message, key = raw_request.message, _without_id(raw_request)
         if (known := self._plans.get(key)) is not None:
             view = self._resolve(message.model_name, message.model_version)
-            locations = self._on_device if view.takes_device_tensors else self._locations
+            locations = self._locations if view.takes_device_tensors is None else self._on_device
             planned = known.request(locations, view, message.model_name, message.model_version, message.id)
             if planned is not None:
                 request, tensors = planned
@@ -65,8 +65,9 @@ class LocatedMessages:
             if output.name in outputs:
                 self._refuse_classes(output, outputs[output.name][0])
         read = decode(raw, None, loop_limit_bytes)
-        tensors, view = LocatedTensors(), self._resolve(message.model_name, message.model_version)
-        locations = self._on_device if view.takes_device_tensors else self._locations
+        view = self._resolve(message.model_name, message.model_version)
+        locations = self._locations if view.takes_device_tensors is None else self._on_device
+        tensors = LocatedTensors(view.takes_device_tensors or ())
         _read(read.request, inputs, tensors, locations)
         for name, each in outputs.items():
             if name in view.outputs:  # the model refuses another one

@@ -52,7 +52,8 @@ class LocatedInferenceHandler(InferenceHandler):
         if 0 < json_bytes <= min(loop_limit_bytes, self._max_bytes):
             front = body[:json_bytes].tobytes()
             if any(word in front for word in self._names):
-                locations = self._on_device if answer.view.takes_device_tensors else self._locations
+                device_inputs = answer.view.takes_device_tensors
+                locations = self._locations if device_inputs is None else self._on_device
                 is_short = json_bytes == body.nbytes <= PLANNED_BYTES
                 request_id, rest = cut_id(front) if is_short else ("", b"")
                 planned = self._plans.get(rest)
@@ -60,7 +61,7 @@ class LocatedInferenceHandler(InferenceHandler):
                     found := self._planned(planned, locations, answer, name, version, request_id)
                 ):
                     return found
-                located = LocatedTensors()
+                located = LocatedTensors(device_inputs or ())
                 decoded = decode(
                     name,
                     version,

@@ -55,6 +55,8 @@ class DeviceLocations(TensorLocations):
     def read(
         self, location: TensorLocation, parameters: Parameters, spec: Spec, located: LocatedTensors
     ) -> Tensor | Undecoded:
+        if spec.name not in located.device_inputs:
+            return super().read(location, parameters, spec, located)
         try:
             tensor: Any = location.device_source(parameters, spec)
         except HeadraceError:

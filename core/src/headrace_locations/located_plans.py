@@ -49,7 +49,7 @@ class LocatedPlan(NamedTuple):
 
         None if the model lacks one of the outputs. Raises what the locations raise.
         """
-        located = LocatedTensors()
+        located = LocatedTensors(view.takes_device_tensors or ())
         inputs = {each[2].name: locations.read(*each, located) for each in self.inputs}
         for location, parameters, output in self.outputs:
             spec = view.outputs.get(output)

@@ -140,7 +140,9 @@ class Target:
 class LocatedTensors:
     """The tensors of one request that lie in locations: inputs as they are read, and the targets of outputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_inputs: Collection[str] = ()) -> None:
+        #: The inputs that may be on a device: `ModelView.takes_device_tensors`.
+        self.device_inputs = device_inputs
         #: The location of each input, what it returned, and the input's name.
         self.sources: list[tuple[TensorLocation, Buffer, str]] = []
         self.targets: dict[str, Target] = {}

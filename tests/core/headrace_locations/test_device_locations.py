@@ -83,7 +83,7 @@ def test_only_requests_to_a_model_that_takes_device_tensors_read_them(shelf: She
         (device, "in", PlayedDeviceTensor, 0),
         (device, "out", np.ndarray, 1),
     ):
-        located = LocatedTensors()
+        located = LocatedTensors({"x"})
         assert type(locations.read(shelf, {"shelf": place}, SPEC, located)) is kind
         assert (len(located.sources), len(located.inputs)) == (sources, 1)
         assert type(locations.target(shelf, {"shelf": place}, SPEC, located)) is (
@@ -91,6 +91,12 @@ def test_only_requests_to_a_model_that_takes_device_tensors_read_them(shelf: She
         )
         ticket = ticket_of(located.request(InferRequest("m", {})), lambda answer, final: None)
         assert getattr(ticket, "on_device", None) == (None if locations is plain else {"x": False})
+
+
+def test_an_input_that_the_model_takes_as_an_array_only_is_read_as_one(shelf: Shelf) -> None:
+    located = LocatedTensors({"another"})
+    read = DeviceLocations([shelf]).read(shelf, {"shelf": "in"}, SPEC, located)
+    assert (type(read), len(located.sources)) == (np.ndarray, 1)
 
 
 def test_locations_without_a_device_are_the_same_for_every_model() -> None:
@@ -127,7 +133,7 @@ def test_an_output_that_its_location_does_not_copy_is_written_as_an_array(shelf:
 def test_a_location_that_fails_is_named_in_the_log_only(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
     locations = DeviceLocations([shelf])
     with pytest.raises(InternalError, match="its log has the reason"):
-        locations.read(shelf, {"shelf": "broken"}, SPEC, LocatedTensors())
+        locations.read(shelf, {"shelf": "broken"}, SPEC, LocatedTensors({"x"}))
     target = locations.target(shelf, {"shelf": "out"}, SPEC, LocatedTensors())
     with pytest.raises(InternalError, match="its log has the reason"):
         target.write("x", Other((4,), np.dtype(np.float32)))  # type: ignore[arg-type]

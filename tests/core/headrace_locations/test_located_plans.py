@@ -26,7 +26,7 @@ class Cellar(TensorLocation):
 
 
 SPEC = Spec("x", dtypes.FP32, (4,))
-VIEW: Any = SimpleNamespace(outputs={"y": Spec("y", dtypes.FP32, (4,))})
+VIEW: Any = SimpleNamespace(takes_device_tensors=None, outputs={"y": Spec("y", dtypes.FP32, (4,))})
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_model_without_the_output_has_no_use_for_a_plan(location: Cellar) -> N
     request, located, locations = read(location)
     plan = LocatedPlan.of(request, located, False)
     assert plan is not None
-    no_outputs: Any = SimpleNamespace(outputs={})
+    no_outputs: Any = SimpleNamespace(takes_device_tensors=None, outputs={})
     assert plan.request(locations, no_outputs, "m", "", "") is None
 
 

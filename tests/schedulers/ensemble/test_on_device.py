@@ -11,7 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import Backend, HeadraceError, Instance, Model, Server, StackedTensors, Tensors, builtins, hookimpl
+from headrace import (
+    Backend,
+    DeviceTensor,
+    HeadraceError,
+    InferRequest,
+    Instance,
+    Model,
+    Server,
+    StackedTensors,
+    Tensors,
+    Ticket,
+    builtins,
+    hookimpl,
+)
 from headrace_testing.played_tensors import PlayedDeviceTensor
 from headrace_testing.serving import on_loop, serve
 
@@ -33,10 +46,10 @@ class Played(Instance):
 
     def execute(self, inputs: Tensors) -> Tensors:
         given: Any = inputs[self._reads]
-        GIVEN.append((self._name, type(given).__name__))
-        if isinstance(given, StackedTensors):
-            given = np.concatenate([getattr(each, "memory", each) for each in given.parts])
-        x = getattr(given, "memory", given)
+        is_region = isinstance(given, DeviceTensor) and not isinstance(given, PlayedDeviceTensor)
+        GIVEN.append((self._name, "region" if is_region else type(given).__name__))
+        parts = given.parts if isinstance(given, StackedTensors) else [given]
+        x = np.concatenate([np.from_dlpack(part) for part in parts])
         made: Mapping[str, Any] = {name: PlayedDeviceTensor(x + 1, COPIES) for name in self._writes}
         return made
 
@@ -147,3 +160,107 @@ def test_a_condition_on_the_device_is_read_from_the_host(write: Write, run: Call
     assert COPIES == [(1, 1)] * 2, "t for the condition, and y"
     with pytest.raises(HeadraceError, match="its condition did not hold"):
         server.infer("e", {"x": np.array([[-1]], np.int32)})
+
+
+ONE = [step("one", "a=x", "b=y")]
+#: Ensembles whose tensors all lie in a CUDA region: their configs, what the driver copies for a request, and the inputs
+#: of their models.
+REGIONS: dict[str, tuple[str, list[str], list[tuple[str, str]]]] = {
+    "chain": (
+        ensemble(CHAIN),
+        ["DtoD"],
+        [("one", "region"), *[(n, "PlayedDeviceTensor") for n in ("two", "three")]],
+    ),
+    "nested": (
+        ensemble([step("short", "x=x", "y=t"), step("one", "a=t", "b=y")]),
+        ["DtoD"],
+        [("one", "region"), ("one", "PlayedDeviceTensor")],
+    ),
+    "beside_the_host": (
+        ensemble([*ONE, step("host", "a=z", "b=w")], inputs="x z", outputs="y w"),
+        ["DtoD", "DtoH", "HtoD"],
+        [("one", "region")],
+    ),
+    "with_the_host": (
+        ensemble([*ONE, step("host", "a=x", "b=w")], outputs="y w"),
+        ["DtoD", "DtoH", "HtoD"],
+        [("one", "ndarray")],
+    ),
+    "from_the_host": (
+        ensemble([step("host", "a=x", "b=t"), step("one", "a=t", "b=y")]),
+        ["DtoD", "DtoH"],
+        [("one", "ndarray")],
+    ),
+    "to_the_host": (
+        ensemble([step("one", "a=x", "b=t"), step("host", "a=t", "b=y")]),
+        ["HtoD"],
+        [("one", "region")],
+    ),
+}
+
+
+def test_cuda_regions_are_read_and_written_where_they_lie(
+    write: Write, run: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, cuda_memory = pytest.importorskip("tritonclient.http"), pytest.importorskip("headrace_shm.cuda_memory")
+    from tests.extensions.shm.played_driver import PlayedDriver
+
+    driver = PlayedDriver()
+    monkeypatch.setattr(cuda_memory, "_driver", driver)
+    for name, config in {**dict.fromkeys(("one", "two", "three"), played()), "host": identity()}.items():
+        write(name, config)
+    write("short", ensemble(ONE))
+    for name, (config, _, _) in REGIONS.items():
+        write(name, config)
+    server = run(listen=True, allow_client_shm=True)
+    with client.InferenceServerClient(f"127.0.0.1:{server.options.http_port}") as connection:
+        connection.register_cuda_shared_memory("r", b"A" * 86 + b"==", 0, 8192)
+        driver.memory[:16] = X.ravel().view(np.uint8)
+        for name, (_, copies, given) in REGIONS.items():
+            view = server.resolve(name)
+            tensors = [client.InferInput(each, [2, 2], "FP32") for each in view.inputs]
+            wanted = [client.InferRequestedOutput(each) for each in view.outputs]
+            for number, each in enumerate(wanted):
+                each.set_shared_memory("r", 16, offset=4096 + 16 * number)
+            for each in tensors:
+                each.set_shared_memory("r", 16)
+            for _ in range(2):  # the second message is not parsed again
+                for seen in (GIVEN, driver.done, COPIES):
+                    seen.clear()
+                driver.memory[4096:] = 0
+                connection.infer(name, tensors, outputs=wanted)
+                steps = sum(name != "host" for name, _ in given)
+                assert driver.memory[4096:4112].tobytes() == (X + steps).tobytes(), name
+                assert (GIVEN, sorted(set(driver.done))) == (given, copies), name
+            assert ([(2, 2)] if name == "to_the_host" else []) == COPIES, name
+            assert driver.done.count("DtoH") == ("DtoH" in copies)
+        connection.unregister_cuda_shared_memory("r")
+
+
+def test_a_caller_on_the_network_gets_arrays_of_what_a_region_brings(write: Write, run: Callable[..., Server]) -> None:
+    """Plans for callers that take outputs on the device are not used for others."""
+    write("one", played())
+    write("e", ensemble(ONE))
+    server = run()
+    view = server.resolve("e").view
+    assert (set(view.takes_device_tensors or ()), COPIES) == ({"x"}, [])
+
+    async def ask(on_device: Mapping[str, bool] | None) -> Any:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        inputs: dict[str, Any] = {"x": PlayedDeviceTensor(X, COPIES)}
+        ticket = Ticket(InferRequest("e", inputs), lambda found, final: answer.set_result(found))
+        if on_device is not None:
+            ticket.on_device = on_device
+        view.check(ticket)
+        view.enqueue(ticket)
+        return (await answer).outputs["y"]
+
+    for on_device, kind, copies in (
+        ({"y": False}, PlayedDeviceTensor, 0),
+        (None, np.ndarray, 1),
+        ({"y": True}, PlayedDeviceTensor, 1),
+    ):
+        COPIES.clear()
+        found = on_loop(server, ask(on_device))
+        assert (type(found), len(COPIES)) == (kind, copies)
+        np.testing.assert_array_equal(found.to_host() if kind is PlayedDeviceTensor else found, X + 1)

@@ -141,12 +141,14 @@ class ServedModel:
         return self.instances.executors
 
     @property
-    def takes_device_tensors(self) -> bool:
-        """True if its instances take device tensors, and neither a cache nor the scheduler reads tensors."""
+    def takes_device_tensors(self) -> Collection[str] | None:
+        """`ModelView.takes_device_tensors`. None if an instance, a cache or the scheduler reads arrays."""
         queue, executors = self.model_queue, self.executors
         if queue.scheduler.is_stateful or isinstance(queue, CachingModelQueue):
-            return False
-        return bool(executors) and all(getattr(each, "takes_device_tensors", False) for each in executors)
+            return None
+        if not executors:
+            return getattr(queue.scheduler, "takes_device_tensors", None)
+        return self.inputs if all(getattr(each, "takes_device_tensors", False) for each in executors) else None
 
     @property
     def ready(self) -> bool:

@@ -7,7 +7,7 @@ Source: docs/spec/behaviours.md section 1.6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +54,8 @@ class ModelView:
     #: decoupled model, one without instances, one whose scheduler keeps state from one request to the next, and one
     #: that answers later than its executions return.
     capacity: Callable[[], int]
-    #: True if inputs may be `DeviceTensor`s, and outputs by `Ticket.on_device`.
-    takes_device_tensors: bool = False
+    #: The inputs that may be `DeviceTensor`s; outputs may be by `Ticket.on_device`. None: all are arrays.
+    takes_device_tensors: Collection[str] | None = None
 
 
 def metadata_document(platform: str, signature: Signature) -> dict[str, Any]:

@@ -138,8 +138,8 @@ class OtherModel:
     outputs: Mapping[str, Spec]
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ask: Callable[[Ticket], None] = _nobody_to_ask
-    #: True if its requests may bring `headrace.DeviceTensor`s, and ask for some by `Ticket.on_device`.
-    takes_device_tensors: bool = False
+    #: The inputs that may be `headrace.DeviceTensor`s; outputs may be by `Ticket.on_device`. None: all are arrays.
+    takes_device_tensors: Collection[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +283,8 @@ class FullScheduler(Scheduler):
     kept: Mapping[str, Spec] = MappingProxyType({})
     #: Labels of outputs that have no label file in the model's config. Set it before the first request.
     labels: Mapping[str, Sequence[str]] = MappingProxyType({})
+    #: `OtherModel.takes_device_tensors` of its models, if they run without instances. Set it before the first request.
+    takes_device_tensors: Collection[str] | None = None
 
     # ------------------------------------------------------------------ the config, once per load
 

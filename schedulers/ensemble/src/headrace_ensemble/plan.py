@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from headrace import Dependency, InternalError, ModelConfig, OtherModel, Spec, Tensor, Ticket, on_host
@@ -17,6 +18,7 @@ from headrace_ensemble.conditions import Condition, conditions
 
 #: Adapts a tensor for its reader, if one of writer and reader has a batch axis and the other has not.
 Adapt: TypeAlias = "Callable[[Any], Any]"
+_NONE_ON_DEVICE: Mapping[str, bool] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -91,19 +93,24 @@ class EnsembleGraph:
         #: The tensors that each step waits for.
         self._reads = [reads_of(config, index, self._conditions) for index in range(len(self._steps))]
         self._streams = self._find_streams()
+        #: The ensemble's own `headrace.OtherModel.takes_device_tensors`.
+        self.takes_device_tensors = self._find_device_inputs()
         self._on_device = self._find_device_tensors()
         #: The steps as in every plan, without their outputs.
         self._bare = [self._step(index) for index in range(len(self._steps))]
 
-    def plan(self, requested: Collection[str] = ()) -> DataflowPlan:
-        """Return the plan for the ``requested`` outputs; for all if there are none."""
+    def plan(self, requested: Collection[str] = (), on_device: Mapping[str, bool] = _NONE_ON_DEVICE) -> DataflowPlan:
+        """Return the plan for the ``requested`` outputs; for all if there are none.
+
+        ``on_device`` is the `headrace.Ticket.on_device` of its requests.
+        """
         names = [output.name for output in self._config.output if not requested or output.name in requested]
         needed = self._needed(names)
         tensors = self._numbers
         steps: dict[int, Step] = {}
         uses, waits = [0] * len(tensors), [0] * len(self._steps)
         readers: dict[str, list[Step]] = {name: [] for name in tensors}
-        wanted = set(names)
+        wanted = {name: on_device.get(name) for name in names}
         for name in names:
             uses[tensors[name]] += 1
         for index in reversed(self._order):  # readers are made before writers
@@ -114,7 +121,7 @@ class EnsembleGraph:
             for tensor in self._reads[index]:
                 readers[tensor].append(made)
                 uses[tensors[tensor]] += 1
-        outputs = [(name, tensors[name], self._adapt_output(name)) for name in names]
+        outputs = [(name, tensors[name], self._adapt_output(name, name in on_device)) for name in names]
         missing = sum(name in self._writer for name in names)
         first = [step for index, step in sorted(steps.items()) if not step.stream and not step.waits]
         inputs = [(io.name, tensors[io.name]) for io in self._config.input if uses[tensors[io.name]]]
@@ -140,7 +147,14 @@ class EnsembleGraph:
                 todo += self._reads[index]
         return needed
 
-    def _with_writes(self, bare: Step, readers: Mapping[str, Sequence[Step]], requested: Collection[str]) -> Step:
+    def _with_writes(
+        self, bare: Step, readers: Mapping[str, Sequence[Step]], requested: Mapping[str, bool | None]
+    ) -> Step:
+        """Return ``bare`` with what it writes.
+
+        ``requested`` says where the caller takes an output: on the device, there and in the memory of the host if True,
+        and only in the memory of the host if None.
+        """
         step, model = self._steps[bare.index], self._models[bare.index]
         writes = [
             (output, self._numbers[tensor], sorted(readers[tensor], key=lambda reader: reader.index))
@@ -150,37 +164,42 @@ class EnsembleGraph:
         names = [name for name, _, _ in writes]
         outputs = () if len(names) == len(model.outputs) else tuple(names)
         kind = None if bare.kind is None else (*bare.kind, outputs)
-        on_device = {
-            output: tensor in requested or any(self._needs_array(reader, tensor) for reader in readers[tensor])
-            for output, tensor in step.output_map.items()
-            if any(not self._needs_array(reader, tensor) for reader in readers[tensor])
-        }
+        on_device: dict[str, bool] = {}
+        for output, tensor in step.output_map.items():
+            taken = [self._takes(reader.index, tensor) for reader in readers[tensor]]
+            if tensor in requested:
+                taken += {None: [False], False: [True], True: [True, False]}[requested[tensor]]
+            if tensor in self._on_device and any(taken):
+                on_device[output] = not all(taken)
         return replace(bare, writes=writes, outputs=outputs, kind=kind, on_device=on_device)
 
-    def _needs_array(self, reader: Step, tensor: str) -> bool:
-        """True if ``reader`` takes ``tensor`` in the memory of the host only."""
-        is_input = tensor in self._steps[reader.index].input_map.values()
-        return (
-            not is_input or reader.when == self._numbers[tensor] or not self._stays(tensor, self._models[reader.index])
-        )
+    def _takes(self, index: int, tensor: str) -> bool:
+        """True if step ``index``, which reads ``tensor``, takes it on a device, for each of its inputs."""
+        taken = self._models[index].takes_device_tensors or ()
+        inputs = [name for name, value in self._steps[index].input_map.items() if value == tensor]
+        condition = self._conditions.get(index)
+        is_condition = condition is not None and condition.tensor == tensor
+        return not is_condition and all(name in taken for name in inputs)
 
-    def _stays(self, tensor: str, model: OtherModel) -> bool:
-        return tensor in self._on_device and model.takes_device_tensors
+    def _leaves(self, tensor: str) -> bool:
+        """True if a step writes ``tensor`` that can leave it on a device."""
+        writer = self._writer.get(tensor)
+        return writer is not None and self._models[writer].takes_device_tensors is not None
+
+    def _find_device_inputs(self) -> frozenset[str] | None:
+        """Return the inputs that each of their readers takes on a device. None if no output can stay there either."""
+        outputs = {output.name for output in self._config.output}
+        readers = {io.name: [i for i, reads in enumerate(self._reads) if io.name in reads] for io in self._config.input}
+        found = frozenset(
+            name
+            for name, steps in readers.items()
+            if steps and name not in outputs and all(self._takes(index, name) for index in steps)
+        )
+        return found if found or any(map(self._leaves, outputs)) else None
 
     def _find_device_tensors(self) -> frozenset[str]:
-        """Return the tensors that may be `headrace.DeviceTensor`s: of a step that returns some, for one that takes
-        them."""
-        read = {
-            tensor
-            for step, model in zip(self._steps, self._models, strict=True)
-            if model.takes_device_tensors
-            for tensor in step.input_map.values()
-        }
-        return frozenset(
-            tensor
-            for tensor, index in self._writer.items()
-            if tensor in read and self._models[index].takes_device_tensors
-        )
+        """Return the tensors that may be `headrace.DeviceTensor`s."""
+        return (self.takes_device_tensors or frozenset()) | {tensor for tensor in self._writer if self._leaves(tensor)}
 
     def _step(self, index: int) -> Step:
         step, model = self._steps[index], self._models[index]
@@ -238,7 +257,7 @@ class EnsembleGraph:
 
     def _adapt_input(self, tensor: str, model: OtherModel, name: str) -> Adapt | None:
         adapt = adapter(self._is_batched(tensor), model.config.max_batch_size > 0, len(model.inputs[name].dims))
-        return adapt if self._stays(tensor, model) else self._as_array(tensor, adapt)
+        return adapt if name in (model.takes_device_tensors or ()) else self._as_array(tensor, adapt)
 
     def _as_array(self, tensor: str, adapt: Adapt | None) -> Adapt | None:
         """Return ``adapt`` for a reader that takes arrays only."""
@@ -246,10 +265,11 @@ class EnsembleGraph:
             return adapt
         return on_host if adapt is None else lambda value: adapt(on_host(value))
 
-    def _adapt_output(self, name: str) -> Adapt | None:
+    def _adapt_output(self, name: str, stays: bool) -> Adapt | None:
         (spec,) = (Spec.from_config(output) for output in self._config.output if output.name == name)
         is_batched = self._config.max_batch_size > 0
-        adapt = self._as_array(name, adapter(self._is_batched(name), is_batched, len(spec.backend_dims)))
+        adapt = adapter(self._is_batched(name), is_batched, len(spec.backend_dims))
+        adapt = adapt if stays else self._as_array(name, adapt)
         return adapt if spec.reshape is None else _reshaper(spec, is_batched, adapt)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from headrace import (
     Answer,
@@ -22,6 +23,7 @@ from headrace_ensemble.consistency import check
 from headrace_ensemble.dataflow import Dataflow
 from headrace_ensemble.plan import DataflowPlan, EnsembleGraph, dependency_of
 
+_NOWHERE: Mapping[str, bool] = MappingProxyType({})
 #: At most 64 plans are kept. Most callers request the same outputs.
 _PLANS = 64
 
@@ -51,13 +53,16 @@ class EnsembleScheduler(FullScheduler):
         self._is_decoupled = config.model_transaction_policy.decoupled
         self._limit = config.ensemble_scheduling.max_inflight_requests
         self._graph = EnsembleGraph(config, context.others)
-        self._plans: dict[tuple[str, ...], DataflowPlan] = {(): self._graph.plan()}
+        self.takes_device_tensors = self._graph.takes_device_tensors
+        self._plans: dict[tuple[object, ...], DataflowPlan] = {(): self._graph.plan()}
         self._under_way: dict[Ticket, Dataflow] = {}
         self.labels = _labels(config, context.others)
 
     def submit(self, ticket: Ticket) -> int:
         requested = tuple(ticket.request.outputs)
-        plan = self._plans.get(requested) or self._plan(requested)
+        on_device = _NOWHERE if self.takes_device_tensors is None else getattr(ticket, "on_device", _NOWHERE)
+        key = (*requested, *on_device.items()) if on_device else requested
+        plan = self._plans.get(key) or self._plan(key, requested, on_device)
         flow = Dataflow(self._name, plan, ticket, self._finish, self._is_decoupled, self._limit)
         self._under_way[ticket] = flow
         ticket.started_ns = ticket.queued_ns  # a request waits only in steps, which count the time
@@ -86,10 +91,10 @@ class EnsembleScheduler(FullScheduler):
             ticket.spans_ns = flow.spans_ns
         self._answer(ticket, answer, final)
 
-    def _plan(self, requested: tuple[str, ...]) -> DataflowPlan:
+    def _plan(self, key: Any, requested: Sequence[str], on_device: Mapping[str, bool]) -> DataflowPlan:
         if len(self._plans) >= _PLANS:
             self._plans = {(): self._plans[()]}
-        plan = self._plans[requested] = self._graph.plan(requested)
+        plan = self._plans[key] = self._graph.plan(requested, on_device)
         return plan
 
 
