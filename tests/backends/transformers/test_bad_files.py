@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -72,6 +73,25 @@ def remove(*names: str) -> Damage:
     return unlink
 
 
+def weights(header: str | bytes | dict[str, Any], data: int = 64) -> Damage:
+    """Replace the file of weights by one with ``header`` and ``data`` zeros."""
+    text = json.dumps(header) if isinstance(header, dict) else header
+    text = text.encode() if isinstance(text, str) else text
+    return write("model.safetensors", len(text).to_bytes(8, "little") + text + bytes(data))
+
+
+def tensor(shape: Any, *offsets: Any, **more: Any) -> dict[str, Any]:
+    return {"lm_head.weight": {"dtype": "F32", "shape": shape, "data_offsets": list(offsets), **more}}
+
+
+def fifo(name: str) -> Damage:
+    def replace(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return replace
+
+
 INDEX = {"weight_map": {"lm_head.weight": "../../../secret.safetensors"}}
 
 
@@ -80,7 +100,7 @@ INDEX = {"weight_map": {"lm_head.weight": "../../../secret.safetensors"}}
     [
         (truncate, r"model.safetensors is truncated: it has \d+ bytes, its header needs \d+"),
         (write("model.safetensors", b"\0"), "is not a complete safetensors file"),
-        (write("model.safetensors", b"\x02\0\0\0\0\0\0\0[]"), "unable to load model 'm' .*SafetensorError"),
+        (write("model.safetensors", b"\x02\0\0\0\0\0\0\0[]"), "its header is no JSON object"),
         (write("model.safetensors", b"\xff" * 99), "is not a complete safetensors file"),
         (remove("model.safetensors"), "no file of weights"),
         (pickle_weights, "pytorch_model.bin: pickled weights may run code .* parameter 'trust' to 'true'"),
@@ -100,8 +120,30 @@ INDEX = {"weight_map": {"lm_head.weight": "../../../secret.safetensors"}}
         (edit(model_type="bert"), "unable to load model 'm'|has no weights"),
         (edit(model_type="mine", auto_map={"AutoConfig": "evil.Config"}), "it runs code of its own"),
         (write("adapter_config.json", "{}"), "has an adapter"),
+        (write("model.safetensors", (10**15).to_bytes(8, "little") + b"{}"), "is not a complete safetensors file"),
+        (weights("[" * 10**5), "is not a safetensors file: maximum recursion depth"),
+        (weights(b'{"\xff": {}}'), "is not a safetensors file: 'utf-8' codec"),
+        (weights(b"[" + b"[]," * (1 << 21) + b"1]", 0), "commas and brackets, the limit is 4194304"),
+        (weights(tensor([16], 0, 64) | {"b": tensor([16], 0, 64)["lm_head.weight"]}), "SafetensorError: .*b"),
+        (weights(tensor([16], 64, 0)), "tensor 'lm_head.weight' has no shape"),
+        (weights(tensor(["x", 10**10], 0, 64)), "tensor 'lm_head.weight' has no shape"),
+        (weights(tensor([16], "0", "64")), "tensor 'lm_head.weight' has no shape"),
+        (weights(tensor([10**12], 0, 64)), "describes 1000000000000 numbers in .* bytes"),
+        (weights({"lm_head.weight": 7}), "tensor 'lm_head.weight' has no shape"),
+        (write("config.json", b" " * (9 << 20)), "config.json has more than 8388608 bytes"),
+        (write("config.json", b"\xff\xfe{}"), "config.json is not JSON"),
+        (edit(hidden_size="many"), "unable to load model 'm'"),
+        (edit(eos_token_id={"a": []}, rope_parameters=7), "unable to load model 'm'"),
+        (edit(num_local_experts=10**8), "num_local_experts is 100000000, but its weights have 21 tensors"),
+        (write("tokenizer.json", "[" * 10**5), "unable to load model 'm'"),
+        (write("tokenizer.json", b"[" + b"[]," * (1 << 21) + b"1]"), "tokenizer.json has .* commas and brackets"),
+        (edit("tokenizer.json", model={"type": "BPE", "vocab": 7, "merges": []}), "unable to load model 'm'"),
+        (write("tokenizer_config.json", '{"a":' * 10**5), "unable to load model 'm'"),
+        (write("generation_config.json", "[]"), "unable to load model 'm'"),
+        (fifo("tokenizer.json"), "unable to read .*tokenizer.json: .* FIFO"),
+        (fifo("model.safetensors"), "unable to read .*model.safetensors: .* FIFO"),
     ],
-    ids=range(22),
+    ids=range(44),
 )
 def test_a_damaged_model_is_refused_by_name(good: Path, tmp_path: Path, damage: Damage, why: str) -> None:
     folder = copytree(good, tmp_path / "1")

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from headrace import BackendError, HeadraceError, InvalidArgument, Model, Unavailable, Unsupported, one_line
-from headrace_llm import GenerationInstance, GenerationRequest, HermesParser, TokenStream, token_text
+from headrace_llm import GenerationInstance, GenerationRequest, HermesParser, TokenStream
 from headrace_transformers.chat import ChatPrompts
 from headrace_transformers.continuous import ContinuousEngine
 from headrace_transformers.generation_job import GenerationJob
 from headrace_transformers.one_by_one import OneByOneEngine
 from headrace_transformers.structured_texts import StructuredTexts
-from headrace_transformers.text_stream import TextStream, decoder_of
+from headrace_transformers.text_stream import TextStream, decoder_of, text_of
 from headrace_transformers.token_choice import TokenChooser, config_of
 from headrace_transformers.transformers_engine import OpenedTransformer, release_memory, threads_of
 
 log = logging.getLogger("headrace.transformers")
 
-#: In tokens of SentencePiece: a blank, and a byte that is no character by itself.
-_BLANK, _BYTE = "\u2581", re.compile("<0x[0-9A-F]{2}>")
+Engine: TypeAlias = "ContinuousEngine | OneByOneEngine"
 
 
 class TransformersGenerator(GenerationInstance):
@@ -33,6 +31,8 @@ class TransformersGenerator(GenerationInstance):
         self._opened, self._tokenizer = opened, opened.tokenizer
         self._torch = opened.torch
         self._engine = _engine_of(model, opened)
+        #: For requests with an adapter: a batch has one model.
+        self._adapter_engine = _one_by_one(model, opened) if opened.adapters else None
         self._base = opened.model.generation_config
         head = opened.model.get_output_embeddings()
         self._vocabulary = opened.config.get_text_config().vocab_size if head is None else head.weight.shape[0]
@@ -46,23 +46,23 @@ class TransformersGenerator(GenerationInstance):
         self._has_tool_calls = HermesParser.BEGIN in str(getattr(self._tokenizer, "chat_template", ""))
         #: For templates and long prompts, which would block the thread of the instance.
         self._preparing = ThreadPoolExecutor(2, f"{model.name} prompts")
-        self._names: dict[TokenStream, str] = {}
+        self._names: dict[TokenStream, tuple[Engine, str]] = {}
         super().__init__(model, model.parameters.max_streams)
 
     def begin(self, request: GenerationRequest, stream: TokenStream) -> None:
-        _refuse(request)
+        _refuse(request, self._opened.adapters)
         self._preparing.submit(self._submit, request, stream)
 
     def cancel(self, stream: TokenStream) -> None:
-        name = self._names.get(stream)
-        if name is not None:
-            self._engine.cancel(name)
+        if stream in self._names:
+            engine, name = self._names[stream]
+            engine.cancel(name)
 
     def forget(self, stream: TokenStream) -> None:
         super().forget(stream)
-        name = self._names.pop(stream, None)
-        if name is not None:
-            self._engine.cancel(name)
+        if (found := self._names.pop(stream, None)) is not None:
+            engine, name = found
+            engine.cancel(name)
 
     def _forget_if_ended(self, stream: TokenStream) -> None:
         """A stream may have ended before the engine had it."""
@@ -74,15 +74,17 @@ class TransformersGenerator(GenerationInstance):
         self._preparing.shutdown(wait=True, cancel_futures=True)
         self._prompts.close()
         self._engine.close()
+        if self._adapter_engine is not None:
+            self._adapter_engine.close()
         super().close()
-        del self._engine, self._opened, self._base
+        del self._engine, self._adapter_engine, self._opened, self._base
         release_memory()
 
     def _submit(self, request: GenerationRequest, stream: TokenStream) -> None:
         try:
             if not stream.is_cancelled:
-                job = self._job(request, stream)
-                self._names[stream] = self._engine.submit(job)
+                engine = self._engine_for(request)
+                self._names[stream] = (engine, engine.submit(self._job(request, stream, engine)))
                 self._forget_if_ended(stream)
         except HeadraceError as error:
             stream.fail(error)
@@ -90,7 +92,12 @@ class TransformersGenerator(GenerationInstance):
             log.exception("preparing a request failed")
             stream.fail(BackendError(f"preparing a request failed: {type(error).__name__}: {one_line(str(error))}"))
 
-    def _job(self, request: GenerationRequest, stream: TokenStream) -> GenerationJob:
+    def _engine_for(self, request: GenerationRequest) -> Engine:
+        if not request.sampling.lora_name or self._adapter_engine is None:
+            return self._engine
+        return self._adapter_engine
+
+    def _job(self, request: GenerationRequest, stream: TokenStream, engine: Engine) -> GenerationJob:
         prompt = self._prompt(request)
         most = self._limit - len(prompt) if self._limit else 1 << 20
         if most < 1:
@@ -104,10 +111,11 @@ class TransformersGenerator(GenerationInstance):
             prompt,
             min(request.max_tokens or most, most),
             frozenset(eos),
-            self._chooser(request, prompt, config, eos),
+            self._chooser(request, prompt, config, eos, engine),
             text,
             HermesParser() if reads_calls else None,
             config,
+            self._opened.adapters.get(request.sampling.lora_name, self._opened.model),
         )
 
     def _prompt(self, request: GenerationRequest) -> Sequence[int]:
@@ -130,7 +138,7 @@ class TransformersGenerator(GenerationInstance):
         return ids
 
     def _chooser(
-        self, request: GenerationRequest, prompt: Sequence[int], config: Any, eos: Sequence[int]
+        self, request: GenerationRequest, prompt: Sequence[int], config: Any, eos: Sequence[int], engine: Engine
     ) -> TokenChooser | None:
         sampling = request.sampling
         for token in sampling.logit_bias:
@@ -139,7 +147,7 @@ class TransformersGenerator(GenerationInstance):
                     f"logit_bias has the token {token}, the vocabulary of this model ends at {self._vocabulary - 1}"
                 )
         samples = bool(self._base.do_sample) if sampling.temperature is None else sampling.temperature > 0
-        processors = self._processors(config, len(prompt), eos)
+        processors = self._processors(config, len(prompt), eos, engine)
         wants = request.wants_logprobs or request.wants_cumulative_logprob or sampling.logprobs is not None
         adjusts = sampling.presence_penalty or sampling.frequency_penalty or sampling.logit_bias or sampling.min_tokens
         if not (samples or processors or wants or adjusts or sampling.structured):
@@ -153,13 +161,13 @@ class TransformersGenerator(GenerationInstance):
             processors=processors,
             warpers=self._warpers(request) if samples else (),
             constraint=self._constraints.make(sampling.structured) if sampling.structured else None,
-            text_of=partial(_text_of, self._tokenizer),
+            text_of=partial(text_of, self._tokenizer),
             device=self._opened.device,
         )
 
-    def _processors(self, config: Any, prompt_tokens: int, eos: Sequence[int]) -> Sequence[Any]:
+    def _processors(self, config: Any, prompt_tokens: int, eos: Sequence[int], engine: Engine) -> Sequence[Any]:
         """Return transformers' processors of ``config``; ``generate`` adds them itself."""
-        if isinstance(self._engine, OneByOneEngine):
+        if isinstance(engine, OneByOneEngine):
             return ()
         config._eos_token_tensor = self._torch.tensor(eos or [-1], device=self._opened.device)
         made: Sequence[Any] = self._opened.model._get_logits_processor(
@@ -190,7 +198,7 @@ class TransformersGenerator(GenerationInstance):
         return made
 
 
-def _engine_of(model: Model, opened: OpenedTransformer) -> ContinuousEngine | OneByOneEngine:
+def _engine_of(model: Model, opened: OpenedTransformer) -> Engine:
     parameters, threads = model.parameters, threads_of(model)
     if parameters.continuous_batching and not opened.is_encoder_decoder:
         attention = opened.config._attn_implementation
@@ -201,7 +209,11 @@ def _engine_of(model: Model, opened: OpenedTransformer) -> ContinuousEngine | On
                 opened.model.set_attn_implementation(attention)
             reason = one_line(f"{type(error).__name__}: {error}")[:300]
             log.warning("model '%s' runs its requests one by one: no continuous batching: %s", model.name, reason)
-    return OneByOneEngine(opened, min(parameters.max_running, 4), threads)
+    return _one_by_one(model, opened)
+
+
+def _one_by_one(model: Model, opened: OpenedTransformer) -> OneByOneEngine:
+    return OneByOneEngine(opened, min(model.parameters.max_running, 4), threads_of(model))
 
 
 def _eos_of(opened: OpenedTransformer) -> Sequence[int]:
@@ -211,34 +223,15 @@ def _eos_of(opened: OpenedTransformer) -> Sequence[int]:
     return [] if given is None else [given] if isinstance(given, int) else list(given)
 
 
-def _text_of(tokenizer: Any, token: int) -> str:
-    """Return the text of ``token`` as in `TokenLogprob`: with the blank that it begins with, and all of its bytes."""
-    text: str = tokenizer.decode([token])
-    piece: str = tokenizer.convert_ids_to_tokens(token) or ""
-    if "\ufffd" not in text:
-        return f" {text}" if piece.startswith(_BLANK) and not text.startswith(" ") else text
-    if _BYTE.fullmatch(piece):
-        return token_text(bytes([int(piece[3:5], 16)]))
-    known = _letter_bytes()
-    return token_text(bytes(known[each] for each in piece)) if known.keys() >= set(piece) else text
-
-
-@cache
-def _letter_bytes() -> Mapping[str, int]:
-    """Return the bytes that GPT-2's letters stand for in the tokens of most models."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {letter: byte for byte, letter in bytes_to_unicode().items()}
-
-
-def _refuse(request: GenerationRequest) -> None:
+def _refuse(request: GenerationRequest, adapters: Collection[str]) -> None:
     """Raise for what this engine does not do, by its name."""
     sampling = request.sampling
     if sampling.more:
         name = one_line(next(iter(sampling.more)))[:100]
         raise InvalidArgument(f"sampling_parameters has the member '{name}', which this engine does not have")
-    if sampling.lora_name:
-        raise InvalidArgument(f"lora_name is '{one_line(sampling.lora_name)}', but this model has no adapters")
+    if sampling.lora_name and sampling.lora_name not in adapters:
+        has = f"expected one of {', '.join(adapters)}" if adapters else "but this model has no adapters"
+        raise InvalidArgument(f"lora_name is '{one_line(sampling.lora_name)[:200]}', {has}")
     if request.images:
         raise Unsupported("this backend reads no images")
     if request.tools and request.tool_choice not in (None, "auto", "none"):

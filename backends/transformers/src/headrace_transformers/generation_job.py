@@ -15,6 +15,7 @@ class GenerationJob:
     """A request with its prompt as tokens. `take` is called by the engine, one call at a time.
 
     ``eos`` are the tokens that end the text; empty to ignore them. ``chooser`` is None if the highest score is taken.
+    ``config`` and ``model`` are for `OneByOneEngine`.
     """
 
     def __init__(
@@ -27,9 +28,10 @@ class GenerationJob:
         text: TextStream,
         tools: ToolCallParser | None = None,
         config: Any = None,
+        model: Any = None,
     ) -> None:
         self.stream, self.prompt, self.max_tokens, self.eos, self.chooser = stream, prompt, max_tokens, eos, chooser
-        self._text, self._tools, self.config = text, tools, config
+        self._text, self._tools, self.config, self.model = text, tools, config, model
         self._count = 0
         self.has_started = self.is_retried = False
         #: The generation loop that has the job.

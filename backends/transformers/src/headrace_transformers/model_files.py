@@ -6,18 +6,19 @@ file is compared with the weights that are there. Nothing is imported for that.
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace import Code, LoadError, Model, one_line, open_regular, why_path_leaves
+from headrace import Code, LoadError, Model, one_line, why_path_leaves
 from headrace_llm import Task, read_json_file
 from headrace_transformers.parameters import HOW_TO_TRUST, is_trusted
+from headrace_transformers.weight_files import MAX_JSON_BYTES, check_files, tensor_sizes
 
-MAX_JSON_BYTES, MAX_HEADER_BYTES = 64 << 20, 100 << 20
+MAX_CONFIG_BYTES = 8 << 20
+#: Names the files of weights of a large model.
+INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class HuggingFaceFiles:
     def json(self, name: str) -> Any:
         """Return the JSON file ``name`` of the folder; None if there is none. Raises `LoadError`."""
         path = self.folder / name
-        return read_json_file(path, MAX_JSON_BYTES) if path.is_file() else None
+        most = MAX_JSON_BYTES if name == INDEX else MAX_CONFIG_BYTES
+        return read_json_file(path, most) if path.is_file() else None
 
 
 def find_files(model: Model) -> HuggingFaceFiles:
@@ -46,12 +48,12 @@ def find_files(model: Model) -> HuggingFaceFiles:
     if gguf:
         return HuggingFaceFiles(model.resource(prefix + gguf).parent, gguf, {}, _task_of(model, {}))
     path = model.resource(f"{prefix}config.json")
-    config = read_json_file(path, MAX_JSON_BYTES)
+    config = read_json_file(path, MAX_CONFIG_BYTES)
     if type(config) is not dict:
         raise LoadError(f"{path} is not the config of a model: expected a JSON object")
     if (path.parent / "adapter_config.json").exists():
         raise LoadError(
-            f"{path.parent} has an adapter (adapter_config.json) beside the model: merge it, or serve the model alone",
+            f"{path.parent} has an adapter (adapter_config.json) beside the model: move it to a folder of adapters/",
             Code.UNSUPPORTED,
         )
     return HuggingFaceFiles(path.parent, "", config, _task_of(model, config))
@@ -97,20 +99,25 @@ def number_of_labels(config: Mapping[str, Any]) -> int:
     return given if type(given) is int else 2
 
 
-def check_weights(model: Model, files: HuggingFaceFiles) -> int:
-    """Check the files of weights; return how many numbers they have, 0 if it is not known.
+#: The ends of names of numbers in ``config.json`` that are for modules: each has a tensor of its own, or more.
+_REPEATED = ("layers", "layer", "experts", "blocks", "stages")
 
-    Raises `LoadError` with the file if it is missing, truncated, pickled or outside the directory. Raises it, too, if
-    the config has more layers than there are tensors.
+
+def check_weights(model: Model, files: HuggingFaceFiles) -> int:
+    """Check the files of the model; return how many numbers its weights have, 0 if it is not known.
+
+    Raises `LoadError` with the file if weights are missing, truncated, pickled or outside the directory, and for what
+    `check_files` refuses. Raises it, too, if the config has more layers than there are tensors.
     """
     if files.gguf:
         return 0
+    check_files(files.folder)
     paths = list(_weight_files(model, files))
     if not paths:
         return 0
-    shapes = [shape for path in paths for shape in _tensor_shapes(path)]
+    shapes = [shape for path in paths for shape in tensor_sizes(path)]
     for name, value in _integers(files.config):
-        if "layers" in name and not name.startswith("max_") and value > max(1000, len(shapes)):
+        if name.rpartition("_")[2] in _REPEATED and not name.startswith("max_") and value > max(1000, len(shapes)):
             has = f"its weights have {len(shapes)} tensors"
             raise LoadError(f"{files.folder / 'config.json'}: {name} is {value}, but {has}")
         if value > 2**53:
@@ -119,15 +126,15 @@ def check_weights(model: Model, files: HuggingFaceFiles) -> int:
 
 
 def _weight_files(model: Model, files: HuggingFaceFiles) -> Iterator[Path]:
-    index = files.json("model.safetensors.index.json")
+    index = files.json(INDEX)
     if index is not None:
         names = index.get("weight_map") if type(index) is dict else None
         if type(names) is not dict or not names or not all(type(name) is str for name in names.values()):
-            raise LoadError(f"{files.folder / 'model.safetensors.index.json'} has no object weight_map of file names")
+            raise LoadError(f"{files.folder / INDEX} has no object weight_map of file names")
         for name in sorted(set(names.values())):
             if why_path_leaves(name) or not name.endswith(".safetensors"):
                 raise LoadError(
-                    f"{files.folder / 'model.safetensors.index.json'} names '{one_line(name)}', expected a file of "
+                    f"{files.folder / INDEX} names '{one_line(name)}', expected a file of "
                     "the same directory that ends in .safetensors"
                 )
             yield files.folder / name
@@ -144,40 +151,6 @@ def _weight_files(model: Model, files: HuggingFaceFiles) -> Iterator[Path]:
         )
     if not pickled:
         raise LoadError(f"no file of weights (*.safetensors) in {files.folder} for model '{model.name}'")
-
-
-def _tensor_shapes(path: Path) -> Iterator[int]:
-    """Yield how many numbers each tensor of a safetensors file has. Raises `LoadError`.
-
-    Source: the format's README: 8 bytes with the size N of the header, N bytes of JSON, the data.
-    """
-    try:
-        with open_regular(path) as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-                raise LoadError(f"{path} is not a complete safetensors file: it has {size} bytes")
-            header = json.loads(file.read(length))
-    except OSError as error:
-        raise LoadError(f"unable to read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise LoadError(f"{path} is not a safetensors file: {error}") from None
-    end = 0
-    for name, entry in header.items() if type(header) is dict else ():
-        if name == "__metadata__":
-            continue
-        try:
-            end = max(end, entry["data_offsets"][1])
-            numbers = 1
-            for dim in entry["shape"]:
-                numbers *= dim
-        except (KeyError, IndexError, TypeError):
-            raise LoadError(f"{path} is not a safetensors file: tensor '{one_line(name)}' has no shape") from None
-        yield numbers
-    if size < 8 + length + end:
-        raise LoadError(f"{path} is truncated: it has {size} bytes, its header needs {8 + length + end}")
 
 
 def _integers(config: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, int]]:

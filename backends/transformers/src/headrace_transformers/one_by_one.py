@@ -64,7 +64,7 @@ class OneByOneEngine:
         from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
         from transformers.generation.streamers import BaseStreamer
 
-        torch, model = self._opened.torch, self._opened.model
+        torch, model = self._opened.torch, job.model
         jobs, has_ended = self._jobs, False
 
         class PromptlessStreamer(BaseStreamer):  # type: ignore[misc]

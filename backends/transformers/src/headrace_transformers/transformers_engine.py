@@ -14,6 +14,7 @@ from typing import Any
 from headrace import BackendError, Code, HeadraceError, LoadError, Model, one_line
 from headrace_engines import threads_beside_server
 from headrace_llm import Task
+from headrace_transformers.adapters import adapter_folders, open_adapters
 from headrace_transformers.model_files import HuggingFaceFiles, check_weights
 from headrace_transformers.parameters import HOW_TO_TRUST, is_trusted
 from headrace_transformers.transformers_library import load_engine
@@ -45,6 +46,8 @@ class OpenedTransformer:
     tokenizer: Any
     device: str
     is_encoder_decoder: bool
+    #: The same model with an adapter, by the adapter's name.
+    adapters: Mapping[str, Any]
     #: Held while the tokenizer is used: it raises if two threads change its padding at once.
     tokenizing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -69,6 +72,7 @@ def open_model(model: Model, files: HuggingFaceFiles) -> OpenedTransformer:
 
     device = device_of(torch, model)
     numbers = check_weights(model, files)
+    folders = adapter_folders(model, files.folder, files.task)
     source: dict[str, Any] = {"gguf_file": files.gguf} if files.gguf else {}
     common = {**source, "local_files_only": True, "trust_remote_code": is_trusted(model)}
     with _opening, _reworded(model, files):
@@ -93,13 +97,21 @@ def open_model(model: Model, files: HuggingFaceFiles) -> OpenedTransformer:
             )
         tokenizer = None if files.task is Task.TRANSCRIPTION else open_tokenizer(transformers, model, files, common)
         opened = opened.to(device).eval()
+        adapters = open_adapters(opened, folders)
         if model.parameters.compile:
             opened.forward = torch.compile(opened.forward, dynamic=True)
     if files.gguf:
         release_memory()  # the buffers of the reader are as large as the weights
     log.info("model '%s': opened %s with %s", model.name, type(opened).__name__, transformers.__version__)
     return OpenedTransformer(
-        transformers, torch, files, opened, tokenizer, device, bool(getattr(config, "is_encoder_decoder", False))
+        transformers,
+        torch,
+        files,
+        opened,
+        tokenizer,
+        device,
+        bool(getattr(config, "is_encoder_decoder", False)),
+        adapters,
     )
 
 
