@@ -198,10 +198,8 @@ ROWS = [
     bad("a trailer that is none", LIVE + CHUNKED + b"0\r\nA\r\n\r\n"),
     bad("a blank behind the name of a trailer", LIVE + CHUNKED + b"0\r\nA : b\r\n\r\n"),
     bad("a folded trailer", LIVE + CHUNKED + b"0\r\nA: b\r\n c\r\n\r\n"),
-    bad("too long a trailer", LIVE + CHUNKED + b"0\r\nA: " + b"x" * 100_000 + b"\r\n\r\n", 431,
-        h11=((400,), False), why="it answers every body that is none alike"),
-    bad("too many trailers", LIVE + CHUNKED + b"0\r\n" + b"A: b\r\n" * 129 + b"\r\n", 431,
-        h11=((400,), False), why="it answers every body that is none alike"),
+    bad("too long a trailer", LIVE + CHUNKED + b"0\r\nA: " + b"x" * 100_000 + b"\r\n\r\n", 431),
+    bad("too many trailers", LIVE + CHUNKED + b"0\r\n" + b"A: b\r\n" * 129 + b"\r\n", 431),
     # 9: the connection
     good("pipelined requests", (LIVE + b"\r\n") * 5, *[200] * 5),
     good("pipelined inferences", HIDDEN * 5, *[INFERRED] * 5),

@@ -83,14 +83,14 @@ class HeldMemory(HeldBytes):
         super().recount()
 
     def count_packed(self, size_bytes: int) -> None:
-        """Count ``size_bytes`` of outputs that wait for a thread; a negative number when they are packed.
+        """Count ``size_bytes`` that a large request or response takes besides its message; a negative number later.
 
-        Raises `OutOfMemory` if more is held than may: the outputs are dropped, and the error is the answer.
+        Raises `OutOfMemory` if more is held than may: the request or response is dropped, and the error is the answer.
         """
         if size_bytes > 0 and self.in_use_bytes > self.limit_bytes:
             self.hit()
             raise self._refusal(
-                f"there is no memory to pack a response of {size_bytes} bytes: requests and responses take "
+                f"there is no memory to read or pack a message of {size_bytes} bytes: requests and responses take "
                 f"{self.in_use_bytes} of the {self.limit_bytes} bytes that they may (--memory-budget)"
             )
         self._packed_bytes += size_bytes

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from headrace.errors import InvalidArgument, OutOfMemory, Unavailable, Unsupported
+from headrace.errors import HeadraceError, InvalidArgument, OutOfMemory, Unavailable, Unsupported
 from headrace.frontends.access import host_of
 from headrace_hosts.held_memory import budget_of
 from headrace_http.asgi_memory import RequestMemory
@@ -18,7 +18,7 @@ from headrace_http.caller_limits import HttpLimits, larger_than_memory, too_many
 from headrace_http.http_host import FirstPort, HttpPort
 from headrace_http.message import HEADER_LENGTH, Buffer, HttpReply, HttpRequest, error_reply
 from headrace_http.request_body import aligned
-from headrace_http.request_head import Malformed, malformed, path_of
+from headrace_http.request_head import Malformed, Refused, malformed, path_of
 from headrace_http.routes import Routes
 from headrace_http.web_sockets import WebSocket
 
@@ -111,10 +111,15 @@ class AsgiApp:
 
     def __init__(self, engine: Engine, served: HttpPort) -> None:
         self._engine = engine
-        self._routes, self._limits = served.answering(has_sockets=True), served.limits()
+        self._routes = served.answering(has_sockets=True)
         self._budget = budget_of(engine)
         #: Returns how many bytes a message to the WebSocket of a path may have; 0 if the path has none.
         self.socket_limit = self._routes.socket_limit
+
+    def refusal(self, error: HeadraceError, status: int, scope: Scope) -> HttpReply:
+        """Return the answer to the request of ``scope``, which the ASGI server refuses by ``error``, with ``status``;
+        0: that of its code."""
+        return self._routes.refusal(Refused(error, status), _without_body(scope))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -122,7 +127,7 @@ class AsgiApp:
         elif scope["type"] == "http":
             memory = RequestMemory(self._budget)
             try:
-                await _serve(self._routes, self._limits, memory, scope, receive, send)
+                await _serve(self._routes, memory, scope, receive, send)
             finally:
                 memory.end()
         elif scope["type"] == "websocket":
@@ -149,23 +154,21 @@ async def _live(receive: Receive, send: Send) -> None:
             return
 
 
-async def _serve(
-    routes: Routes, limits: HttpLimits, memory: RequestMemory, scope: Scope, receive: Receive, send: Send
-) -> None:
+async def _serve(routes: Routes, memory: RequestMemory, scope: Scope, receive: Receive, send: Send) -> None:
     raw, headers = _headers(scope)
     if _is_ambiguous(headers):
         await _send(send, _AMBIGUOUS, scope["method"])
         return
     try:
         path = path_of(scope.get("raw_path", scope["path"].encode()))
-        body = await _receive_body(receive, limits, memory, path, headers)
+        body = await _receive_body(receive, routes.limits, memory, path, headers)
     except _Gone:
         return
     except Malformed as error:
-        await _send(send, malformed(error), scope["method"])
+        await _send(send, malformed(error).reply, scope["method"])
         return
     except (InvalidArgument, OutOfMemory) as error:
-        await _send(send, error_reply(error), scope["method"])
+        await _send(send, routes.refusal(Refused(error), _without_body(scope)), scope["method"])
         return
     request = HttpRequest(scope["method"], path, headers, body, raw, scope.get("query_string", b"").decode("latin-1"))
     reply = await _answer(routes, request, scope, receive, send)
@@ -186,7 +189,7 @@ async def _serve_socket(engine: Engine, routes: Routes, scope: Scope, receive: R
     try:
         path = path_of(scope.get("raw_path", scope["path"].encode()))
     except Malformed as error:
-        await socket.finish(malformed(error))
+        await socket.finish(malformed(error).reply)
         return
     query = scope.get("query_string", b"").decode("latin-1")
     answered: asyncio.Future[HttpReply | None] = asyncio.get_running_loop().create_future()
@@ -210,6 +213,13 @@ async def _serve_socket(engine: Engine, routes: Routes, scope: Scope, receive: R
     elif socket.ending.done():
         code, reason = socket.ending.result()
         await (socket.close(code, reason) if socket.is_accepted else socket.finish(error_reply(Unavailable(reason))))
+
+
+def _without_body(scope: Scope) -> HttpRequest:
+    """Return the request of ``scope``, whose body was not received. Its path is valid."""
+    raw, headers = _headers(scope)
+    path = path_of(scope.get("raw_path", scope["path"].encode()))
+    return HttpRequest(scope.get("method", "GET"), path, headers, memoryview(b""), raw)
 
 
 def _headers(scope: Scope) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.config.option_parts import HttpLimitOptions
 from headrace.errors import InvalidArgument
-from headrace_http.message import HEADER_LENGTH
+from headrace_http.message import HEADER_LENGTH, BodyTooLarge
 
 try:
     from fcntl import ioctl
@@ -58,6 +58,8 @@ class HttpLimits:
     stall_timeout_s: int = 30
     #: After a refusal, input is read and dropped for this time, so that the caller can read the refusal.
     linger_s: int = 30
+    #: Returns the limit of the route at a path, `HttpRoute.max_body_bytes`; None if it has none of its own.
+    of_route: Callable[[str], int | None] = lambda path: None
 
     def pace(self) -> Pace:
         """Return what judges how fast one caller sends or takes."""
@@ -65,11 +67,17 @@ class HttpLimits:
 
     def body_limit(self, path: str, headers: Mapping[bytes, bytes]) -> int:
         """Return the limit of this request's body, in bytes."""
+        own_bytes = self.of_route(path)
+        if own_bytes is not None:
+            return own_bytes
         has_tensors = headers.get(HEADER_LENGTH, b"0") != b"0" and path.endswith("/infer")
         return self.tensor_bytes if has_tensors and not is_compressed(headers) else self.input_bytes
 
     def body_refusal(self, size_bytes: int, path: str, headers: Mapping[bytes, bytes]) -> InvalidArgument:
         """Return the refusal of a body of ``size_bytes``. As in Triton, only inference parses the number as 32 bits."""
+        own_bytes = self.of_route(path)
+        if own_bytes is not None:
+            return BodyTooLarge(f"the body of the request has {size_bytes} bytes, the limit is {own_bytes}")
         if size_bytes > MAX_BODY_BYTES and path.endswith("/infer"):
             return InvalidArgument(
                 f"Unable to parse Content-Length, value is out of range [ -2147483648, 2147483647 ], got: {size_bytes}"

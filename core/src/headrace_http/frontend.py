@@ -19,7 +19,7 @@ class HttpFrontend(HttpHost):
     async def serve(self, listener: socket.socket) -> None:
         routes = self.served.answering(has_sockets=False)
         self._connections = connections = NativeConnections(
-            routes.dispatch, self.limits, self.engine.off_loop_work, budget_of(self.engine)
+            routes.dispatch, routes.limits, self.engine.off_loop_work, budget_of(self.engine), routes.refusal
         )
         routes.on_dispatch.append(connections.use)
         self._acceptor = await self.accept(listener, lambda: HttpProtocol(connections))

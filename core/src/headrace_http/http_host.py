@@ -9,12 +9,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.frontends.base import Frontend
 from headrace_hosts.accepting import Acceptor, accept
 from headrace_hosts.listening import BACKLOG, announce, listen_http
 from headrace_hosts.tls_files import TlsFiles, http_tls
 from headrace_http.caller_limits import HttpLimits, port_limits
+from headrace_http.message import HttpReply, HttpRequest
 from headrace_http.plugin_routes import HttpRoute, check_routes
 from headrace_http.routes import Routes
 
@@ -103,6 +104,13 @@ class HttpPort(Frontend):
         """Return what it answers. A subclass may add routes to paths that only the options know."""
         return [route(self) for route in self.routes]
 
+    def refusal(self, error: HeadraceError, usual: HttpReply, request: HttpRequest) -> HttpReply:
+        """Return the answer to ``request``, which is refused by ``error`` and is no route's: see `HttpRoute.refusal`.
+
+        The path is empty if the head of the request is invalid.
+        """
+        return usual
+
     def answering(self, has_sockets: bool) -> Routes:
         """Return the handlers of its requests, for its host. Raises `ConfigError` for a route that is wrong.
 
@@ -114,7 +122,7 @@ class HttpPort(Frontend):
         except TypeError as error:
             raise ConfigError(f"frontend '{self.name}': {error}") from error
         otherwise = None if self.otherwise is None else self.otherwise(self)
-        return Routes(self.engine, routes, otherwise, self.transport, self.limits(), has_sockets)
+        return Routes(self.engine, routes, otherwise, self.transport, self.limits(), has_sockets, self.refusal)
 
     @classmethod
     def check(cls) -> None:

@@ -26,7 +26,7 @@ from headrace_http.caller_limits import json_too_large
 from headrace_http.documents import checked, parse
 from headrace_http.infer_request import BodyLayoutCache, decode, decode_raw, header_length
 from headrace_http.inputs import read_inputs
-from headrace_http.large_documents import read_document
+from headrace_http.large_documents import read_document, read_texts
 from headrace_http.message import HEADER_LENGTH, Cancel, HttpReply, HttpRequest, Reply, error_reply
 from headrace_http.outputs import JSON, LocatedOutput, OutputFormat, encode, print_values, response_encoding
 from headrace_http.request_body import DECODABLE, decompress
@@ -264,17 +264,22 @@ class InferenceHandler:
             reply = await self._large.run(partial(encode, response, located, JSON, {}, False))
         return b"".join(reply.parts)
 
-    async def read_document(self, http: HttpRequest) -> Any:
+    async def read_document(self, http: HttpRequest, max_bytes: int | None = None, has_texts: bool = False) -> Any:
         """Return the JSON in the body of ``http``, which is not compressed, nested at most 100 levels.
 
-        Raises `HeadraceError`.
+        ``max_bytes`` are by default those of an infer request. ``has_texts``: it may have long strings. Raises
+        `HeadraceError`.
         """
-        body = http.body
-        if body.nbytes > self._max_bytes:
-            raise json_too_large(body.nbytes, self._max_bytes)
+        body, most = http.body, self._max_bytes if max_bytes is None else max_bytes
+        if body.nbytes > most:
+            raise json_too_large(body.nbytes, most)
         if body.nbytes <= LARGE_BYTES:
             return checked(parse(body))
-        return await self._large.run(lambda: checked(read_document(body)))
+        return await self._large.run(lambda: read_texts(body) if has_texts else checked(read_document(body)))
+
+    def hold(self, size_bytes: int) -> None:
+        """Count ``size_bytes`` that a request takes besides its body. Raises `OutOfMemory` if that is too much."""
+        self._large.count(size_bytes)
 
     def read_tensor(self, name: str, datatype: str, shape: Sequence[int], values: list[Any]) -> Tensor:
         """Return ``values`` from a JSON document as the input ``name``. Raises `InvalidArgument`."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.errors import InvalidArgument
 from headrace.off_loop import SLICE_BYTES
-from headrace_http.documents import MAX_DEPTH, parse, parse_object, too_deep, unreadable
+from headrace_http.documents import MAX_DEPTH, checked, parse, parse_object, too_deep, unreadable
 from headrace_http.structure import Window, blank_strings, is_complete, safe_cuts, windows
 
 #: The nesting of ``data``: the document, ``inputs`` and its entry.
@@ -122,6 +122,42 @@ def read_object(body: memoryview) -> dict[str, Any]:
             if type(value) is str and value.startswith(_TOKEN):
                 given[name] = strings[int(value[len(_TOKEN) :])]
     return document
+
+
+def read_texts(body: memoryview) -> Any:
+    """Return the document in ``body``, whose strings may be long.
+
+    Raises `InvalidArgument` if it is malformed, too deep, or if there are more than `MAX_VALUES`, or more than
+    `MAX_REST_BYTES` besides strings that fill a window.
+    """
+    strings = _long_strings(body)
+    if not strings and body.nbytes <= MAX_REST_BYTES:
+        return checked(parse(body))
+    spans = [(string.at, string.at + string.text.nbytes) for string in strings]
+    rest_bytes = body.nbytes - sum(end - begin for begin, end in spans)
+    if rest_bytes > MAX_REST_BYTES:
+        raise _too_much_besides("long strings", rest_bytes)
+    rest = _without(body, spans, b"%s%d")
+    if _has_too_many_values(rest):
+        raise _too_many_values()
+    root = [checked(parse(memoryview(rest)))]
+    _put_back(root, ["".join(string.parts()) for string in strings])
+    return root[0]
+
+
+def _put_back(root: list[Any], strings: list[str]) -> None:
+    """Replace the placeholders in ``root`` by ``strings``."""
+    containers: list[Any] = [root]
+    while containers:
+        container = containers.pop()
+        for key, value in container.items() if type(container) is dict else enumerate(container):
+            if type(key) is str and key.startswith(_TOKEN):
+                raise InvalidArgument("the JSON of the request has a member whose name is too long")
+            if type(value) is str:
+                if value.startswith(_TOKEN):
+                    container[key] = strings[int(value[len(_TOKEN) :])]
+            elif type(value) in (dict, list):
+                containers.append(value)
 
 
 def _has_too_many_values(rest: bytes) -> bool:

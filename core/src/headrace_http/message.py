@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import orjson
 
-from headrace.errors import Code, HeadraceError, ResourceExhausted, Unauthenticated, Unavailable
+from headrace.errors import Code, HeadraceError, InvalidArgument, ResourceExhausted, Unauthenticated, Unavailable
 from headrace.frontends.failures import Failure, without_paths
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -53,6 +53,10 @@ _BINARY_HEAD = b"".join(
 )
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class BodyTooLarge(InvalidArgument):
+    """The body is larger than its route allows: status 413."""
 
 
 class HttpRequest(NamedTuple):
@@ -150,7 +154,8 @@ def json_type_reply() -> HttpReply:
 
 def error_reply(error: HeadraceError) -> ErrorReply:
     """Return ``error`` in Triton's form: one JSON object with the single key ``error``."""
-    status, headers, parts = text_error(STATUS[error.code], without_paths(error.message))
+    status = 413 if isinstance(error, BodyTooLarge) else STATUS[error.code]
+    _, headers, parts = text_error(status, without_paths(error.message))
     return ErrorReply(status, (*headers, *_advice(error)), parts).of(Failure.of(error))
 
 

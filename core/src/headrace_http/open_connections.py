@@ -18,8 +18,8 @@ from headrace_hosts.held_bytes import HeldBytes
 from headrace_hosts.inflating import Take
 from headrace_hosts.returned_memory import returned_memory
 from headrace_http.caller_limits import SWEEP_SECONDS, HttpLimits
-from headrace_http.message import Cancel, HttpRequest, Reply
-from headrace_http.request_head import RequestHeadCache
+from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply
+from headrace_http.request_head import Refused, RequestHeadCache
 
 log = logging.getLogger(__name__)
 
@@ -192,9 +192,12 @@ class NativeConnections(OpenConnections):
         limits: HttpLimits,
         large: OffLoopWork,
         budget: HeldBytes | None = None,
+        refusal: Callable[[Refused, HttpRequest], HttpReply] = lambda refused, request: refused.reply,
     ) -> None:
         super().__init__(limits, large)
         self.dispatch = dispatch
+        #: Returns the answer to a request that is refused before `dispatch`. Its path is empty if the head is invalid.
+        self.refusal = refusal
         self.budget = budget or HeldBytes(UNBOUNDED)
         self.held = HeldBytes(limits.held_bytes, self.budget) if limits.held_bytes else self.budget
         #: Returns memory for large bodies.

@@ -22,6 +22,8 @@ from urllib.parse import parse_qs
 from headrace.engine import AnyOperation, Operation
 from headrace.errors import HeadraceError, InternalError, InvalidArgument, plugin_failure
 from headrace.frontends.extension import Addition, check_operation, require_async
+from headrace.frontends.failures import Failure
+from headrace.off_loop import LARGE_BYTES
 from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_http.admitted_requests import caller_of
 from headrace_http.documents import T, member, read_value
@@ -88,6 +90,13 @@ class HttpRoute(Addition):
     operation: ClassVar[AnyOperation] = Operation.INFER
     #: Members of its operation in an OpenAPI description, such as ``requestBody``. The rest is made from the others.
     openapi: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    #: Where `refusal` also words the errors of paths that no route has, such as ``"/v1/"``: of those that begin so.
+    refusal_prefix: ClassVar[str] = ""
+
+    @property
+    def max_body_bytes(self) -> int | None:
+        """The largest body. None: that of the port. A larger one is refused by 413, before it is received."""
+        return None
 
     async def answer(self, call: HttpCall) -> HttpReply | HttpStream:
         """Return the answer. A `HeadraceError` is answered as usual, another exception with 500.
@@ -100,7 +109,8 @@ class HttpRoute(Addition):
         """Return the answer to ``request``, which interceptors refuse or which failed, by ``error``.
 
         Override it for errors in a form of the route's own. ``usual`` is the answer in Triton's form: its message has
-        nothing that is not for callers. Must not raise.
+        nothing that is not for callers. It also words what the host refuses at the route's path, by any method, such
+        as a body that is too large or malformed: ``request`` then has no body. Must not raise.
         """
         return usual
 
@@ -123,11 +133,20 @@ class HttpRoute(Addition):
 class HttpCall:
     """One request to an `HttpRoute`. ``values`` are those of the placeholders, as received."""
 
-    __slots__ = ("_handlers", "_located", "_reply", "has_left", "request", "values")
+    __slots__ = ("_handlers", "_located", "_max_bytes", "_reply", "has_left", "held_bytes", "request", "values")
 
-    def __init__(self, request: HttpRequest, values: Mapping[str, str], reply: Reply, handlers: RouteHandlers) -> None:
+    def __init__(
+        self,
+        request: HttpRequest,
+        values: Mapping[str, str],
+        reply: Reply,
+        handlers: RouteHandlers,
+        max_bytes: int | None = None,
+    ) -> None:
         self.request, self.values = request, values
-        self._reply, self._handlers = reply, handlers
+        self._reply, self._handlers, self._max_bytes = reply, handlers, max_bytes
+        #: Bytes of its document, which the memory budget counts.
+        self.held_bytes = 0
         self._located: Mapping[str, OutputFormat] = {}
         #: True if the caller has disconnected: the route is cancelled.
         self.has_left = False
@@ -155,14 +174,19 @@ class HttpCall:
             request.send_as(self.caller)
         return request
 
-    async def read_json(self) -> Any:
-        """Return the JSON document in the body, of at most ``--http-max-input-size`` bytes. NaN and Infinity are
-        numbers.
+    async def read_json(self, has_texts: bool = False) -> Any:
+        """Return the JSON document in the body, of at most `HttpRoute.max_body_bytes`, or else
+        ``--http-max-input-size`` bytes. NaN and Infinity are numbers.
 
         Raises `InvalidArgument`, also for a nesting of more than 100 levels, and for more than 65,536 values or 4 MiB,
-        which would block the event loop.
+        which would block the event loop. With ``has_texts``, strings of 128 KiB and more are not counted in these
+        4 MiB. Then the memory budget counts the document until the request is answered; raises `OutOfMemory`.
         """
-        return await self._handlers.inference.read_document(self.request)
+        size, inference = self.request.body.nbytes, self._handlers.inference
+        if has_texts and size > LARGE_BYTES and not self.held_bytes:
+            inference.hold(size)
+            self.held_bytes = size
+        return await inference.read_document(self.request, self._max_bytes, has_texts)
 
     @staticmethod
     def read_value(value: Any, kind: type[T], name: str | None = None) -> T:
@@ -222,10 +246,13 @@ class HttpCall:
         return b"".join(error_reply(error).parts)
 
 
-def refuse(route: HttpRoute, error: HeadraceError, request: HttpRequest) -> ErrorReply:
-    """Return the `HttpRoute.refusal` of ``route``, with the failure for the log and for what watches the operation."""
-    usual = error_reply(error)
-    return ErrorReply(*route.refusal(error, usual, request)).of(usual.failure)
+def refuse(route: HttpRoute, error: HeadraceError, request: HttpRequest, usual: HttpReply | None = None) -> ErrorReply:
+    """Return the `HttpRoute.refusal` of ``route``, with the failure for the log and for what watches the operation.
+
+    ``usual`` is `error_reply` of ``error``, by default.
+    """
+    reply = route.refusal(error, error_reply(error) if usual is None else usual, request)
+    return ErrorReply(*reply).of(Failure.of(error))
 
 
 def read_route(part: type[HttpRoute]) -> tuple[str, PathTemplate]:
@@ -239,6 +266,9 @@ def read_route(part: type[HttpRoute]) -> tuple[str, PathTemplate]:
             f"ExtensionOperation('{part.__name__.lower()}', {part.category!r})"
         )
     check_operation(part, part.operation)
+    prefix = part.refusal_prefix
+    if prefix and not (prefix.startswith("/") and prefix.endswith("/")):
+        raise TypeError(f"route '{part.name}' has the refusal_prefix {prefix!r}, which does not begin and end with '/'")
     return method, read_path(path)
 
 
@@ -271,7 +301,7 @@ class RouteHandler:
         if size > limits.body_limit(request.path, request.headers):  # a host may accept small bodies without a check
             reply(refuse(self._route, limits.body_refusal(size, request.path, request.headers), request))
             return None
-        call = HttpCall(request, target.values, reply, self._handlers)
+        call = HttpCall(request, target.values, reply, self._handlers, self._route.max_body_bytes)
         task = asyncio.get_running_loop().create_task(self._answer(call, reply), name=self._name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -293,6 +323,9 @@ class RouteHandler:
             log.error("route '%s' failed", self._route.name, exc_info=failure)
             internal = InternalError("the request failed inside the server; its log has the reason")
             reply(refuse(self._route, internal, call.request))
+        finally:
+            if call.held_bytes:
+                self._handlers.inference.hold(-call.held_bytes)
 
     async def _run(self, call: HttpCall, reply: Reply) -> None:
         answer = await self._route.answer(call)

@@ -17,12 +17,12 @@ import enum
 import logging
 from typing import TYPE_CHECKING, cast
 
-from headrace.errors import Unavailable
+from headrace.errors import InvalidArgument, Unavailable
 from headrace_hosts.held_bytes import SLOW_S
 from headrace_hosts.held_memory import no_memory
 from headrace_http.caller_limits import HttpLimits, has_left, unsent_bytes
 from headrace_http.exchanges import AnsweringProtocol, Exchange
-from headrace_http.message import CONTINUE, HttpReply, HttpRequest, error_reply, text_error
+from headrace_http.message import CONTINUE, HttpRequest
 from headrace_http.request_body import DIRECT_BYTES
 from headrace_http.request_head import END, Malformed, Refused, RequestHead, malformed
 from headrace_http.request_reader import RequestReader
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NO_HEAD = RequestHead("", "", {})
+_NO_HEAD, _NO_BODY = RequestHead("", "", {}), memoryview(b"")
 #: At most this many requests of a connection are taken in one turn of the event loop.
 _PER_TURN = 8
 #: When memory is short, at most this much of a body is received before its connection asks for more.
@@ -89,7 +89,7 @@ class HttpProtocol(AnsweringProtocol):
         self._transport = cast("asyncio.Transport", transport)
         if not self._connections.add(self):
             self._is_stopping = True  # closes without waiting until the caller has closed its side
-            self._refuse(error_reply(Unavailable("the server has as many connections as it may have")))
+            self._refuse(Refused(Unavailable("the server has as many connections as it may have")))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
@@ -104,7 +104,7 @@ class HttpProtocol(AnsweringProtocol):
         try:
             tail = direct.tail()
         except MemoryError:
-            self._refuse(error_reply(no_memory(_NO_REST)))
+            self._refuse(Refused(no_memory(_NO_REST)))
             return self._buffer
         budget = self._budget
         if budget.is_crowded and self._connections.turn_bytes <= 0:
@@ -247,7 +247,7 @@ class HttpProtocol(AnsweringProtocol):
 
     def _give_up(self) -> None:
         if not self._reader.is_empty:
-            self._refuse(text_error(408, "the request did not arrive in time"))
+            self._refuse(Refused(InvalidArgument("the request did not arrive in time"), 408))
         else:
             self._transport.close()  # connected, and never sent a byte
 
@@ -279,11 +279,11 @@ class HttpProtocol(AnsweringProtocol):
                 reader.expects = False
                 self._transport.write(CONTINUE)
         except Refused as refused:
-            self._refuse(refused.reply)
+            self._refuse(refused)
         except Malformed as error:
             self._refuse(malformed(error))
         except MemoryError:
-            self._refuse(error_reply(no_memory(_NO_REST)))
+            self._refuse(Refused(no_memory(_NO_REST)))
         finally:
             self._is_taking = False
         self._has_more |= reader.has_more
@@ -345,7 +345,7 @@ class HttpProtocol(AnsweringProtocol):
 
     def shed(self) -> None:
         if self._is_writable:
-            self._refuse(error_reply(no_memory(_HELD)))
+            self._refuse(Refused(no_memory(_HELD)))
         else:
             self._connections.give_up(self)
 
@@ -365,7 +365,7 @@ class HttpProtocol(AnsweringProtocol):
 
     def refuse(self, reason: str) -> None:
         self._waits = False
-        self._refuse(error_reply(no_memory(reason)))
+        self._refuse(Refused(no_memory(reason)))
 
     def _grow(self, body_bytes: int, missing_bytes: int) -> None:
         """Record that ``body_bytes`` of a large body have arrived. If memory is short, ask before more is read."""
@@ -399,8 +399,11 @@ class HttpProtocol(AnsweringProtocol):
 
     # ------------------------------------------------------------------ the end
 
-    def _refuse(self, reply: HttpReply) -> None:
+    def _refuse(self, refused: Refused) -> None:
         """Answer, and read no further request on this connection."""
+        head = self._reader.head or _NO_HEAD
+        request = HttpRequest(head.method, head.path, head.headers, _NO_BODY, head.raw)
+        reply = self._connections.refusal(refused, request)
         self._read_no_more()
         if log.isEnabledFor(logging.DEBUG):
             log.debug("an HTTP request was refused: %s", b"".join(reply.parts).decode(errors="replace")[:1000])

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import NamedTuple, cast
 
+from headrace.errors import HeadraceError, InvalidArgument, Unsupported
 from headrace_hosts.cleared_cache import ClearedCache
-from headrace_http.message import HttpReply, text_error
+from headrace_http.message import HttpReply, error_reply, text_error
 
 #: The end of a head.
 END = b"\r\n\r\n"
@@ -66,16 +67,24 @@ class RequestHead(NamedTuple):
 
 
 class Refused(Exception):
-    """The head is invalid. ``reply`` is the answer, and the connection ends with it."""
+    """The request is refused because of ``error``, and the connection ends with the answer.
 
-    def __init__(self, reply: HttpReply) -> None:
-        super().__init__()
-        self.reply = reply
+    ``status`` is that of the answer; 0: that of the code of ``error``.
+    """
+
+    def __init__(self, error: HeadraceError, status: int = 0) -> None:
+        super().__init__(error.message)
+        self.error, self.status = error, status
+
+    @property
+    def reply(self) -> HttpReply:
+        """The answer in Triton's form."""
+        return text_error(self.status, self.error.message) if self.status else error_reply(self.error)
 
 
-def malformed(error: Malformed) -> HttpReply:
-    """Return the answer to a malformed request."""
-    return text_error(error.status, f"malformed HTTP request: {error}")
+def malformed(error: Malformed) -> Refused:
+    """Return the refusal of a malformed request."""
+    return Refused(InvalidArgument(f"malformed HTTP request: {error}"), error.status)
 
 
 def parse_head(raw: bytes, most_fields: int) -> RequestHead:
@@ -109,7 +118,7 @@ def _parse_unusual(raw: bytes, line: bytes, lines: list[bytes], most_fields: int
             raise Malformed("the Host is not one host")  # two would be joined by a comma and a blank
         body_bytes = _body_bytes(headers, minor)
     except Malformed as error:
-        raise Refused(malformed(error)) from None
+        raise malformed(error) from None
     # HTTP/1.0 would need a header for keep-alive, which is not supported.
     connection = headers.get(b"connection", _KEPT_ALIVE)
     closes = not minor or (connection != _KEPT_ALIVE and "close" in tokens(connection))
@@ -131,7 +140,7 @@ def parse_request_line(line: bytes) -> tuple[str, str, int]:
             raise Malformed("the version is another than 1.1", 505)
         raise Malformed("the request line does not end in a version of HTTP")
     if method == b"CONNECT":
-        raise Refused(text_error(405, "Method Not Allowed"))
+        raise Refused(Unsupported("Method Not Allowed"), 405)
     path = path_of(target)
     if path == "*" and method != b"OPTIONS":
         raise Malformed("'*' is a target of OPTIONS only")

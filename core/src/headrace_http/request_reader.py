@@ -13,7 +13,7 @@ from headrace.errors import OutOfMemory
 from headrace.off_loop import UNBOUNDED
 from headrace_hosts.inflating import Take, new_memory
 from headrace_http.caller_limits import HttpLimits, larger_than_memory, too_many_chunks
-from headrace_http.message import HEADER_LENGTH, error_reply
+from headrace_http.message import HEADER_LENGTH
 from headrace_http.request_body import DIRECT_BYTES, ChunkedBody, DirectBody
 from headrace_http.request_head import (
     CHUNKED,
@@ -140,13 +140,11 @@ class RequestReader:
     def _expect_body(self, head: RequestHead) -> None:
         """Allocate memory for a body, or refuse it."""
         size, limit = head.body_bytes, 0
+        self.head = head  # also of one that is refused, so that it is known what is refused
         if size > DIRECT_BYTES or size == CHUNKED:
             limit = self._limits.body_limit(head.path, head.headers)
-            if size > limit:
-                raise Refused(error_reply(self._limits.body_refusal(size, head.path, head.headers)))
-            if size > self._most_bytes:
-                raise Refused(error_reply(larger_than_memory(size, self._most_bytes)))
-        self.head, self.expects = head, head.waits and not self.rest
+            self._bound(size, limit, head)
+        self.expects = head.waits and not self.rest
         if size == CHUNKED:
             self._chunked = ChunkedBody(
                 self._limits, lambda size, chunks: self._judge_chunks(size, chunks, limit, head)
@@ -156,11 +154,15 @@ class RequestReader:
 
     def _judge_chunks(self, size: int, chunks: int, limit: int, head: RequestHead) -> None:
         if chunks > self._limits.chunks:
-            raise Refused(error_reply(too_many_chunks(self._limits.chunks)))
+            raise Refused(too_many_chunks(self._limits.chunks))
+        self._bound(size, limit, head)
+
+    def _bound(self, size: int, limit: int, head: RequestHead) -> None:
+        """Refuse a body of ``size`` bytes if it is larger than ``limit``, or than the memory of all requests."""
         if size > limit:
-            raise Refused(error_reply(self._limits.body_refusal(size, head.path, head.headers)))
+            raise Refused(self._limits.body_refusal(size, head.path, head.headers))
         if size > self._most_bytes:
-            raise Refused(error_reply(larger_than_memory(size, self._most_bytes)))
+            raise Refused(larger_than_memory(size, self._most_bytes))
 
     def _take_body(self, head: RequestHead) -> memoryview | None:
         rest = self.rest
@@ -187,7 +189,7 @@ class RequestReader:
             direct = DirectBody(head.body_bytes, json_bytes, self._take)
         except MemoryError:
             raise Refused(
-                error_reply(OutOfMemory(f"no memory for a request body of {head.body_bytes} bytes", retry_after_s=1))
+                OutOfMemory(f"no memory for a request body of {head.body_bytes} bytes", retry_after_s=1)
             ) from None
         direct.append(self.rest)
         self.rest.clear()

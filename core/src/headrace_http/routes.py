@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from headrace.engine import Operation
-from headrace.errors import HeadraceError, InternalError, NotFound
+from headrace.errors import HeadraceError, InternalError, NotFound, Unsupported
 from headrace.frontends.failures import is_verbose, log_fault
 from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_hosts.cleared_cache import ClearedCache
@@ -22,6 +23,7 @@ from headrace_http.caller_limits import HttpLimits, port_limits
 from headrace_http.inference import InferenceHandler
 from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply, error_reply, text_error
 from headrace_http.plugin_routes import METHODS, HttpRoute, read_route, refuse
+from headrace_http.request_head import Refused
 from headrace_http.request_log import Dispatch, watched
 from headrace_http.route_handlers import Handler, RouteHandlers
 from headrace_http.url_paths import PathTarget, template
@@ -38,19 +40,15 @@ _OF_REGIONS = (Operation.SHARED_MEMORY_STATUS, Operation.SHARED_MEMORY_REGISTER,
 _REMEMBERED = 1024
 _TRACE_CONTEXT = b"traceparent"
 _EVERY_PATH = re.compile(".*", re.DOTALL)
-#: Returns the answer to a request that failed.
-Refused: TypeAlias = Callable[[HeadraceError, HttpRequest], HttpReply]
-
-
-def _usual(error: HeadraceError, request: HttpRequest) -> HttpReply:
-    return error_reply(error)
+#: Words an error that no route words, as `HttpRoute.refusal` does.
+Refusal: TypeAlias = Callable[[HeadraceError, HttpReply, HttpRequest], HttpReply]
 
 
 class Route(NamedTuple):
     """``pattern`` must match the whole path; ``handlers`` are by method.
 
     ``entries`` are the handlers behind admission. ``otherwise`` refuses the other methods, after the admission of
-    ``operation``.
+    ``operation``. ``parts`` word their errors; the first one those of other methods.
     """
 
     pattern: re.Pattern[str]
@@ -58,6 +56,7 @@ class Route(NamedTuple):
     handlers: dict[str, Handler]
     entries: dict[str, Handler]
     otherwise: Handler
+    parts: dict[str, HttpRoute]
 
 
 class Routes:
@@ -71,31 +70,40 @@ class Routes:
         transport: str = "http",
         limits: HttpLimits | None = None,
         has_sockets: bool = False,
+        refusal: Refusal = lambda error, usual, request: usual,
     ) -> None:
         """Create the table of ``routes``. By default, these are the routes of all extensions, and what Triton's
         extensions have that are not installed.
 
         ``otherwise`` answers every other path, by any method. ``transport`` is that of the callers, and ``limits`` are
-        those of the port. Without ``has_sockets``, WebSocket routes are refused.
+        those of the port. Without ``has_sockets``, WebSocket routes are refused. ``refusal`` words errors of paths
+        that are no route's.
         """
         self._admission = engine.admission
         self._transport = transport
         self._found = ClearedCache[str, tuple[Route, PathTarget]](_REMEMBERED)
+        self._refusal = refusal
+        #: By `HttpRoute.refusal_prefix`, the longest first.
+        self._forms: dict[str, HttpRoute] = {}
+        #: The limits of the port, with those of routes.
+        self.limits = replace(port_limits(engine.options) if limits is None else limits, of_route=self._body_limit)
         self._handlers = RouteHandlers(
             engine,
             self._log_error,
             self._fail,
             transport,
-            port_limits(engine.options) if limits is None else limits,
+            self.limits,
             has_sockets,
         )
         self.table = self._build(engine.additions(HttpRoute) if routes is None else routes)
         if routes is None:
             absent = absent_routes()
-            self.table += [self._route(template(each.path).pattern, each.operation, each.handlers) for each in absent]
+            self.table += [
+                self._route(template(each.path).pattern, each.operation, each.handlers, {}) for each in absent
+            ]
         if otherwise is not None:
             handlers = dict.fromkeys(METHODS, otherwise.handler(self._handlers))
-            self.table.append(self._route(_EVERY_PATH, otherwise.operation, handlers))
+            self.table.append(self._route(_EVERY_PATH, otherwise.operation, handlers, {"": otherwise}))
         #: Answers a request through its ``reply``, once, now or later. Never raises. Returns a function to call if the
         #: caller disconnects first, or None. Replaced when the log becomes verbose, and when it no longer is.
         self.dispatch: Dispatch
@@ -118,6 +126,33 @@ class Routes:
             return 0
         return handler.max_message_bytes if isinstance(handler, SocketHandler) else 0
 
+    def refusal(self, refused: Refused, request: HttpRequest) -> HttpReply:
+        """Return the answer to ``request``, which its host refuses, in the form of the errors at its path."""
+        return self._worded(refused.error, refused.reply, request)
+
+    def _worded(self, error: HeadraceError, usual: HttpReply, request: HttpRequest) -> HttpReply:
+        """Return the answer to ``request``, which fails by ``error``. ``usual`` is that in Triton's form."""
+        part = self._part(request)
+        if part is None:
+            return self._refusal(error, usual, request)
+        return usual if type(part).refusal is HttpRoute.refusal else refuse(part, error, request, usual)
+
+    def _part(self, request: HttpRequest) -> HttpRoute | None:
+        """Return the route that words the errors of ``request``; None if there is none."""
+        try:
+            parts = self._find(request.path)[0].parts
+        except NotFound:
+            return next((part for prefix, part in self._forms.items() if request.path.startswith(prefix)), None)
+        return parts.get(request.method) or next(iter(parts.values()), None)
+
+    def _body_limit(self, path: str) -> int | None:
+        """Return the largest body that a route at ``path`` takes; None if that is the port's own limit."""
+        try:
+            parts = self._find(path)[0].parts
+        except NotFound:
+            return None
+        return max((part.max_body_bytes or 0 for part in parts.values()), default=0) or None
+
     def _dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:
         try:
             route, target = self._found.get(request.path) or self._find(request.path)
@@ -127,9 +162,8 @@ class Routes:
             self._fail(request, reply, error)
         return None
 
-    def _admitted(self, operation: AnyOperation, handler: Handler, refused: Refused = _usual) -> Handler:
-        """Return ``handler`` behind the interceptors of the server, if there are any. ``refused`` returns
-        the answer to what they refuse."""
+    def _admitted(self, operation: AnyOperation, handler: Handler) -> Handler:
+        """Return ``handler`` behind the interceptors of the server, if there are any."""
         admission = self._admission
         if admission is None:
             return handler
@@ -142,10 +176,10 @@ class Routes:
                 if waiting is None:
                     return admitted.begun(handler(request, target, admitted))
             except Exception as error:
-                self._fail(request, admitted, error, refused)
+                self._fail(request, admitted, error)
                 return None
             answer = partial(self._answer, handler, request, target, admitted)
-            return admitted.wait(waiting, answer, partial(self._fail, request, admitted, refused=refused))
+            return admitted.wait(waiting, answer, partial(self._fail, request, admitted))
 
         if not isinstance(handler, InferenceHandler):
             return partial(admit, admission)
@@ -165,7 +199,7 @@ class Routes:
             self._fail(request, reply, error)
         return None
 
-    def _fail(self, request: HttpRequest, reply: Reply, error: Exception, refused: Refused = _usual) -> None:
+    def _fail(self, request: HttpRequest, reply: Reply, error: Exception) -> None:
         """Answer ``error``."""
         if isinstance(error, MemoryError):
             error = no_memory("the server has no memory for the request")
@@ -174,7 +208,7 @@ class Routes:
             error = InternalError("the request failed inside the server; its log has the reason")
         else:
             self._log_error(error, request)
-        reply(refused(error, request))
+        reply(self._worded(error, error_reply(error), request))
 
     def _log_error(self, error: HeadraceError, request: HttpRequest) -> None:
         """Log ``error`` if it is the server's fault."""
@@ -206,18 +240,29 @@ class Routes:
             method, path = read_route(type(part))
             route = found.get(path.text)
             if route is None:
-                route = found[path.text] = self._route(path.pattern, part.operation, {})
+                route = found[path.text] = self._route(path.pattern, part.operation, {}, {})
+            route.parts[method] = part
             route.handlers[method] = handler = part.handler(self._handlers)
-            route.entries[method] = self._admitted(part.operation, handler, partial(refuse, part))
+            route.entries[method] = self._admitted(part.operation, handler)
+            if part.refusal_prefix:
+                self._forms.setdefault(part.refusal_prefix, part)
+        self._forms = dict(sorted(self._forms.items(), key=lambda form: -len(form[0])))
         return list(found.values())
 
-    def _route(self, pattern: re.Pattern[str], operation: AnyOperation, handlers: Mapping[str, Handler]) -> Route:
+    def _route(
+        self,
+        pattern: re.Pattern[str],
+        operation: AnyOperation,
+        handlers: Mapping[str, Handler],
+        parts: dict[str, HttpRoute],
+    ) -> Route:
         entries = {method: self._admitted(operation, handler) for method, handler in handlers.items()}
-        return Route(pattern, operation, dict(handlers), entries, self._admitted(operation, _refuse_method))
+        otherwise = self._admitted(operation, self._refuse_method)
+        return Route(pattern, operation, dict(handlers), entries, otherwise, parts)
 
-
-def _refuse_method(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
-    reply(text_error(405, "Method Not Allowed"))
+    def _refuse_method(self, request: HttpRequest, target: PathTarget, reply: Reply) -> None:
+        error = Unsupported("Method Not Allowed")
+        reply(self._worded(error, text_error(405, error.message), request))
 
 
 def _trace_context(request: HttpRequest, target: PathTarget) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace_http.caller_limits import HttpLimits
-from headrace_http.message import HttpReply
 from headrace_http.request_body import ChunkedBody
 from headrace_http.request_head import (
     CHUNKED,
@@ -25,15 +24,13 @@ from headrace_http.socket_frames import SocketFrames
 _HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 #: The placeholder for a refused head; it is answered with the refusal.
 _REFUSED = b"GET / HTTP/1.1\r\nHost: refused\r\nConnection: close\r\n\r\n"
-#: Invalid as a head and as a chunk.
-_RUBBISH = b"\0\r\n\r\n"
 
 
 class StrictRequests:
     """Passes valid requests on byte for byte. The first invalid head is replaced, and answered with `refusal`.
 
-    A body that breaks the rules is replaced by invalid bytes, which are answered with 400. A connection that starts as
-    HTTP/2 is passed on unchanged. An upgrade is removed: the connection stays HTTP/1.1. Only the handshake for a path
+    A body that breaks the rules ends there, and is answered with `refusal`, too. A connection that starts as HTTP/2 is
+    passed on unchanged. An upgrade is removed: the connection stays HTTP/1.1. Only the handshake for a path
     with a WebSocket is passed on, without extensions, and after it the frames of messages up to the limit.
     """
 
@@ -45,8 +42,8 @@ class StrictRequests:
         #: Requests that were passed on completely.
         self.whole = 0
         self.is_http_2 = False
-        #: The answer to the request after the `whole` ones.
-        self.refusal: HttpReply | None = None
+        #: The refusal of the request after the `whole` ones.
+        self.refusal: Refused | None = None
         self._limits = limits
         self._rest = bytearray()
         self._search = HeadSearch(limits.head_bytes)
@@ -71,10 +68,8 @@ class StrictRequests:
             while self._rest and self._take(passed):
                 pass
         except (Malformed, Refused) as error:
-            if self._missing or self._chunked is not None:
-                passed += _RUBBISH
-            else:
-                self.refusal = error.reply if isinstance(error, Refused) else malformed(error)
+            self.refusal = error if isinstance(error, Refused) else malformed(error)
+            if not self._missing and self._chunked is None:
                 passed += _REFUSED
             self._end()
         return bytes(passed)

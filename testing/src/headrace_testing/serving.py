@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -28,15 +28,28 @@ TIMEOUT_S = 60
 
 @contextmanager
 def serve(repository: Path, listen: bool = False, **options: Any) -> Iterator[Server]:
-    """Yield a running server over ``repository``; with ``listen``, HTTP and gRPC on free ports of 127.0.0.1."""
+    """Yield a running server over ``repository``; with ``listen``, HTTP and gRPC on free ports of 127.0.0.1.
+
+    The options of the server then have the ports that it listens on.
+    """
     with ExitStack() as stack:
         if listen:
             local = {"http_address": "127.0.0.1", "grpc_address": "127.0.0.1", "allow_metrics": False}
-            options = local | _free_ports("http_port", "grpc_port") | options
+            options = local | {"http_port": 0, "grpc_port": 0} | options
         server = stack.enter_context(Server(repository, **options))
         if listen:
             on_loop(server, server.start_frontends())
+            ports: dict[str, Any] = {
+                f"{part.protocol}_port": port_of(server, part.name) for part in server.frontends if part.protocol
+            }
+            server.options = replace(server.options, **ports)
         yield server
+
+
+def port_of(server: Server, frontend: str) -> int:
+    """Return the port on which the frontend named ``frontend`` listens."""
+    (port,) = [part.port for part in server.frontends if part.name == frontend]  # type: ignore[attr-defined]
+    return int(port)
 
 
 def on_loop(server: Server, work: Coroutine[Any, Any, T]) -> T:
@@ -84,11 +97,3 @@ def _to_client(tensor: Tensor) -> np.ndarray[Any, Any]:
 def _from_client(array: np.ndarray[Any, Any], datatype: DataType) -> Tensor:
     # The client returns BF16 as float32, and strings as bytes or, from JSON, as str.
     return as_tensor(array.astype(datatype.numpy) if datatype is dtypes.BF16 else array)
-
-
-def _free_ports(*names: str) -> dict[str, int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in names]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return {name: each.getsockname()[1] for name, each in zip(names, sockets, strict=True)}

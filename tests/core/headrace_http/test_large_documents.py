@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace_http import large_documents, structure
-from headrace_http.large_documents import LongString, read_object
+from headrace_http.large_documents import LongString, read_object, read_texts
 
 STRANGE = ["a", '"', "\\", "[", "]", ",", "{", "}", " ", "é", "\n", '\\"', "😀"]
 ESCAPED = ["a", "bcd", '"', "\\", "/", "é", "\n", '\\"', "😀", "x" * 40]
@@ -156,3 +156,36 @@ def test_what_is_damaged_is_refused_or_read_as_the_library_does(monkeypatch: pyt
 def test_a_name_of_a_place_is_not_taken_for_one() -> None:
     text = json.dumps({"parameters": {"file:1": "0", "file:2": "A" * 200_000}}).encode()
     assert whole(read_object(memoryview(text))) == {"file:1": "0", "file:2": "A" * 200_000}
+
+
+@pytest.mark.parametrize("window", [16, 64, 100])
+def test_long_texts_anywhere_are_what_they_are_in_the_whole_document(
+    monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    monkeypatch.setattr(structure, "SLICE_BYTES", window)
+    choice, found = random.Random(window), 0
+    for _ in range(300):
+        texts = ["".join(choice.choices(ESCAPED, k=choice.randint(0, 40))) for _ in range(choice.randint(1, 4))]
+        document = {"a": texts, "b": [{"c": {"d": texts[0]}}, 1, None], "e": texts[-1]}
+        text = json.dumps(document, indent=choice.choice([None, 1]), ensure_ascii=choice.random() < 0.5).encode()
+        assert read_texts(memoryview(text)) == document
+        found += len(large_documents._long_strings(memoryview(text)))
+    assert found > 50
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"%b": 1}' % (b"x" * 200_000), "name is too long"),
+        (b"[%b0]" % (b'"%b",' % (b"x" * 60_000) * 80), "besides long strings"),
+        (b'["%b", %b0]' % (b"x" * 200_000, b"1," * 70_000), "65536 values"),
+        (b'["%b", %b%b]' % (b"x" * 200_000, b"[" * 200, b"]" * 200), "depth"),
+        (b'["%b' % (b"x" * 200_000), "failed to parse"),
+        (b'["%b\\q"]' % (b"x" * 200_000), "failed to parse"),
+        (b'["%b\xff"]' % (b"x" * 200_000), "failed to parse"),
+    ],
+    ids=["name", "strings", "values", "deep", "open", "escape", "no UTF-8"],
+)
+def test_texts_that_are_too_much_or_malformed_are_refused(body: bytes, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        read_texts(memoryview(body))

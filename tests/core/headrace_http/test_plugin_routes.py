@@ -11,7 +11,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -500,3 +500,50 @@ def test_a_route_has_errors_of_its_own_form_also_for_what_is_refused(run: Run, m
         assert b"x-error: internal" in bytes(wire.received).lower()
 
     run(scenario, http_restricted_api={"inference": Restriction("key", "secret")})
+
+
+TO_TEXTS = "POST /bounded/texts HTTP/1.1\r\nHost: h\r\n"
+
+
+class Bounded(HttpRoute):
+    """A route with an own limit, and a form of errors for all paths beside it."""
+
+    name = "POST /bounded/texts"
+    refusal_prefix = "/bounded/"
+    max_body_bytes = 200_000
+
+    async def answer(self, call: HttpCall) -> HttpReply:
+        document = await call.read_json(has_texts=True)
+        return HttpReply(200, [], [b"%d" % len(document[0])])
+
+    def refusal(self, error: HeadraceError, usual: HttpReply, request: HttpRequest) -> HttpReply:
+        text = f"<{request.method} {error.code.name} {request.headers.get(b'me', b'').decode()}>"
+        return HttpReply(usual.status, [], [text.encode()])
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "text"),
+    [
+        ("GET /bounded/nothing HTTP/1.1\r\nHost: h\r\nMe: 1\r\n\r\n", 404, b"<GET NOT_FOUND 1>"),
+        ("GET /bounded/texts HTTP/1.1\r\nHost: h\r\n\r\n", 405, b"<GET UNSUPPORTED >"),
+        (TO_TEXTS + "Me: 2\r\nContent-Length: 200001\r\n\r\n", 413, b"INVALID_ARGUMENT 2>"),
+        (TO_TEXTS + "Transfer-Encoding: chunked\r\n\r\n30d41\r\n" + 200_001 * "x", 413, b"<POST"),
+        (TO_TEXTS + "Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, b"<POST"),
+        (TO_TEXTS + "Content-Length: 199999\r\n\r\n" + f'["{"x" * 199_995}"]', 200, b"199995"),
+        ("GET /elsewhere HTTP/1.1\r\nHost: h\r\n\r\n", 404, b'{"error":"Not Found"}'),
+    ],
+    ids=["unknown path", "method", "large", "large chunk", "broken chunk", "larger than the port's", "elsewhere"],
+)  # fmt: skip
+def test_a_route_words_what_the_host_refuses_below_its_prefix(run: Run, sent: str, status: int, text: bytes) -> None:
+    async def scenario(frontend: HttpHost) -> None:
+        wire = await Wire().connect(frontend.port)
+        await asyncio.get_running_loop().sock_sendall(wire.socket, sent.encode())
+        assert (await wire.until(text)).startswith(b"HTTP/1.1 %d" % status)
+
+    run(scenario, Bounded, http_max_input_size=1000)
+
+
+@pytest.mark.parametrize("prefix", ["bounded", "/bounded", "bounded/"])
+def test_a_prefix_is_a_folder(prefix: str) -> None:
+    with pytest.raises(TypeError, match="refusal_prefix"):
+        cast("type[HttpRoute]", type("Wrong", (Bounded,), {"refusal_prefix": prefix})).check()

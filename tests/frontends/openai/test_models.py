@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import openai
 import pytest
 
 from headrace import BackendError, Unavailable, Unsupported
-from headrace.config.option_parts import Restriction
 from headrace_http.message import error_reply
-from headrace_openai import OpenAiOptions
 from headrace_openai.openai_errors import as_openai
-from headrace_testing.serving import serve
-from tests.frontends.openai.model_files import write_models
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
@@ -66,32 +60,6 @@ def test_a_port_of_its_own_has_these_routes_only(server: Headrace) -> None:
 def test_a_fault_of_the_caller_is_not_sent_again() -> None:
     """Clients of OpenAI send what is answered with 5xx twice more."""
     for error, status in ((Unsupported("not here"), 400), (BackendError("broken"), 500), (Unavailable("later"), 503)):
-        reply = as_openai(error, error_reply(error))
+        reply = as_openai(error, error_reply(error), "POST /v1/completions")
         assert reply.status == status
         assert json.loads(bytes(reply.parts[0]))["error"]["message"] == error.message
-
-
-@pytest.mark.parametrize("host", ["native", "hypercorn"])
-def test_restricted_apis_need_their_header_on_every_host(tmp_path: Path, host: str) -> None:
-    rules = {"inference": Restriction("x-key", "secret")}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options: dict[str, Any] = {
-        "http_server": host,
-        "http_restricted_api": rules,
-        "plugin_options": [OpenAiOptions(port=port)],
-    }
-    with serve(write_models(tmp_path), listen=True, **options) as here:
-        own = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={"model": "story", "prompt": "a"})
-        assert own.status_code == 403
-        base = f"http://127.0.0.1:{here.options.http_port}/v1"
-        with openai.OpenAI(base_url=base, api_key="none", max_retries=0) as client:
-            with pytest.raises(openai.PermissionDeniedError, match="expecting header 'x-key'") as raised:
-                client.completions.create(model="story", prompt="a")
-            assert raised.value.code == "permission_denied"
-            stream = client.completions.create(
-                model="story", prompt="a b", stream=True, extra_headers={"x-key": "secret"}
-            )
-            assert "".join(chunk.choices[0].text for chunk in stream) == " a b"
-            assert "story" in [model.id for model in client.models.list()]

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
-from headrace import HttpReply, OpenConnections, Pace, StrictRequests
+from headrace import HeadraceError, HttpReply, InvalidArgument, OpenConnections, Pace, StrictRequests
 from headrace_hypercorn.sockets import has_left, reset, unsent_bytes
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: What every answer of HTTP/1.1 begins with.
 _BEGINNING = b"HTTP/1.1 "
-_LATE = HttpReply(408, ((b"Content-Type", b"application/json"),), (b'{"error":"the request did not arrive in time"}',))
+_LATE = InvalidArgument("the request did not arrive in time")
 #: Bodies are handed on in pieces of so many bytes, so that it shows whether the caller takes them.
 _PIECE_BYTES = 256 * 1024
 
 
+class App(Protocol):
+    """The application of `create_app`."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+    def refusal(self, error: HeadraceError, status: int, scope: Scope) -> HttpReply: ...
+
+
 class _Late(Exception):
     """The body of a request did not arrive in time."""
+
+
+class _BrokenBody(Exception):
+    """The body of a request breaks the rules of HTTP."""
 
 
 class HypercornConnection(asyncio.StreamReaderProtocol):
@@ -70,6 +80,9 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
     def data_received(self, data: bytes) -> None:
         if not self._has_eof and (passed := self._requests.pass_on(data)):
             super().data_received(passed)
+        if self._requests.refusal is not None and self._answered == self._requests.whole:
+            for call in self._calls:
+                call.break_off()
         if (frames := self._requests.frames) is not None and frames.is_too_large:
             for call in self._calls:
                 call.too_large.set()
@@ -108,14 +121,16 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         self._calls.add(call)
         if self._has_eof:  # it came with the request, or behind one before it
             self._writer.begin()
-        refusal = self._requests.refusal
         try:
-            if refusal is not None and self._answered == self._requests.whole:
-                await call.refuse(refusal)
-            else:
-                await app(scope, call.receive, call.send)
+            if self._requests.refusal is not None and self._answered == self._requests.whole:
+                raise _BrokenBody
+            await app(scope, call.receive, call.send)
+        except _BrokenBody:
+            refusal = self._requests.refusal
+            assert refusal is not None
+            await call.refuse(app.refusal(refusal.error, refusal.status, scope))
         except _Late:
-            await call.refuse(_LATE)
+            await call.refuse(app.refusal(_LATE, 408, scope))
         except Exception:
             if call.has_begun and call.version == "1.0":  # an end would be the end of the answer
                 reset(self._socket_transport)
@@ -210,7 +225,7 @@ class _PacedCall:
         self._is_receiving = not self._is_socket
         #: Set if a message of a WebSocket is larger than its route allows. It was not read.
         self.too_large = asyncio.Event()
-        self._is_sending = self.is_waiting = self._is_late = self.has_begun = False
+        self._is_sending = self.is_waiting = self._is_late = self._is_broken = self.has_begun = False
         self._sending_s = 0  # without a pause
         #: Whether it is answered while the answer is made, and whether in chunks of HTTP/1.1.
         self.is_streaming = self.is_chunked = False
@@ -221,6 +236,8 @@ class _PacedCall:
         try:
             event = await self._receive()
         except asyncio.CancelledError:
+            if self._is_broken:
+                raise _BrokenBody from None
             if self._is_late:
                 raise _Late from None
             raise
@@ -258,6 +275,12 @@ class _PacedCall:
         for begin in range(0, len(body), _PIECE_BYTES):
             more = message.get("more_body", False) or begin + _PIECE_BYTES < len(body)
             await self._pass_on({**message, "body": body[begin : begin + _PIECE_BYTES], "more_body": more})
+
+    def break_off(self) -> None:
+        """End the request, whose body breaks the rules, while it is received."""
+        if self._is_receiving and not self._is_broken:
+            self._is_broken = True
+            self._task.cancel()
 
     async def refuse(self, reply: HttpReply) -> None:
         """Answer ``reply`` to what is no request, or not a whole one, and end the connection with it."""

@@ -6,9 +6,12 @@ from typing import Any
 
 import orjson
 
-from headrace import CallerError, Code, HeadraceError, HttpReply, InvalidArgument
+from headrace import CallerError, Code, HeadraceError, HttpReply, InvalidArgument, one_line
 
 _INVALID = "invalid_request_error"
+#: The error of a path that no route has.
+_NO_PATH = "Not Found"
+_MOST_SHOWN = 200
 #: The members ``type`` and ``code`` for each `Code`, as OpenAI's service has them.
 _KINDS: dict[Code, tuple[str, str | None]] = {
     Code.UNAUTHENTICATED: (_INVALID, "invalid_api_key"),
@@ -33,13 +36,18 @@ def error_line(error: HeadraceError, message: str) -> bytes:
     return orjson.dumps({"error": _members(error, message)})
 
 
-def as_openai(error: HeadraceError, usual: HttpReply) -> HttpReply:
-    """Return ``usual``, the answer in Triton's form, in OpenAI's form.
+def as_openai(error: HeadraceError, usual: HttpReply, asked: str) -> HttpReply:
+    """Return ``usual``, the answer in Triton's form to the method and path ``asked``, in OpenAI's form.
 
     A fault of the caller is 4xx: clients of OpenAI send a request again that is answered with 5xx.
     """
     status = 400 if usual.status >= 500 and isinstance(error, CallerError) else usual.status
-    return usual._replace(status=status, parts=[error_line(error, message_in(b"".join(usual.parts)))])
+    message = message_in(b"".join(usual.parts))
+    if usual.status == 404 and message == _NO_PATH:
+        error, message = InvalidArgument(_NO_PATH), f"Invalid URL ({one_line(asked)[:_MOST_SHOWN]})"
+    elif status == 413:
+        message += " (--openai-max-body-bytes)"
+    return usual._replace(status=status, parts=[error_line(error, message)])
 
 
 def message_in(line: bytes) -> str:

@@ -26,6 +26,10 @@ class OpenAiOptions(OptionGroup):
         },
     )
 
+    max_body_bytes: int = field(
+        default=32 << 20,
+        metadata={"help": "The largest body of a request with JSON, such as a chat with images, in bytes."},
+    )
     port: int | None = field(
         default=None,
         metadata={"help": "A port for these routes alone, beside the HTTP port; 0 takes a free one. Triton's is 9000."},
@@ -35,6 +39,8 @@ class OpenAiOptions(OptionGroup):
     def __post_init__(self) -> None:
         if self.port is not None and not 0 <= self.port <= 65535:
             raise ValueError(f"--openai-port is {self.port}, expected 0 to 65535")
+        if self.max_body_bytes < 1:
+            raise ValueError(f"--openai-max-body-bytes is {self.max_body_bytes}, expected a number of bytes above 0")
         try:
             ImageHosts(self.image_hosts)
         except ValueError as error:

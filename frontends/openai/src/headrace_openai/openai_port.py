@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from headrace import HttpPort, HttpRoute
+from headrace import HeadraceError, HttpPort, HttpReply, HttpRequest, HttpRoute
 from headrace_openai.openai_extension import OpenAi
 from headrace_openai.openai_options import OpenAiOptions
+from headrace_openai.openai_route import refusal
 
 
 class OpenAiPort(HttpPort):
@@ -32,6 +33,9 @@ class OpenAiPort(HttpPort):
     def make_routes(self) -> Sequence[HttpRoute]:
         (extension,) = [each for each in self.engine.extensions if isinstance(each, OpenAi)]
         return [route(extension) for route in self.routes]
+
+    def refusal(self, error: HeadraceError, usual: HttpReply, request: HttpRequest) -> HttpReply:
+        return refusal(error, usual, request)
 
     @property
     def _settings(self) -> OpenAiOptions:

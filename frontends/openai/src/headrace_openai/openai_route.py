@@ -27,11 +27,15 @@ _LONGEST_ID = 128
 class OpenAiRoute(HttpRoute):
     """A route whose errors are OpenAI's."""
 
+    refusal_prefix = "/v1/"
     extension: LanguageModels
 
+    @property
+    def max_body_bytes(self) -> int | None:
+        return self.extension.settings.max_body_bytes
+
     def refusal(self, error: HeadraceError, usual: HttpReply, request: HttpRequest) -> HttpReply:
-        reply = as_openai(error, usual)
-        return reply._replace(headers=[*reply.headers, id_header(request_id(request))])
+        return refusal(error, usual, request)
 
     async def admit(self, call: HttpCall, model: str) -> Caller | None:
         """Admit an inference with ``model``, which the body names. None if the server has no interceptors.
@@ -47,12 +51,18 @@ class OpenAiRoute(HttpRoute):
         return caller
 
 
+def refusal(error: HeadraceError, usual: HttpReply, request: HttpRequest) -> HttpReply:
+    """Return ``usual``, the answer to ``request`` in Triton's form, in OpenAI's form, with an id."""
+    reply = as_openai(error, usual, f"{request.method} {request.path}")
+    return reply._replace(headers=[*reply.headers, id_header(request_id(request))])
+
+
 async def read_body(call: HttpCall) -> dict[str, Any]:
     """Return the JSON object in the body. Raises `InvalidArgument`."""
     if call.request.headers.get(b"content-encoding", b"identity") != b"identity":
         raise InvalidArgument("the header Content-Encoding must be 'identity'")
     try:
-        document = await call.read_json()
+        document = await call.read_json(has_texts=True)
     except CallerError as error:
         raise InvalidArgument(error.message) from None  # Triton's status for it is 500
     if type(document) is not dict:

@@ -25,6 +25,10 @@ class Transcriptions(OpenAiRoute):
     operation = ExtensionOperation("transcriptions", has_parts=True)
     openapi = TRANSCRIPTION
 
+    @property
+    def max_body_bytes(self) -> int | None:
+        return None  # a file: that of the port
+
     async def answer(self, call: HttpCall) -> HttpReply | HttpStream:
         form, id_ = await read_form(call.request.body, call.request.headers, file="file"), request_id(call.request)
         name = form.fields.get("model", "")
