@@ -86,6 +86,23 @@ def test_the_accelerators_options_win_over_the_deprecated_ones(graphs: Any) -> N
     assert chosen(graphs, config)[providers.CUDA]["cudnn_conv_algo_search"] == "DEFAULT"
 
 
+@pytest.mark.parametrize(
+    ("config", "parameters", "expected"),
+    [
+        ("max_batch_size: 8", {}, "HEURISTIC"),
+        ('input { name: "A" dims: [ -1, 16 ] }', {}, "HEURISTIC"),
+        ('max_batch_size: 1 input { name: "A" dims: [ 16 ] }', {}, None),
+        ("max_batch_size: 8", {"cudnn_conv_algo_search": 0}, "EXHAUSTIVE"),
+        (accelerated("gpu", "cuda", cudnn_conv_algo_search="DEFAULT"), {}, "DEFAULT"),
+    ],
+)
+def test_convolutions_are_not_tried_anew_for_each_batch_size(
+    graphs: Any, config: str, parameters: Any, expected: str | None
+) -> None:
+    """None: ONNX Runtime's default, EXHAUSTIVE."""
+    assert chosen(graphs, config, **parameters)[providers.CUDA].get("cudnn_conv_algo_search") == expected
+
+
 @pytest.mark.parametrize("key", ["cudnn_conv_algo_search", "arena_extend_strategy"])
 def test_a_deprecated_parameter_outside_its_table_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=f"unsupported {key} value '7' is requested"):

@@ -100,7 +100,7 @@ class Parameters:
     #: Entries of ONNX Runtime's session options, those of `SESSION`.
     session: Mapping[str, str] = field(default_factory=dict, metadata={"prefix": "session."})
     #: Deprecated spellings of options of the ``cuda`` accelerator.
-    cudnn_conv_algo_search: int = 0
+    cudnn_conv_algo_search: int | None = None
     gpu_mem_limit: int = 0
     arena_extend_strategy: int = 0
     do_copy_in_default_stream: bool = True
@@ -117,17 +117,18 @@ class Parameters:
             )
         for key, choices in (("cudnn_conv_algo_search", _CONV_SEARCH), ("arena_extend_strategy", _ARENA_GROWTH)):
             value = getattr(self, key)
-            if not 0 <= value < len(choices):
+            if value is not None and not 0 <= value < len(choices):
                 raise ConfigError(f"unsupported {key} value '{value}' is requested")
 
     @property
     def cuda_options(self) -> dict[str, str]:
         """The deprecated CUDA parameters as options of the CUDA execution provider."""
         options = {
-            "cudnn_conv_algo_search": _CONV_SEARCH[self.cudnn_conv_algo_search],
             "arena_extend_strategy": _ARENA_GROWTH[self.arena_extend_strategy],
             "do_copy_in_default_stream": str(int(self.do_copy_in_default_stream)),
         }
+        if self.cudnn_conv_algo_search is not None:
+            options["cudnn_conv_algo_search"] = _CONV_SEARCH[self.cudnn_conv_algo_search]
         if self.gpu_mem_limit:
             options["gpu_mem_limit"] = str(self.gpu_mem_limit)
         return options

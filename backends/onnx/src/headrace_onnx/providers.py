@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from headrace import ConfigError, Device, LoadError, Model, ModelInstanceGroup, one_line
+from headrace import ConfigError, Device, LoadError, Model, ModelConfig, ModelInstanceGroup, one_line
 from headrace_onnx import parameters
 from headrace_onnx.parameters import check_options, place_files
 
@@ -159,7 +159,18 @@ def _gpu(accelerators: Iterable[Any], model: Model, device: Device) -> Providers
             cuda |= accelerator.parameters
         else:
             raise _unknown(accelerator.name)
+    if "cudnn_conv_algo_search" not in cuda and _varies_in_shape(model.config):
+        # The default, EXHAUSTIVE, tries all algorithms for each new shape: for seconds, in which requests wait.
+        cuda["cudnn_conv_algo_search"] = "HEURISTIC"
+        log.info(
+            "model '%s': its shapes vary, so cudnn_conv_algo_search is HEURISTIC; ONNX Runtime's default is EXHAUSTIVE",
+            model.name,
+        )
     return [*chosen, (CUDA, cuda | {"device_id": str(device.id)})]
+
+
+def _varies_in_shape(config: ModelConfig) -> bool:
+    return config.max_batch_size > 1 or any(-1 in each.dims for each in config.input)
 
 
 def _cpu(accelerators: Iterable[Any], model: Model) -> Providers:
