@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,8 @@ class Net(torch.nn.Module):
         assert x.is_cuda
         return x * 2
 """
+SLOWLY_DOUBLED = DOUBLED.replace("assert x.is_cuda", "torch.cuda._sleep(4_000_000)  # cycles: some 2 ms")
+BATCHING = "dynamic_batching { }"
 #: The stock client: sends as many requests as each line says, through CUDA regions of its own, and prints "done".
 REGIONS_CLIENT = """
 import importlib
@@ -107,9 +110,9 @@ with client.InferenceServerClient(f"127.0.0.1:{sys.argv[2]}") as server:
     for line in sys.stdin:
         for number in range(int(line)):
             shm.set_shared_memory_region(handles["in"], [given + number])
-            server.infer("doubled", [tensor], outputs=[wanted])
+            server.infer(sys.argv[3], [tensor], outputs=[wanted])
             found = shm.get_contents_as_numpy(handles["out"], np.float32, [4, 4])
-            np.testing.assert_array_equal(found, (given + number) * 2)
+            np.testing.assert_array_equal(found, (given + number) * float(sys.argv[4]))
         print("done", flush=True)
     server.unregister_cuda_shared_memory()
 for handle in handles.values():
@@ -275,18 +278,68 @@ def test_the_stock_clients_cuda_regions_are_read_and_written(served: Headrace, p
                 shm.destroy_shared_memory_region(handle)
 
 
+def write_chain(root: Path, code: str = DOUBLED) -> None:
+    """Models of PyTorch and ONNX Runtime that double, and an ensemble of them: times 8."""
+    for name in ("doubled", "first", "last", "chain"):
+        (root / name / "1").mkdir(parents=True)
+    (root / "doubled" / "1" / "model.py").write_text(code)
+    (root / "doubled" / "config.pbtxt").write_text(f'backend: "pytorch" runtime: "model.py" {BATCHING} {IO} {ON_GPU}')
+    io = [helper.make_tensor_value_info(each, TensorProto.FLOAT, ["n", 4]) for each in "xy"]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", io[:1], io[1:])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    for name in ("first", "last"):
+        onnx.save(proto, root / name / "1" / "model.onnx")
+        (root / name / "config.pbtxt").write_text(f'backend: "onnxruntime" {BATCHING} {IO} {ON_GPU}')
+    steps = ", ".join(
+        f'{{ model_name: "{name}" model_version: -1 input_map {{ key: "x" value: "{x}" }} '
+        f'output_map {{ key: "y" value: "{y}" }} }}'
+        for name, x, y in (("first", "x", "t"), ("doubled", "t", "u"), ("last", "u", "y"))
+    )
+    (root / "chain" / "config.pbtxt").write_text(
+        f'platform: "ensemble" {IO} ensemble_scheduling {{ step [ {steps} ] }}'
+    )
+
+
+@pytest.mark.skipif(NO_CUDA, reason="this onnxruntime has no CUDA")
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # PyTorch 2.11 says so once per process
+@pytest.mark.parametrize("code", [DOUBLED, SLOWLY_DOUBLED], ids=["fast", "slow"])
+def test_tensors_pass_between_engines_on_the_gpu(tmp_path: Path, code: str) -> None:
+    """With a slow model, a reader that does not wait for its writer reads old memory, and so does one whose input is
+    freed too early."""
+    from tests.backends.torch.test_gpu_tensors import copies_of
+
+    write_chain(tmp_path, code)
+    with serve_here(tmp_path) as server:
+
+        def ask(number: int) -> None:
+            x = np.full((1 + number % 3, 4), number, np.float32)
+            np.testing.assert_array_equal(np.asarray(server.infer("chain", {"x": x}).outputs["y"]), x * 8)
+
+        ask(1)  # compiles what PyTorch compiles in the first executions
+        found = copies_of(lambda: list(map(ask, range(5))))
+        print("copies of 5 requests from onnxruntime to pytorch to onnxruntime:", dict(found))
+        assert (found["HtoD"], found["DtoH"]) == (5, 5)
+        with ThreadPoolExecutor(16) as callers:
+            list(callers.map(ask, range(400 if code == DOUBLED else 100)))
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # PyTorch 2.11 says so once per process
+@pytest.mark.parametrize(("model", "factor"), [("doubled", 2), ("last", 2), ("chain", 8)])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_tensors_in_cuda_regions_are_not_copied_to_the_host(tmp_path: Path, protocol: str) -> None:
+def test_tensors_in_cuda_regions_are_not_copied_to_the_host(
+    tmp_path: Path, protocol: str, model: str, factor: int
+) -> None:
     pytest.importorskip("tritonclient.utils.cuda_shared_memory")
     from tests.backends.torch.test_gpu_tensors import copies_of
 
-    (tmp_path / "doubled" / "1").mkdir(parents=True)
-    (tmp_path / "doubled" / "1" / "model.py").write_text(DOUBLED)
-    (tmp_path / "doubled" / "config.pbtxt").write_text(f'backend: "pytorch" runtime: "model.py" {IO} {ON_GPU}')
-    with serve_here(tmp_path, listen=True, allow_client_shm=True) as server:
+    if NO_CUDA and model != "doubled":
+        pytest.skip("this onnxruntime has no CUDA")
+    write_chain(tmp_path)
+    loads = ["first", "doubled", "last", "chain"] if model == "chain" else [model]
+    options: Any = {"model_control_mode": "explicit", "load_model": loads}
+    with serve_here(tmp_path, listen=True, allow_client_shm=True, **options) as server:
         port = getattr(server.options, f"{protocol}_port")
-        command = [sys.executable, "-c", REGIONS_CLIENT, protocol, str(port)]
+        command = [sys.executable, "-c", REGIONS_CLIENT, protocol, str(port), model, str(factor)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
             assert client.stdin is not None
             assert client.stdout is not None
@@ -301,10 +354,10 @@ def test_tensors_in_cuda_regions_are_not_copied_to_the_host(tmp_path: Path, prot
             found = copies_of(ask)
             client.stdin.close()
             assert client.wait(60) == 0
-        print("copies of 5 requests through CUDA regions:", dict(found))
+        print(f"copies of 5 requests to {model} through CUDA regions:", dict(found))
         assert set(found) <= {"DtoD"}
         x = np.ones((1, 4), np.float32)
-        by_wire = copies_of(lambda: server.infer("doubled", {"x": x}))
+        by_wire = copies_of(lambda: server.infer(model, {"x": x}))
         assert by_wire["HtoD"] == by_wire["DtoH"] == 1, "the GPU lives, and its copies are counted"
 
 

@@ -56,8 +56,10 @@ class CudaLibrary:
         library.cuMemGetAddressRange_v2.argtypes = (pointer, pointer, address)
         library.cuMemcpyDtoH_v2.argtypes = (pointer, address, size)
         library.cuMemcpyHtoD_v2.argtypes = (address, pointer, size)
+        library.cuMemcpyHtoDAsync_v2.argtypes = (address, pointer, size, pointer)
         library.cuMemcpyDtoDAsync_v2.argtypes = (address, address, size, pointer)
         library.cuStreamCreate.argtypes = (pointer, ctypes.c_uint)
+        library.cuStreamDestroy_v2.argtypes = (pointer,)
         library.cuStreamSynchronize.argtypes = (pointer,)
         library.cuCtxSynchronize.argtypes = ()
 
@@ -129,6 +131,10 @@ class CudaLibrary:
         self._call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
         return int(stream.value or 0)
 
+    def end_stream(self, stream: int) -> None:
+        """Release what `new_stream` returned, when its work is done. After `use`."""
+        self._call("cuStreamDestroy_v2", stream)
+
     def stream(self, device: int) -> int:
         """Return the shared stream of ``device`` for `copy`, by its address. After `use`. Raises `CudaError`."""
         with self._streams_lock:
@@ -138,7 +144,19 @@ class CudaLibrary:
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
         """Copy ``size`` bytes of the device behind the work of ``stream``, and wait. After `use`. Blocks."""
+        self.queue_copy(target, source, size, stream)
+        self.finish(stream)
+
+    def queue_copy(self, target: int, source: int, size: int, stream: int) -> None:
+        """Copy ``size`` bytes of the device behind the work of ``stream``. After `use`."""
         self._call("cuMemcpyDtoDAsync_v2", target, source, size, stream)
+
+    def queue_write(self, address: int, source: int, size: int, stream: int) -> None:
+        """Copy ``size`` bytes of the host, which must stay, behind the work of ``stream``. After `use`."""
+        self._call("cuMemcpyHtoDAsync_v2", address, source, size, stream)
+
+    def finish(self, stream: int) -> None:
+        """Wait until the work of ``stream`` is done. After `use`. Blocks."""
         self._call("cuStreamSynchronize", stream)
 
     def wait(self) -> None:

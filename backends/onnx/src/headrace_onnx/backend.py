@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from headrace import AnyInstance, Backend, Code, Instance, LoadError, Model, Shared, names_all_tensors
-from headrace_engines import check_against_graph, complete_from_graph, default_max_batch_size
+from headrace_engines import check_against_graph, complete_from_graph, cuda_library, default_max_batch_size
 from headrace_onnx import providers
+from headrace_onnx.device_binding import DeviceBinding
 from headrace_onnx.instance import DeviceInstance, OnnxInstance, OrtValueInstance, Plan
 from headrace_onnx.parameters import Parameters
 from headrace_onnx.session import OpenedSession, load_engine, open_session, open_unoptimized, run_options
@@ -46,6 +47,9 @@ class OnnxRuntime(Backend):
         graph = graph_of(session)
         check_against_graph(model.config, graph)
         plan, options = Plan.of(model.config, graph, repeats), run_options(onnxruntime, model)
+        if device.kind == "gpu" and not plan.string_inputs:
+            binding = DeviceBinding(session, onnxruntime.OrtValue, cuda_library(), device.id)
+            return DeviceInstance(session, plan, options, binding)
         if plan.has_bfloat16:
             if plan.string_inputs:
                 raise LoadError(
@@ -54,6 +58,6 @@ class OnnxRuntime(Backend):
                     Code.UNSUPPORTED,
                 )
             return OrtValueInstance(session, plan, options, onnxruntime.OrtValue)
-        if device.kind == "gpu":
-            return DeviceInstance(session, plan, options, device)
-        return OnnxInstance(session, plan, options)
+        instance = OnnxInstance(session, plan, options)
+        instance.any_thread &= device.kind == "cpu"  # who waits for a GPU does not wait on the event loop
+        return instance

@@ -18,7 +18,6 @@ from headrace import (
     BackendError,
     BytesTensor,
     Code,
-    Device,
     HeadraceError,
     Instance,
     InvalidArgument,
@@ -28,6 +27,7 @@ from headrace import (
     dtypes,
 )
 from headrace_engines import Graph
+from headrace_onnx.device_binding import DeviceBinding
 from headrace_onnx.session import reword
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
@@ -133,26 +133,44 @@ class OrtValueInstance(OnnxInstance):
 
 
 class DeviceInstance(OnnxInstance):
-    """Runs a session on a GPU through an IO binding: outputs stay there until all are ready."""
+    """Runs a session on a GPU through an IO binding. Inputs may be on the GPU, and outputs stay there.
 
-    def __init__(self, session: Any, plan: Plan, run_options: Any, device: Device) -> None:
+    Created on the thread that executes it. A model with BYTES inputs can not be bound.
+    """
+
+    takes_device_tensors = True
+
+    def __init__(self, session: Any, plan: Plan, run_options: Any, device: DeviceBinding) -> None:
         super().__init__(session, plan, run_options)
         self.any_thread = False  # who waits for a GPU does not wait on the event loop
         self._run = self._run_bound
-        self._device_id = device.id
-        strings = {node.name for node in session.get_outputs() if node.type == "tensor(string)"}
-        self._places = {name: "cpu" if name in strings else "cuda" for name in plan.outputs}
+        self._device = device
+        self._on_host = {node.name for node in session.get_outputs() if node.type == "tensor(string)"}
+
+    def close(self) -> None:
+        super().close()
+        self._device.close()
 
     def _run_bound(self, names: list[str], feed: Mapping[str, Any], options: Any) -> list[Any]:
-        binding = self._session.io_binding()
-        for name, array in feed.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(array))
-        for name in names:
-            place = self._places[name]
-            binding.bind_output(name, place, self._device_id if place == "cuda" else 0)
-        self._session.run_with_iobinding(binding, options)
-        results: list[Any] = binding.copy_outputs_to_cpu()
-        return results
+        binding, device = self._session.io_binding(), self._device
+        try:
+            for name, tensor in feed.items():
+                device.input(binding, name, tensor)
+            for name in names:
+                if name in self._on_host:
+                    binding.bind_output(name, "cpu", 0)
+                else:
+                    binding.bind_output(name, *device.where)
+            device.begin()
+            self._session.run_with_iobinding(binding, options)
+            values = zip(names, binding.get_outputs(), strict=True)
+            return [value.numpy() if name in self._on_host else device.output(value) for name, value in values]
+        finally:
+            device.end()
+
+    def _undo_scalars(self, outputs: dict[str, Any]) -> None:
+        for name, dims in self._plan.scalar_outputs.items():
+            outputs[name] = outputs[name].reshape(dims)
 
 
 def text_array(name: str, tensor: Tensor) -> npt.NDArray[np.object_]:

@@ -1,0 +1,159 @@
+"""Tensors of a GPU for one session: inputs are bound by their addresses, and outputs stay where they were computed.
+
+ONNX Runtime computes on a stream of its own, and waits for it: outputs are complete when a run returns. It does not
+wait for other streams. So inputs are complete before a run begins: a stream of ours waits for their writers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace import BackendError, Code, DeviceTensor, StackedTensors, dtypes, on_host
+from headrace_engines import AddressedTensor, CudaError, CudaLibrary, address_of
+
+#: The number of each data type in ``onnx.TensorProto``.
+_ELEMENTS: Mapping[np.dtype[Any], int] = {
+    dtypes.FP32.numpy: 1,
+    dtypes.UINT8.numpy: 2,
+    dtypes.INT8.numpy: 3,
+    dtypes.UINT16.numpy: 4,
+    dtypes.INT16.numpy: 5,
+    dtypes.INT32.numpy: 6,
+    dtypes.INT64.numpy: 7,
+    dtypes.BOOL.numpy: 9,
+    dtypes.FP16.numpy: 10,
+    dtypes.FP64.numpy: 11,
+    dtypes.UINT32.numpy: 12,
+    dtypes.UINT64.numpy: 13,
+    dtypes.BF16.numpy: 16,
+}
+_DTYPES = {element: dtype for dtype, element in _ELEMENTS.items()}
+_BYTE = 2
+#: Kernels read at most so many bytes at once, from addresses that are multiples of it.
+_ALIGNMENT = 16
+#: CUDA, in DLPack's numbers.
+_CUDA = 2
+
+
+class OrtMemory:
+    """The memory of an OrtValue on a device: a `headrace_engines.AddressedMemory`.
+
+    ``owners`` are kept with it: the session, which owns the allocator, and an input whose memory the value shares.
+    """
+
+    def __init__(self, value: Any, device: tuple[int, int], library: CudaLibrary, *owners: Any) -> None:
+        self.device = device
+        self._value, self._library, self._owners = value, library, owners
+        self._address: int = value.data_ptr()
+
+    def address(self, offset: int) -> int:
+        return self._address + offset
+
+    def copy(self, offset: int, size: int) -> memoryview:
+        copied = np.empty(size, np.uint8)
+        try:
+            self._library.use(self.device[1])
+            self._library.read(copied.ctypes.data, self._address + offset, size)
+        except CudaError as error:
+            raise BackendError(f"onnx runtime error: {error}", Code.INTERNAL) from error
+        return copied.data
+
+
+class DeviceBinding:
+    """Binds the tensors of one instance of ``session``, on the CUDA device ``number``. One execution at a time.
+
+    ``ort_value`` is the engine's class ``OrtValue``.
+    """
+
+    def __init__(self, session: Any, ort_value: Any, library: CudaLibrary, number: int) -> None:
+        self._session, self._ort_value, self._library, self._number = session, ort_value, library, number
+        #: Makes an OrtValue with memory of the session, or of the whole process in versions before 1.31.
+        self._make = getattr(session, "create_ortvalue_from_shape_and_type", ort_value.ortvalue_from_shape_and_type)
+        self.device = library.kind, number
+        #: The name and the number that the engine has for the device. Tests play one in the memory of the host.
+        self.where = ("cuda" if library.kind == _CUDA else "cpu"), number
+        library.use(number)
+        self._stream = library.new_stream()
+        #: The memory of the inputs of the current execution, by their addresses.
+        self._kept: dict[int, Any] = {}
+
+    def close(self) -> None:
+        self._library.use(self._number)
+        self._library.end_stream(self._stream)
+
+    def input(self, binding: Any, name: str, tensor: npt.NDArray[Any] | DeviceTensor | StackedTensors) -> None:
+        """Bind ``tensor`` to the input ``name`` of ``binding``, without a copy within the device if that is possible.
+
+        Call `begin` after the last one.
+        """
+        if isinstance(tensor, np.ndarray):
+            self._array(binding, name, tensor)
+            return
+        self._library.use(self._number)
+        parts = tensor.parts if isinstance(tensor, StackedTensors) else [tensor]
+        addresses = [self._address_of(part) for part in parts]
+        address = addresses[0]
+        if not any(addresses):
+            self._array(binding, name, tensor.to_host())
+            return
+        if len(parts) > 1 or address is None or address % _ALIGNMENT:
+            address = self._joined(parts, addresses)
+        binding.bind_input(name, *self.where, _ELEMENTS[tensor.dtype], tensor.shape, address)
+
+    def begin(self) -> None:
+        """Wait until the inputs are complete. Blocks."""
+        if self._kept:
+            self._library.use(self._number)  # again: an engine may have changed it
+            self._library.finish(self._stream)
+
+    def output(self, value: Any) -> Any:
+        """Return ``value``, an OrtValue on the device, as a tensor that stays there."""
+        shape, dtype = tuple(value.shape()), _DTYPES[value.element_type()]
+        if not prod(shape):
+            return np.empty(shape, dtype)
+        memory = OrtMemory(value, self.device, self._library, self._session, self._kept.get(value.data_ptr()))
+        return AddressedTensor(memory, 0, shape, dtype)
+
+    def _array(self, binding: Any, name: str, array: npt.NDArray[Any]) -> None:
+        array = np.asarray(array, order="C")  # `np.ascontiguousarray` would add an axis to a scalar
+        if array.dtype == dtypes.BF16.numpy:
+            element = _ELEMENTS[array.dtype]
+            value = self._ort_value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), element)
+            binding.bind_ortvalue_input(name, value)
+        else:
+            binding.bind_cpu_input(name, array)
+
+    def end(self) -> None:
+        """Release the inputs of the execution."""
+        self._kept = {}
+
+    def _address_of(self, part: npt.NDArray[Any] | DeviceTensor) -> int | None:
+        """Return the address of ``part`` on the device. None if it is elsewhere, or has gaps."""
+        if not isinstance(part, DeviceTensor) or part.__dlpack_device__() != self.device or not part.nbytes:
+            return None
+        capsule: Any = part.__dlpack__(stream=self._stream)
+        address = address_of(capsule)
+        if address is not None:
+            self._kept[address] = capsule
+        return address
+
+    def _joined(self, parts: Any, addresses: list[int | None]) -> int:
+        """Return the address of new memory with a copy of ``parts``, one behind the other."""
+        sizes = [part.nbytes for part in parts]
+        value = self._make([sum(sizes)], _BYTE, *self.where)
+        first = target = int(value.data_ptr())
+        self._kept[first] = value
+        for part, address, size in zip(parts, addresses, sizes, strict=True):
+            if address is not None:
+                self._library.queue_copy(target, address, size, self._stream)
+            else:
+                array = np.ascontiguousarray(on_host(part))
+                self._library.queue_write(target, array.ctypes.data, size, self._stream)
+                self._kept[target] = value, array
+            target += size
+        return first
