@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from headrace_llm import StopStrings, token_text
+from headrace_llm import StopStrings, piece_text
 
-#: In tokens of SentencePiece: a blank, and a byte that is no character by itself.
-_BLANK, _BYTE = "\u2581", re.compile("<0x[0-9A-F]{2}>")
+#: A blank in tokens of SentencePiece.
+_BLANK = "\u2581"
 
 
 class TextStream:
@@ -82,15 +80,4 @@ def text_of(tokenizer: Any, token: int) -> str:
     piece: str = tokenizer.convert_ids_to_tokens(token) or ""
     if "\ufffd" not in text:
         return f" {text}" if piece.startswith(_BLANK) and not text.startswith(" ") else text
-    if _BYTE.fullmatch(piece):
-        return token_text(bytes([int(piece[3:5], 16)]))
-    known = _letter_bytes()
-    return token_text(bytes(known[each] for each in piece)) if known.keys() >= set(piece) else text
-
-
-@cache
-def _letter_bytes() -> Mapping[str, int]:
-    """Return the bytes that GPT-2's letters stand for in the tokens of most models."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {letter: byte for byte, letter in bytes_to_unicode().items()}
+    return piece_text(piece, text)

@@ -6,9 +6,8 @@ protocols (``headrace-openai``) depend on it, and not on each other.
 - `Contract`, `Task`, `complete_generation`: the tensors (`headrace_llm.contract`)
 - `GenerationInstance`, `TokenStream`, `Delta`: for engines
 - `GenerationRequest`, `Sampling`: the request of a caller
-- `read_logprobs`, `print_logprobs`: the form of log probabilities
 - `read_json_file`, `shown`: a JSON file of a model; a value in the text of an error
-- `read_logprobs`, `print_logprobs`, `token_text`, `token_bytes`: the form of log probabilities
+- `read_logprobs`, `print_logprobs`, `token_text`, `token_bytes`, `piece_text`: the form of log probabilities
 - `StopStrings`: the end of a text, for engines that do not find it themselves
 - `BoundedProcess`, `serve_job`: a job with limits of time and memory, in a process
 - `HermesParser`, `ToolCallParser`, `read_calls`: the tool calls in a text, while it arrives
@@ -31,6 +30,7 @@ from headrace_llm.generation_request import GenerationRequest, read_generation
 from headrace_llm.json_files import read_json_file
 from headrace_llm.sampling import Sampling, depth_of, read_sampling, sampling_of, shown
 from headrace_llm.stop_strings import StopStrings
+from headrace_llm.token_pieces import piece_text
 from headrace_llm.tool_calls import HermesParser, ToolCallParser, read_calls
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "complete_generation",
     "complete_task",
     "depth_of",
+    "piece_text",
     "print_logprobs",
     "read_calls",
     "read_generation",

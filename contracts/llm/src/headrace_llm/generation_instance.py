@@ -77,11 +77,16 @@ class TokenStream:
         """True if the answer has not ended, and its caller has disconnected."""
         return not self._has_ended and self._call.request.cancelled
 
-    def note_start(self) -> None:
-        """Note that the engine has begun to work on the request, which waited in it until now. Optional; once."""
+    def note_start(self, at_ns: int = 0) -> None:
+        """Note that the engine has begun to work on the request, which waited in it until then. Optional; once.
+
+        ``at_ns`` is the time, of `monotonic_ns`, for an engine that reports it later; 0 is now.
+        """
         if not self._has_started:
             self._has_started = True
-            self._owner.metrics.note("nv_llm_queue_time_ms", (monotonic_ns() - self._arrival_ns) / 1e6)
+            now_ns = monotonic_ns()
+            waited_ns = min(at_ns or now_ns, now_ns) - self._arrival_ns
+            self._owner.metrics.note("nv_llm_queue_time_ms", max(waited_ns, 0) / 1e6)
 
     def write(self, delta: Delta) -> bool:
         """Send ``delta``; one with a ``finish_reason`` is the last. Return False if the engine should stop."""
