@@ -235,7 +235,7 @@ def backend(session: nox.Session, name: str) -> None:
 @nox.session(reuse_venv=True, default=False)
 def vllm(session: nox.Session) -> None:
     """vLLM's build for CPUs with real weights: minutes to install, 6 GB, and 5 minutes to test."""
-    ours = ("core", TESTING, *CONTRACTS, "backends/vllm", "backends/python")
+    ours = ("core", TESTING, *CONTRACTS, "backends/vllm", "backends/python", "frontends/openai")
     editable = [argument for folder in ours for argument in ("-e", folder)]
     pins = ("-c", "tests/backends/vllm/constraints.txt")
     session.install("-q", *pins, *BUILDERS)

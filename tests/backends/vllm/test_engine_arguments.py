@@ -134,7 +134,7 @@ def test_an_engine_gets_the_gpus_of_its_group(tmp_path: Path) -> None:
         ({"gpu_device_ids": "-1"}, "expected numbers of GPUs"),
         ({"gpu_device_ids": "1,1"}, "names a GPU twice"),
         ({"max_streams": 0}, "max_streams is 0"),
-        ({"task": "embedding"}, "expected generation"),
+        ({"task": "classification"}, "expected one of generation, embedding, reranking"),
     ],
 )
 def test_a_wrong_parameter_is_refused(wrong: dict[str, Any], told: str) -> None:

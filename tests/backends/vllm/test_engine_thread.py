@@ -33,7 +33,7 @@ class Start:
         self.died: list[str] = []
         self.again = threading.Event()
 
-    def __call__(self) -> Client:
+    async def __call__(self) -> Client:
         if self.failures:
             self.failures -= 1
             raise RuntimeError("no memory is left")

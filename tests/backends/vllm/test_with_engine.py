@@ -22,6 +22,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from headrace import Server
+from headrace_llm import read_logprobs, token_bytes
 from headrace_llm.engine_kit import check_engine
 
 if TYPE_CHECKING:
@@ -188,6 +189,27 @@ def test_log_probabilities_and_their_sum_are_of_the_new_tokens(server: Headrace)
         assert each["cumulative_logprob"][0] == pytest.approx(sum(token["logprob"] for token in chosen), abs=1e-5)
 
 
+def test_the_bytes_of_all_tokens_are_the_text_also_where_a_token_is_no_whole_character(
+    server: Headrace, smollm2: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    text = "\U0001f9e6\u20ac"  # each of several tokens
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) > 2
+    asked = sampling(max_tokens=20, structured_outputs={"choice": [text]})
+    given = generate(server, text_input=PROMPT, exclude_input_in_output=True, return_logprobs=True,
+                     return_output_ids=True, **asked)  # fmt: skip
+    assert given["text_output"] == [text.encode()]
+    tokens = read_logprobs(given["logprobs"][0])
+    assert [each.id for each in tokens if each.text != tokenizer.eos_token] == [
+        each for each in given["output_ids"] if each != tokenizer.eos_token_id
+    ]
+    data = [token_bytes(each.text) for each in tokens if each.id != tokenizer.eos_token_id]
+    assert b"".join(data) == text.encode()
+    assert any("\ufffd" in each.decode(errors="replace") for each in data)
+
+
 @pytest.mark.parametrize(
     ("constraint", "expected"),
     [
@@ -264,6 +286,30 @@ def test_vllms_metrics_are_on_the_page(server: Headrace, wait_until: Callable[..
     assert server.metric("vllm:time_to_first_token_seconds_count", "smol", engine="0") >= 1
 
 
+def test_the_time_in_the_queue_and_the_use_of_the_cache_are_on_the_page(
+    server: Headrace, wait_until: Callable[..., None]
+) -> None:
+    """More requests than run at once: the last ones wait. vLLM's own histogram is the judge of how long."""
+    ours, theirs = "nv_llm_queue_time_ms_sum", "vllm:request_queue_time_seconds_sum"
+    seen = [server.metric(ours, "smol"), server.metric(theirs, "smol", engine="0")]
+    count = server.metric("nv_llm_queue_time_ms_count", "smol")
+
+    def ask() -> None:
+        generate(server, text_input=PROMPT, **sampling(max_tokens=24, ignore_eos=True))
+
+    threads = [threading.Thread(target=ask) for _ in range(20)]  # 16 run
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: server.metric("vllm:num_requests_running", "smol") > 0, "vLLM runs some")
+    wait_until(lambda: server.metric("nv_llm_cache_usage_ratio", "smol") > 0, "some of the cache is used")
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: server.metric("nv_llm_queue_time_ms_count", "smol") == count + 20, "all are counted")
+    waited = server.metric(ours, "smol") - seen[0], 1000 * (server.metric(theirs, "smol", engine="0") - seen[1])
+    assert waited[1] > 100  # four have waited for an answer
+    assert waited[1] <= waited[0] < waited[1] + 20 * 250  # vLLM counts from when the prompt is read
+
+
 def test_a_caller_that_leaves_frees_its_place(server: Headrace, wait_until: Callable[..., None]) -> None:
     first = threading.Event()
     with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
@@ -335,6 +381,8 @@ def engine_process(parent: int) -> int:
     return engine
 
 
+@pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning")  # of PyTorch, when vLLM imports it
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a context of ZeroMQ that vLLM leaves
 def test_the_contract_is_kept(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kit of headrace_llm, on a version that holds the model itself, without a config."""
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -64,14 +65,47 @@ def test_the_plugin_imports_no_engine() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_config_is_completed_from_the_contract() -> None:
+def test_a_config_is_completed_from_the_contract(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text('{"model": "org/m"}')
     config = ModelConfig(name="m")
-    VLLM({}).complete_config(Model("m", 1, Path(), config, Parameters()))
+    VLLM({}).complete_config(Model("m", 1, tmp_path, config, Parameters()))
     assert config.model_transaction_policy.decoupled
     assert {"text_input", "messages", "image"} <= {each.name for each in config.input if each.optional}
     assert {"text_output", "tool_calls"} <= {each.name for each in config.output}
     with pytest.raises(ConfigError, match="max_batch_size must be 0, got 4"):
-        VLLM({}).complete_config(Model("m", 1, Path(), ModelConfig(name="m", max_batch_size=4), Parameters()))
+        VLLM({}).complete_config(Model("m", 1, tmp_path, ModelConfig(name="m", max_batch_size=4), Parameters()))
+
+
+@pytest.mark.parametrize(
+    ("members", "task", "inputs", "outputs"),
+    [
+        ({"model": "m", "runner": "pooling"}, "", {"text": [1], "input_ids": [-1]}, {"embedding": [576]}),
+        ({"model": "org/m"}, "embedding", {"text": [1], "input_ids": [-1]}, {"embedding": [-1]}),
+        ({"model": "org/m"}, "reranking", {"query": [1], "document": [1]}, {"score": [1]}),
+    ],
+)
+def test_a_config_for_another_task_has_the_tensors_of_that(
+    tmp_path: Path, members: dict[str, str], task: str, inputs: dict[str, list[int]], outputs: dict[str, list[int]]
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/config.json").write_text('{"hidden_size": 576}')
+    (tmp_path / "model.json").write_text(json.dumps(members))
+    config = ModelConfig(name="m", max_batch_size=2)
+    VLLM({}).complete_config(Model("m", 1, tmp_path, config, Parameters(task=task)))
+    assert {each.name: list(each.dims) for each in config.input} == inputs
+    assert {each.name: list(each.dims) for each in config.output} == {**outputs, "num_input_tokens": [1]}
+    assert config.parameters["task"].string_value == (task or "embedding")
+    assert not config.model_transaction_policy.decoupled
+    config.model_transaction_policy.decoupled = True
+    with pytest.raises(ConfigError, match="it cannot be decoupled"):
+        VLLM({}).complete_config(Model("m", 1, tmp_path, config, Parameters(task=task)))
+
+
+@pytest.mark.parametrize(("runner", "task"), [("generate", "embedding"), ("pooling", "generation")])
+def test_a_task_that_the_runner_does_not_do_is_refused(tmp_path: Path, runner: str, task: str) -> None:
+    (tmp_path / "model.json").write_text(json.dumps({"model": "org/m", "runner": runner}))
+    with pytest.raises(ConfigError, match=f"has the runner '{runner}'.*leave (it|runner) out"):
+        VLLM({}).complete_config(Model("m", 1, tmp_path, ModelConfig(name="m"), Parameters(task=task)))
 
 
 def test_only_a_trusted_model_has_code() -> None:

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace import ConfigError, LoadError, Model, one_line
-from headrace_llm import read_json_file, shown
+from headrace_llm import Task, read_json_file, shown
 
 ENGINE_FILE: Final = "model.json"
 ADAPTERS_FILE: Final = "multi_lora.json"
 #: A settings file is written by hand: a larger one is something else.
 MAX_BYTES: Final = 1 << 20
+#: ``config.json`` of a model may list many labels.
+_MAX_CONFIG_BYTES: Final = 64 << 20
 #: Arguments that name code, which is imported, and ones that name places outside the model's directory.
 _NAMES_CODE: Final = frozenset(
     ("logits_processors", "reasoning_parser_plugin", "scheduler_cls", "worker_cls", "worker_extension_cls")
@@ -33,10 +35,12 @@ class EngineArguments:
     """The arguments of vLLM's engine, ``members``.
 
     ``adapters`` maps the name of each LoRA adapter to its directory or its Hugging Face name, in the order of the file.
+    ``task`` is that of the parameters, or else of the argument ``runner``.
     """
 
     members: Mapping[str, Any]
     adapters: Mapping[str, str]
+    task: Task
 
     @property
     def world_size(self) -> int:
@@ -75,7 +79,38 @@ def read_engine_arguments(model: Model) -> EngineArguments:
     if "disable_log_requests" in members:  # of older versions, in many repositories
         members.setdefault("enable_log_requests", not _is_true(members.pop("disable_log_requests")))
     members.setdefault("served_model_name", model.name)  # as a label of metrics
-    return EngineArguments(members, _read_adapters(model) if _is_true(members.get("enable_lora")) else {})
+    task = _task(model, path, members)
+    return EngineArguments(members, _read_adapters(model) if _is_true(members.get("enable_lora")) else {}, task)
+
+
+def _task(model: Model, path: Path, members: dict[str, Any]) -> Task:
+    """Return the task of ``model``. Sets the argument ``runner`` for the tasks beside generation."""
+    runner = members.get("runner", "auto")
+    task = Task(model.parameters.task or ("embedding" if runner == "pooling" else "generation"))
+    if task is not Task.GENERATION:
+        if runner not in ("auto", "pooling"):
+            raise ConfigError(
+                f"'{path}' has the runner {shown(runner)}, but the parameter task is {task.value}: leave runner out",
+                field="parameters['task']",
+            )
+        members["runner"] = "pooling"
+    elif runner == "pooling":
+        raise ConfigError(
+            f"'{path}' has the runner 'pooling', which generates no text: leave it out, or set the parameter task to "
+            "embedding or reranking",
+            field="parameters['task']",
+        )
+    return task
+
+
+def vector_width(arguments: EngineArguments) -> int:
+    """Return the length of the vectors of an embedding model whose directory is here; -1 if only vLLM knows it."""
+    folder = Path(arguments.members["model"])
+    path, modules = folder / "config.json", folder / "modules.json"
+    if not path.is_file() or (modules.is_file() and "Dense" in str(read_json_file(modules, MAX_BYTES))):
+        return -1
+    width = read_json_file(path, _MAX_CONFIG_BYTES).get("hidden_size")
+    return width if type(width) is int else -1
 
 
 def check_known(model: Model, arguments: EngineArguments, known: Collection[str]) -> None:

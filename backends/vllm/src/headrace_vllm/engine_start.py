@@ -5,19 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Final
 
 from headrace import ConfigError, Model
 from headrace_vllm.engine_arguments import EngineArguments, check_known
-from headrace_vllm.vllm_metrics import ServerMetrics
+from headrace_vllm.vllm_metrics import ServerMetrics, logger_class
 from headrace_vllm.vllm_version import load_engine
 
 #: Engines start one after the other: the GPUs of each are set in the environment of the whole process.
 _STARTING = threading.Lock()
+#: The priority of a request without one: after all requests that have one.
+LAST: Final = (1 << 31) - 1
 #: The longest time that a killed process may take to end, in seconds.
 _END_S = 10.0
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -26,19 +28,22 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 class EngineStart:
     """Creates the ``AsyncLLM`` of ``model``, also a second one after the first has died.
 
-    Raises `LoadError` if vLLM is missing or of another version, and `ConfigError` for wrong arguments.
+    ``note_cache_usage`` is called after each step with the used part of the engine's cache, from 0 to 1. Raises
+    `LoadError` if vLLM is missing or of another version, and `ConfigError` for wrong arguments.
     """
 
-    def __init__(self, model: Model, arguments: EngineArguments) -> None:
+    def __init__(
+        self, model: Model, arguments: EngineArguments, note_cache_usage: Callable[[float], None] | None = None
+    ) -> None:
         load_engine()
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         check_known(model, arguments, [each.name for each in fields(AsyncEngineArgs)])
         self._model, self._arguments, self._gpus = model, arguments, gpus_of(model, arguments)
-        wants_metrics = model.parameters.report_custom_metrics
-        wants_metrics = wants_metrics and str(arguments.members.get("disable_log_stats", False)).lower() != "true"
+        self._note_cache_usage = note_cache_usage
+        self._has_stats = str(arguments.members.get("disable_log_stats", False)).lower() != "true"
         labels = {"model": model.name, "version": str(model.version)}
-        has_page = wants_metrics and model.services is not None
+        has_page = self._has_stats and model.parameters.report_custom_metrics and model.services is not None
         self._processes: list[BaseProcess] = []
         self._metrics = ServerMetrics(model.services, labels) if has_page and model.services else None
 
@@ -50,7 +55,7 @@ class EngineStart:
 
         self.close()
         arguments = AsyncEngineArgs(**{**self._arguments.members, "disable_log_stats": True})
-        loggers = [self._metrics.logger_class()] if self._metrics else None
+        loggers = [logger_class(self._metrics, self._note_cache_usage)] if self._has_stats else None
         with _STARTING, _visible(self._gpus):
             others = multiprocessing.active_children()
             try:

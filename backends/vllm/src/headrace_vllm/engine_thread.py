@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from time import monotonic
 from typing import Any, Final
@@ -25,11 +25,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LONG_LIFE_S = 1.0, 60.0, 60.0
 class EngineThread:
     """An ``AsyncLLM``, whose own engine is in a process of its own, and the thread with its event loop.
 
-    ``start`` returns an ``AsyncLLM`` and is called on that loop; ``died`` is called there with the reason. Returns when
-    the first has started. Raises `LoadError` if it does not start.
+    ``start`` returns an ``AsyncLLM``, on that loop, which it may block; ``died`` is called there with the reason.
+    Returns when the first has started. Raises `LoadError` if it does not start.
     """
 
-    def __init__(self, name: str, start: Callable[[], Any], died: Callable[[Unavailable], None]) -> None:
+    def __init__(self, name: str, start: Callable[[], Awaitable[Any]], died: Callable[[Unavailable], None]) -> None:
         self._name, self._start, self._died = name, start, died
         self._client: Any = None
         self._why_not = f"the vLLM engine of model '{name}' is starting"
@@ -100,7 +100,7 @@ class EngineThread:
         while True:
             born = monotonic()
             try:
-                client = self._start()  # blocks the loop, which has nothing else to do
+                client = await self._start()
             except Exception as error:
                 if not started.done():
                     started.set_exception(_load_error(self._name, error))

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from contextlib import aclosing
 from itertools import count
-from typing import Any, Final
+from typing import Any
 
-from headrace import (
-    BackendError,
-    Cancelled,
-    HeadraceError,
-    InvalidArgument,
-    Model,
-    NotFound,
-    ResourceExhausted,
-    Unavailable,
-    one_line,
-)
+from headrace import Cancelled, InvalidArgument, Model, NotFound, Unavailable, one_line
 from headrace_llm import GenerationInstance, GenerationRequest, TokenStream
 from headrace_vllm.engine_arguments import EngineArguments
-from headrace_vllm.engine_start import EngineStart
+from headrace_vllm.engine_errors import error_of
+from headrace_vllm.engine_start import LAST, EngineStart
 from headrace_vllm.engine_thread import EngineThread
+from headrace_vllm.output_reader import start_ns
 from headrace_vllm.prompts import PromptRenderer
 from headrace_vllm.sampling_parameters import sampling_arguments, template_arguments
-
-log = logging.getLogger("headrace.vllm")
-
-#: The priority of a request without one: after all requests that have one.
-LAST: Final = (1 << 31) - 1
 
 
 class VLLMInstance(GenerationInstance):
@@ -41,7 +27,7 @@ class VLLMInstance(GenerationInstance):
         self._model, self._numbers = model, count(1)
         self._adapters = {name: (number, path) for number, (name, path) in enumerate(arguments.adapters.items(), 1)}
         self._renderer: PromptRenderer
-        self._start = EngineStart(model, arguments)
+        self._start = EngineStart(model, arguments, self.metrics.note_cache_usage)
         try:
             self._engine = EngineThread(model.name, self._start_engine, self._engine_died)
         except BaseException:
@@ -68,7 +54,7 @@ class VLLMInstance(GenerationInstance):
         self._start.close()
         super().close()
 
-    def _start_engine(self) -> Any:
+    async def _start_engine(self) -> Any:
         client = self._start.start()
         try:
             self._renderer = PromptRenderer(client, self._model)
@@ -123,30 +109,16 @@ class VLLMInstance(GenerationInstance):
                 priority=(request.priority or LAST) if self._has_priorities else 0,
                 **prompt.more,
             )
-            read = prompt.reader.read
+            read, is_first = prompt.reader.read, True
             async with aclosing(outputs):
                 async for output in outputs:
+                    if is_first:
+                        is_first = False
+                        if started_ns := start_ns(output):
+                            stream.note_start(started_ns)
                     if not stream.write(read(output)):
                         return
         except asyncio.CancelledError:
             stream.fail(Cancelled("the caller has gone"))
-        except HeadraceError as error:
-            stream.fail(error)
         except Exception as error:
-            stream.fail(self._error(error))
-
-    def _error(self, error: Exception) -> HeadraceError:
-        from vllm.exceptions import GracefulHTTPError, VLLMClientError
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        text = one_line(str(error))[:500]
-        if isinstance(error, EngineDeadError):
-            self._engine.check()
-            return Unavailable(f"the vLLM engine of model '{self._model.name}' has died; it is being started again")
-        if isinstance(error, GracefulHTTPError):
-            return ResourceExhausted(f"model '{self._model.name}': {text}")
-        if isinstance(error, (VLLMClientError, ValueError, TypeError)):
-            return InvalidArgument(f"model '{self._model.name}': {text}")
-        log.error("model '%s' failed a request", self._model.name, exc_info=error)
-        cause = error.__cause__ or error
-        return BackendError(f"model '{self._model.name}': {type(cause).__name__}: {one_line(str(cause))[:500]}")
+            stream.fail(error_of(error, self._model.name, self._engine.check))

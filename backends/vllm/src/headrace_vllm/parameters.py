@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
+
+from headrace_llm import Task
+
+#: The tasks of `Parameters.task`.
+TASKS: Final = (Task.GENERATION.value, Task.EMBEDDING.value, Task.RERANKING.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,13 +23,14 @@ class Parameters:
     gpu_device_ids: str = field(default="", metadata={"key": "GPU_DEVICE_IDS"})
     #: The most requests that the engine has at once, running or waiting. More are refused.
     max_streams: int = 256
-    #: A file with the template for chats, in the version's directory or the model's. Empty: the model's own.
+    #: A file with the template for chats, in the version's directory or the model's. Empty: the model's own. For a
+    #: model that ranks documents: of its prompt, from messages of the roles ``query`` and ``document``.
     chat_template: str = ""
     #: vLLM's parser of tool calls for this model, such as ``hermes``. Empty: requests with tools are refused.
     tool_parser: str = ""
     #: vLLM's parser of the model's reasoning, such as ``qwen3``. Empty: the reasoning stays in the text.
     reasoning_parser: str = ""
-    #: The task of the contract; vLLM models of this backend generate text.
+    #: generation, embedding or reranking. Empty: generation; embedding if ``model.json`` has ``"runner": "pooling"``.
     task: str = ""
     #: Let the model's directory bring Python code (``trust_remote_code``). Only for files from people you trust.
     trust: bool = False
@@ -31,8 +38,8 @@ class Parameters:
     def __post_init__(self) -> None:
         if not 1 <= self.max_streams <= 1 << 20:
             raise ValueError(f"max_streams is {self.max_streams}, expected a whole number from 1 to {1 << 20}")
-        if self.task not in ("", "generation"):
-            raise ValueError(f"task is '{self.task}', expected generation")
+        if self.task not in ("", *TASKS):
+            raise ValueError(f"task is '{self.task}', expected one of {', '.join(TASKS)}")
         gpus = self.gpu_device_ids.split(",") if self.gpu_device_ids else []
         numbers = [each.strip() for each in gpus]
         if not all(each.isascii() and each.isdigit() for each in numbers):

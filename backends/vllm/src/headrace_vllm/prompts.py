@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from headrace import InvalidArgument, LoadError, Model, Unsupported, one_line
 from headrace_llm import GenerationRequest
-from headrace_vllm.output_reader import DeltaReader
+from headrace_vllm.output_reader import DeltaReader, partial_text
 from headrace_vllm.sampling_parameters import template_arguments
 
 #: Members of a part of a message that hold an address.
@@ -36,6 +37,7 @@ class PromptRenderer:
 
         parameters = model.parameters
         self._name, self._config, self._renderer = model.name, client.model_config, client.renderer
+        self._partial_text = lru_cache(1 << 16)(partial(partial_text, client.renderer.tokenizer))
         self._has_tool_parser = bool(parameters.tool_parser)
         self._allows_addresses = bool(client.vllm_config.model_config.allowed_media_domains)
         try:
@@ -43,7 +45,7 @@ class PromptRenderer:
                 client.model_config,
                 client.renderer,
                 request_logger=None,
-                chat_template=_template(model),
+                chat_template=template_text(model),
                 chat_template_content_format="auto",
                 enable_auto_tools=self._has_tool_parser,
                 tool_parser=parameters.tool_parser or None,
@@ -69,7 +71,7 @@ class PromptRenderer:
                 raise InvalidArgument(f"model '{self._name}' takes no images")
             prompt["multi_modal_data"] = {"image": [_image(each) for each in request.images]}
         (rendered,) = await self._renderer.render_cmpl_async([parse_model_prompt(self._config, prompt)])
-        return RenderedPrompt(rendered, DeltaReader(sampling.logprobs))
+        return RenderedPrompt(rendered, DeltaReader(sampling.logprobs, self._partial_text))
 
     async def _chat(self, request: GenerationRequest, sampling: Any) -> RenderedPrompt:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -102,7 +104,7 @@ class PromptRenderer:
         sampling.structured_outputs = chat.extract_structured_outputs()
         sampling.skip_special_tokens = chat.skip_special_tokens
         if self._online.parser is None:
-            return RenderedPrompt(engine_input, DeltaReader(sampling.logprobs))
+            return RenderedPrompt(engine_input, DeltaReader(sampling.logprobs, self._partial_text))
         arguments = self._online.effective_chat_template_kwargs(chat)
         parser = self._online.parser(
             self._renderer.tokenizer, chat.tools, chat_template_kwargs=arguments, model_config=self._config
@@ -112,7 +114,7 @@ class PromptRenderer:
         }
         if parser.reasoning_parser is not None:
             more["reasoning_parser_kwargs"] = {"chat_template_kwargs": arguments}
-        return RenderedPrompt(engine_input, DeltaReader(sampling.logprobs, parser, chat), more)
+        return RenderedPrompt(engine_input, DeltaReader(sampling.logprobs, self._partial_text, parser, chat), more)
 
     def _check_addresses(self, request: GenerationRequest) -> None:
         """Raise `InvalidArgument` for an address that vLLM would fetch, unless the model's arguments name the hosts."""
@@ -159,7 +161,7 @@ def _image(text: bytes) -> Any:
         raise InvalidArgument(f"an image is not a file as base64: {one_line(str(error))[:200]}") from None
 
 
-def _template(model: Model) -> str | None:
+def template_text(model: Model) -> str | None:
     """Return the text of the template that the parameter names; None for the model's own."""
     name = model.parameters.chat_template
     return model.resource_or_above(name).read_text(encoding="utf-8") if name else None

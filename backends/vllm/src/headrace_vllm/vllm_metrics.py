@@ -8,7 +8,7 @@ they are replaced by metrics of the server. So names, bounds and labels are thos
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -77,20 +77,17 @@ class ServerMetrics:
         self._services, self._labels = services, labels
         self._handles: list[int] = []
 
-    def logger_class(self) -> type[Any]:
-        """Return the class of a stat logger that writes here. Needs vLLM."""
-        from vllm.v1.metrics import loggers
-
+    def logger_members(self, base: type[Any]) -> dict[str, Any]:
+        """Return the members of a subclass of ``base``, ``PrometheusStatLogger``, that writes here."""
         made: dict[str, Any] = {
             "_gauge_cls": partial(ServerMetric, self, "gauge"),
             "_counter_cls": partial(ServerMetric, self, "counter"),
             "_histogram_cls": partial(ServerMetric, self, "histogram"),
         }
-        base = loggers.PrometheusStatLogger
         for name in ("_spec_decoding_cls", "_kv_connector_cls", "_ec_connector_cls", "_perf_metrics_cls"):
             part = getattr(base, name)
             made[name] = type(part.__name__, (part,), {each: made[each] for each in made if hasattr(part, each)})
-        return type("ServerStatLogger", (base,), made)
+        return made
 
     def family(self, name: str, description: str, kind: MetricKind) -> int:
         self._handles.append(self._services.metric_family(name, description, kind))
@@ -109,3 +106,29 @@ class ServerMetrics:
         handles, self._handles = self._handles, []
         for handle in reversed(handles):
             self._services.release(handle)
+
+
+def logger_class(metrics: ServerMetrics | None, note_cache_usage: Callable[[float], None] | None) -> type[Any]:
+    """Return the class of vLLM's stat logger, with which vLLM takes the times of requests. Needs vLLM.
+
+    It writes to ``metrics``, and to no page if that is None. ``note_cache_usage`` gets the used part of the engine's
+    cache of keys and values after each step.
+    """
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    def record(self: Any, scheduler_stats: Any = None, *given: Any, **named: Any) -> None:
+        if scheduler_stats is not None and note_cache_usage is not None:
+            note_cache_usage(scheduler_stats.kv_cache_usage)
+        if metrics is not None:
+            PrometheusStatLogger.record(self, scheduler_stats, *given, **named)
+
+    if metrics is not None:
+        members = {**metrics.logger_members(PrometheusStatLogger), "record": record}
+    else:  # vLLM adds prometheus-client's metrics unless there is a subclass of that class
+        names = [each for each, value in vars(PrometheusStatLogger).items() if callable(value) and each[0] != "_"]
+        members = {**dict.fromkeys((*names, "__init__"), _do_nothing), "record": record}
+    return type("ServerStatLogger", (PrometheusStatLogger,), members)
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:
+    """Replaces a method of vLLM's stat logger."""
