@@ -6,6 +6,7 @@ For the session `vllm` of noxfile.py: `conftest` leaves it out where vLLM is not
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import queue
@@ -393,3 +394,4 @@ def test_the_contract_is_kept(smollm2: Path, tmp_path: Path, monkeypatch: pytest
             await check_engine(server, "smol")
 
     asyncio.run(main())
+    gc.collect()  # that context
