@@ -366,3 +366,27 @@ def test_a_gpu_that_is_too_full_takes_no_model(serve: Callable[..., Headrace], t
     flags = ["--model-control-mode=explicit", "--model-load-gpu-limit=0:0.000001"]
     reply = call(serve(f"--model-repository={tmp_path}", *flags), "/v2/repository/models/m/load", {})
     assert "memory limit set for GPU 0 has exceeded" in reply.error
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_models_on_demand_stay_within_the_budget_of_the_gpu(
+    serve: Callable[..., Headrace], tmp_path: Path, engine: str, wait_until: Callable[..., None]
+) -> None:
+    """Room for two of four models of 256 MiB. The files of PyTorch's do not have the weights: the config says so."""
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        said = 'parameters { key: "control.gpu_memory" value { string_value: "256MiB" } }'
+        WRITE[engine](tmp_path, name, f"{ON_GPU} {said if engine == 'torch' else ''}", size=1 << 26)
+    server = serve(
+        f"--model-repository={tmp_path}", "--model-control-mode=on-demand", "--on-demand-gpu-memory=0:600MiB"
+    )
+    assert asked(server, "a", 1, 2, 3, 4) == [2, 4, 6, 8]
+    first = used_mib()  # with the libraries, which are no part of the budget
+    for name in [*names[1:], *names]:
+        assert asked(server, name, 1, 2, 3, 4) == [2, 4, 6, 8]
+        wait_until(lambda: used_mib() <= first + 256 + 100, f"one more model than {first} MiB had, with '{name}'", 10)
+        reply = call(server, "/v2/repository/index", {})
+        loaded = [each["name"] for each in json.loads(reply.body) if each.get("state") == "READY"]
+        assert name in loaded
+        assert len(loaded) <= 2
+    assert used_mib() >= first + 200, "two models are there"
