@@ -39,7 +39,7 @@ OPENVINO: Told = ("openvino", "", "model.xml")
 TORCH: Told = ("pytorch", "pytorch_libtorch", "model.pt")
 AOTI: Told = ("pytorch", "torch_aoti", "model.pt2")
 PYTHON: Told = ("python", "", "model.py")
-GGUF: Told = ("llamacpp", "", "model.gguf")
+GGUF: Told = ("llamacpp", "", "")  # the backend finds its name
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,7 @@ def test_only_the_first_directory_by_name_is_looked_into(tmp_path: Path) -> None
         ('default_model_filename: "model.onnx"', ONNX),
         ('backend: "onnxruntime" default_model_filename: "net.onnx"', (*ONNX[:2], "net.onnx")),
         ('platform: "onnxruntime_onnx" default_model_filename: "net.onnx"', (*ONNX[:2], "net.onnx")),
+        ('default_model_filename: "large.gguf"', (*GGUF[:2], "large.gguf")),
         ('platform: "tensorflow_graphdef"', GRAPH),
         ('backend: "tensorflow" default_model_filename: "model.graphdef"', GRAPH),
         ('backend: "tensorrt"', PLAN),
@@ -155,7 +156,7 @@ def test_the_models_name_is_the_last_resort(tmp_path: Path) -> None:
     assert told(derived(tmp_path, name="net.my.backend")) == ("my.backend", "", "model.my.backend")
 
 
-NAMES = "model.savedmodel, model.graphdef, model.plan, model.onnx, model.xml, model.pt, model.pt2, model.py, model.gguf"
+NAMES = "model.savedmodel, model.graphdef, model.plan, model.onnx, model.xml, model.pt, model.pt2, model.py, *.gguf"
 
 
 @pytest.mark.parametrize("name", ["m", "m."])

@@ -5,6 +5,7 @@ Source: docs/spec/behaviours.md section 4.3. Applies to strict configs, too. Nev
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from posixpath import splitext
@@ -20,7 +21,7 @@ from headrace.messages.spec import Spec
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """The name of a model file, and the backend and platform that follow from it."""
+    """The name or pattern of a model file, and the backend and platform that follow from it."""
 
     filename: str
     backend: str
@@ -33,12 +34,12 @@ class _Rule:
         return (
             config.backend in ("", self.backend)
             and config.platform in ("", self.platform)
-            and config.default_model_filename in ("", self.filename)
+            and (not config.default_model_filename or fnmatch.fnmatchcase(config.default_model_filename, self.filename))
         )
 
     def is_in(self, folder: _Folder) -> bool:
-        is_directory = folder.names.get(self.filename)
-        return is_directory is not None and (self.may_be_directory if is_directory else self.may_be_file)
+        found = (folder.names[name] for name in fnmatch.filter(folder.names, self.filename))
+        return any(self.may_be_directory if is_directory else self.may_be_file for is_directory in found)
 
 
 #: In Triton's order of precedence.
@@ -51,7 +52,7 @@ _RULES = (
     _Rule("model.pt", "pytorch", "pytorch_libtorch"),
     _Rule("model.pt2", "pytorch", "torch_aoti"),
     _Rule("model.py", "python"),
-    _Rule("model.gguf", "llamacpp"),  # or any other name, see `_first_folder`
+    _Rule("*.gguf", "llamacpp"),
 )
 
 #: An old platform name. It implies the backend pytorch, although that does not list it as a platform.
@@ -90,7 +91,6 @@ def _first_folder(files: Iterable[str]) -> _Folder | None:
     for first, child, *rest in paths:
         if first == found.name and child:
             found.names[child] = found.names.get(child, False) or bool(rest)
-            found.names.update({"model.gguf": False} if child.endswith(".gguf") else {})
     return found
 
 
@@ -100,8 +100,8 @@ def _derive_backend(config: ModelConfig, folder: _Folder | None, needs_backend: 
     rule = _find_rule(config, folder)
     if rule is not None:
         config.backend, config.platform = rule.backend, rule.platform
-        if not config.default_model_filename and config.runtime != "model.py":
-            config.default_model_filename = rule.filename
+        if config.runtime != "model.py" and "*" not in rule.filename:
+            config.default_model_filename = config.default_model_filename or rule.filename
     elif config.platform and not config.backend:
         config.backend = _backend_beside_platform(config)
     elif needs_backend and not (config.backend or config.platform or config.default_model_filename):
@@ -119,8 +119,7 @@ def _find_rule(config: ModelConfig, folder: _Folder | None) -> _Rule | None:
         told.default_model_filename = config.default_model_filename
     fitting = [rule for rule in _RULES if rule.agrees(told)]
     present = [rule for rule in fitting if folder is not None and rule.is_in(folder)]
-    is_told = told != ModelConfig()
-    return next(iter(present or (fitting if is_told else [])), None)
+    return next(iter(present or (fitting if told != ModelConfig() else [])), None)
 
 
 def _backend_beside_platform(config: ModelConfig) -> str:
