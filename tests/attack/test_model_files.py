@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 FEW = 8
 #: The formats that a plain run also puts into a process. The same code guards all of them.
 IN_A_PROCESS = ("onnx", "openvino")
+#: The engine of a format that is always in a process: changed files may end it.
+ALWAYS_IN_A_PROCESS = "xllamacpp"
 #: Beyond what an engine takes to begin with. A mutant that asks for more than there is is refused by the engine.
 MOST_GROWN_BYTES = 1 << 30
 #: The event loop may be late by that much; a plain run is patient, since the machine is busy with other tests.
@@ -49,6 +51,7 @@ class Seed:
     """A model in one format: its config, and the files of its version."""
 
     name: str
+    engine: str
     config: str
     files: dict[str, bytes]
     kept: dict[str, bytes] = field(default_factory=dict)
@@ -66,14 +69,14 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         cwd=ROOT, capture_output=True, text=True, timeout=150, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return [read_seed(model) for model in sorted(root.iterdir())]
+    return [read_seed(model, engine) for model in sorted(root.iterdir())]
 
 
-def read_seed(model: Path) -> Seed:
+def read_seed(model: Path, engine: str) -> Seed:
     version = model / "1"
     found = {str(path.relative_to(version)): path.read_bytes() for path in version.rglob("*") if path.is_file()}
     kept = {name: found.pop(name) for name in tuple(found) if name.endswith(LEFT_ALONE)}
-    return Seed(model.name, (model / "config.pbtxt").read_text(), found, kept)
+    return Seed(model.name, engine, (model / "config.pbtxt").read_text(), found, kept)
 
 
 @pytest.fixture
@@ -91,6 +94,8 @@ def numbers(config: pytest.Config) -> range:
 # What is tried is bounded by the number of mutants, of which none takes longer than `HANGS_S`.
 @pytest.mark.timeout(0)
 def test_mutants_end_nothing_and_touch_nothing(models: list[Seed], victim: Victim, pytestconfig: pytest.Config) -> None:
+    if models[0].engine == ALWAYS_IN_A_PROCESS:
+        pytest.skip("the process of a model is one of the deeds that are looked for")
     is_patient = pytestconfig.getoption("--mutants", None) is None
     wrong, counts = [], pytestconfig.stash.setdefault(MUTANTS, {})
     for seed in models:
@@ -163,13 +168,15 @@ def test_mutants_in_processes_disturb_nobody(
 ) -> None:
     """Loaded by the stock client, with `isolation: process`: the server opens none of these files."""
     seed, repository = models[0], tmp_path / "repository"
-    if not seed.name.startswith(IN_A_PROCESS) and not pytestconfig.getoption("--mutants", None):
+    is_only_here = seed.engine == ALWAYS_IN_A_PROCESS
+    if not is_only_here and not seed.name.startswith(IN_A_PROCESS) and not pytestconfig.getoption("--mutants", None):
         pytest.skip(f"a plain run puts {' and '.join(IN_A_PROCESS)} into a process")
     limits = {"isolation": "process", "memory_limit_bytes": str(8 << 30)}
     config = seed.config + "".join(
         f' parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in limits.items()
     )
-    tried = list(numbers(pytestconfig))[: 10 if pytestconfig.getoption("--mutants", None) else 1]
+    most = (100 if is_only_here else 10) if pytestconfig.getoption("--mutants", None) else FEW if is_only_here else 1
+    tried = list(numbers(pytestconfig))[:most]
     for number in tried:
         version = repository / f"m{number}" / "1"
         mutation = mutate(seed.files, number, [b"/etc/passwd"])

@@ -1,8 +1,8 @@
 """Changes to the files of a model as an attacker, a bad disk or a careless tool makes them: one for each number.
 
 Bytes are turned, cut and moved; in a zip archive it is its members; in a message of protobuf its fields, with the
-lengths around them kept right; in text its numbers, words and elements. The same number makes the same change, wherever
-it runs.
+lengths around them kept right; in a GGUF file the numbers of its header; in text its numbers, words and elements. The
+same number makes the same change, wherever it runs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
+
+from tests.attack.model_files.gguf_numbers import gguf_numbers
 
 Files: TypeAlias = "dict[str, bytes]"
 
@@ -65,6 +67,8 @@ class _Mutator:
             ways += [self._text] * 6
         elif name.endswith(".safetensors"):
             ways += [self._safetensors] * 4
+        elif content.startswith(b"GGUF"):
+            ways += [self._gguf] * 5
         return self._random.choice(ways)(content)
 
     # ------------------------------------------------------------------ bytes
@@ -140,6 +144,11 @@ class _Mutator:
         (length,) = struct.unpack_from("<Q", content)
         head, told = self._text(content[8 : 8 + length])
         return struct.pack("<Q", len(head)) + head + content[8 + length :], told
+
+    def _gguf(self, content: bytes) -> _Change:
+        told, at, width = self._random.choice(list(gguf_numbers(content)))
+        number = self._random.choice(NUMBERS) & ((1 << 8 * width) - 1)
+        return content[:at] + number.to_bytes(width, "little") + content[at + width :], f"{told} is {number}"
 
     # ------------------------------------------------------------------ archives
 

@@ -1,7 +1,7 @@
 """One small net in every format that an engine here reads: the files from which mutants are made.
 
 ``python seeds.py ENGINE DIRECTORY`` writes those of one engine, each as a model with a config, and says their names.
-``y = relu(x @ w) + b`` for x f32[rows, 4].
+``y = relu(x @ w) + b`` for x f32[rows, 4]; the one for llama.cpp is a language model.
 """
 
 from __future__ import annotations
@@ -153,11 +153,27 @@ def tensorflow_files(root: Path) -> None:
     (_model(root, "openvino_tflite", _openvino("model.tflite")) / "model.tflite").write_bytes(lite)
 
 
+# ---------------------------------------------------------------------- llama.cpp
+
+
+def gguf_files(root: Path) -> None:
+    """A language model of one layer."""
+    from tests.backends.llamacpp.gguf_files import write_tiny
+
+    version = root / "gguf" / "1"
+    version.mkdir(parents=True)
+    settings = {"context": "64", "slots": "1", "threads": "1"}
+    members = (f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in settings.items())
+    (version.parent / "config.pbtxt").write_text('backend: "llamacpp"' + " ".join(members))
+    write_tiny(version / "model.gguf")
+
+
 ENGINES: dict[str, Callable[[Path], None]] = {
     "onnxruntime": onnx_files,
     "openvino": openvino_files,
     "torch": torch_files,
     "tensorflow": tensorflow_files,
+    "xllamacpp": gguf_files,
 }
 
 if __name__ == "__main__":

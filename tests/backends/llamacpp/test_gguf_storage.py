@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headrace import ConfigError, InvalidArgument, Server, ServerOptions
+from headrace import ConfigError, InvalidArgument, LoadError, Server, ServerOptions
 from headrace_llamacpp import GgufStorage
 from tests.backends.llamacpp.gguf_files import write_adapter, write_gguf, write_tiny
 from tests.backends.llamacpp.smol import ask
@@ -20,6 +21,10 @@ def folder(tmp_path: Path) -> Path:
     write_gguf(tmp_path / "big-00001-of-00002.gguf", {"general.architecture": "llama", "split.count": 2}, {})
     (tmp_path / "damaged.gguf").write_bytes(b"GGUF" * 100)
     (tmp_path / "notes.txt").write_text("no model")
+    (tmp_path / "directory.gguf").mkdir()
+    (tmp_path / "device.gguf").symlink_to("/dev/zero")
+    (tmp_path / "broken.gguf").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "fifo.gguf")
     return tmp_path
 
 
@@ -56,6 +61,9 @@ def test_a_damaged_file_says_why_it_is_not_served(folder: Path) -> None:
 
 
 def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "zero.gguf").symlink_to("/dev/zero")  # a copy of it has no end
+    with pytest.raises(LoadError, match="'/dev/zero' is no regular file"):
+        storage_of(f"gguf://{tmp_path}").fetch("zero", (), lambda: tmp_path / "new")
     with pytest.raises(ConfigError, match="does not say where"):
         storage_of("gguf://")
     with pytest.raises(InvalidArgument, match="no file or directory '/no/such/place'"):

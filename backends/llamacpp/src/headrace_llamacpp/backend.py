@@ -55,8 +55,11 @@ class LlamaCpp(Backend):
             complete_generation(model.config, *(() if parameters.mmproj else ("image",)))
 
     def isolation(self, model: Model) -> Isolation | None:
-        """A process: some inputs make llama.cpp end its process. Its threads sleep while they wait for each other."""
-        return Isolation(environ={"OMP_WAIT_POLICY": "passive"})
+        """A process: some inputs make llama.cpp end its process.
+
+        Its threads sleep while they wait for each other. It starts no debugger when it ends.
+        """
+        return Isolation(environ={"OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"})
 
     def load(self, model: Model) -> AnyInstance:
         parameters: Parameters = model.parameters

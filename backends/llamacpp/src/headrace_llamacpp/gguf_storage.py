@@ -47,11 +47,15 @@ class GgufStorage(Storage):
 
     def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
         """A hard link to the file. On another file system it is a copy: TMPDIR moves the directory."""
-        file, target = self._file(model).resolve(), new_directory() / _PLACE
+        file = self._file(model).resolve()
+        if not file.is_file():
+            raise LoadError(f"'{file}' is no regular file")
+        target = new_directory() / _PLACE
         target.parent.mkdir()
         try:
             target.hardlink_to(file)
         except OSError as error:
+            read_header(file)  # raises if it is damaged: it may announce any size
             log.warning("'%s' is copied to '%s', because it cannot be linked there: %s", file, target, error.strerror)
             shutil.copyfile(file, target)
         return target.parents[1]
@@ -83,6 +87,8 @@ def _tag(path: Path) -> Hashable:
 
 def _why_no_model(path: Path) -> str:
     """Return why the file is no model by itself; empty if it is one, or if it is damaged, which its load says."""
+    if not path.is_file():
+        return "it is no regular file"  # a copy of a device would have no end
     try:
         members = read_header(path).members
     except (LoadError, OSError):

@@ -8,24 +8,30 @@ connect. In addition, it requires a random key that is not kept.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
 import secrets
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from headrace import LoadError, Model
+from headrace import BackendError, LoadError, Model
 from headrace_engines import threads_per_instance
 from headrace_llamacpp.gguf import GgufHeader, read_header
 from headrace_llamacpp.parameters import POOLING, Parameters
+from headrace_llm import BoundedProcess
 
 log = logging.getLogger("headrace.llamacpp")
 
 #: llama.cpp's log goes to the standard error: only its errors.
 _VERBOSITY: Final = 1
+#: The longest path of the directory for temporary files that leaves enough for a socket in a directory of it.
+_MOST_PATH_BYTES: Final = 64
+#: Limits of a second attempt to load a model, which is to say why the first one failed.
+_TRIAL_S, _TRIAL_BYTES = 10.0, 512 << 20
 #: The largest context of a model whose config has no parameter ``context``, in tokens.
 _MOST_CONTEXT: Final = 4096
 
@@ -74,7 +80,7 @@ def find_weights(model: Model) -> Path:
     """Return the model's file: ``default_model_filename``, else ``model.gguf``, else the one ``.gguf`` there is."""
     name = model.config.default_model_filename
     parameters: Parameters = model.parameters
-    if name in ("", "model.gguf") and not (model.path / "model.gguf").exists():
+    if not name and not (model.path / "model.gguf").exists():
         others = {Path(file).name for file in (parameters.mmproj, *parameters.lora.values()) if file}
         found = sorted(path.name for path in model.path.glob("*.gguf") if path.name not in others)
         if len(found) > 1:
@@ -82,7 +88,7 @@ def find_weights(model: Model) -> Path:
                 f"model '{model.name}' has {len(found)} files *.gguf in '{model.path}', such as '{found[0]}': set "
                 "default_model_filename"
             )
-        name = found[0] if found else "model.gguf"
+        name = found[0] if found else ""
     return model.resource(name or "model.gguf")
 
 
@@ -97,20 +103,40 @@ def open_engine(model: Model, files: ModelFiles) -> Any:
     Deleting the last reference ends it; no handler may be running then.
     """
     library = load_library()
-    folder = tempfile.mkdtemp(prefix="headrace-llamacpp-")  # 0700
-    try:
+    with private_folder() as folder:
         settings = _settings(library, model, files, f"{folder}/closed.sock")
         try:
             engine = library.Server(settings)
         except RuntimeError as error:
             raise LoadError(
-                f"llama.cpp cannot load '{files.weights}' of model '{model.name}': {error} The reason is in the "
-                f"log above. Its architecture is '{files.header.architecture[:100]}'"
+                f"llama.cpp cannot load '{files.weights}' of model '{model.name}', whose architecture is "
+                f"'{files.header.architecture[:100]}': {_reason(files.weights) or error}"
             ) from error
         _ask_once(engine, model.parameters.task)
         return engine
+
+
+def private_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return an empty directory, which only this user can open: for a socket, whose path has at most 107 bytes."""
+    place = tempfile.gettempdir()
+    short = place if len(os.fsencode(place)) <= _MOST_PATH_BYTES else "/tmp"
+    return tempfile.TemporaryDirectory(prefix="headrace-llamacpp-", dir=short, ignore_cleanup_errors=True)
+
+
+def _reason(weights: Path) -> str:
+    """Return why llama.cpp cannot load ``weights``; empty if that cannot be found out.
+
+    llama.cpp writes it to the log of the process only. So another one, whose log is read, tries again with limits.
+    """
+    process = BoundedProcess("headrace_llamacpp.run_templates", _TRIAL_BYTES)
+    try:
+        with private_folder() as folder:
+            answer = process.ask(json.dumps({"file": str(weights), "folder": folder}).encode(), _TRIAL_S)
+    except BackendError:
+        return ""
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        process.close()
+    return (answer or b"").decode()
 
 
 def _ask_once(engine: Any, task: str) -> None:

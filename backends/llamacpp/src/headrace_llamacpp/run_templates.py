@@ -1,7 +1,7 @@
 """The program of `headrace_llamacpp.template_checks`: llama.cpp with a stand-in model, whose chat template it runs.
 
-An input is JSON, an object. Its one member is ``folder``, whose file ``stand_in.gguf`` is opened, or ``chat``, which is
-rendered. The answer is what is wrong, which is nothing for a chat with any result, or `CLOSED` if there is no model.
+An input is JSON: an object with ``file``, a model to open, and an empty ``folder``; or with ``chat``, to be rendered.
+The answer is what is wrong, which is nothing for a chat with any result, or `CLOSED` if there is no model.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import os
 import re
 import resource
 import tempfile
+from time import sleep
 from typing import Any, Final
 
 from headrace import one_line
 from headrace_llamacpp.llama_server import load_library, new_settings
-from headrace_llamacpp.stand_in import CLOSED, FILE
+from headrace_llamacpp.stand_in import CLOSED
 from headrace_llm import serve_job
 
 #: A parameter that llama.cpp refuses as soon as it has rendered the chat.
 _REFUSED: Final = {"top_logprobs": 1}
 _MOST_LOG_BYTES: Final = 1 << 16
+#: A record of llama.cpp's log: the time, the level, perhaps the part of the server, the function, and the text.
+_ERROR: Final = re.compile(r"^\d[\d.]+ E (?:\w+ +)?\w+: (?:error: )?(.*?)(?=\n\d+\.\d+\.)", re.MULTILINE | re.DOTALL)
 
 
 def main() -> None:
@@ -36,16 +39,16 @@ def main() -> None:
 
     def answer(given: bytes) -> bytes:
         asked = json.loads(given)
-        if "folder" in asked:
-            return b"" if engines else _open(asked["folder"])
+        if "file" in asked:
+            return b"" if engines else _open(**asked)
         if not engines:
             return CLOSED
         with contextlib.suppress(RuntimeError, TypeError, ValueError):  # the model itself says what is wrong
             engines[0].handle_chat_completions({**asked["chat"], **_REFUSED})
         return b""
 
-    def _open(folder: str) -> bytes:
-        settings = new_settings(library, f"{folder}/{FILE}", f"{folder}/closed.sock")
+    def _open(file: str, folder: str) -> bytes:
+        settings = new_settings(library, file, f"{folder}/closed.sock")
         settings.n_parallel, settings.n_ctx = 1, 64
         settings.n_batch = settings.n_ubatch = 64
         settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
@@ -53,7 +56,7 @@ def main() -> None:
         try:
             engines.append(library.Server(settings))
         except RuntimeError as error:
-            return _reason(os.pread(log.fileno(), _MOST_LOG_BYTES, 0), str(error)).encode()
+            return (_reason(log.fileno()) or str(error)).encode()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         return b""
 
@@ -68,10 +71,16 @@ def _end_without_memory() -> None:
         handle(ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p))
 
 
-def _reason(log: bytes, error: str) -> str:
-    """Return the first error in llama.cpp's ``log``, without what stands before it in its line; else ``error``."""
-    _, _, found = log.decode("utf-8", "replace").partition("error: ")
-    return one_line(re.split(r"\n\d+\.\d+\.\d+", found or error)[0])[:400]
+def _reason(log: int) -> str:
+    """Return the first error in llama.cpp's ``log``, without what stands before it in its line; empty if it has none.
+
+    Another thread of llama.cpp writes the log.
+    """
+    for _ in range(100):
+        if found := _ERROR.search(os.pread(log, _MOST_LOG_BYTES, 0).decode("utf-8", "replace")):
+            return one_line(found[1])[:400]
+        sleep(0.01)
+    return ""
 
 
 if __name__ == "__main__":

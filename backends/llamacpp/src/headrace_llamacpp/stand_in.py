@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-#: The name of its file, and the answer to a chat before it is open.
-FILE: Final = "stand_in.gguf"
+#: The answer to a chat before it is open.
 CLOSED: Final = b"closed"
 _WIDTH: Final = 32
 _UINT32, _INT32, _FLOAT32, _STRING, _ARRAY = 4, 5, 6, 8, 9

@@ -8,15 +8,14 @@ weights, and the same template. It takes 70 MB, and 0.3 ms for a short chat.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from headrace import BackendError, InvalidArgument, LoadError, Model
 from headrace_llamacpp.gguf import read_tokens
-from headrace_llamacpp.llama_server import ModelFiles
-from headrace_llamacpp.stand_in import CLOSED, FILE, write_stand_in
+from headrace_llamacpp.llama_server import ModelFiles, private_folder
+from headrace_llamacpp.stand_in import CLOSED, write_stand_in
 from headrace_llm import BoundedProcess
 
 #: The longest that llama.cpp may read a template, and render one chat, in seconds; and the memory of the process.
@@ -56,9 +55,10 @@ class TemplateChecks:
 
     def open(self) -> None:
         """Have llama.cpp read the templates. Blocks, for at most `LOAD_S` and a start. Raises `LoadError`."""
-        with tempfile.TemporaryDirectory(prefix="headrace-llamacpp-") as folder:
-            write_stand_in(Path(folder) / FILE, self._templates, self._begin, self._end)
-            answer = self._ask({"folder": folder}, LOAD_S)
+        with private_folder() as folder:
+            file = Path(folder) / "stand_in.gguf"
+            write_stand_in(file, self._templates, self._begin, self._end)
+            answer = self._ask({"file": str(file), "folder": folder}, LOAD_S)
         if answer is None:
             raise LoadError(f"{self._too_much(LOAD_S)} when llama.cpp reads it from '{self._file}'")
         if answer:
