@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_tensorrt import tensorrt_api as api
-from headrace_tensorrt.plan_engine import ELEMENT_TYPES
+from headrace_tensorrt.element_types import ELEMENT_TYPES
 
 if TYPE_CHECKING:  # mypy holds the fake against the protocols
     import tests.backends.tensorrt.recorded_tensorrt as fake

@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from headrace import ConfigError, LoadError, RepositoryAgent, one_line, open_regular
-from headrace_decrypt.file_format import DamagedFile, Header, WrongKey, decrypt
-from headrace_decrypt.model_keys import Keys, KeySource
+
+if TYPE_CHECKING:
+    from headrace_decrypt.file_format import Header
+    from headrace_decrypt.model_keys import Keys
 
 #: What the name of an encrypted file ends with.
 SUFFIX = ".enc"
@@ -30,6 +32,8 @@ class Decrypt(RepositoryAgent):
     name = "decrypt"
 
     def __init__(self, model: str, parameters: Mapping[str, str]) -> None:
+        from headrace_decrypt.model_keys import KeySource
+
         super().__init__(model, parameters)
         for key in sorted(parameters.keys() - set(_KNOWN)):
             raise ConfigError(f"{self._who}: parameter '{one_line(key)}' is not known: expected {', '.join(_KNOWN)}")
@@ -66,6 +70,8 @@ class Decrypt(RepositoryAgent):
 
     def _decrypt(self, encrypted: Path, clear: Path, path: str, keys: Keys) -> Header:
         """Decrypt one file to ``path`` below ``clear``. Return its header. Raises `LoadError`."""
+        from headrace_decrypt.file_format import DamagedFile, Header, WrongKey, decrypt
+
         where = f"{self._who}: file '{one_line(path)}{SUFFIX}'"
         try:
             with open_regular(encrypted) as source:

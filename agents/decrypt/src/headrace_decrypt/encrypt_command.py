@@ -8,11 +8,13 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace import Command, HeadraceError, LoadError, one_line, open_regular
 from headrace_decrypt.decrypt_agent import CONFIGS, SUFFIX, Decrypt, create, is_plain, make_folders, plain_patterns
-from headrace_decrypt.file_format import Header, encrypt, new_package_id
-from headrace_decrypt.model_keys import KeySource
+
+if TYPE_CHECKING:
+    from headrace_decrypt.file_format import Header
 
 
 class Encrypt(Command):
@@ -41,6 +43,9 @@ class Encrypt(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Write the copy beside ``target``, and move it there when it is complete."""
+        from headrace_decrypt.file_format import Header, new_package_id
+        from headrace_decrypt.model_keys import KeySource
+
         model, target = Path(arguments.model), Path(arguments.target)
         partial: Path | None = None
         try:
@@ -92,6 +97,8 @@ def _require(model: Path, target: Path) -> None:
 
 def _encrypt_files(model: Path, target: Path, header: Header, key: bytes, plain: tuple[str, ...]) -> int:
     """Encrypt the files of ``model`` to ``target``, or copy those of ``plain``. Return how many are encrypted."""
+    from headrace_decrypt.file_format import encrypt
+
     count = 0
     for path in make_folders(model, target):
         if path.endswith(SUFFIX):

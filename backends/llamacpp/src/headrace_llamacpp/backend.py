@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from headrace import AnyInstance, Backend, DeferredInstance, Isolation, LoadError, Model, RequestInstance, dtypes
-from headrace_llamacpp.gguf import read_header
-from headrace_llamacpp.instance import LlamaInstance
-from headrace_llamacpp.llama_server import find_files, find_weights, open_engine
 from headrace_llamacpp.parameters import Parameters
-from headrace_llamacpp.template_checks import TemplateChecks
-from headrace_llamacpp.text_vectors import EmbeddingInstance, RerankingInstance
-from headrace_llm import ContractTensor, Task, complete_generation, complete_task
-
-_COUNT = ContractTensor("num_input_tokens", dtypes.UINT32, (1,))
 
 
 class LlamaCpp(Backend):
@@ -27,6 +19,11 @@ class LlamaCpp(Backend):
 
     def complete_config(self, model: Model) -> None:
         """Add the tensors of the contract of `headrace_llm`, from the header of the file."""
+        from headrace_llamacpp.gguf import read_header
+        from headrace_llamacpp.llama_server import find_weights
+        from headrace_llm import ContractTensor, Task, complete_generation, complete_task
+
+        count = ContractTensor("num_input_tokens", dtypes.UINT32, (1,))
         header = read_header(find_weights(model))
         parameters: Parameters = model.parameters
         if parameters.task == "embedding":
@@ -41,7 +38,7 @@ class LlamaCpp(Backend):
                 Task.EMBEDDING,
                 *inputs,
                 ContractTensor("embedding", dtypes.FP32, (width,)),
-                _COUNT,
+                count,
                 inputs=2,
             )
             for tensor in model.config.input:
@@ -49,7 +46,7 @@ class LlamaCpp(Backend):
         elif parameters.task == "reranking":
             texts = (ContractTensor("query", dtypes.BYTES, (1,)), ContractTensor("document", dtypes.BYTES, (1,)))
             complete_task(
-                model.config, Task.RERANKING, *texts, ContractTensor("score", dtypes.FP32, (1,)), _COUNT, inputs=2
+                model.config, Task.RERANKING, *texts, ContractTensor("score", dtypes.FP32, (1,)), count, inputs=2
             )
         else:
             complete_generation(model.config, *(() if parameters.mmproj else ("image",)))
@@ -62,6 +59,11 @@ class LlamaCpp(Backend):
         return Isolation(environ={"OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"})
 
     def load(self, model: Model) -> AnyInstance:
+        from headrace_llamacpp.instance import LlamaInstance
+        from headrace_llamacpp.llama_server import find_files, open_engine
+        from headrace_llamacpp.template_checks import TemplateChecks
+        from headrace_llamacpp.text_vectors import EmbeddingInstance, RerankingInstance
+
         parameters: Parameters = model.parameters
         files = find_files(model)
         if parameters.task == "embedding":

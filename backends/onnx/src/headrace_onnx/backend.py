@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headrace import AnyInstance, Backend, Code, Instance, LoadError, Model, Shared, names_all_tensors
-from headrace_engines import check_against_graph, complete_from_graph, cuda_library, default_max_batch_size
-from headrace_onnx import providers
-from headrace_onnx.device_binding import DeviceBinding
-from headrace_onnx.instance import DeviceInstance, OnnxInstance, OrtValueInstance, Plan
 from headrace_onnx.parameters import Parameters
-from headrace_onnx.session import OpenedSession, load_engine, open_session, open_unoptimized, run_options
-from headrace_onnx.session_graph import graph_of
+
+if TYPE_CHECKING:
+    from headrace_onnx.session import OpenedSession
 
 
 class OnnxRuntime(Backend):
@@ -26,6 +25,10 @@ class OnnxRuntime(Backend):
 
     def complete_config(self, model: Model) -> None:
         """Everything that the graph knows; nothing if the config names inputs and outputs."""
+        from headrace_engines import complete_from_graph, default_max_batch_size
+        from headrace_onnx.session import load_engine, open_unoptimized
+        from headrace_onnx.session_graph import graph_of
+
         if names_all_tensors(model.config):
             return
         session = open_unoptimized(load_engine(), model, self.options)
@@ -36,6 +39,13 @@ class OnnxRuntime(Backend):
         return Shared()
 
     def load(self, model: Model) -> AnyInstance:
+        from headrace_engines import check_against_graph, cuda_library
+        from headrace_onnx import providers
+        from headrace_onnx.device_binding import DeviceBinding
+        from headrace_onnx.instance import DeviceInstance, OnnxInstance, OrtValueInstance, Plan
+        from headrace_onnx.session import load_engine, open_session, run_options
+        from headrace_onnx.session_graph import graph_of
+
         onnxruntime = load_engine()
         device = providers.device_of(onnxruntime, model)
 

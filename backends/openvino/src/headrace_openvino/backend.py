@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace import Backend, Instance, Model, Shared, dtypes, names_all_tensors
-from headrace_engines import check_against_graph, complete_from_graph, default_max_batch_size
-from headrace_openvino.compiled_model import compile_model, without_dropped_inputs
-from headrace_openvino.input_shapes import open_model
-from headrace_openvino.instance import OpenVinoInstance
-from headrace_openvino.openvino_api import load_engine, open_core
 from headrace_openvino.parameters import Parameters
-from headrace_openvino.ports import graph_of
+
+if TYPE_CHECKING:
+    from headrace_openvino.instance import OpenVinoInstance
 
 
 class OpenVino(Backend):
@@ -28,6 +25,11 @@ class OpenVino(Backend):
 
     def complete_config(self, model: Model) -> None:
         """Everything that the graph knows; nothing if the config names inputs and outputs."""
+        from headrace_engines import complete_from_graph, default_max_batch_size
+        from headrace_openvino.input_shapes import open_model
+        from headrace_openvino.openvino_api import open_core
+        from headrace_openvino.ports import graph_of
+
         if names_all_tensors(model.config):
             return
         opened = open_model(open_core(model), model)
@@ -39,6 +41,11 @@ class OpenVino(Backend):
         return Shared()
 
     def load(self, model: Model) -> OpenVinoInstance:
+        from headrace_engines import check_against_graph
+        from headrace_openvino.compiled_model import compile_model, without_dropped_inputs
+        from headrace_openvino.instance import OpenVinoInstance
+        from headrace_openvino.openvino_api import load_engine
+
         openvino = load_engine()
         compiled = model.shared.get(model.parameters.target_device, lambda: compile_model(model))
         check_against_graph(without_dropped_inputs(model.config, compiled.graph), compiled.graph)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from headrace import (
     Backend,
@@ -23,12 +23,11 @@ from headrace import (
     read_isolation,
     read_load_timeout,
 )
-from headrace_python.completion import complete
-from headrace_python.environment import PACKAGES, Environment, find
-from headrace_python.instance import InstanceDescription, PythonInstance, instance_of, is_decoupled
-from headrace_python.module import BACKENDS, RUNTIME, IsolatedModules, find_source
 from headrace_python.parameters import ENVIRONMENT, Parameters, Settings
-from triton_python_backend_utils.runtime import Runtime
+
+if TYPE_CHECKING:
+    from headrace_python.environment import Environment
+    from headrace_python.instance import InstanceDescription, PythonInstance
 
 #: Makes the instance in a process of its own.
 ENTRY = "headrace_python.entries:load"
@@ -53,6 +52,9 @@ class PythonBackend(Backend):
 
     def complete_config(self, model: Model) -> None:
         """Ask the model's ``auto_complete_config``. Raises `LoadError` with Triton's words."""
+        from headrace_python.completion import complete
+        from headrace_python.module import find_source
+
         source = find_source(model.path, json.dumps(config_to_json(model.config)), self.options)
         environment = self._environment(model)
         load_s = read_load_timeout(model.config.parameters) or self.settings.load_timeout_s
@@ -64,6 +66,8 @@ class PythonBackend(Backend):
 
         None for a model without one whose config and whose backend's option ``isolation`` want a thread.
         """
+        from headrace_python.environment import PACKAGES
+
         asked = read_isolation(model.config.parameters) or self.settings.isolation
         if asked == "thread" and not self.environment_of(model):
             return None
@@ -79,10 +83,16 @@ class PythonBackend(Backend):
         )
 
     def repository_code(self, config: ModelConfig) -> str:
+        from headrace_python.module import RUNTIME
+
         return config.default_model_filename or RUNTIME
 
     def load(self, model: Model) -> PythonInstance:
         """Return the instance for a thread of the server. Raises `LoadError` with Triton's words."""
+        from headrace_python.instance import instance_of, is_decoupled
+        from headrace_python.module import IsolatedModules
+        from triton_python_backend_utils.runtime import Runtime
+
         if self.environment_of(model):
             raise LoadError(f"model '{model.name}' has {ENVIRONMENT}, which needs a process: isolation is 'thread'")
         description = description_of(model, self.options)
@@ -94,6 +104,8 @@ class PythonBackend(Backend):
         return instance_of(model_class, description, runtime, modules.close)
 
     def _environment(self, model: Model) -> Environment:
+        from headrace_python.environment import find
+
         asked = _asked(model)
         return find(asked or self.environment_of(model), model.path.parent, model.is_sent and bool(asked))
 
@@ -110,6 +122,9 @@ def _asked(model: Model) -> str:
 
 def description_of(model: Model, options: Mapping[str, str]) -> InstanceDescription:
     """Return the description of the instance ``model`` for its code. Raises `LoadError` if it has no ``model.py``."""
+    from headrace_python.instance import InstanceDescription
+    from headrace_python.module import find_source
+
     config = json.dumps(config_to_json(model.config))
     source = find_source(model.path, config, options)
     return InstanceDescription(
@@ -138,6 +153,8 @@ class PythonBasedBackend(PythonBackend):
         return str(cls.directory / cls.name)
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        from headrace_python.module import BACKENDS
+
         super().__init__({**self.python, **options, BACKENDS: str(self.directory)})
 
     def repository_code(self, config: ModelConfig) -> str:
@@ -145,6 +162,8 @@ class PythonBasedBackend(PythonBackend):
 
     def environment_of(self, model: Model) -> str:
         """Return the environment: the model's own, or the archive of the backend."""
+        from headrace_python.module import RUNTIME
+
         packed = self.directory / self.name / f"pb_exec_env_{model.config.runtime or RUNTIME}.tar.gz"
         return super().environment_of(model) or (str(packed) if packed.is_file() else "")
 

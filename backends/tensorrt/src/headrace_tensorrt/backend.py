@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -27,15 +27,14 @@ from headrace import (
     one_line,
     open_regular,
 )
-from headrace_engines import Graph, check_against_graph, complete_from_graph
-from headrace_tensorrt.cuda import CudaDevice, cuda_device
-from headrace_tensorrt.cuda_driver import cuda_driver
-from headrace_tensorrt.graph_specs import graph_specs
-from headrace_tensorrt.instance import PlanInstance
+from headrace_tensorrt.element_types import ELEMENT_TYPES
 from headrace_tensorrt.parameters import Parameters
-from headrace_tensorrt.plan_engine import ELEMENT_TYPES, PlanEngine, load_engine, load_plugins
-from headrace_tensorrt.plan_executions import ExecutionSettings
-from headrace_tensorrt.plan_shapes import PlanTensor, Profile, graph_of
+
+if TYPE_CHECKING:
+    from headrace_tensorrt.cuda import CudaDevice
+    from headrace_tensorrt.plan_engine import PlanEngine
+    from headrace_tensorrt.plan_executions import ExecutionSettings
+    from headrace_tensorrt.plan_shapes import PlanTensor, Profile
 
 log = logging.getLogger("headrace.tensorrt")
 
@@ -57,6 +56,11 @@ class TensorRT(Backend):
 
     def complete_config(self, model: Model) -> None:
         """Everything that the plan knows; nothing if the config names inputs and outputs."""
+        from headrace_engines import complete_from_graph
+        from headrace_tensorrt.cuda_driver import cuda_driver
+        from headrace_tensorrt.plan_engine import load_engine
+        from headrace_tensorrt.plan_shapes import graph_of
+
         config = model.config
         if names_all_tensors(config):
             return
@@ -85,12 +89,18 @@ class TensorRT(Backend):
 
     def unshare(self, shared: Shared[tuple[int, int], PlanEngine]) -> None:
         """Release the engines, each on its GPU."""
+        from headrace_tensorrt.cuda import cuda_device
+
         while shared.made:
             (gpu, _), engine = shared.made.popitem()
             cuda_device(gpu).enter()
             del engine
 
     def load(self, model: Model) -> AnyInstance:
+        from headrace_engines import check_against_graph
+        from headrace_tensorrt.instance import PlanInstance
+        from headrace_tensorrt.plan_shapes import graph_of
+
         config, group = model.config, _group_of(model)
         if model.device.kind != "gpu":
             raise ConfigError(f"unable to load model '{model.name}', TensorRT backend supports only GPU device")
@@ -118,6 +128,10 @@ class TensorRT(Backend):
 
     def _device(self, ordinal: int) -> CudaDevice:
         """The GPU, entered by this thread. What is missing is said first: TensorRT, then the driver, then the GPU."""
+        from headrace_tensorrt.cuda import cuda_device
+        from headrace_tensorrt.cuda_driver import cuda_driver
+        from headrace_tensorrt.plan_engine import load_engine
+
         load_engine()
         cuda_driver()
         device = cuda_device(ordinal)
@@ -125,6 +139,8 @@ class TensorRT(Backend):
         return device
 
     def _open(self, path: Path, dla_core: int) -> PlanEngine:
+        from headrace_tensorrt.plan_engine import PlanEngine, load_plugins
+
         load_plugins(self.options.get("plugins", ""))
         return PlanEngine(path, allows_host_code=_flag(self.options, "version-compatible"), dla_core=dla_core)
 
@@ -166,6 +182,10 @@ def _profiles_of(group: ModelInstanceGroup, engine: PlanEngine, model: str) -> l
 
 
 def _settings(model: Model, engine: PlanEngine, profiles: list[Profile]) -> ExecutionSettings:
+    from headrace_engines import Graph
+    from headrace_tensorrt.graph_specs import graph_specs
+    from headrace_tensorrt.plan_executions import ExecutionSettings
+
     config, optimization = model.config, model.config.optimization
     made = {name for batch in config.batch_input for name in batch.target_name}
     ragged = frozenset({io.name for io in config.input if io.allow_ragged_batch} | made)

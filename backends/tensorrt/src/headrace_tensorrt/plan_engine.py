@@ -17,7 +17,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from headrace import BackendError, Code, ConfigError, DataType, InvalidArgument, LoadError, dtypes, open_regular
+from headrace import BackendError, Code, ConfigError, InvalidArgument, LoadError, open_regular
+from headrace_tensorrt.element_types import ELEMENT_TYPES
 from headrace_tensorrt.plan_shapes import Bounds, PlanTensor, Profile, Shape
 from headrace_tensorrt.tensorrt_api import TrtCudaEngine, TrtDims, TrtExecutionContext, TrtModule
 
@@ -25,17 +26,6 @@ log = logging.getLogger("headrace.tensorrt")
 
 #: What to say where the engine is missing. The wheels of TensorRT come for one major version of CUDA each.
 INSTALLS = "pip install tensorrt-cu13 (tensorrt-cu12 for a driver of CUDA 12)"
-#: TensorRT's names of element types, and ours. FP8, INT4, FP4 and E8M0 are not in the protocol.
-ELEMENT_TYPES: Mapping[str, DataType] = {
-    "FLOAT": dtypes.FP32,
-    "HALF": dtypes.FP16,
-    "BF16": dtypes.BF16,
-    "INT8": dtypes.INT8,
-    "INT32": dtypes.INT32,
-    "INT64": dtypes.INT64,
-    "BOOL": dtypes.BOOL,
-    "UINT8": dtypes.UINT8,
-}
 _OLDEST = 10
 #: Triton makes engines and contexts under one lock of the process (docs/spec/behaviours.md section 10.5).
 _making = threading.Lock()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from headrace import Backend, Instance, Model, ModelConfig, names_all_tensors, parse_parameters
-from headrace_engines import complete_from_graph, default_max_batch_size
-from headrace_tf.instance import TensorFlowInstance
-from headrace_tf.model_graph import require_ranks
-from headrace_tf.parameters import BackendOptions, Parameters
-from headrace_tf.saved_model import read_saved_model
-from headrace_tf.session_config import DEFAULT_CPU_INSTANCES
-from headrace_tf.tensorflow_process import device_of, load_engine
-from headrace_tf.tensorflow_session import SessionPool, is_frozen
+from headrace_tf.parameters import DEFAULT_CPU_INSTANCES, BackendOptions, Parameters
+
+if TYPE_CHECKING:
+    from headrace_tf.instance import TensorFlowInstance
+    from headrace_tf.tensorflow_session import SessionPool
 
 
 class TensorFlow(Backend):
@@ -34,6 +32,12 @@ class TensorFlow(Backend):
 
     def complete_config(self, model: Model) -> None:
         """Everything that a signature knows; nothing for a frozen graph, or if the config names inputs and outputs."""
+        from headrace_engines import complete_from_graph, default_max_batch_size
+        from headrace_tf.model_graph import require_ranks
+        from headrace_tf.saved_model import read_saved_model
+        from headrace_tf.tensorflow_process import load_engine
+        from headrace_tf.tensorflow_session import is_frozen
+
         if names_all_tensors(model.config) or is_frozen(model):
             return
         found = read_saved_model(load_engine(), model, model.file("model.savedmodel"))
@@ -46,9 +50,14 @@ class TensorFlow(Backend):
         return f"{config.default_model_filename or 'its graph'} (parameter 'trust')" if is_code else ""
 
     def share(self, model: Model) -> SessionPool:
+        from headrace_tf.tensorflow_session import SessionPool
+
         return SessionPool()
 
     def load(self, model: Model) -> TensorFlowInstance:
+        from headrace_tf.instance import TensorFlowInstance
+        from headrace_tf.tensorflow_process import device_of, load_engine
+
         placed = replace(model, device=device_of(load_engine(), model))
         pool: SessionPool = placed.shared
         opened = pool.get(placed, self._read_options)

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 
 from headrace import ConfigError, one_line
 
+#: Instances of a CPU group whose config gives no count.
+DEFAULT_CPU_INSTANCES = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:

@@ -9,11 +9,8 @@ from typing import Any
 
 from headrace import ConfigError, LoadError, Model, one_line
 from headrace_engines import threads_per_instance
-from headrace_tf.parameters import BackendOptions
+from headrace_tf.parameters import DEFAULT_CPU_INSTANCES, BackendOptions
 from headrace_tf.tensorflow_process import has_xla_on_cpu, log, threads_of_process
-
-#: Instances of a CPU group whose config gives no count.
-DEFAULT_CPU_INSTANCES = 2
 
 _TENSORRT, _GPU_IO, _MIXED_PRECISION = "tensorrt", "gpu_io", "auto_mixed_precision"
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace import Backend, ConfigError, Instance, Model, ModelConfig, Shared, names_all_tensors
-from headrace_engines import Graph, complete_from_graph, default_max_batch_size
-from headrace_torch.aoti import open_package
-from headrace_torch.eager import find_code, open_eager
-from headrace_torch.exported import Program, describe_program, open_program
-from headrace_torch.instance import Forward, ForwardInstance
-from headrace_torch.leaf_names import LeafNames
 from headrace_torch.parameters import Parameters, trusted_file
-from headrace_torch.program_instance import ProgramInstance
-from headrace_torch.pt2_archive import Pt2Archive
-from headrace_torch.script import open_script
-from headrace_torch.torch_compile import CompiledInstance
-from headrace_torch.torch_process import device_of, load_engine, release_gpu_memory, set_jit, set_threads
 from headrace_torch.weight_sharing import SHARING_INSTANCES, default_instances, instances_of, is_pt2, shares_weights
+
+if TYPE_CHECKING:
+    from headrace_torch.exported import Program
+    from headrace_torch.instance import Forward
 
 
 class PyTorch(Backend):
@@ -43,6 +36,8 @@ class PyTorch(Backend):
 
         Raises `ConfigError` in Triton's words if nothing has them.
         """
+        from headrace_engines import default_max_batch_size
+
         if not is_pt2(model.config):
             _require_tensors(model.config)
         elif not names_all_tensors(model.config):
@@ -61,11 +56,20 @@ class PyTorch(Backend):
         return Shared()
 
     def unshare(self, shared: Shared[str, Forward | Program]) -> None:
+        from headrace_torch.torch_process import release_gpu_memory
+
         while shared.made:
             shared.made.popitem()[1].close()
         release_gpu_memory()
 
     def load(self, model: Model) -> Instance:
+        from headrace_engines import Graph
+        from headrace_torch.eager import find_code, open_eager
+        from headrace_torch.instance import ForwardInstance
+        from headrace_torch.script import open_script
+        from headrace_torch.torch_compile import CompiledInstance
+        from headrace_torch.torch_process import device_of, load_engine, set_jit, set_threads
+
         if is_pt2(model.config):
             return self._load_program(model)
         _require_tensors(model.config)
@@ -95,6 +99,12 @@ class PyTorch(Backend):
             raise
 
     def _load_program(self, model: Model) -> Instance:
+        from headrace_torch.aoti import open_package
+        from headrace_torch.exported import open_program
+        from headrace_torch.program_instance import ProgramInstance
+        from headrace_torch.pt2_archive import Pt2Archive
+        from headrace_torch.torch_process import device_of, load_engine, set_threads
+
         torch = load_engine()
         device = device_of(torch, model)
         set_threads(torch, model, self.cpu_instances(model.config))
@@ -124,6 +134,11 @@ def _complete_from_program(model: Model, default_rows: int) -> None:
 
     Such a package has less than a config needs.
     """
+    from headrace_engines import complete_from_graph
+    from headrace_torch.exported import describe_program
+    from headrace_torch.leaf_names import LeafNames
+    from headrace_torch.pt2_archive import Pt2Archive
+
     with Pt2Archive(model.name, model.file("model.pt2")) as archive:
         if not archive.programs:
             _require_tensors(model.config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from headrace import (
     AnyInstance,
@@ -15,28 +15,10 @@ from headrace import (
     dtypes,
     parse_parameters,
 )
-from headrace_engines import set_torch_threads
-from headrace_llm import Task
-from headrace_transformers.encoders import Classifier, Embedder, Reranker
-from headrace_transformers.generation import TransformersGenerator
-from headrace_transformers.model_files import find_files
 from headrace_transformers.parameters import Parameters
-from headrace_transformers.tasks import complete_config
-from headrace_transformers.transcription import Transcriber
-from headrace_transformers.transformers_engine import (
-    OpenedTransformer,
-    open_model,
-    release_memory,
-    threads_of,
-)
-from headrace_transformers.transformers_library import load_engine
 
-_INSTANCES: dict[Task, Callable[[Model, OpenedTransformer], Instance]] = {
-    Task.EMBEDDING: Embedder,
-    Task.RERANKING: Reranker,
-    Task.CLASSIFICATION: Classifier,
-    Task.TRANSCRIPTION: Transcriber,
-}
+if TYPE_CHECKING:
+    from headrace_transformers.transformers_engine import OpenedTransformer
 
 
 class Transformers(Backend):
@@ -51,6 +33,9 @@ class Transformers(Backend):
     engine_fields = ()
 
     def complete_config(self, model: Model) -> None:
+        from headrace_transformers.model_files import find_files
+        from headrace_transformers.tasks import complete_config
+
         complete_config(model.config, find_files(model))
 
     def share(self, model: Model) -> Shared[str, OpenedTransformer]:
@@ -58,6 +43,8 @@ class Transformers(Backend):
         return Shared()
 
     def unshare(self, shared: Shared[str, OpenedTransformer]) -> None:
+        from headrace_transformers.transformers_engine import release_memory
+
         shared.close()
         release_memory()
 
@@ -66,6 +53,15 @@ class Transformers(Backend):
         return "the code of its directory (parameter 'trust')" if is_code else ""
 
     def load(self, model: Model) -> AnyInstance:
+        from headrace_engines import set_torch_threads
+        from headrace_llm import Task
+        from headrace_transformers.encoders import Classifier, Embedder, Reranker
+        from headrace_transformers.generation import TransformersGenerator
+        from headrace_transformers.model_files import find_files
+        from headrace_transformers.transcription import Transcriber
+        from headrace_transformers.transformers_engine import open_model, threads_of
+        from headrace_transformers.transformers_library import load_engine
+
         files = find_files(model)
         load_engine()
         import torch
@@ -74,4 +70,9 @@ class Transformers(Backend):
         if files.task is Task.GENERATION:
             return TransformersGenerator(model, open_model(model, files))
         device = f"{model.device.kind}:{model.device.id}"
-        return _INSTANCES[files.task](model, model.shared.get(device, lambda: open_model(model, files)))
+        opened = model.shared.get(device, lambda: open_model(model, files))
+        if files.task is Task.EMBEDDING:
+            return Embedder(model, opened)
+        if files.task is Task.RERANKING:
+            return Reranker(model, opened)
+        return Classifier(model, opened) if files.task is Task.CLASSIFICATION else Transcriber(model, opened)

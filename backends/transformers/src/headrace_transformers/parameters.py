@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace import ConfigError, Model, one_line
-from headrace_llm import Task
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POOLINGS = ("", "mean", "cls", "last", "max")
@@ -50,6 +49,8 @@ class Parameters:
     max_audio_s: int = 3600
 
     def __post_init__(self) -> None:
+        from headrace_llm import Task
+
         tasks = ("", *(task.value for task in Task))
         for key, value, known in (
             ("task", self.task, tasks),

@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace import Command, HeadraceError, InvalidArgument, one_line
-from headrace_bundle.bundled_models import read_models
-from headrace_bundle.manifest import verify
-from headrace_bundle.progress_line import ProgressLine
+
+if TYPE_CHECKING:
+    from headrace_bundle.progress_line import ProgressLine
 
 #: Exit code after Ctrl-C, as of a shell.
 INTERRUPTED = 130
@@ -87,6 +88,8 @@ class BundleCommand(Command):
         return arguments
 
     def run(self, arguments: argparse.Namespace) -> int:
+        from headrace_bundle.progress_line import ProgressLine
+
         line = ProgressLine()
         try:
             if arguments.action == "verify":
@@ -110,6 +113,7 @@ class BundleCommand(Command):
 def _make(arguments: argparse.Namespace, line: ProgressLine) -> None:
     from headrace_bundle.archive_files import check_ending
     from headrace_bundle.bundle_tree import make_tree
+    from headrace_bundle.bundled_models import read_models
     from headrace_bundle.distribution_choice import choose
     from headrace_bundle.wheelhouse import TargetMachine, collect, pin, publish
     from headrace_bundle.write_bundle import write_bundle
@@ -140,6 +144,8 @@ def _make(arguments: argparse.Namespace, line: ProgressLine) -> None:
 
 
 def _verify(path: Path | None, line: ProgressLine) -> int:
+    from headrace_bundle.manifest import verify
+
     found = verify(Path(sys.prefix) if path is None else path, line.step)
     line.end()
     for text in found.differences[:_SHOWN]:

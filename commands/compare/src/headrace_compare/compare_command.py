@@ -9,16 +9,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from headrace import Command, one_line
-from headrace_compare.answer_differences import Tolerances
-from headrace_compare.answers import ComparedServer, Unreachable
-from headrace_compare.compare_report import as_json, as_text
-from headrace_compare.comparison import Comparer, Progress, compare_all
-from headrace_compare.http_target import HttpTarget
-from headrace_compare.request_headers import checked_headers
-from headrace_compare.request_sources import BadRequests, ComparedRequest, made_requests, read_requests
+
+if TYPE_CHECKING:
+    from headrace_compare.answers import ComparedServer
+    from headrace_compare.comparison import Comparer, Progress
+    from headrace_compare.request_sources import ComparedRequest
 
 #: The exit code if there is nothing to compare: a wrong file, or a server that does not answer.
 CANNOT_COMPARE = 2
@@ -66,6 +65,12 @@ class Compare(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the report. Return 0 without a difference, 1 with one, 2 if it cannot compare."""
+        from headrace_compare.answer_differences import Tolerances
+        from headrace_compare.answers import Unreachable
+        from headrace_compare.compare_report import as_json, as_text
+        from headrace_compare.comparison import Comparer, compare_all
+        from headrace_compare.request_sources import BadRequests
+
         try:
             with ExitStack() as stack:
                 targets = [stack.enter_context(closing(_target(url, arguments))) for url in arguments.url]
@@ -84,6 +89,9 @@ class Compare(Command):
 
 def _requests(comparer: Comparer, arguments: argparse.Namespace) -> Iterator[ComparedRequest]:
     """Yield the requests. A file is read to its end before the first is sent."""
+    from headrace_compare.answers import Unreachable
+    from headrace_compare.request_sources import BadRequests, made_requests, read_requests
+
     models: Sequence[str] = arguments.model
     if arguments.requests is not None:
         path, default = Path(arguments.requests), models[0] if len(models) == 1 else ""
@@ -105,6 +113,10 @@ def _requests(comparer: Comparer, arguments: argparse.Namespace) -> Iterator[Com
 
 def _target(url: str, arguments: argparse.Namespace) -> ComparedServer:
     """Return the server at ``url``. Raises `Unreachable`."""
+    from headrace_compare.answers import Unreachable
+    from headrace_compare.http_target import HttpTarget
+    from headrace_compare.request_headers import checked_headers
+
     headers = dict[str, str]()
     for each in arguments.header:
         name, colon, value = each.partition(":")

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace import (
     Command,
@@ -25,11 +26,9 @@ from headrace import (
     one_line,
     parse_options,
 )
-from headrace_inspect.ensemble_graphs import as_svg, as_text
-from headrace_inspect.reports import ModelReport, report_on
-from headrace_inspect.resource_scopes import ResourceScopes
-from headrace_inspect.security_report import review
-from headrace_inspect.trial import Trial
+
+if TYPE_CHECKING:
+    from headrace_inspect.reports import ModelReport
 
 _RED, _GREEN, _DIM, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
@@ -88,6 +87,8 @@ class Check(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print a report on each model. Return 1 if there is any problem, else 0."""
+        from headrace_inspect.security_report import review
+
         if arguments.security:
             return review(arguments.path, arguments.json)
         repositories, models = _split(arguments.path)
@@ -126,6 +127,10 @@ def _options(arguments: argparse.Namespace, repositories: Sequence[str], models:
 def _reports(
     options: ServerOptions, arguments: argparse.Namespace, repositories: Sequence[str], models: Sequence[Path]
 ) -> list[ModelReport]:
+    from headrace_inspect.reports import report_on
+    from headrace_inspect.resource_scopes import ResourceScopes
+    from headrace_inspect.trial import Trial
+
     for repository in map(Path, repositories):
         if inner := _repository_below(repository):
             raise ConfigError(f"'{repository}' holds no models, but '{inner}' does: name that one")
@@ -140,6 +145,8 @@ def _reports(
 
 def _draw(reports: Sequence[ModelReport], path: Path) -> bool:
     """Draw the ensembles into the file ``path``. Return true if it was written."""
+    from headrace_inspect.ensemble_graphs import as_svg
+
     graphs = {report.model: report.graph for report in reports if report.graph is not None}
     try:
         path.write_text(as_svg(graphs), encoding="utf-8")
@@ -184,6 +191,8 @@ def _picture(reports: Sequence[ModelReport]) -> str:
 
 
 def _lines(report: ModelReport, coloured: bool, shows_completed: bool) -> list[str]:
+    from headrace_inspect.ensemble_graphs import as_text
+
     verdict = _paint(_number(len(report.problems), "problem"), _RED, coloured)
     return [
         f"{one_line(report.model)}: {verdict if report.problems else _paint('ok', _GREEN, coloured)}",

@@ -8,13 +8,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace import Command, one_line
-from headrace_migrate.mlserver_models import SETTINGS, read_directory
-from headrace_migrate.model_repository import write_models
-from headrace_migrate.report import BadInput, Report
-from headrace_migrate.repository_models import review_models
-from headrace_migrate.sources import SourceKind, read_text
+
+if TYPE_CHECKING:
+    from headrace_migrate.report import Report
+    from headrace_migrate.sources import SourceKind
 
 #: The exit code for an input that cannot be read.
 BAD_INPUT = 2
@@ -53,6 +53,8 @@ class Migrate(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the report. Return 0 if everything runs, 1 if something differs, 2 for a bad input."""
+        from headrace_migrate.report import BadInput
+
         try:
             report = _report(arguments)
         except BadInput as error:
@@ -69,6 +71,9 @@ class Migrate(Command):
 def _report(arguments: argparse.Namespace) -> Report:
     """Return the report, after the new files are written. Raises `BadInput`."""
     from headrace_migrate.deployments import migrate_text  # it imports yaml, and every server imports this module
+    from headrace_migrate.report import BadInput, Report
+    from headrace_migrate.repository_models import review_models
+    from headrace_migrate.sources import SourceKind, read_text
 
     target = Path(arguments.write) if arguments.write else None
     if target is not None and os.path.lexists(target):
@@ -95,6 +100,10 @@ def _report(arguments: argparse.Namespace) -> Report:
 def _read_models(path: Path, target: Path | None) -> Report | None:
     """Return the report on an archive of TorchServe or a directory of MLServer, after the new repository is written to
     ``target``; None if ``path`` is neither. Raises `BadInput`."""
+    from headrace_migrate.mlserver_models import SETTINGS, read_directory
+    from headrace_migrate.model_repository import write_models
+    from headrace_migrate.report import Report
+
     report = Report(str(path))
     if path.suffix == ".mar":
         from headrace_migrate.torchserve_archives import read_archive  # it imports yaml, too
@@ -112,6 +121,8 @@ def _read_models(path: Path, target: Path | None) -> Report | None:
 
 def _write(target: Path, text: str) -> None:
     """Write ``text`` to the new file ``target``. Raises `BadInput`."""
+    from headrace_migrate.report import BadInput
+
     try:
         with target.open("x", encoding="utf-8", newline="") as file:
             file.write(text)

@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 from headrace import Command, HeadraceError, one_line, parse_options
-from headrace_ray.serve_application import deployment
 
 #: Seconds for a connection to the head of the cluster.
 _CONNECT_S = 5.0
@@ -53,6 +52,8 @@ class RayCommand(Command):
         add("flags", nargs="*", metavar="FLAG", help="flags of headrace serve, after --")
 
     def run(self, arguments: argparse.Namespace) -> int:
+        from headrace_ray.serve_application import deployment
+
         words = [f"--model-repository={url}" for url in arguments.model_repository]
         if arguments.models_per_replica:
             words.append("--model-control-mode=explicit")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headrace import Command, Serve, ServerOptions
-from headrace_service.units import ServerUnit, render_service, render_sockets
 
 _HELP = frozenset(("--help", "-h"))
 #: Flags whose values are directories of models, or URLs.
@@ -55,6 +54,8 @@ class ServiceCommand(Command):
         return arguments
 
     def run(self, arguments: argparse.Namespace) -> int:
+        from headrace_service.units import ServerUnit, render_service
+
         if wrong := [word for word in arguments.flags if not word.isprintable()]:
             print(f"the flag {wrong[0]!r} has a character that no unit can have", file=sys.stderr)
             return 1
@@ -79,6 +80,8 @@ class ServiceCommand(Command):
 
 def _print_sockets(options: ServerOptions) -> int:
     """Print the unit of the ports that ``options`` open. Return the exit code."""
+    from headrace_service.units import render_sockets
+
     ports = {
         "http": (options.allow_http, options.http_address, options.http_port),
         "grpc": (options.allow_grpc, options.grpc_address, options.grpc_port),

@@ -13,25 +13,66 @@ protocols (``headrace-openai``) depend on it, and not on each other.
 - `HermesParser`, `ToolCallParser`, `read_calls`: the tool calls in a text, while it arrives
 """
 
-from headrace_llm.bounded_process import BoundedProcess, serve_job
-from headrace_llm.contract import (
-    GENERATION_INPUTS,
-    GENERATION_OUTPUTS,
-    TASK,
-    Contract,
-    ContractTensor,
-    Task,
-    complete_generation,
-    complete_task,
-)
-from headrace_llm.deltas import Delta, TokenLogprob, print_logprobs, read_logprobs, token_bytes, token_text
-from headrace_llm.generation_instance import GenerationInstance, TokenStream
-from headrace_llm.generation_request import GenerationRequest, read_generation
-from headrace_llm.json_files import read_json_file
-from headrace_llm.sampling import Sampling, depth_of, read_sampling, sampling_of, shown
-from headrace_llm.stop_strings import StopStrings
-from headrace_llm.token_pieces import piece_text
-from headrace_llm.tool_calls import HermesParser, ToolCallParser, read_calls
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace_llm.bounded_process import BoundedProcess, serve_job
+    from headrace_llm.contract import (
+        GENERATION_INPUTS,
+        GENERATION_OUTPUTS,
+        TASK,
+        Contract,
+        ContractTensor,
+        Task,
+        complete_generation,
+        complete_task,
+    )
+    from headrace_llm.deltas import Delta, TokenLogprob, print_logprobs, read_logprobs, token_bytes, token_text
+    from headrace_llm.generation_instance import GenerationInstance, TokenStream
+    from headrace_llm.generation_request import GenerationRequest, read_generation
+    from headrace_llm.json_files import read_json_file
+    from headrace_llm.sampling import Sampling, depth_of, read_sampling, sampling_of, shown
+    from headrace_llm.stop_strings import StopStrings
+    from headrace_llm.token_pieces import piece_text
+    from headrace_llm.tool_calls import HermesParser, ToolCallParser, read_calls
+
+#: The module of each name, imported on first use: a protocol without a model needs few of them.
+_HOMES = {
+    "GENERATION_INPUTS": "contract",
+    "GENERATION_OUTPUTS": "contract",
+    "TASK": "contract",
+    "BoundedProcess": "bounded_process",
+    "Contract": "contract",
+    "ContractTensor": "contract",
+    "Delta": "deltas",
+    "GenerationInstance": "generation_instance",
+    "GenerationRequest": "generation_request",
+    "HermesParser": "tool_calls",
+    "Sampling": "sampling",
+    "StopStrings": "stop_strings",
+    "Task": "contract",
+    "TokenLogprob": "deltas",
+    "TokenStream": "generation_instance",
+    "ToolCallParser": "tool_calls",
+    "complete_generation": "contract",
+    "complete_task": "contract",
+    "depth_of": "sampling",
+    "piece_text": "token_pieces",
+    "print_logprobs": "deltas",
+    "read_calls": "tool_calls",
+    "read_generation": "generation_request",
+    "read_json_file": "json_files",
+    "read_logprobs": "deltas",
+    "read_sampling": "sampling",
+    "sampling_of": "sampling",
+    "serve_job": "bounded_process",
+    "shown": "sampling",
+    "token_bytes": "deltas",
+    "token_text": "deltas",
+}
 
 __all__ = [
     "GENERATION_INPUTS",
@@ -66,3 +107,11 @@ __all__ = [
     "token_bytes",
     "token_text",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headrace_llm' has no attribute '{name}'")
+    value = getattr(import_module(f"headrace_llm.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -7,22 +7,18 @@ import socket
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic, time_ns
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from prometheus_client import Metric
 
 from headrace import Engine, Extension, PublishedMetric, machine_metrics, rate_limited_logger
-from headrace_otel.collectors import connect
-from headrace_otel.delivery import Delivery
-from headrace_otel.log_lines import LogLines
-from headrace_otel.log_messages import attribute
-from headrace_otel.metric_messages import MetricMessages
-from headrace_otel.metric_sender import MetricSender
 from headrace_otel.otel_options import OtelOptions
-from headrace_otel.record_sender import RecordSender
+
+if TYPE_CHECKING:
+    from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+    from headrace_otel.metric_sender import MetricSender
+    from headrace_otel.record_sender import RecordSender
 
 log = rate_limited_logger(__name__)
 
@@ -48,6 +44,16 @@ class OtelExtension(Extension):
         self._records: RecordSender | None = None
         if not options.is_on:
             return
+        from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+
+        from headrace_otel.collectors import connect
+        from headrace_otel.delivery import Delivery
+        from headrace_otel.log_lines import LogLines
+        from headrace_otel.metric_messages import MetricMessages
+        from headrace_otel.metric_sender import MetricSender
+        from headrace_otel.record_sender import RecordSender
+
         resource = _resource(options.attributes, bool(engine.options.workers))
         if options.metrics:
             answer = ExportMetricsServiceResponse
@@ -94,6 +100,10 @@ class OtelExtension(Extension):
 
 def _resource(given: Mapping[str, str], has_workers: bool) -> Resource:
     """Return the resource of this process. The instance tells workers and restarted servers apart."""
+    from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+    from headrace_otel.log_messages import attribute
+
     attributes = {
         "service.instance.id": str(uuid.uuid4()), "host.name": socket.gethostname(), **given
     }  # fmt: skip

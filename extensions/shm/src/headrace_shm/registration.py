@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from headrace import Engine, Extension, OptionGroup, Unsupported
 from headrace_shm.cuda_memory import open_region
 from headrace_shm.regions import Kind, Region, Regions
-from headrace_shm.segments import register_segment
 
 _NOT_ALLOWED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 
@@ -68,6 +67,8 @@ class RegionExtension(Extension):
             await self.engine.share(self, each, ["unregister", each, kind], is_kept=False)
 
     async def apply(self, change: list[Any]) -> None:
+        from headrace_shm.segments import register_segment
+
         match change:
             case ["system", name, size, key, offset]:
                 self.regions.check(name)

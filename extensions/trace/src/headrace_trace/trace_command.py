@@ -6,11 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace import Command, HeadraceError, InvalidArgument
-from headrace_trace.trace_reading import ReadCall, read_traces
-from headrace_trace.trace_summary import summary
-from headrace_trace.waterfall import as_svg, as_text, slowest
+
+if TYPE_CHECKING:
+    from headrace_trace.trace_reading import ReadCall
 
 
 class TraceCommand(Command):
@@ -26,6 +27,10 @@ class TraceCommand(Command):
         parser.add_argument("--svg", default="", metavar="PATH", help="also write the drawing to this file")
 
     def run(self, arguments: argparse.Namespace) -> int:
+        from headrace_trace.trace_reading import read_traces
+        from headrace_trace.trace_summary import summary
+        from headrace_trace.waterfall import as_svg, as_text
+
         try:
             roots = [root for file in arguments.file for root in read_traces(file)]
             if arguments.model:
@@ -52,6 +57,8 @@ class TraceCommand(Command):
 
 
 def _chosen(roots: Sequence[ReadCall], request: str) -> ReadCall:
+    from headrace_trace.waterfall import slowest
+
     if not request:
         return slowest(roots)
     for root in roots:

@@ -10,9 +10,7 @@ from headrace import AnyOperation, Caller, InferRequest, Interceptor, ModelView,
 from headrace_trace.exporter import Exporter
 from headrace_trace.recording import OPEN, RequestTrace, TracedCall
 from headrace_trace.settings import SettingsTable
-from headrace_trace.span_sender import SpanSender
 from headrace_trace.start_settings import read_options
-from headrace_trace.trace_file import TraceFiles
 
 #: The tracers of all servers of this process that trace.
 TRACERS: WeakSet[Tracer] = WeakSet()
@@ -41,9 +39,13 @@ class Tracer(Interceptor):
         if not self.enabled:
             return
         if self.start.settings.mode == "opentelemetry":
+            from headrace_trace.span_sender import SpanSender
+
             self.exporter = SpanSender(self.start)
             self.follows_trace_context = True
         else:
+            from headrace_trace.trace_file import TraceFiles
+
             self.exporter = TraceFiles(file_of(self.start.settings.file, options))
         TRACERS.add(self)
 

@@ -21,8 +21,6 @@ import orjson
 
 from headrace import ConfigError, ModelConfig, ModelView, ServedModel
 from headrace_openai.openai_errors import BadMember
-from headrace_openai.template_process import TemplateProcess
-from headrace_openai.tool_call_parsers import PARSERS
 
 PARAMETER, PARSER = "chat_template", "tool_call_parser"
 #: The size of the file of a template, in bytes.
@@ -39,6 +37,8 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, who: str) -> None:
+        from headrace_openai.template_process import TemplateProcess
+
         self._process = TemplateProcess(source, who)
 
     async def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], more: Mapping[str, Any]) -> str:
@@ -73,6 +73,8 @@ def load_chat_settings(model: ServedModel) -> None:
 
     The template of a model with the input ``messages`` is its engine's. Raises `ConfigError`, `LoadError`.
     """
+    from headrace_openai.tool_call_parsers import PARSERS
+
     parameters, inputs = model.config.parameters, model.signature.inputs
     if (name := parser_name(model.config)) and name not in PARSERS:
         known = ", ".join(PARSERS)

@@ -5,17 +5,10 @@ from __future__ import annotations
 from headrace import ExtensionOperation, HttpCall, HttpReply, HttpStream
 from headrace_llm import Task
 from headrace_openai.descriptions import TRANSCRIPTION
-from headrace_openai.forms import read_form
 from headrace_openai.generation_route import EVENT_HEADERS, ending_with, with_last_event
 from headrace_openai.inferences import ending
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.openai_route import OpenAiRoute, id_header, request_id
-from headrace_openai.transcriptions import (
-    print_transcription,
-    read_transcription,
-    transcription_events,
-    transcription_request,
-)
 
 
 class Transcriptions(OpenAiRoute):
@@ -30,6 +23,14 @@ class Transcriptions(OpenAiRoute):
         return None  # a file: that of the port
 
     async def answer(self, call: HttpCall) -> HttpReply | HttpStream:
+        from headrace_openai.forms import read_form
+        from headrace_openai.transcriptions import (
+            print_transcription,
+            read_transcription,
+            transcription_events,
+            transcription_request,
+        )
+
         form, id_ = await read_form(call.request.body, call.request.headers, file="file"), request_id(call.request)
         name = form.fields.get("model", "")
         if not name:

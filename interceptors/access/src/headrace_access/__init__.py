@@ -16,7 +16,7 @@
     VerificationPace one unknown token in each turn of the event loop               (verification_pace)
     KeptPermits      what was decided for a credential, until something changes        (kept_permits)
     KeyFileWatcher   the access file of a server, which follows changes                (key_file_watcher)
-    headrace keys    changes the file, and explains what a key or a token may do       (keys_command, file_updates)
+    headrace keys    changes the file, and explains what a key or a token may do       (keys_command, key_actions)
 """
 
 from __future__ import annotations

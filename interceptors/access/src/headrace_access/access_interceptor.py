@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace import (
     AnyOperation,
@@ -22,10 +22,12 @@ from headrace import (
     Watch,
     one_line,
 )
+from headrace_access.access_rules import MOST_CHARACTERS, Verified
 from headrace_access.kept_permits import Credential, KeptPermits
-from headrace_access.key_file_watcher import KeyFileWatcher
 from headrace_access.key_options import AccessOptions
-from headrace_access.tokens import MOST_CHARACTERS, Verified
+
+if TYPE_CHECKING:
+    from headrace_access.key_file_watcher import KeyFileWatcher
 
 _CHALLENGE = 'Bearer realm="headrace"'
 _INSIDE = ("program", "model")
@@ -42,8 +44,11 @@ class AccessControl(Interceptor):
         self._access = options.group(AccessOptions)
         #: By operation, True if it needs no key.
         self._is_open: dict[str, bool] = {}
-        self._watcher = KeyFileWatcher(Path(self._access.keys)) if self._access.keys else None
-        if self._watcher is not None:
+        self._watcher: KeyFileWatcher | None = None
+        if self._access.keys:
+            from headrace_access.key_file_watcher import KeyFileWatcher
+
+            self._watcher = KeyFileWatcher(Path(self._access.keys))
             self.permits = self._permits = KeptPermits(self._watcher.check)
             self._watcher.on_change = self._permits.clear
 

@@ -6,11 +6,15 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace import Operation, one_line
 
 _PATTERN = re.compile(r"[A-Za-z0-9_*?.\-]{1,128}", re.ASCII)
+#: What `headrace keys` lets a new principal do, unless it is told otherwise.
+OPERATIONS_OF_NEW = "inference,metadata,model-config,health"
+#: A longer token is refused unread, and a longer id of a key.
+MOST_CHARACTERS = 8192
 #: The most characters of the name of a principal or of a role.
 _LONGEST_NAME = 256
 #: Operations without a model that tell nothing about models: their names decide.
@@ -58,6 +62,13 @@ class Principal:
                 self._decided.clear()
             self._decided[operation, model] = found
         return found
+
+
+class Verified(NamedTuple):
+    """A token or a key that is right until ``until_s``, in seconds since 1970. 0 for a certificate."""
+
+    principal: Principal
+    until_s: float
 
 
 def matching(patterns: Iterable[str], *names: str) -> bool:

@@ -10,25 +10,16 @@ from time import time
 from typing import Any, NamedTuple, TypeAlias
 
 from headrace import HeadraceError, Unavailable, one_line
-from headrace_access.access_rules import Principal
+from headrace_access.access_rules import MOST_CHARACTERS, Verified
 from headrace_access.issuers import Issuer
 from headrace_access.key_file import KeyFile
 from headrace_access.key_sets import FETCH_INTERVAL_S, KeyAddress, KeySet
 from headrace_access.verification_pace import VerificationPace
 
-#: A longer token is refused unread, and a longer id of a key.
-MOST_CHARACTERS = 8192
 _LONGEST_KEY_ID = 256
 #: Tokens that are kept, and wrong ones: 16,384 take about 10 MB.
 _KEPT, _KEPT_WRONG = 16_384, 4096
 NO_TOKEN = "it is no token"
-
-
-class Verified(NamedTuple):
-    """A token or a key that is right until ``until_s``, in seconds since 1970. 0 for a certificate."""
-
-    principal: Principal
-    until_s: float
 
 
 #: A token, why it is refused, or what to await for one of both.

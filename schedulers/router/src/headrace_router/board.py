@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from headrace_router.router_scheduler import RouterScheduler, RouterState
+if TYPE_CHECKING:
+    from headrace_router.router_scheduler import RouterScheduler, RouterState
 
 
 class Change(TypedDict):

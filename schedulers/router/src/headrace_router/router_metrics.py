@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import fsum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace import Measured, PublishedMetric
-from headrace_router.decisions import Decider
-from headrace_router.destination import Destination
-from headrace_router.rollback import RollbackRule
-from headrace_router.shadow import Shadow
+
+if TYPE_CHECKING:
+    from headrace_router.decisions import Decider
+    from headrace_router.destination import Destination
+    from headrace_router.rollback import RollbackRule
+    from headrace_router.shadow import Shadow
 
 REQUESTS: Final = "headrace_router_requests_total"
 ERRORS: Final = "headrace_router_errors_total"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from headrace import OptionGroup
-from headrace_router.board import TrafficBoard
+
+if TYPE_CHECKING:
+    from headrace_router.board import TrafficBoard
 
 
 @dataclass(frozen=True)
@@ -28,4 +30,6 @@ class RouterOptions(OptionGroup):
     @cached_property
     def board(self) -> TrafficBoard:
         """What the routers of the one server that has these options share."""
+        from headrace_router.board import TrafficBoard
+
         return TrafficBoard()

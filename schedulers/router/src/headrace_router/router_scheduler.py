@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from time import time
-from typing import Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 from weakref import WeakValueDictionary
 
 from headrace import (
@@ -26,12 +26,13 @@ from headrace import (
     SchedulerContext,
     Ticket,
 )
-from headrace_router.decisions import Decider, RolledBack
-from headrace_router.destination import Destination
 from headrace_router.router_metrics import METRICS, measure, status
-from headrace_router.shadow import Copy, Shadow
-from headrace_router.signatures import complete
 from headrace_router.table_parameters import RouterParameters, read_table, table_problems
+
+if TYPE_CHECKING:
+    from headrace_router.decisions import RolledBack
+    from headrace_router.destination import Destination
+    from headrace_router.shadow import Copy, Shadow
 
 log = logging.getLogger("headrace.router")
 
@@ -78,9 +79,15 @@ class RouterScheduler(FullScheduler):
 
     @classmethod
     def complete_config(cls, config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> None:
+        from headrace_router.signatures import complete
+
         complete(config, read_table(config), others)
 
     def __init__(self, context: SchedulerContext) -> None:
+        from headrace_router.decisions import Decider
+        from headrace_router.destination import Destination
+        from headrace_router.shadow import Shadow
+
         super().__init__(context)
         config, others = context.config, context.others
         self.table = table = read_table(config)

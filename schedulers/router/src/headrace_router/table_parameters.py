@@ -23,12 +23,12 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace import ConfigError, Dependency, ModelConfig, Problem, one_line
-from headrace_router.differences import Tolerance
-from headrace_router.rollback import RollbackRule
-from headrace_router.routing_table import NEWEST, RequestValue, RouteTarget, RoutingTable, Rule
+
+if TYPE_CHECKING:
+    from headrace_router.routing_table import RequestValue, RouteTarget, RoutingTable, Rule
 
 T = TypeVar("T")
 
@@ -77,6 +77,10 @@ def table_problems(config: ModelConfig) -> list[Problem]:
 
 def _read(config: ModelConfig, report: Callable[[ConfigError], None]) -> RoutingTable:
     """Return the routing table, without the parameters that are wrong: these are reported."""
+    from headrace_router.differences import Tolerance
+    from headrace_router.rollback import RollbackRule
+    from headrace_router.routing_table import RoutingTable
+
     given = {key: value.string_value for key, value in config.parameters.items() if key.startswith(_PREFIX)}
 
     def read(name: str, default: T, by: Callable[[_Parameter], T]) -> T:
@@ -177,6 +181,8 @@ class _Parameter:
         return dict(zip(map(self._target, weights), checked, strict=True))
 
     def _target(self, label: str) -> RouteTarget:
+        from headrace_router.routing_table import NEWEST, RouteTarget
+
         model, colon, version = label.rpartition(":")
         if colon and version.isascii() and version.isdigit() and len(version) < 19:
             found = RouteTarget(label, Dependency(model, int(version)))
@@ -204,6 +210,8 @@ class _Parameter:
             raise self.wrong(str(error)) from None
 
     def sticky(self) -> RequestValue | None:
+        from headrace_router.routing_table import RequestValue
+
         if self._text.strip() == "sequence":
             return RequestValue("sequence")
         return self._source(self._text.strip(), f"{_SOURCES} or 'sequence'")
@@ -212,6 +220,8 @@ class _Parameter:
         return [self._rule(part.strip(), labels) for part in self._text.split(";")]
 
     def _rule(self, text: str, labels: Sequence[str]) -> Rule:
+        from headrace_router.routing_table import Rule
+
         condition, arrow, label = (piece.strip() for piece in text.rpartition("->"))
         if not arrow:
             raise self.wrong(f"'{shown(text)}' is no rule, such as 'header:x-canary = yes -> digits:2'")
@@ -221,6 +231,8 @@ class _Parameter:
         return Rule(self._source(name, _SOURCES), value if equals else None, labels.index(label))
 
     def _source(self, text: str, expected: str) -> RequestValue:
+        from headrace_router.routing_table import RequestValue
+
         kind, _, name = (piece.strip() for piece in text.partition(":"))
         if kind not in ("header", "parameter") or not name:
             raise self.wrong(f"'{shown(text)}' names no place in a request; expected {expected}")

@@ -12,9 +12,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
-
-from google.protobuf.struct_pb2 import Struct, Value
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace import (
     Addition,
@@ -32,10 +30,13 @@ from headrace import (
     NotFound,
     one_line,
 )
-from headrace_router.board import Change
 from headrace_router.router_options import RouterOptions
-from headrace_router.router_scheduler import RouterScheduler, router_of
-from headrace_router.table_parameters import check_fraction, check_weights, shown
+
+if TYPE_CHECKING:
+    from google.protobuf.struct_pb2 import Struct, Value
+
+    from headrace_router.board import Change
+    from headrace_router.router_scheduler import RouterScheduler
 
 log = logging.getLogger("headrace.router")
 _JSON = ((b"Content-Type", b"application/json"),)
@@ -79,11 +80,15 @@ class ReadTrafficMethod(GrpcMethod):
 
     @staticmethod
     def parse(message: bytes) -> dict[str, Any]:
+        from google.protobuf.struct_pb2 import Struct
+
         if len(message) > _MOST_BYTES:
             raise InvalidArgument(f"the message has {len(message)} bytes; the limit is {_MOST_BYTES}")
         return plain(Struct.FromString(message))
 
     async def answer(self, request: dict[str, Any], caller: Caller) -> Struct:
+        from google.protobuf.struct_pb2 import Struct
+
         state = Struct()
         state.update(document(*self._find(request)))
         return state
@@ -122,6 +127,8 @@ class Traffic(Extension):
 
     def find(self, name: str, version: str) -> tuple[ModelView, RouterScheduler]:
         """Return a router. Raises as `headrace.Engine.resolve`, and `NotFound` for a model that is none."""
+        from headrace_router.router_scheduler import router_of
+
         view = self.engine.resolve(name, version)
         router = router_of(view.config)
         if router is None:
@@ -133,6 +140,8 @@ class Traffic(Extension):
 
         New weights also take back rollbacks.
         """
+        from headrace_router.table_parameters import check_fraction, check_weights, shown
+
         state = router.state()
         if unknown := sorted(given.keys() - _KNOWN):
             raise InvalidArgument(f"unknown key '{shown(unknown[0])}'; known: {', '.join(_KNOWN)}")
@@ -205,6 +214,8 @@ def document(view: ModelView, router: RouterScheduler) -> dict[str, Any]:
 
 def parse(body: memoryview) -> Mapping[str, Any]:
     """Return the JSON object in ``body``. Raises `InvalidArgument`."""
+    from headrace_router.table_parameters import shown
+
     if len(body) > _MOST_BYTES:
         raise InvalidArgument(f"the body has {len(body)} bytes; the limit is {_MOST_BYTES}")
     try:

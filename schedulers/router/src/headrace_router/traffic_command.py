@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace import ServerCommand, one_line
-from headrace_router.traffic_picture import picture
 
 
 class TrafficCommand(ServerCommand):
@@ -52,6 +51,8 @@ class TrafficCommand(ServerCommand):
         return change or None
 
     def picture(self, told: Mapping[str, Any], arguments: Namespace) -> Iterable[str]:
+        from headrace_router.traffic_picture import picture
+
         return picture(told)
 
 

@@ -6,21 +6,23 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace import ConfigError, NotFound, ServerOptions, Storage, one_line
 from headrace_cloud.cloud_options import CloudStorageOptions
-from headrace_cloud.clouds import CloudStore
-from headrace_cloud.file_cache import FileCache
-from headrace_cloud.fsspec_store import SCHEMES, FsspecStore
-from headrace_cloud.model_download import ModelDownload
-from headrace_cloud.model_listing import Completeness, ModelListing
-from headrace_cloud.stored_objects import ObjectStore
+
+if TYPE_CHECKING:
+    from headrace_cloud.stored_objects import ObjectStore
 
 
 class CloudStorage(Storage):
     """Models below a prefix: ``<prefix>/<model>/config.pbtxt`` and so on. The base of all storages of this plugin."""
 
     def __init__(self, url: str, options: ServerOptions) -> None:
+        from headrace_cloud.file_cache import FileCache
+        from headrace_cloud.model_download import ModelDownload
+        from headrace_cloud.model_listing import Completeness, ModelListing
+
         super().__init__(url, options)
         own = options.group(CloudStorageOptions)
         self._closing = threading.Event()
@@ -32,6 +34,8 @@ class CloudStorage(Storage):
 
     def open_store(self, url: str, options: CloudStorageOptions) -> ObjectStore:
         """Return the objects below ``url``. Raises `ConfigError`."""
+        from headrace_cloud.clouds import CloudStore
+
         return CloudStore(url, options)
 
     def models(self) -> Collection[str]:
@@ -84,6 +88,8 @@ class OtherStorage(CloudStorage):
     name = "*"
 
     def open_store(self, url: str, options: CloudStorageOptions) -> ObjectStore:
+        from headrace_cloud.fsspec_store import FsspecStore
+
         scheme = url.partition("://")[0].lower()
         if scheme not in schemes():
             # The URL is not repeated: it may have a password.
@@ -95,4 +101,6 @@ class OtherStorage(CloudStorage):
 
 def schemes() -> set[str]:
     """Return the schemes of fsspec, and of other drivers that are installed for it."""
+    from headrace_cloud.fsspec_store import SCHEMES
+
     return {*SCHEMES, *(each.name.lower() for each in entry_points(group="fsspec.specs"))}
