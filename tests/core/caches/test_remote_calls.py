@@ -16,6 +16,13 @@ from tests.core.schedulers.test_caching_queue import CachedStage, staged, until
 Y = np.full((1, 4), 2.0, np.float32)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lookups have as long as a busy machine takes, and a failure pauses the cache to the end of the test."""
+    monkeypatch.setattr(remote_calls, "TIMEOUT_S", 90.0)
+    monkeypatch.setattr(remote_calls, "RETRY_S", 90.0)
+
+
 class Shelf(ResponseCache):
     """A cache in a dictionary that waits at a gate. ``threads_seen`` are the threads that have called it."""
 
@@ -126,10 +133,11 @@ def test_what_the_model_would_never_answer_is_not_believed(wrong: CachedResponse
     scene()
 
 
-@staged
-async def test_a_cache_that_is_slow_keeps_nobody_waiting() -> None:
-    patience, remote_calls.TIMEOUT_S = remote_calls.TIMEOUT_S, 0.01
-    try:
+def test_a_cache_that_is_slow_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_calls, "TIMEOUT_S", 0.01)
+
+    @staged
+    async def scene() -> None:
         shelf = Shelf()
         shelf.gate.clear()
         stage = CachedStage(cache=shelf)
@@ -139,41 +147,41 @@ async def test_a_cache_that_is_slow_keeps_nobody_waiting() -> None:
         assert stage.statistics.cache_failures == 1
         stage.send("b", 3.0)  # the cache is paused, so no request waits for it
         assert stage.model_queue.pending == 1
-        assert shelf.asked == 1
-        shelf.gate.set()
         assert await stage.execute() == ["b"]
-        await stage.settle()
+        shelf.gate.set()
+        await until(lambda: not stage.server.remote._getting)  # type: ignore[union-attr]
+        assert shelf.asked == 1
         assert len(stage.answers["a"]) == 1  # its late result is dropped
         stage.server.close()
-    finally:
-        remote_calls.TIMEOUT_S = patience
+
+    scene()
 
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), SystemExit(3)], ids=["error", "exit"])
-def test_a_dead_cache_costs_one_line_and_comes_back(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_cache_costs_one_line_and_comes_back(
+    error: BaseException, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_calls, "RETRY_S", 0.0)
+
     @staged
     async def scene() -> None:
-        shelf, rest = Shelf(), remote_calls.RETRY_S
-        remote_calls.RETRY_S = 0.0
-        try:
-            stage = CachedStage(cache=shelf)
-            shelf.error = error
-            for number in range(3):
-                stage.send(str(number), float(number))
-                await until(lambda: stage.model_queue.pending)
-                assert await stage.execute() == [str(number)]
-            await until(lambda: stage.statistics.cache_failures == 3)
-            shelf.error = None
-            stage.send("a", 9.0)
+        shelf = Shelf()
+        stage = CachedStage(cache=shelf)
+        shelf.error = error
+        for number in range(3):
+            stage.send(str(number), float(number))
             await until(lambda: stage.model_queue.pending)
-            await stage.execute()
-            await until(lambda: shelf.kept)
-            stage.send("b", 9.0)
-            await until(lambda: stage.answers["b"])
-            assert stage.y("b") == [18.0] * 4
-            stage.server.close()
-        finally:
-            remote_calls.RETRY_S = rest
+            assert await stage.execute() == [str(number)]
+        await until(lambda: stage.statistics.cache_failures == 3)
+        shelf.error = None
+        stage.send("a", 9.0)
+        await until(lambda: stage.model_queue.pending)
+        await stage.execute()
+        await until(lambda: shelf.kept)
+        stage.send("b", 9.0)
+        await until(lambda: stage.answers["b"])
+        assert stage.y("b") == [18.0] * 4
+        stage.server.close()
 
     with caplog.at_level("INFO"):
         scene()
@@ -185,37 +193,37 @@ def test_a_dead_cache_costs_one_line_and_comes_back(error: BaseException, caplog
     ]
 
 
-def test_a_full_cache_goes_on_answering_and_costs_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_cache_goes_on_answering_and_costs_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_calls, "RETRY_S", 0.0)
+
     @staged
     async def scene() -> None:
-        shelf, rest = Shelf(), remote_calls.RETRY_S
-        remote_calls.RETRY_S = 0.0
-        try:
-            stage = CachedStage(cache=shelf)
-            stage.send("kept", 5.0)
+        shelf = Shelf()
+        stage = CachedStage(cache=shelf)
+        stage.send("kept", 5.0)
+        await until(lambda: stage.model_queue.pending)
+        await stage.execute()
+        await until(lambda: shelf.kept)
+        shelf.full = ValueError("full")
+        for number in range(3):
+            stage.send(str(number), float(number))
             await until(lambda: stage.model_queue.pending)
             await stage.execute()
-            await until(lambda: shelf.kept)
-            shelf.full = ValueError("full")
-            for number in range(3):
-                stage.send(str(number), float(number))
-                await until(lambda: stage.model_queue.pending)
-                await stage.execute()
-                await until(lambda: stage.statistics.cache_failures > 0)
-                stage.statistics.cache_failures = 0
-                again = f"again {number}"
-                stage.send(again, 5.0)
-                await until(lambda: not stage.model_queue.in_flight)
-                assert stage.y(again) == [10.0] * 4
-            shelf.full = None
-            stage.send("a", 9.0)
-            await until(lambda: stage.model_queue.pending)
-            await stage.execute()
-            await until(lambda: len(shelf.kept) == 2)
-            await until(lambda: caplog.records[-1].levelname == "INFO")
-            stage.server.close()
-        finally:
-            remote_calls.RETRY_S = rest
+            await until(lambda: stage.statistics.cache_failures > 0)
+            stage.statistics.cache_failures = 0
+            again = f"again {number}"
+            stage.send(again, 5.0)
+            await until(lambda: not stage.model_queue.in_flight)
+            assert stage.y(again) == [10.0] * 4
+        shelf.full = None
+        stage.send("a", 9.0)
+        await until(lambda: stage.model_queue.pending)
+        await stage.execute()
+        await until(lambda: len(shelf.kept) == 2)
+        await until(lambda: caplog.records[-1].levelname == "INFO")
+        stage.server.close()
 
     with caplog.at_level("INFO"):
         scene()
@@ -225,11 +233,12 @@ def test_a_full_cache_goes_on_answering_and_costs_one_line(caplog: pytest.LogCap
     ]
 
 
-@staged
-async def test_of_a_cache_that_hangs_one_question_waits_and_nobody_else() -> None:
-    patience, remote_calls.TIMEOUT_S = remote_calls.TIMEOUT_S, 0.01
-    rest, remote_calls.RETRY_S = remote_calls.RETRY_S, 0.0
-    try:
+def test_of_a_cache_that_hangs_one_question_waits_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_calls, "TIMEOUT_S", 0.01)
+    monkeypatch.setattr(remote_calls, "RETRY_S", 0.0)
+
+    @staged
+    async def scene() -> None:
         shelf = Shelf()
         shelf.gate.clear()
         stage = CachedStage(cache=shelf)
@@ -240,22 +249,24 @@ async def test_of_a_cache_that_hangs_one_question_waits_and_nobody_else() -> Non
             stage.send(str(number), float(number + 3))
             assert stage.model_queue.pending == 1, "it is asked, though it has not answered the first"
             await stage.execute()
-        assert shelf.asked == 1
+        remote_calls.TIMEOUT_S = 90.0
         shelf.gate.set()
         await until(lambda: not stage.server.remote._getting)  # type: ignore[union-attr]
+        assert shelf.asked == 1
         stage.send("b", 9.0)
         assert stage.model_queue.pending == 0
         await until(lambda: stage.model_queue.pending)
         assert shelf.asked == 2
         stage.server.close()
-    finally:
-        remote_calls.TIMEOUT_S, remote_calls.RETRY_S = patience, rest
+
+    scene()
 
 
-@staged
-async def test_no_more_than_a_few_wait_for_a_cache() -> None:
-    waiting, remote_calls.WAITING = remote_calls.WAITING, 3
-    try:
+def test_no_more_than_a_few_wait_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_calls, "WAITING", 3)
+
+    @staged
+    async def scene() -> None:
         shelf = Shelf()
         shelf.gate.clear()
         stage = CachedStage(cache=shelf)
@@ -265,8 +276,8 @@ async def test_no_more_than_a_few_wait_for_a_cache() -> None:
         shelf.gate.set()
         await until(lambda: stage.model_queue.pending == 5)
         stage.server.close()
-    finally:
-        remote_calls.WAITING = waiting
+
+    scene()
 
 
 @staged

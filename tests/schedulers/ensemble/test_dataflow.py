@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import Cancelled, HeadraceError, InferResponse, InternalError, Unavailable
+from headrace import Cancelled, HeadraceError, InferResponse, InternalError, Ticket, Unavailable
 
 from .board import Board, play
 from .conftest import both, ensemble, identity, step
@@ -372,7 +372,7 @@ def test_every_response_of_a_decoupled_step_goes_its_own_way_to_the_end(data: st
         assert board.config.model_transaction_policy.decoupled
         caller = board.send({"x": ROW})
         expected: list[float] = []
-        counts: dict[int, int] = {}
+        counts: dict[Ticket, int] = {}  # not by id(), which a later call can have: then examples do not repeat
         responses = 0
         while board.calls:
             assert not caller.ends
@@ -382,9 +382,9 @@ def test_every_response_of_a_decoupled_step_goes_its_own_way_to_the_end(data: st
                 total = inputs["p"] + inputs["q"]
                 board.answer(call, {"s": np.array([[total]], np.float32)})
                 continue
-            sent = counts.get(id(call), 0)
+            sent = counts.get(call, 0)
             is_last, has_response = data.draw(st.booleans()) or sent > 2, data.draw(st.booleans())
-            counts[id(call)] = sent + 1
+            counts[call] = sent + 1
             if has_response:
                 responses += 1
                 b, c = inputs["a"] + sent, inputs["a"] * 100
