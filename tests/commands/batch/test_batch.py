@@ -25,6 +25,7 @@ import pytest
 
 from headrace_batch import row_files
 from headrace_batch.batch_command import ENDINGS
+from headrace_batch.csv_quotes import line_of_open_quote
 from headrace_cli import main
 from headrace_testing import CommandConformance
 
@@ -352,6 +353,7 @@ def test_another_job_does_not_go_on_with_these_parts(
         (["--input=wide.npy"], "the array has int64; input 'image' takes UINT8"),
         (["--input=flat.npy"], r"input 'image': it takes shape \[8, 8\]; the row has 63 elements"),
         (["--input=empty.jsonl"], "has no rows"),
+        (["--input=open.csv"], "line 3 of 'open.csv' has a quote that is never closed"),
         (["--input=twice.parquet"], "two columns of '.*twice.parquet' have the name 'id'"),
     ],
 )  # fmt: skip
@@ -370,6 +372,7 @@ def test_what_cannot_be_done_is_said(
     np.save("wide.npy", IMAGES.astype(np.int64))
     np.save("flat.npy", IMAGES.reshape(ROWS, 64)[:, :63])
     Path("empty.jsonl").write_text("\n")
+    Path("open.csv").write_text('id,image\n1,2\n3,"4\n5,6\n')
     pa.parquet.write_table(pa.Table.from_arrays([pa.array([1])] * 3, ["image", "id", "id"]), "twice.parquet")
     assert batch(source, tmp_path / "out.parquet", *words) == 1
     assert re.search(why, capsys.readouterr().err)
@@ -410,6 +413,34 @@ def test_a_line_of_a_csv_may_be_long_and_a_text_may_have_line_ends(tmp_path: Pat
     source.write_text(source.read_text().replace("row 1", "a\n" * 2_000_000))
     assert batch(source, tmp_path / "out.jsonl") == 0
     assert [row["id"] for row in read(tmp_path / "out.jsonl")] == ["row 0", "a\n" * 2_000_000, "row 2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('a,b\n1,"two\n2,three\n', 2),
+        ('a,b\n1,"two', 2),
+        ('a,b\n"1\n2","3"\n4,"five ""six""\n7,8\n', 4),
+        ('a,"b\n1,2\n', 1),
+        ('\ufeff"a,b\n1,2\n', 1),
+        ('a,b\r\n1,"\r\n', 2),
+        ('a,b\n1,"""\n', 2),
+        ('a,b\n1,"2"\n', 0),
+        ('a,b\n1,5" pipe\n"2"x","3"\n', 0),
+        ('a,b\n"1,"",\n""","""2"""\n', 0),
+        ('a,b\n"",""\n', 0),
+        ("", 0),
+    ],
+)
+def test_a_quote_that_is_never_closed_is_found_where_arrow_opens_it(tmp_path: Path, text: str, line: int) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text(text, encoding="utf-8", newline="")
+    assert line_of_open_quote(source) == line
+    if text:  # Arrow reads one more row if the quote is closed
+        source.write_text(text + '"\n9,9\n', encoding="utf-8", newline="")
+        options = pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=lambda row: "skip")
+        column = pa.csv.read_csv(source, pa.csv.ReadOptions(column_names=["x", "y"]), options)["x"].to_pylist()
+        assert (str(column[-1]) == "9") == (line > 0)
 
 
 @pytest.mark.parametrize("result", [kind for kind in ENDINGS if kind != ".npy"])

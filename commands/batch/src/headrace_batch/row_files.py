@@ -20,6 +20,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from headrace import InvalidArgument
+from headrace_batch.csv_quotes import line_of_open_quote
 
 #: A column: Arrow's array, or Python objects of any type (JSON), or a NumPy array with a row in each first index.
 Column: TypeAlias = "pa.Array | Sequence[Any] | np.ndarray[Any, Any]"
@@ -99,6 +100,8 @@ class CsvRows(RowFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        if line := line_of_open_quote(path):
+            raise InvalidArgument(f"line {line} of '{path}' has a quote that is never closed")
         #: Of each skipped row, its place in the file from 0, and the number of its values.
         self._places, self._counts, self._is_open = array("q"), array("q"), False
         reading = pa.csv.ReadOptions(block_size=_LONGEST_LINE, use_threads=False)  # threads do not number the rows
