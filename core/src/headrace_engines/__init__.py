@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headrace_engines.engine_libraries import read_libraries
     from headrace_engines.graph import Graph, GraphTensor
     from headrace_engines.graph_config import check_against_graph, complete_from_graph, default_max_batch_size
+    from headrace_engines.import_environment import import_environment, wait_policy
     from headrace_engines.instance_threads import set_torch_threads, threads_beside_server, threads_per_instance
     from headrace_engines.onnx_references import OnnxFile, check_onnx_references, onnx_repeats, read_onnx_file
     from headrace_engines.private_modules import PrivateModules
@@ -51,6 +52,7 @@ _HOMES = {
     "cuda_library": "cuda_calls",
     "default_max_batch_size": "graph_config",
     "dl_tensor": "addressed_tensors",
+    "import_environment": "import_environment",
     "is_contiguous": "addressed_tensors",
     "is_dlpack": "addressed_tensors",
     "onnx_repeats": "onnx_references",
@@ -59,6 +61,7 @@ _HOMES = {
     "set_torch_threads": "instance_threads",
     "threads_beside_server": "instance_threads",
     "threads_per_instance": "instance_threads",
+    "wait_policy": "import_environment",
 }
 
 __all__ = [
@@ -81,6 +84,7 @@ __all__ = [
     "cuda_library",
     "default_max_batch_size",
     "dl_tensor",
+    "import_environment",
     "is_contiguous",
     "is_dlpack",
     "onnx_repeats",
@@ -89,6 +93,7 @@ __all__ = [
     "set_torch_threads",
     "threads_beside_server",
     "threads_per_instance",
+    "wait_policy",
 ]
 
 

@@ -56,7 +56,9 @@ class LlamaCpp(Backend):
 
         Its threads sleep while they wait for each other. It starts no debugger when it ends.
         """
-        return Isolation(environ={"OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"})
+        from headrace_engines import wait_policy
+
+        return Isolation(environ={**wait_policy(), "GGML_NO_BACKTRACE": "1"})
 
     def load(self, model: Model) -> AnyInstance:
         from headrace_llamacpp.instance import LlamaInstance

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from headrace import Device, LoadError, Model
-from headrace_engines import read_libraries, set_torch_threads, threads_beside_server
+from headrace_engines import import_environment, read_libraries, set_torch_threads, threads_beside_server
 
 log = logging.getLogger("headrace.pytorch")
 
-#: What tells OpenMP how its threads wait.
-_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _lock = threading.Lock()
 _is_ready = False
 
@@ -29,7 +24,7 @@ def load_engine() -> Any:
     """The module ``torch``; raises `LoadError` saying how to install it."""
     read_libraries("torch", "lib")
     try:
-        with _lock, _waiting_passively():
+        with import_environment():
             import torch
     except ImportError as error:
         raise LoadError(
@@ -41,24 +36,6 @@ def load_engine() -> Any:
             _warn_of_inputs_now(torch)
             _is_ready = True
     return torch
-
-
-@contextmanager
-def _waiting_passively() -> Iterator[None]:
-    """OpenMP, which reads the environment when it is loaded, has its threads sleep while they wait for each other.
-
-    They would spin for 300,000 turns, 13 ms on some CPUs, on cores that the event loop and other instances need: a
-    transformer of 0.06 GFLOP with two threads on two busy cores then took 364 ms, and 4 ms if they sleep. What the
-    environment says goes before this.
-    """
-    if any(os.environ.get(name) for name in _WAITING):
-        yield
-        return
-    os.environ["OMP_WAIT_POLICY"] = "passive"
-    try:
-        yield
-    finally:
-        del os.environ["OMP_WAIT_POLICY"]
 
 
 def _warn_of_inputs_now(torch: Any) -> None:

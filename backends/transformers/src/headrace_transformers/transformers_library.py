@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 from headrace import LoadError, one_line
-from headrace_engines import read_libraries
+from headrace_engines import import_environment, read_libraries
 
 #: From the first version up to, and without, the second. Parts of continuous batching that this backend replaces are
 #: internal to transformers.
 SUPPORTED: Final = ((5, 17), (5, 25))
-#: Set while transformers is imported. OpenMP's threads sleep while they wait for each other, instead of taking the
-#: cores from the event loop.
-_ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_WAIT_POLICY": "passive"}
-_lock = threading.Lock()
+#: What transformers reads when it is imported.
+_ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 def load_engine() -> Any:
@@ -28,7 +22,7 @@ def load_engine() -> Any:
     """
     read_libraries("torch", "lib")
     try:
-        with _lock, _environment():
+        with import_environment(_ENVIRONMENT):
             import torch  # noqa: F401
             import transformers
             import transformers.models.auto
@@ -40,18 +34,6 @@ def load_engine() -> Any:
     check_version(str(transformers.__version__))
     transformers.utils.logging.disable_progress_bar()
     return transformers
-
-
-@contextmanager
-def _environment() -> Iterator[None]:
-    """Set what transformers reads when it is imported; other engines and child processes do not get it."""
-    added = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 def check_version(version: str) -> None:
