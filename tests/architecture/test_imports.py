@@ -67,7 +67,7 @@ MAY_IMPORT = {
     "engine": LEAVES | {"models", "off_loop"},
     "frontends": LEAVES | {"engine", "off_loop", "memory_release"},
     "headrace_locations": LEAVES | {"engine", "frontends", "off_loop"},
-    "headrace_hosts": {"config", "distributions", "engine", "errors", "off_loop", "telemetry"},
+    "headrace_hosts": LEAVES | {"engine", "frontends", "off_loop"},
     "headrace_http": LEAVES | {"__init__", "engine", "frontends", "headrace_hosts", "headrace_locations", "off_loop"},
     "headrace_engines": {"__init__"},
     "headrace_loading": LEAVES | {"models", "storage"},

@@ -49,7 +49,7 @@ TOGETHER = {
     "headrace_http/test_protocol.py": """headrace_http.request_reader headrace_http.message
         headrace_http.caller_limits""",
     "headrace_http/test_plugin_routes.py": "headrace_http.exchanges",
-    "headrace_http/test_inference.py": "headrace_http.request_body headrace_http.inputs headrace.frontends.answering",
+    "headrace_http/test_inference.py": "headrace_http.request_body headrace_http.inputs headrace_hosts.answering",
     "headrace_http/test_infer_request.py": "headrace_http.request_layouts",
     "headrace_http/test_large_documents.py": "headrace_http.structure",
     "headrace_http/test_routes.py": "headrace_http.route_handlers",

@@ -10,7 +10,6 @@ from functools import lru_cache
 
 from headrace.engine import ModelView
 from headrace.errors import InvalidArgument
-from headrace.frontends import classification
 from headrace.messages.request import Parameter
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import data_type, wire_bytes
@@ -19,6 +18,7 @@ from headrace_grpc import infer_parameters
 from headrace_grpc.decode import Change
 from headrace_grpc.grpc_service_pb2 import ModelInferResponse
 from headrace_grpc.wire import LENGTH_DELIMITED, MESSAGE_BYTES, Buffer, varint
+from headrace_hosts import classification
 from headrace_locations.tensor_locations import Target
 
 _RAW_OUTPUT_TAG = bytes([6 << 3 | LENGTH_DELIMITED])

@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError
 
 from headrace.engine import Caller, admitted_caller, refuse_decoupled_model_infer
 from headrace.errors import CallerError, Code, HeadraceError, Unavailable
-from headrace.frontends.answering import ResponseWriter, check_strings
 from headrace.frontends.failures import log_fault
 from headrace.messages.request import InferRequest, log_id
 from headrace.messages.response import InferResponse
@@ -26,6 +25,7 @@ from headrace_grpc.located_messages import LocatedMessages
 from headrace_grpc.rpc import Cancel, Context, Direct, Reply, caller_of, first
 from headrace_grpc.usual_messages import ReadMessage, unpack
 from headrace_grpc.wire import Buffer, RawRequest
+from headrace_hosts.answering import ResponseWriter, check_strings
 from headrace_hosts.held_memory import HeldMemory, budget_of
 from headrace_hosts.permitted import PermittedCaller, end, other_header
 from headrace_hosts.recorded import LONGEST_TEXT, RECORDED, Recorded, principal_of

@@ -1,4 +1,5 @@
-"""What the hosts of HTTP and gRPC share: listening, accepting, TLS, memory that clients make them hold, decompression.
+"""What HTTP and gRPC share: listening, accepting, TLS, memory that clients make them hold, decompression, and the one
+response of a request, with its classes.
 
 Core proper imports nothing of it. `headrace` exports `FileChanges`, and `TlsFiles` for hosts of plugins.
 """

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace.engine import Caller, admitted_caller, refuse_decoupled_http
 from headrace.errors import HeadraceError, InvalidArgument, Unsupported
-from headrace.frontends.answering import ResponseWriter, check_strings
 from headrace.messages.request import InferRequest, Undecoded
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Respond, Ticket
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, OffLoopWork, TooLargeForLoop
+from headrace_hosts.answering import ResponseWriter, check_strings
 from headrace_hosts.held_memory import budget_of
 from headrace_hosts.permitted import PermittedCaller, end, other_header
 from headrace_hosts.recorded import LONGEST_TEXT, RECORDED, Recorded, principal_of

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import orjson
 
 from headrace.errors import HeadraceError, InvalidArgument, PluginError
-from headrace.frontends.classification import classify
 from headrace.messages import dtypes
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, TooLargeForLoop, slices
+from headrace_hosts.classification import classify
 from headrace_http.documents import as_array, as_boolean, as_object, as_string, as_unsigned, member
 from headrace_http.message import BINARY_TYPE, HEADER_LENGTH_NAME, JSON_TYPE, Buffer, HttpReply
 from headrace_locations.tensor_locations import Target, no_region

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from headrace import Code, HeadraceError, InferRequest, InferResponse, Ticket, Unavailable
-from headrace.frontends.answering import ResponseWriter
 from headrace.messages.response import Answer
+from headrace_hosts.answering import ResponseWriter
 from headrace_hosts.recorded import RECORDED, Recorded, principal_of
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.classification import MAX_ELEMENTS, classify
 from headrace.messages.tensor import BytesTensor
+from headrace_hosts.classification import MAX_ELEMENTS, classify
 
 ORDERED = [np.dtype(name) for name in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")]
 
