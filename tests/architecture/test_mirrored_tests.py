@@ -61,6 +61,7 @@ TOGETHER = {
     "headrace_processes/test_remote_services.py": "headrace_processes.handshake",
     "headrace_processes/ipc/test_codec.py": """headrace_processes.ipc.tensors
         headrace_processes.ipc.json_parts headrace_processes.ipc.framing""",
+    "headrace_processes/ipc/test_device_memory.py": "headrace_processes.ipc.reclaimer",
     "headrace_processes/supervision/test_process_set.py": "headrace_processes.supervision.supervised_process",
     "headrace_cli/test_flags.py": "headrace_cli.flag_values headrace.config.support",
     "headrace_cli/test_command_line.py": "headrace.config.option_groups",
@@ -94,6 +95,8 @@ ELSEWHERE = {
     "tests/protocol/test_http.py": "headrace_http.request_log",
     "tests/architecture/test_backends_page.py": "headrace_cli.backend_table",
     "tests/core/headrace_processes/test_process_executor.py": "headrace_processes.child_main",
+    "tests/backends/python/test_device_tensors_of_models.py": """headrace_processes.device_child
+        headrace_processes.device_process""",
     "tests/core/headrace_processes/supervision/test_process_set.py": "headrace_processes.supervision.parent_channel",
     "tests/e2e/test_workers.py": """headrace_cli.server_processes.supervisor
         headrace_cli.server_processes.server_process headrace_cli.server_processes.server_program

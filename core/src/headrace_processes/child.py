@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol
 
@@ -43,6 +44,9 @@ class Owner(BatchSink, Protocol):
 class Child:
     """The connection to one process. ``batches`` exists from the start of the process until ``has_hung_up``."""
 
+    #: The UUIDs of the GPUs that the server finds, for an instance that may send tensors there.
+    _gpus: Sequence[str] = ()
+
     def __init__(self, spec: InstanceSpec, isolation: Isolation, endpoint: ServiceEndpoint, owner: Owner) -> None:
         self.batches: BatchChannel
         self.has_check = False
@@ -53,6 +57,7 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._launched: Launched
+        self._soon: Callable[[Callable[[], None]], object]
         self._watcher: ExitWatcher
         self._work: asyncio.WriteTransport
         self._side: asyncio.WriteTransport
@@ -83,25 +88,31 @@ class Child:
     async def _open(self) -> None:
         """Start the process, and open the channels to it."""
         # Not on the loop's default threads: these may all be waiting for models that load in processes.
-        self._launched = launched = await self._loop.run_in_executor(_LAUNCHES, launch, self._name, self._isolation)
+        self._launched = launched = await self._loop.run_in_executor(
+            _LAUNCHES, launch, self._name, self._isolation, self._gpus
+        )
         self._watcher = watcher = ExitWatcher(launched, self._end, self._cut_off)
         writer = Writer(launched.inbound)
         self._released = ReleasedPlaces(writer)
-        soon = LoopMailbox(self._loop).send
+        self._soon = soon = LoopMailbox(self._loop).send
         self._mappings = SentMappings(launched.descriptors, Releases(soon, self._send_work, Kind.UNMAP).add)
-        encoder = Encoder(writer, self._mappings)
-        decoder = Decoder(Reader(launched.outbound), Releases(soon, self._send_aside).add)
+        encoder, decoder = self._codec(writer, Reader(launched.outbound), Releases(soon, self._send_aside).add)
         self._work = await connect(launched.work, FrameProtocol(self._hear, self._hung_up, self._broken))
-        busy_poll_us = self._isolation.busy_poll_us
-        self.batches = BatchChannel(
-            self._name, encoder, decoder, self._work, self._send_aside, self._owner, busy_poll_us
-        )
+        self.batches = self._channel(encoder, decoder)
         self._endpoint.open(encoder, decoder, self._send_aside, self.batches.in_flight)
         self._side = await connect(launched.side, FrameProtocol(self._hear, watcher.lost_channel, self._broken))
         direct = await connect(launched.direct, FrameProtocol(self._hear_direct, watcher.lost_channel, self._broken))
         self._direct = FastPathReplies(direct, launched.at_once)
         watcher.begin(self._name)
         self._is_open = True
+
+    def _codec(self, writer: Writer, reader: Reader, free: Callable[[int], None]) -> tuple[Encoder, Decoder]:
+        """Return what encodes the messages to the child, and what decodes its own."""
+        return Encoder(writer, self._mappings), Decoder(reader, free)
+
+    def _channel(self, encoder: Encoder, decoder: Decoder) -> BatchChannel:
+        busy_poll_us = self._isolation.busy_poll_us
+        return BatchChannel(self._name, encoder, decoder, self._work, self._send_aside, self._owner, busy_poll_us)
 
     async def _load(self) -> None:
         """Send what to load, and wait until it is loaded. Raises `LoadError`."""

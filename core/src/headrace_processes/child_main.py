@@ -13,7 +13,8 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import NoReturn
@@ -31,7 +32,7 @@ from headrace_processes.handshake import ChildKind, InstanceSpec
 from headrace_processes.ipc.arena import Arena, Reader
 from headrace_processes.ipc.batches import BatchReader
 from headrace_processes.ipc.channel import FramedSocket, FrameSender
-from headrace_processes.ipc.codec import Decoder, ReceivedRequest
+from headrace_processes.ipc.codec import Decoder, Encoder, ReceivedRequest
 from headrace_processes.ipc.framing import VERSION, Frame, Kind, integers_frame, read_integers
 from headrace_processes.ipc.json_parts import json_frame, read_json
 from headrace_processes.ipc.mappings import ReceivedMappings, with_placed_outputs
@@ -56,8 +57,10 @@ def serve(
     busy_poll_us: int,
     log_level: int,
     prints_records: bool,
+    parts_of: Callable[[FramedSocket], ChildParts] | None = None,
 ) -> NoReturn:
-    """Run the child. `headrace_processes.supervision.bootstrap` calls this, with inherited descriptors."""
+    """Run the child. `headrace_processes.supervision.bootstrap` calls this, with inherited descriptors.
+    ``parts_of`` returns other parts than the default; it gets the channel ``side``."""
     faulthandler.enable(crash_file)
     faulthandler.register(signal.SIGUSR1, crash_file)
     if prints_records:
@@ -67,15 +70,17 @@ def serve(
 
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     work_channel, side_channel = FramedSocket(work, leave, busy_poll_us), FramedSocket(side, leave)
-    arena = Arena.attach(inbound, arena_bytes)
-    sender = FrameSender(work_channel, side_channel, Arena.attach(outbound, arena_bytes))
+    inbound_arena, outbound_arena = Arena.attach(inbound, arena_bytes), Arena.attach(outbound, arena_bytes)
     mappings = ReceivedMappings(descriptors)
-    decoder = Decoder(Reader(arena), sender.free.append, mappings)
+    direct_channel = FramedSocket(direct, leave, busy_poll_us)
+    parts = ChildParts() if parts_of is None else parts_of(side_channel)
+    sender = FrameSender(work_channel, side_channel, outbound_arena, parts.encoder)
+    decoder = parts.decoder(Reader(inbound_arena), sender.free.append, mappings)
     requests = OutgoingRequests(decoder, side_channel.send)
-    direct_calls = FastPathCalls(FramedSocket(direct, leave, busy_poll_us), decoder)
-    services = RemoteServices(requests, sender, direct_calls, side_channel.send, work_channel.send)
-    batch_loop = BatchLoop(work_channel, decoder, sender, services, mappings)
-    listener = Listener(side_channel, requests, sender, services, batch_loop)
+    direct_calls = FastPathCalls(direct_channel, decoder)
+    services = parts.services(requests, sender, direct_calls, side_channel.send, work_channel.send)
+    batch_loop = parts.batch_loop(work_channel, decoder, sender, services, mappings)
+    listener = parts.listener(side_channel, requests, sender, services, batch_loop)
     for fd in (work, side, direct, descriptors, inbound, outbound, crash_file):
         os.set_inheritable(fd, False)  # processes that the model starts must not hold the server's end open
     os.register_at_fork(after_in_child=partial(_cut_off, work))
@@ -167,8 +172,12 @@ class BatchLoop:
         gc.collect()
         gc.freeze()
         checks = type(self.instance).is_ready is not BaseInstance.is_ready
-        self._work.send(json_frame(ChildKind.LOADED, {"has_check": checks, "version": VERSION}))
+        self._work.send(json_frame(ChildKind.LOADED, {"has_check": checks, "version": VERSION, **self._loaded(runner)}))
         return runner
+
+    def _loaded(self, runner: Runner) -> Mapping[str, object]:
+        """Return what else the server needs to know of the instance."""
+        return {}
 
     def _fail(self, error: BaseException) -> NoReturn:
         code = error.code if isinstance(error, HeadraceError) else Code.INTERNAL
@@ -278,6 +287,17 @@ class Listener:
         except BaseException as error:  # SystemExit of a model means not ready, too
             ready, reason = False, summary(error)
         self._side.send(json_frame(ChildKind.CHECKED, {"ready": ready, "reason": reason}))
+
+
+@dataclass(frozen=True, slots=True)
+class ChildParts:
+    """What makes the parts of a child. One on a GPU has others (`headrace_processes.device_process`)."""
+
+    encoder: type[Encoder] = Encoder
+    decoder: Callable[[Reader, Callable[[int], None], ReceivedMappings], Decoder] = Decoder
+    services: Callable[..., RemoteServices] = RemoteServices
+    batch_loop: Callable[..., BatchLoop] = BatchLoop
+    listener: Callable[..., Listener] = Listener
 
 
 def leave() -> NoReturn:

@@ -145,6 +145,8 @@ class Unjudged(OutputSchema):
 
 class Handshake:
     """The handshake with the instance ``name``, by ``send``. ``loaded`` is True if the instance has an ``is_ready``.
+    ``takes_device_tensors`` is True if the instance takes or returns device tensors; ``gpus`` are then the UUIDs of the
+    GPUs that its process finds, and ``inputs_on_host`` is that of the instance.
 
     Event loop of the server only.
     """
@@ -154,6 +156,8 @@ class Handshake:
         self._loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[bool] = self._loop.create_future()
         self._checked: asyncio.Future[tuple[bool, str]] | None = None
+        self.takes_device_tensors = self.inputs_on_host = False
+        self.gpus: Sequence[str] = ()
 
     async def check(self) -> bool:
         """True if the instance is ready. Raises `Unavailable` if it gives a reason why not."""
@@ -180,6 +184,9 @@ class Handshake:
             found = read_json(message)
             if found["version"] != VERSION:
                 raise ProtocolError(f"version {found['version']} of the schema, not {VERSION}")
+            if "gpus" in found:
+                self.takes_device_tensors, self.gpus = True, [str(uuid) for uuid in found["gpus"]]
+                self.inputs_on_host = bool(found["inputs_on_host"])
             self.loaded.set_result(bool(found["has_check"]))
         else:
             return False

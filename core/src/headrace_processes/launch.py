@@ -7,9 +7,9 @@ import logging
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from headrace.backends.base import Isolation
 from headrace.errors import LoadError
@@ -52,8 +52,9 @@ class Launched(ChildProcess):
         self.outbound.close()
 
 
-def launch(instance_name: str, isolation: Isolation) -> Launched:
-    """Return a child that waits for its instance spec. Raises `LoadError` if the interpreter cannot be run."""
+def launch(instance_name: str, isolation: Isolation, gpus: Sequence[str] = ()) -> Launched:
+    """Return a child that waits for its instance spec. Raises `LoadError` if the interpreter cannot be run. ``gpus``
+    are the UUIDs of the GPUs on which the server can read tensors of the child."""
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
 
         def channel() -> tuple[socket.socket, int]:
@@ -82,16 +83,18 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
             "outbound": outbound.fd,
             "crash_file": crash_file.fileno(),
         }
-        process = _start(instance_name, isolation, fds)
+        process = _start(instance_name, isolation, fds, gpus)
         ours.pop_all()
     ORPHAN_REAPER.watch(process.pid)
     folders = folders_of(isolation.packages)
     return Launched(process, crash_file, folders, work, side, direct, at_once, descriptors, inbound, outbound)
 
 
-def _start(instance_name: str, isolation: Isolation, fds: Mapping[str, int]) -> subprocess.Popen[bytes]:
+def _start(
+    instance_name: str, isolation: Isolation, fds: Mapping[str, int], gpus: Sequence[str]
+) -> subprocess.Popen[bytes]:
     """Return the process, which inherits ``fds``. Raises `LoadError`."""
-    arguments = {
+    arguments: dict[str, Any] = {
         **fds,
         "arena_bytes": ARENA_BYTES,
         "memory_bytes": isolation.memory_bytes,
@@ -99,7 +102,9 @@ def _start(instance_name: str, isolation: Isolation, fds: Mapping[str, int]) -> 
         "prints_records": log_output.prints_are_records(),
         "log_level": logging.getLogger("headrace").getEffectiveLevel(),
     }
-    entry = "headrace_processes.child_main:serve"
+    if gpus:
+        arguments["gpus"] = gpus
+    entry = f"headrace_processes.{'device_process' if gpus else 'child_main'}:serve"
     try:
         command = child_command(isolation.python, entry, instance_name, isolation.packages, **arguments)
         return run_child(command, fds.values(), isolation.environ)

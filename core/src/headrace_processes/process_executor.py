@@ -70,11 +70,19 @@ class ProcessExecutor:
         #: The beginning of the reason while restarts pause after too many deaths. Else empty.
         self._paused = ""
         self._is_leaving = False
+        #: The UUIDs of the GPUs that the server finds, for an instance on a GPU.
+        self._gpus: Sequence[str] = ()
+        #: As `headrace.BaseInstance.takes_device_tensors`. Known when it is loaded.
+        self.takes_device_tensors = False
 
     # ------------------------------------------------------------------ threads
 
     def load(self) -> None:
         """Start the first child. Raises what loading raised there, or `LoadError`."""
+        if self._spec.device_kind == "gpu":
+            from headrace_processes.device_child import visible_gpus
+
+            self._gpus = visible_gpus()
         asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
 
     def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
@@ -115,9 +123,11 @@ class ProcessExecutor:
     async def _begin(self) -> None:
         """Start a child and warm it up."""
         warm_up = WarmUp()
-        child = Child(self._spec, self._isolation, ServiceEndpoint(self._services, self._spec.name), warm_up)
+        child = self._new_child(warm_up)
         self._newest = child
         await child.start()
+        if self._gpus:
+            self._take_device_tensors(child)
         try:
             for sample in self._samples:
                 await warm_up.run(child.batches, sample, self.name)
@@ -131,6 +141,22 @@ class ProcessExecutor:
             raise
         child.hand_over(self)
         self._child = child
+
+    def _new_child(self, owner: WarmUp) -> Child:
+        if not self._gpus:
+            return Child(self._spec, self._isolation, ServiceEndpoint(self._services, self._spec.name), owner)
+        from headrace_processes.device_child import DeviceChild, DeviceEndpoint
+
+        return DeviceChild(
+            self._gpus, self._spec, self._isolation, DeviceEndpoint(self._services, self._spec.name), owner
+        )
+
+    def _take_device_tensors(self, child: Child) -> None:
+        from headrace_processes.device_child import DeviceChild, DeviceOutputSchema
+
+        self.takes_device_tensors = isinstance(child, DeviceChild) and child.takes_device_tensors
+        if self.takes_device_tensors and not isinstance(self._schema, DeviceOutputSchema):
+            self._schema = DeviceOutputSchema.of(self._schema)
 
     async def _end(self) -> None:
         self._is_leaving = True

@@ -191,8 +191,11 @@ class ServiceEndpoint:
     ) -> None:
         """Start to serve. ``running`` are the requests that the child executes, by call number."""
         self._send = send
+        self._requests = self._incoming(encoder, decoder, running)
+
+    def _incoming(self, encoder: Encoder, decoder: Decoder, running: Mapping[int, Ticket]) -> IncomingRequests:
         services = self._services
-        self._requests = IncomingRequests(encoder, decoder, services.submit, services.cancel, running)
+        return IncomingRequests(encoder, decoder, services.submit, services.cancel, running)
 
     def close(self) -> None:
         """Remove the calls, requests and metrics of the child, which is gone."""

@@ -17,8 +17,9 @@ from headrace import InstanceSpec, LoadError
 from headrace_python.instance import InstanceDescription, PythonInstance, instance_of, is_decoupled
 from headrace_python.module import find_source, load_class
 from headrace_python.outcomes import describe
+from headrace_python.parameters import HOST_INPUTS
 from headrace_python.process_title import show_as_stub
-from triton_python_backend_utils import ModelConfig
+from triton_python_backend_utils import ModelConfig, dlpack
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
@@ -48,7 +49,11 @@ def load(spec: InstanceSpec) -> PythonInstance:
     runtimes.use(runtime)
     with runtime.entered():
         model_class = load_class(description.file, description.version, description.folders)
-    return instance_of(model_class, description, runtime, _forget)
+    instance = instance_of(model_class, description, runtime, _forget)
+    if spec.services is not None and spec.services.passes_device_tensors:
+        dlpack.stays = instance.takes_device_tensors = True
+        instance.inputs_on_host = spec.parameters.get(HOST_INPUTS, "yes") != "no"
+    return instance
 
 
 def _forget() -> None:

@@ -17,6 +17,8 @@ from headrace import Code, ConfigError
 
 #: The key that names the environment of a model.
 ENVIRONMENT = "EXECUTION_ENV_PATH"
+#: The key that keeps inputs in memory of the host.
+HOST_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,8 @@ class Parameters:
 
     #: A packed environment, its directory, or a file of requirements; empty for the server's own.
     execution_env_path: str = field(default="", metadata={"key": ENVIRONMENT})
-    #: ``no`` would allow inputs on a GPU; inputs of Headrace are always in memory of the host.
-    force_cpu_only_input_tensors: str = field(default="yes", metadata={"key": "FORCE_CPU_ONLY_INPUT_TENSORS"})
+    #: ``no``: inputs on a GPU stay there, for an instance on a GPU in a process. Else they are in memory of the host.
+    force_cpu_only_input_tensors: str = field(default="yes", metadata={"key": HOST_INPUTS})
     #: Every other entry: the model's own.
     own: Mapping[str, str] = field(default_factory=dict, metadata={"prefix": ""})
 

@@ -55,13 +55,17 @@ TRITONSERVER_MEMORY_CPU: Final = MemoryType.TRITONSERVER_MEMORY_CPU
 
 
 class PreferredMemory:
-    """Kind of memory and device of the outputs of a request. Accepted: outputs arrive in memory of the host."""
+    """Kind of memory and device of the outputs of a request: that of the host, or that where the model leaves them."""
 
     __slots__ = ("_device_id", "_type")
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         self._type = choice(preferred_memory_type, MemoryType, "preferred_memory_type")
         self._device_id = whole_number(preferred_device_id, "preferred_device_id", INT64)
+
+    @property
+    def _is_host(self) -> bool:
+        return self._type is MemoryType.TRITONSERVER_MEMORY_CPU
 
     def __repr__(self) -> str:
         return f"PreferredMemory({self._type.name}, {self._device_id})"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
+from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace import Answer, InferRequest, InvalidArgument, Ticket
@@ -35,6 +36,8 @@ def execute(request: InferenceRequest) -> InferenceResponse:
     """The one response; waits for it. Raises `TritonModelException` where BLS is not supported."""
     services, runtime = _serving(request)
     message = _message(request, runtime)
+    if services.passes_device_tensors:
+        return InferenceResponse._received(_ask_on_device(services, request, message))
     return InferenceResponse._received(_refusal(request, message) or services.ask(message), services.shares_memory)
 
 
@@ -172,8 +175,29 @@ def _message(request: InferenceRequest, runtime: Runtime, decoupled: bool = Fals
     )
 
 
+def _ask_on_device(services: Services, request: InferenceRequest, message: InferRequest) -> Answer:
+    """Return the last answer that was not empty, with outputs where the model leaves them."""
+    if request._prefers_host:
+        return _refusal(request, message) or services.ask(message)
+    answers: list[Answer] = [None]
+    done = Lock()
+    done.acquire()
+
+    def respond(answer: Answer, final: bool) -> None:
+        if answer is not None:
+            answers[0] = answer
+        if final:
+            done.release()
+
+    _send(services, request, Ticket(message, respond))
+    with done:
+        return answers[0]
+
+
 def _send(services: Services, request: InferenceRequest, ticket: Ticket) -> None:
     refusal = _refusal(request, ticket.request)
+    if services.passes_device_tensors and not request._prefers_host:
+        ticket.on_device = dict.fromkeys(ticket.request.outputs, False)
     if refusal is None:
         services.infer(ticket)
     else:

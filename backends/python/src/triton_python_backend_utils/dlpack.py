@@ -7,30 +7,61 @@ bool) passes as unsigned integers of the same size, and the type is written into
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace import DataType
-from headrace_engines import DLPACK_CODES, DLTensor, dl_tensor, is_contiguous, is_dlpack
+from headrace import DataType, DeviceTensor
+from headrace_engines import DLPACK_CODES, AddressedTensor, DLTensor, dl_tensor, is_contiguous, is_dlpack
 from triton_python_backend_utils.error import TritonModelException
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
+#: True in a process whose server takes tensors in memory of a device. Else they are copied when they are sent.
+stays = False
 
 _DATA_TYPES = {code: dtype for dtype, code in DLPACK_CODES.items()}
 _UNSIGNED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class DeviceMemory(DeviceTensor):
     """A tensor in memory of a device. ``owner`` is its framework's own, and keeps it alive."""
 
-    shape: tuple[int, ...]
-    datatype: DataType
-    device: tuple[int, int]
-    owner: Any
+    __slots__ = ("datatype", "device", "owner")
+
+    def __init__(self, shape: tuple[int, ...], datatype: DataType, device: tuple[int, int], owner: Any) -> None:
+        super().__init__(shape, datatype.numpy)
+        self.datatype, self.device, self.owner = datatype, device, owner
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        return self.owner.__dlpack__() if stream is None else self.owner.__dlpack__(stream=stream)
+
+    def copy_to_host(self) -> npt.NDArray[Any]:
+        """Return a copy that the framework makes. Raises `TritonModelException` if it has no way to."""
+        return to_host(self)
+
+    def view(self, rows: slice, shape: Sequence[int]) -> DeviceTensor:
+        return AddressedTensor(_Held(self), 0, self.shape, self.dtype).view(rows, shape)
+
+
+class _Held:
+    """The memory of a tensor that its framework keeps. A `headrace_engines.AddressedMemory`."""
+
+    def __init__(self, tensor: DeviceMemory) -> None:
+        self._tensor, self._capsule = tensor, tensor.__dlpack__()
+        self.device = tensor.device
+
+    def address(self, offset: int) -> int:
+        found = dl_tensor(self._capsule)
+        return int(found.data or 0) + int(found.byte_offset) + offset
+
+    def copy(self, offset: int, size: int) -> memoryview:
+        return memoryview(self._tensor.to_host().tobytes())[offset : offset + size]
 
 
 def capsule_of(array: npt.NDArray[Any], datatype: DataType) -> Any:
@@ -71,6 +102,8 @@ def adopt(source: Any) -> tuple[npt.NDArray[Any] | DeviceMemory, DataType]:
 
 def to_host(memory: DeviceMemory) -> npt.NDArray[Any]:
     """A copy in memory of the host, made by the framework that has the tensor."""
+    if isinstance(memory.owner, DeviceTensor):
+        return memory.owner.to_host()
     for copy in ("cpu", "get"):  # PyTorch, CuPy
         if hasattr(memory.owner, copy):
             host, _ = adopt(getattr(memory.owner, copy)())

@@ -42,9 +42,11 @@ class InferenceRequest:
     """A request to a model, or from a model to another one.
 
     ``model_version`` -1 lets the server choose. ``timeout`` is in microseconds. ``flags`` are the sum of
-    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END. ``preferred_memory`` is accepted; outputs arrive in memory of the
-    host. Raises `TritonModelException` and TypeError for invalid arguments, and UnicodeDecodeError for bytes that are
-    not text.
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END. Outputs arrive where the model leaves them, for an instance on a
+    GPU in a process and without a ``preferred_memory`` of the CPU. Else they arrive in memory of the host.
+
+    Raises `TritonModelException` and TypeError for invalid arguments, and UnicodeDecodeError for bytes that are not
+    text.
     """
 
     __slots__ = (
@@ -56,6 +58,7 @@ class InferenceRequest:
         "_flags",
         "_inputs",
         "_outputs",
+        "_prefers_host",
         "_release_flags",
         "_runtime",
         "_sender",
@@ -99,6 +102,7 @@ class InferenceRequest:
         self._callers, self._caller = runtimes.callers(), runtimes.caller()
         if preferred_memory is not None:
             instance(preferred_memory, PreferredMemory, "preferred_memory")
+        self._prefers_host = preferred_memory is not None and preferred_memory._is_host
         if trace is not None:
             instance(trace, InferenceTrace, "trace")
         self._trace = trace

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from headrace import BytesTensor, DataType, as_tensor, dtypes
+from headrace import BytesTensor, DataType, DeviceTensor, as_tensor, dtypes
 from triton_python_backend_utils import dlpack
 from triton_python_backend_utils.arguments import Text, text
 from triton_python_backend_utils.dlpack import DeviceMemory
@@ -82,7 +82,7 @@ class Tensor:
             array, datatype = _accepted(array)
         self._name = name
         self._datatype = datatype
-        self._value: Array | BytesTensor | DeviceMemory = (
+        self._value: Array | BytesTensor | DeviceTensor = (
             array if array.flags.c_contiguous else np.ascontiguousarray(array)
         )
 
@@ -109,8 +109,8 @@ class Tensor:
     def as_numpy(self) -> Array:
         """Return the elements, the same array each time; for BYTES, an object array of ``bytes``.
 
-        The array is writable: elements in other memory are copied here, once. Raises `TritonModelException` for BF16
-        and for memory of a device.
+        The array is writable: elements in other memory are copied here, once, also those that the server gives on a
+        device. Raises `TritonModelException` for BF16, and for memory of a device that this model has.
         """
         value = self._value
         if isinstance(value, np.ndarray):
@@ -122,29 +122,32 @@ class Tensor:
         if isinstance(value, BytesTensor):
             self._value = objects = _decode(value)
             return objects
+        if not isinstance(value, DeviceMemory) and self._datatype is not dtypes.BF16:
+            return value.to_host()
         raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
 
     def is_cpu(self) -> bool:
         """True if the elements are in memory of the host."""
-        return not isinstance(self._value, DeviceMemory)
+        return not isinstance(self._value, DeviceTensor)
 
     def to_dlpack(self) -> Any:
         """A capsule that shares the elements and keeps them alive. Raises `TritonModelException` for BYTES."""
         value = self._value
-        if isinstance(value, DeviceMemory):
-            return value.owner.__dlpack__()
+        if isinstance(value, DeviceTensor):
+            return value.__dlpack__()
         if self._datatype is dtypes.BYTES or isinstance(value, BytesTensor):
             raise TritonModelException("DLPack does not have support for string tensors.")
         # A caller of `Server.infer` may have sent an array with gaps: ``carray`` is contiguous and writable.
         return dlpack.capsule_of(value if value.flags.carray else self._writable(value), self._datatype)
 
-    def __dlpack__(self, stream: object = None) -> Any:
-        """`to_dlpack`, as frameworks ask for it; nothing is pending on any stream."""
-        return self.to_dlpack()
+    def __dlpack__(self, stream: int | None = None) -> Any:
+        """`to_dlpack`, as frameworks ask for it: what is pending on another stream comes before work on ``stream``."""
+        value = self._value
+        return value.__dlpack__(stream=stream) if isinstance(value, DeviceTensor) else self.to_dlpack()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """DLPack's device type and number."""
-        return self._value.device if isinstance(self._value, DeviceMemory) else (dlpack.CPU, 0)
+        return self._value.__dlpack_device__() if isinstance(self._value, DeviceTensor) else (dlpack.CPU, 0)
 
     def __repr__(self) -> str:
         return f"Tensor({self._name!r}, {self._datatype}, shape={self.shape()})"
@@ -155,10 +158,11 @@ class Tensor:
         return copy
 
     def _wire(self) -> Array | BytesTensor:
-        """The elements as they are sent: strings are encoded here, memory of a device is copied to the host."""
+        """The elements as they are sent: strings are encoded here. Memory of a device is copied to the host, unless the
+        server takes it."""
         value = self._value
-        if isinstance(value, DeviceMemory):
-            return dlpack.to_host(value)
+        if isinstance(value, DeviceTensor):
+            return value if dlpack.stays else value.to_host()  # type: ignore[return-value]  # as the server wants it
         if self._datatype is dtypes.BYTES and not isinstance(value, BytesTensor):
             return _encode(value)
         return value
@@ -169,7 +173,7 @@ class Tensor:
         return cls._of(name, value, dtypes.BYTES if isinstance(value, BytesTensor) else dtypes.BY_NUMPY[value.dtype])
 
     @classmethod
-    def _of(cls, name: str, value: Array | BytesTensor | DeviceMemory, datatype: DataType) -> Tensor:
+    def _of(cls, name: str, value: Array | BytesTensor | DeviceTensor, datatype: DataType) -> Tensor:
         tensor = cls.__new__(cls)
         tensor._name = name
         tensor._value = value
@@ -194,13 +198,15 @@ def _accepted(array: Array) -> tuple[Array, DataType]:
     return array.astype(native.numpy), native
 
 
-def read_only(value: Array | BytesTensor) -> Array | BytesTensor:
+def read_only(value: Any) -> Array | BytesTensor:
     """Return ``value`` for a model in a thread beside its owner's, as the server takes it. That model must not write
     to it: `Tensor.as_numpy` copies."""
-    value = as_tensor(value)
-    if isinstance(value, BytesTensor):
-        return value
-    view: Array = value.view()
+    if isinstance(value, DeviceTensor):
+        return value  # type: ignore[return-value]  # as `_wire`
+    tensor = as_tensor(value)
+    if isinstance(tensor, BytesTensor):
+        return tensor
+    view: Array = tensor.view()
     view.flags.writeable = False
     return view
 

@@ -278,6 +278,8 @@ class BaseInstance:
     #: input of several requests is `StackedTensors`, except strings. Core copies to the host what a caller wants there.
     #: The same for all instances of a model. Read once, when the instance is loaded.
     takes_device_tensors: bool = False
+    #: True if a process of its own is to get its inputs in the memory of the host, although it may return such outputs.
+    inputs_on_host: bool = False
 
     def wait_to_take(self) -> None:
         """Wait until the next batch should be taken, while another one executes. Called before each batch if several

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
@@ -32,6 +32,8 @@ class Services(ABC):
 
     #: True if answers are in the memory of the models that gave them, and must not be written to.
     shares_memory: ClassVar[bool] = True
+    #: True if requests may bring `DeviceTensor`s, and get some: see `Ticket.on_device`.
+    passes_device_tensors: ClassVar[bool] = False
 
     @abstractmethod
     def infer(self, ticket: Ticket) -> None:
@@ -106,6 +108,9 @@ class Services(ABC):
 
 class LoopServices(Services):
     """Services in the server's process, which an executor on the event loop can call."""
+
+    #: Returns the `headrace.ModelView` of a version that is loaded (empty: the latest). Raises `HeadraceError`.
+    find: Callable[[str, str], Any]
 
     @abstractmethod
     def submit(self, ticket: Ticket) -> None:

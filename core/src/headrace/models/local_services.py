@@ -106,7 +106,7 @@ class LocalServices(LoopServices):
 
     def __init__(self, server: ServerServices, model: str) -> None:
         self.executor: Executor | None = None
-        self._model = model
+        self._model, self.find = model, server.calls.find
         self._calls, self._control, self._loads = server.calls, server.control, server.loads
         self._mailbox, self._loop = server.mailbox, server.mailbox.loop
         self._metrics = InstanceMetrics(server.metrics)
@@ -205,8 +205,8 @@ class ModelCalls:
         limiter: RateLimiter | None = None,
     ) -> None:
         self._loop, self._table = loop, table
-        self._single = RequestSubmitter(self._resolve, refuse_decoupled_call, model_caller, admission)
-        self._any_number = RequestSubmitter(self._resolve, None, model_caller, admission)
+        self._single = RequestSubmitter(self.find, refuse_decoupled_call, model_caller, admission)
+        self._any_number = RequestSubmitter(self.find, None, model_caller, admission)
         kept = no_executors if limiter is None else limiter.kept_waiting_by
         self._deadlocks = DeadlockDetector(loop, self._break_deadlock, kept)
         self._refusals: dict[Ticket, HeadraceError] = {}
@@ -306,7 +306,7 @@ class ModelCalls:
                 ticket.watchers.remove(watcher)
             raise
 
-    def _resolve(self, name: str, version: str) -> ModelView:
+    def find(self, name: str, version: str) -> ModelView:
         try:
             return self._table.resolve_loaded(name, version)
         except HeadraceError as error:

@@ -130,7 +130,9 @@ class FrameSender:
     ``free`` collects the offsets in the peer's arena that are no longer used; `release` sends them to the peer.
     """
 
-    def __init__(self, answers: FramedSocket, aside: FramedSocket, arena: Arena) -> None:
+    def __init__(
+        self, answers: FramedSocket, aside: FramedSocket, arena: Arena, encoder: type[Encoder] = Encoder
+    ) -> None:
         self.free: deque[int] = deque()
         self._answers, self._aside = answers, aside
         self._queue = SerialQueue()
@@ -138,7 +140,7 @@ class FrameSender:
         self._late: deque[Reply] = deque()
         self._writer = Writer(arena)
         self._is_shrinking = False
-        self._encoder = Encoder(self._writer)
+        self._encoder = encoder(self._writer)
         self._done = DoneWriter(self._encoder)
 
     def answer(self, replies: list[Reply], times: Times | None = None) -> None:

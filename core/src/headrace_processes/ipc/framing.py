@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
 #: The version of the schema: of all messages of this package.
-VERSION: Final = 9
+VERSION: Final = 10
 #: The largest frame. A larger tensor needs room in the arena.
 MOST_BYTES: Final = (1 << 32) - 8
 #: The most integers in one frame.
@@ -56,6 +56,9 @@ class Kind(IntEnum):
     ALIKE_DONE = 13  # times, final answers of one layout: a batch has run that was sent as ALIKE_REQUESTS or REQUESTS
     UNMAP = 14  # integers: mappings of client memory that the receiver releases (`headrace_processes.ipc.mappings`)
     LOST = 15  # integers: mappings that the sender has lost; precedes the answers
+    DEVICE_FREE = 16  # integers: blocks in the receiver's device memory that are free again
+    DEVICE_RETIRE = 17  # integers: segments of the sender's device memory that the receiver closes
+    DEVICE_CLOSED = 18  # integers: segments of the receiver's device memory that the sender has closed
 
 
 class Frame(NamedTuple):

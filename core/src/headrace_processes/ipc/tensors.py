@@ -10,6 +10,7 @@
 1     in the sender's arena, at ``offset``. Tensors of `INLINE` bytes or more are put there while there is room
 2     of an input: in the memory of a client, at ``offset`` of the mapping whose number, u64, follows the header
 3     of an output: the sender has written them to the target of its request (`Placed`)
+4     in the memory of a GPU (`headrace_processes.ipc.device_codec`)
 ====  ==============================================================================================================
 """
 
@@ -36,7 +37,8 @@ INLINE: Final = 32 * 1024
 #: The most entries of a cache of encoded headers or names.
 _MOST_REMEMBERED: Final = 1024
 
-_TENSOR = Struct("<HBQQ")
+#: Header length, place, bytes and offset.
+TENSOR: Final = Struct("<HBQQ")
 _NUMBER = Struct("<Q")
 #: A decoded header: name, data type, shape, and bytes, which are -1 for strings.
 _Header: TypeAlias = tuple[str, DataType, tuple[int, ...], int]
@@ -105,9 +107,9 @@ class TensorWriter:
             offset = self._allocator.place(wire_view(tensor))
             if offset is not None:
                 self.placed.append(offset)
-                meta += (_TENSOR.pack(len(header), 1, nbytes, offset), header)
+                meta += (TENSOR.pack(len(header), 1, nbytes, offset), header)
                 return size
-        meta += (_TENSOR.pack(len(header), 0, nbytes, size), header)
+        meta += (TENSOR.pack(len(header), 0, nbytes, size), header)
         data.append(wire_bytes(tensor))
         if rest := -nbytes % 8:
             data.append(PADDING[rest])
@@ -119,14 +121,14 @@ class TensorWriter:
             found = self._clients.place(tensor)
             if found is not None:
                 header, (number, offset) = self._header(name, tensor), found
-                meta += (_TENSOR.pack(len(header), 2, tensor.nbytes, offset), header, _NUMBER.pack(number))
+                meta += (TENSOR.pack(len(header), 2, tensor.nbytes, offset), header, _NUMBER.pack(number))
                 return size
         return self.write(name, tensor, meta, data, size)
 
     def write_placed(self, name: str, output: Placed, meta: list[bytes]) -> None:
         """Append the description of an output whose bytes are where they belong."""
         header = self._header(name, output.tensor)
-        meta += (_TENSOR.pack(len(header), 3, output.tensor.nbytes, 0), header)
+        meta += (TENSOR.pack(len(header), 3, output.tensor.nbytes, 0), header)
 
     def take_back(self) -> None:
         """Free the blocks in ``placed``: the message will not be sent."""
@@ -162,8 +164,8 @@ class TensorReader:
         `TypeError` for an output that has no target.
         """
         body = message.body
-        header_size, place, nbytes, offset = _TENSOR.unpack_from(body, position)
-        position += _TENSOR.size
+        header_size, place, nbytes, offset = TENSOR.unpack_from(body, position)
+        position += TENSOR.size
         end = position + header_size
         key = bytes(body[position:end])
         known = self._headers.get(key)

@@ -19,7 +19,7 @@ from headrace_processes.supervision import bootstrap
 from headrace_processes.supervision.orphan_reaper import ORPHAN_REAPER
 
 #: What every child imports from this installation.
-_OURS = ("headrace", "headrace_processes")
+_OURS = ("headrace", "headrace_engines", "headrace_processes")
 
 
 @dataclass(slots=True)
