@@ -82,9 +82,9 @@ class Elsewhere(PlayedDeviceTensor):
 def library(monkeypatch: pytest.MonkeyPatch) -> PlayedLibrary:
     """Lets models with KIND_GPU run on the CPU, as on a device."""
     library = PlayedLibrary()
-    monkeypatch.setattr("headrace_onnx.backend.cuda_library", lambda: library)
-    monkeypatch.setattr("headrace_onnx.backend.providers.device_of", lambda engine, model: Device("gpu", 0))
-    monkeypatch.setattr("headrace_onnx.session.providers.choose", lambda *given: [("CPUExecutionProvider", {})])
+    monkeypatch.setattr("headrace_engines.cuda_library", lambda: library)
+    monkeypatch.setattr("headrace_onnx.providers.device_of", lambda engine, model: Device("gpu", 0))
+    monkeypatch.setattr("headrace_onnx.providers.choose", lambda *given: [("CPUExecutionProvider", {})])
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
     return library
 
