@@ -226,6 +226,7 @@ class ExtensionRegistry(Registry[type[Extension]]):
         self._additions: list[tuple[type[Addition], PluginInfo]] = []
         #: What is added twice, by the words that say so.
         self._clashes: dict[str, list[PluginInfo]] = {}
+        self.keys = set[str]()  # the `Extension.model_parameters` of all
 
     def require(self, part: object) -> str:
         """`Registry.require`. Raises TypeError for an addition that is none, too."""
@@ -252,6 +253,7 @@ class ExtensionRegistry(Registry[type[Extension]]):
 
     def add(self, part: type[Extension], origin: PluginInfo) -> None:
         super().add(part, origin)
+        self.keys |= {*part.model_parameters}
         for addition in part.adds:
             if origin.distribution != OWN:  # the order of Headrace's own decides between them
                 self._note_clashes(addition, origin)

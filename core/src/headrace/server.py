@@ -223,6 +223,9 @@ class Server:
         options, plugins, table = self.options, self.plugins, self._table
         for complaint in plugins.complaints:
             log.warning("%s", complaint)
+        with contextlib.suppress(HeadraceError):  # what `choose_frontends` raises; others do without extensions
+            for extension in self.engine.extensions:
+                plugins.register(extension)
         slots = LoadSlots(options.model_load_thread_count)
         is_limited = options.rate_limit == "execution_count"
         limiter = self._limiter = RateLimiter(self.loop, options.rate_limit_resource) if is_limited else None

@@ -26,12 +26,14 @@ from headrace import (
     NotFound,
     Operation,
     PublishedMetric,
+    ServedModel,
     hookimpl,
 )
-from headrace.errors import LoadError, PluginError
+from headrace.errors import ConfigError, LoadError, OperatorError, PluginError
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.server import Server
+from tests.core.conftest import IDENTITY
 
 CHAT = ExtensionOperation("chat")
 
@@ -280,6 +282,69 @@ def test_an_extension_that_can_not_be_made_is_named(use: Callable[..., None], ma
     use(Broken)
     with pytest.raises(PluginError, match="extension 'broken' can not start: KeyError: 'lost'"):
         make_server().engine.additions(HttpRoute)
+
+
+class Watching(Extension):
+    """Notes the models of its server, of which it reads a parameter."""
+
+    name = "watching"
+    model_parameters = ("watched",)
+    seen: ClassVar[list[Watching]] = []
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.models: list[str] = []
+        self.seen.append(self)
+
+    @hookimpl
+    def observe_model(self, model: ServedModel) -> None:
+        if model.config.parameters["watched"].string_value == "no":
+            raise ConfigError("not to be watched")
+
+    @hookimpl
+    def model_loaded(self, model: ServedModel) -> None:
+        self.models.append(f"+{model.name}")
+
+    @hookimpl
+    def model_unloaded(self, model: ServedModel) -> None:
+        self.models.append(f"-{model.name}")
+
+
+def test_hooks_of_an_extension_are_called_for_its_own_server_only(
+    use: Callable[..., None], write_model: Callable[..., Any], make_server: Any
+) -> None:
+    watched = 'parameters {{ key: "watched" value {{ string_value: "{}" }} }}'
+    write_model("one", IDENTITY + watched.format("yes"))
+    write_model("two", IDENTITY + watched.format("no"))
+    use(Watching)
+    Watching.seen.clear()
+
+    async def scenario() -> None:
+        how = {"model_control_mode": "explicit", "strict_parameters": True}
+        async with make_server(**how) as first, make_server(**how) as second:
+            await first.load("one")
+            mine, others = Watching.seen
+            assert (mine.engine, mine.models, others.models) == (first.engine, ["+one"], [])
+            with pytest.raises(OperatorError, match="not to be watched"):
+                await second.load("two")
+            await first.unload("one")
+        assert (mine.models, others.models) == (["+one", "-one"], [])
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_server_without_frontends_does_without_an_extension_that_can_not_be_made(
+    use: Callable[..., None], make_server: Any
+) -> None:
+    class Lost(Extension):
+        name = "lost"
+
+        def __init__(self, engine: Any) -> None:
+            raise KeyError("lost")
+
+    use(Lost)
+    with make_server() as server:
+        assert server.engine.ready
 
 
 def test_what_is_added_and_is_no_addition_breaks_its_plugin(use: Callable[..., None]) -> None:

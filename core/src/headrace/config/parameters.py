@@ -6,7 +6,7 @@ The key of a field is its name, or ``metadata={"key": ...}``. A field of type ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import lru_cache, partial
@@ -29,7 +29,8 @@ ISOLATION = "isolation"
 THREAD, PROCESS = "thread", "process"
 #: The key that limits the memory of each process of a model.
 MEMORY_LIMIT = "memory_limit_bytes"
-#: The key for how long a process of a model, and the server for its sake, poll for a message before they sleep.
+#: The key for how long a process of a model, and the server for its sake, poll for a message before they sleep. At most
+#: 1 s: a process that polls for longer keeps its core from all others.
 BUSY_POLL = "busy_poll_microseconds"
 #: The key that limits the time to load a version of a model.
 LOAD_TIMEOUT = "load_timeout_seconds"
@@ -44,14 +45,9 @@ SCHEDULER_PREFIX = "scheduler."
 #: The keys of the parameters of a plugin's control mode start so.
 CONTROL_PREFIX = "control."
 
-_OF_PROCESSES = (ISOLATION, MEMORY_LIMIT, BUSY_POLL, RESTART_PAUSE)
-#: Keys of protocols and batching, which backends do not read: docs/text-generation.md, docs/openai.md.
-_OF_OTHERS = ("TRITON_BATCH_STRATEGY_PATH", "task", "chat_template", "tool_call_parser", "is_matryoshka")
-#: Keys that have a meaning with every backend.
-CORE_KEYS = frozenset((*_OF_OTHERS, *_OF_PROCESSES, LOAD_TIMEOUT, EVENT_LOOP, SCHEDULER, PADDING))
-#: At most 1 s: a process that polls for longer keeps its core from all others.
-_BUSY_POLL_US = range(1_000_001)
-_BUSY_POLL_EXPECTED = f"a number of microseconds from 0 to {_BUSY_POLL_US[-1]}"
+_STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
+#: Keys that have a meaning with every backend, beside those that extensions read.
+CORE_KEYS = {ISOLATION, MEMORY_LIMIT, BUSY_POLL, RESTART_PAUSE, LOAD_TIMEOUT, EVENT_LOOP, SCHEDULER, PADDING, _STRATEGY}
 
 
 def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
@@ -81,7 +77,7 @@ def read_memory_limit(given: Mapping[str, ModelParameter]) -> int:
 
 def read_busy_poll(given: Mapping[str, ModelParameter], default: int) -> int:
     """Return the parameter ``busy_poll_microseconds``, or ``default``. Raises `ConfigError`."""
-    return _whole(given, BUSY_POLL, _BUSY_POLL_US, default, _BUSY_POLL_EXPECTED)
+    return _whole(given, BUSY_POLL, range(1_000_001), default, "a number of microseconds from 0 to 1000000")
 
 
 def read_load_timeout(given: Mapping[str, ModelParameter]) -> int:
@@ -96,17 +92,10 @@ def read_restart_pause(given: Mapping[str, ModelParameter], default: int) -> int
 
 def read_event_loop(given: Mapping[str, ModelParameter]) -> OnLoop:
     """Return the parameter ``event_loop``, ``auto`` if it is absent. Raises `ConfigError`."""
-    return cast("OnLoop", _choice(given, EVENT_LOOP, get_args(OnLoop), "'on', 'off' or 'auto'") or "auto")
-
-
-def _choice(given: Mapping[str, ModelParameter], key: str, allowed: Sequence[str], expected: str) -> str | None:
-    """Return the parameter ``key``, which must be one of ``allowed``; None if it is absent."""
-    if key not in given:
-        return None
-    text = given[key].string_value
-    if text in allowed:
-        return text
-    raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected {expected}", field=_path(key))
+    text, key = given[EVENT_LOOP].string_value if EVENT_LOOP in given else "auto", EVENT_LOOP
+    if text in get_args(OnLoop):
+        return cast("OnLoop", text)
+    raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected 'on', 'off' or 'auto'", field=_path(key))
 
 
 def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, default: int, expected: str) -> int:
@@ -121,8 +110,8 @@ def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, defaul
 def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
     """Return every problem for which the functions above raise `ConfigError`. Raises `PluginError` as they do."""
     wrong: list[Problem] = []
-    busy_poll, pause = partial(read_busy_poll, default=0), partial(read_restart_pause, default=1)
-    for read in (read_memory_limit, busy_poll, pause, read_load_timeout, read_event_loop):
+    ours = (read_memory_limit, partial(read_busy_poll, default=0), partial(read_restart_pause, default=1))
+    for read in (*ours, read_load_timeout, read_event_loop):
         try:
             read(given)
         except ConfigError as error:
@@ -134,10 +123,10 @@ def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
     return wrong
 
 
-def unknown(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
-    """Return a problem for each key that neither core nor ``cls`` reads; it names the nearest key and all valid ones.
+def unknown(cls: type, given: Mapping[str, ModelParameter], others: Collection[str] = ()) -> list[Problem]:
+    """Return a problem for each key that neither core, ``cls`` nor extensions (``others``) read, with all valid keys.
     Return none for a class without fields: its backend reads the config itself."""
-    return _read(cls, given)[2]
+    return _read(cls, {key: value for key, value in given.items() if key not in others})[2]
 
 
 def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any], list[Problem], list[Problem]]:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class Extension:
-    """A part that adds to the protocols. One object per server, made on the event loop's thread."""
+    """A part that adds to the protocols. One object per server, made on the event loop's thread. Its methods that are
+    marked `hookimpl`, such as ``model_unloaded``, are called for this server."""
 
     name: ClassVar[str]
     #: The names that the server metadata lists while this extension is enabled.
@@ -36,6 +37,8 @@ class Extension:
     adds: ClassVar[Sequence[type[Addition]]] = ()
     #: Its groups of flags, as `add_options` returns them.
     options: ClassVar[Sequence[type[OptionGroup]]] = ()
+    #: Keys of a model's ``parameters`` that it reads, whatever the backend is.
+    model_parameters: ClassVar[Sequence[str]] = ()
     #: The metrics that `measure` returns a value for.
     metrics: ClassVar[Sequence[PublishedMetric]] = ()
 

@@ -73,7 +73,7 @@ def complete(model: Model, backend: Backend, options: ConfigOptions, plugins: Pl
     """Complete ``model.config`` in place and validate it. Raises `ConfigError`, `LoadError` or `PluginError`."""
     fill(model, backend, options, plugins.executors)
     raise_first(judge(model, backend, options, plugins))
-    for problem in parameters.unknown(backend.Parameters, model.config.parameters):
+    for problem in parameters.unknown(backend.Parameters, model.config.parameters, plugins.extensions.keys):
         log.warning("model '%s': %s; it is ignored", model.name, problem.message)
     for note in without_effect(model.config, backend):
         log.warning("model '%s': %s", model.name, note.message)
@@ -264,7 +264,7 @@ def judge(model: Model, backend: Backend, options: ConfigOptions, plugins: Plugi
     if runtime.endswith(".py") and not backend.has_runtimes:
         message = f"unable to find backend library '{runtime}' for model '{model.name}': backend '{backend.name}' is"
         wrong.append(Problem("runtime", f"{message} no file"))
-    return wrong + (parameters.unknown(kind, given) if options.strict_parameters else [])
+    return wrong + (parameters.unknown(kind, given, plugins.extensions.keys) if options.strict_parameters else [])
 
 
 def _padding_problems(config: ModelConfig) -> list[Problem]:
@@ -303,6 +303,9 @@ class PluginRegistries(Protocol):
 
     @property
     def executors(self) -> Parts: ...
+
+    @property
+    def extensions(self) -> Any: ...
 
     @property
     def hook(self) -> Any:

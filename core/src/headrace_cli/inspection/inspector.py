@@ -240,7 +240,8 @@ class _Inspection:
         self._add_to(self.found.notes, without_effect(config, backend))
         self.add([*self._written(config), *check_labels(config, path)])
         self.add(check_executor(config, self._plugins.executors))
-        self.add([*parameters.check(kind, config.parameters), *parameters.unknown(kind, config.parameters)])
+        unknown = parameters.unknown(kind, config.parameters, self._plugins.extensions.keys)
+        self.add([*parameters.check(kind, config.parameters), *unknown])
         if self.found.is_clean:
             try:
                 read_samples(config, path)

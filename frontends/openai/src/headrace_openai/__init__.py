@@ -7,9 +7,7 @@
 
 from __future__ import annotations
 
-from headrace import Extension, Frontend, OptionGroup, ServedModel, hookimpl
-from headrace_openai.catalog import forget
-from headrace_openai.chat_templates import load_chat_settings
+from headrace import Extension, Frontend, OptionGroup, hookimpl
 from headrace_openai.openai_extension import OpenAi
 from headrace_openai.openai_options import OpenAiOptions
 from headrace_openai.openai_port import OpenAiPort
@@ -30,14 +28,3 @@ def register_frontends() -> list[type[Frontend]]:
 @hookimpl
 def add_options() -> list[type[OptionGroup]]:
     return [OpenAiOptions]
-
-
-@hookimpl
-def observe_model(model: ServedModel) -> None:
-    """Fail the load of a model whose template or parser is wrong."""
-    load_chat_settings(model)
-
-
-@hookimpl
-def model_unloaded(model: ServedModel) -> None:
-    forget(model.name)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import time
-from weakref import WeakSet
 
 from headrace import Engine, HeadraceError, ModelView, NotFound, one_line
 from headrace_llm import Contract, Task
+from headrace_openai.chat_templates import LoadedTemplates
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.text_models import TextModel
-
-#: The catalogs of all servers of this process.
-_catalogs: WeakSet[ModelCatalog] = WeakSet()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +47,8 @@ class ModelCatalog:
         self._engine, self._separator = engine, lora_separator
         #: By name, the view that was found and what it is; None for no language model.
         self._kept: dict[str, tuple[ModelView, LanguageModel | None]] = {}
-        _catalogs.add(self)
+        #: The templates of loaded versions.
+        self.templates = LoadedTemplates()
 
     def split(self, name: str) -> tuple[str, str]:
         """Return the model and the adapter that a caller names. The adapter is empty without one."""
@@ -95,19 +93,13 @@ class ModelCatalog:
         view = self._engine.resolve(name)
         kept = self._kept.get(name)
         if kept is None or kept[0] is not view:
-            kept = self._kept[name] = view, _language_model(view)
+            kept = self._kept[name] = view, self._language_model(view)
         return kept[1]
 
-
-def _language_model(view: ModelView) -> LanguageModel | None:
-    contract = Contract.of(view)
-    if contract is None:
-        return None
-    texts = TextModel(view, contract) if contract.task is Task.GENERATION else None
-    return LanguageModel(view, contract, int(time()), texts)
-
-
-def forget(name: str) -> None:
-    """Remove what is kept of the model ``name`` in all servers of this process. Any thread."""
-    for catalog in tuple(_catalogs):
-        catalog.forget(name)
+    def _language_model(self, view: ModelView) -> LanguageModel | None:
+        contract = Contract.of(view)
+        if contract is None:
+            return None
+        is_text = contract.task is Task.GENERATION
+        texts = TextModel(view, contract, self.templates.of(view)) if is_text else None
+        return LanguageModel(view, contract, int(time()), texts)

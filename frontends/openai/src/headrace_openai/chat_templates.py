@@ -26,9 +26,6 @@ PARAMETER, PARSER = "chat_template", "tool_call_parser"
 #: The size of the file of a template, in bytes.
 _MOST_BYTES = 1 << 20
 
-#: The templates of loaded versions, by `ModelView.occupancy`.
-_loaded: WeakKeyDictionary[Any, ChatTemplate] = WeakKeyDictionary()
-
 
 class ChatTemplate:
     """A template that is compiled. Any thread.
@@ -68,39 +65,46 @@ def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def load_chat_settings(model: ServedModel) -> None:
-    """Compile the template of ``model`` if it has one, and check its parser. Called when it is loaded.
+class LoadedTemplates:
+    """The templates of the loaded versions of one server."""
 
-    The template of a model with the input ``messages`` is its engine's. Raises `ConfigError`, `LoadError`.
-    """
-    from headrace_openai.tool_call_parsers import PARSERS
+    def __init__(self) -> None:
+        self._loaded: WeakKeyDictionary[Any, ChatTemplate] = WeakKeyDictionary()  # by `ModelView.occupancy`
 
-    parameters, inputs = model.config.parameters, model.signature.inputs
-    if (name := parser_name(model.config)) and name not in PARSERS:
-        known = ", ".join(PARSERS)
-        raise ConfigError(f"model '{model.name}': parameter '{PARSER}' is '{name}', expected one of {known}")
-    if PARAMETER not in parameters or "text_input" not in inputs or "messages" in inputs:
-        return
-    value, who = parameters[PARAMETER].string_value, f"model '{model.name}': parameter '{PARAMETER}'"
-    if find_spec("jinja2") is None:
-        raise ConfigError(f"{who} needs Jinja, which is not installed here: pip install 'headrace-openai[templates]'")
-    source = value
-    if "{{" not in value and "{%" not in value:
-        path = model.model.resource_or_above(value)
-        if (size := path.stat().st_size) > _MOST_BYTES:
-            raise ConfigError(f"{who} is a file of {size} bytes, the limit is {_MOST_BYTES}")
-        source = path.read_text(encoding="utf-8", errors="replace")
-    _loaded[model.model_queue] = ChatTemplate(source, who)
+    def load(self, model: ServedModel) -> None:
+        """Compile the template of ``model`` if it has one, and check its parser. Called when it is loaded, by a thread.
+
+        The template of a model with the input ``messages`` is its engine's. Raises `ConfigError`, `LoadError`.
+        """
+        from headrace_openai.tool_call_parsers import PARSERS
+
+        parameters, inputs = model.config.parameters, model.signature.inputs
+        if (name := parser_name(model.config)) and name not in PARSERS:
+            known = ", ".join(PARSERS)
+            raise ConfigError(f"model '{model.name}': parameter '{PARSER}' is '{name}', expected one of {known}")
+        if PARAMETER not in parameters or "text_input" not in inputs or "messages" in inputs:
+            return
+        value, who = parameters[PARAMETER].string_value, f"model '{model.name}': parameter '{PARAMETER}'"
+        if find_spec("jinja2") is None:
+            raise ConfigError(
+                f"{who} needs Jinja, which is not installed here: pip install 'headrace-openai[templates]'"
+            )
+        source = value
+        if "{{" not in value and "{%" not in value:
+            path = model.model.resource_or_above(value)
+            if (size := path.stat().st_size) > _MOST_BYTES:
+                raise ConfigError(f"{who} is a file of {size} bytes, the limit is {_MOST_BYTES}")
+            source = path.read_text(encoding="utf-8", errors="replace")
+        self._loaded[model.model_queue] = ChatTemplate(source, who)
+
+    def of(self, view: ModelView) -> ChatTemplate | None:
+        """Return the template of a loaded version, if it has one."""
+        return self._loaded.get(view.occupancy)
 
 
 def parser_name(config: ModelConfig) -> str:
     """Return the model parameter ``tool_call_parser``; empty if there is none."""
     return config.parameters[PARSER].string_value if PARSER in config.parameters else ""
-
-
-def template_of(view: ModelView) -> ChatTemplate | None:
-    """Return the template of a loaded version, if it has one."""
-    return _loaded.get(view.occupancy)
 
 
 def plain_prompt(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from headrace import Engine, Extension
+from headrace import Engine, Extension, ServedModel, hookimpl
+from headrace_llm import TASK
 from headrace_openai.catalog import ModelCatalog
+from headrace_openai.chat_templates import PARAMETER as TEMPLATE
+from headrace_openai.chat_templates import PARSER
+from headrace_openai.embeddings import SHORTENS
 from headrace_openai.image_addresses import ImageFetcher, ImageHosts
 from headrace_openai.openai_options import OpenAiOptions
 
@@ -14,9 +19,19 @@ class LanguageModels(Extension):
     """The language models of one server, and the flags. `headrace_openai.openai_extension.OpenAi` adds the routes."""
 
     name: ClassVar[str] = "openai"
+    model_parameters: ClassVar[Sequence[str]] = (TASK, TEMPLATE, PARSER, SHORTENS)
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.settings = engine.options.group(OpenAiOptions)
         self.images = ImageFetcher(ImageHosts(self.settings.image_hosts))
         self.models = ModelCatalog(engine, self.settings.lora_separator)
+
+    @hookimpl
+    def observe_model(self, model: ServedModel) -> None:
+        """Fail the load of a model whose template or parser is wrong."""
+        self.models.templates.load(model)
+
+    @hookimpl
+    def model_unloaded(self, model: ServedModel) -> None:
+        self.models.forget(model.name)

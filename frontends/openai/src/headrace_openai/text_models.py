@@ -24,7 +24,7 @@ from headrace import (
 )
 from headrace_llm import GENERATION_OUTPUTS, Contract, TokenLogprob, read_logprobs
 from headrace_openai.body_members import encoded
-from headrace_openai.chat_templates import parser_name, template_of
+from headrace_openai.chat_templates import ChatTemplate, parser_name
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.tool_call_parsers import PARSERS
 
@@ -79,10 +79,10 @@ class Asked:
 class TextModel:
     """The inputs and outputs of one version. Made at the first request to the version. Event loop only."""
 
-    def __init__(self, view: ModelView, contract: Contract) -> None:
+    def __init__(self, view: ModelView, contract: Contract, template: ChatTemplate | None) -> None:
         self._view = view
         self._inputs = {name: _shape(spec, view.max_batch_size) for name, spec in contract.inputs.items()}
-        self.template = template_of(view)
+        self.template = template
         self.tool_call_parser = PARSERS.get(parser_name(view.config))
         self.inputs = frozenset(contract.inputs)
         self.outputs = frozenset(contract.outputs)
