@@ -6,7 +6,9 @@ wait for other streams. So inputs are complete before a run begins: a stream of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -36,6 +38,8 @@ _DTYPES = {element: dtype for dtype, element in _ELEMENTS.items()}
 _BYTE = 2
 #: Kernels read at most so many bytes at once, from addresses that are multiples of it.
 _ALIGNMENT = 16
+#: Rows of at least so many bytes are copied to the device one by one: as fast as a copy in the host's memory alone.
+_LARGE_BYTES = 1 << 16
 #: CUDA, in DLPack's numbers.
 _CUDA = 2
 
@@ -65,95 +69,124 @@ class OrtMemory:
 
 
 class DeviceBinding:
-    """Binds the tensors of one instance of ``session``, on the CUDA device ``number``. One execution at a time.
+    """Binds the tensors of the executions of ``session`` on the CUDA device ``number``, several at once.
 
     ``ort_value`` is the engine's class ``OrtValue``.
     """
 
     def __init__(self, session: Any, ort_value: Any, library: CudaLibrary, number: int) -> None:
-        self._session, self._ort_value, self._library, self._number = session, ort_value, library, number
+        self.session, self.ort_value, self.library, self.number = session, ort_value, library, number
         #: Makes an OrtValue with memory of the session, or of the whole process in versions before 1.31.
-        self._make = getattr(session, "create_ortvalue_from_shape_and_type", ort_value.ortvalue_from_shape_and_type)
+        self.make = getattr(session, "create_ortvalue_from_shape_and_type", ort_value.ortvalue_from_shape_and_type)
         self.device = library.kind, number
         #: The name and the number that the engine has for the device. Tests play one in the memory of the host.
         self.where = ("cuda" if library.kind == _CUDA else "cpu"), number
-        library.use(number)
-        self._stream = library.new_stream()
-        #: The memory of the inputs of the current execution, by their addresses.
-        self._kept: dict[int, Any] = {}
+        #: The streams that no execution uses.
+        self._streams: deque[int] = deque()
+
+    @contextmanager
+    def execution(self) -> Iterator[Execution]:
+        """Yield the `Execution` of this thread, and release its inputs at the end."""
+        self.library.use(self.number)
+        try:
+            stream = self._streams.pop()
+        except IndexError:
+            stream = self.library.new_stream()
+        execution = Execution(self, stream)
+        try:
+            yield execution
+        finally:
+            execution.end()
+            self._streams.append(stream)
 
     def close(self) -> None:
-        self._library.use(self._number)
-        self._library.end_stream(self._stream)
+        self.library.use(self.number)
+        while self._streams:
+            self.library.end_stream(self._streams.pop())
 
-    def input(self, binding: Any, name: str, tensor: npt.NDArray[Any] | DeviceTensor | StackedTensors) -> None:
-        """Bind ``tensor`` to the input ``name`` of ``binding``, without a copy within the device if that is possible.
 
-        Call `begin` after the last one.
-        """
+class Execution:
+    """The tensors of one execution: `binding` is the engine's. ``stream`` is that of copies, and waits for writers."""
+
+    def __init__(self, device: DeviceBinding, stream: int) -> None:
+        self.binding: Any = device.session.io_binding()
+        self._device, self._stream = device, stream
+        #: The memory of inputs, by their addresses.
+        self._kept: dict[int, Any] = {}
+        self._is_pending = False
+
+    def input(self, name: str, tensor: npt.NDArray[Any] | DeviceTensor | StackedTensors) -> None:
+        """Bind ``tensor`` to the input ``name``, where it lies if that is possible. Call `begin` after the last one."""
         if isinstance(tensor, np.ndarray):
-            self._array(binding, name, tensor)
+            self._array(name, tensor)
             return
-        self._library.use(self._number)
         parts = tensor.parts if isinstance(tensor, StackedTensors) else [tensor]
         addresses = [self._address_of(part) for part in parts]
-        address = addresses[0]
-        if not any(addresses):
-            self._array(binding, name, tensor.to_host())
+        size = prod(tensor.shape) * tensor.dtype.itemsize
+        if not any(addresses) and (len(parts) == 1 or size < _LARGE_BYTES * len(parts)):
+            self._array(name, tensor.to_host())
             return
+        address = addresses[0]
         if len(parts) > 1 or address is None or address % _ALIGNMENT:
-            address = self._joined(parts, addresses)
-        binding.bind_input(name, *self.where, _ELEMENTS[tensor.dtype], tensor.shape, address)
+            address = self._joined(parts, addresses, size)
+        self.binding.bind_input(name, *self._device.where, _ELEMENTS[tensor.dtype], tensor.shape, address)
 
     def begin(self) -> None:
         """Wait until the inputs are complete. Blocks."""
-        if self._kept:
-            self._library.use(self._number)  # again: an engine may have changed it
-            self._library.finish(self._stream)
+        if self._is_pending:
+            self._device.library.use(self._device.number)  # again: an engine may have changed it
+            self._device.library.finish(self._stream)
+            self._is_pending = False
 
     def output(self, value: Any) -> Any:
         """Return ``value``, an OrtValue on the device, as a tensor that stays there."""
         shape, dtype = tuple(value.shape()), _DTYPES[value.element_type()]
         if not prod(shape):
             return np.empty(shape, dtype)
-        memory = OrtMemory(value, self.device, self._library, self._session, self._kept.get(value.data_ptr()))
-        return AddressedTensor(memory, 0, shape, dtype)
-
-    def _array(self, binding: Any, name: str, array: npt.NDArray[Any]) -> None:
-        array = np.asarray(array, order="C")  # `np.ascontiguousarray` would add an axis to a scalar
-        if array.dtype == dtypes.BF16.numpy:
-            element = _ELEMENTS[array.dtype]
-            value = self._ort_value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), element)
-            binding.bind_ortvalue_input(name, value)
-        else:
-            binding.bind_cpu_input(name, array)
+        owners = self._device.session, self._kept.get(value.data_ptr())
+        return AddressedTensor(OrtMemory(value, self._device.device, self._device.library, *owners), 0, shape, dtype)
 
     def end(self) -> None:
-        """Release the inputs of the execution."""
-        self._kept = {}
+        """Release the inputs, also after an error."""
+        try:
+            self.begin()
+        finally:
+            self._kept = {}
+
+    def _array(self, name: str, array: npt.NDArray[Any]) -> None:
+        array = np.asarray(array, order="C")  # `np.ascontiguousarray` would add an axis to a scalar
+        if array.dtype == dtypes.BF16.numpy:
+            make = self._device.ort_value.ortvalue_from_numpy_with_onnx_type
+            self.binding.bind_ortvalue_input(name, make(array.view(np.uint16), _ELEMENTS[array.dtype]))
+        else:
+            self.binding.bind_cpu_input(name, array)
 
     def _address_of(self, part: npt.NDArray[Any] | DeviceTensor) -> int | None:
         """Return the address of ``part`` on the device. None if it is elsewhere, or has gaps."""
-        if not isinstance(part, DeviceTensor) or part.__dlpack_device__() != self.device or not part.nbytes:
+        if not isinstance(part, DeviceTensor) or part.__dlpack_device__() != self._device.device or not part.nbytes:
             return None
         capsule: Any = part.__dlpack__(stream=self._stream)
         address = address_of(capsule)
         if address is not None:
             self._kept[address] = capsule
+            self._is_pending = True
         return address
 
-    def _joined(self, parts: Any, addresses: list[int | None]) -> int:
-        """Return the address of new memory with a copy of ``parts``, one behind the other."""
-        sizes = [part.nbytes for part in parts]
-        value = self._make([sum(sizes)], _BYTE, *self.where)
+    def _joined(self, parts: Sequence[Any], addresses: Sequence[int | None], size: int) -> int:
+        """Return the address of new memory with a copy of ``parts``, one behind the other: ``size`` bytes."""
+        device, stream = self._device, self._stream
+        value = device.make([size], _BYTE, *device.where)
         first = target = int(value.data_ptr())
-        self._kept[first] = value
-        for part, address, size in zip(parts, addresses, sizes, strict=True):
+        held: list[Any] = [value]
+        self._kept[first] = held
+        device.library.use(device.number)  # again: an engine may have changed it
+        self._is_pending = True
+        for part, address in zip(parts, addresses, strict=True):
             if address is not None:
-                self._library.queue_copy(target, address, size, self._stream)
+                device.library.queue_copy(target, address, part.nbytes, stream)
             else:
                 array = np.ascontiguousarray(on_host(part))
-                self._library.queue_write(target, array.ctypes.data, size, self._stream)
-                self._kept[target] = value, array
-            target += size
+                held.append(array)
+                device.library.queue_write(target, array.ctypes.data, part.nbytes, stream)
+            target += part.nbytes
         return first

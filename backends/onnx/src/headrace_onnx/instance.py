@@ -7,6 +7,7 @@ OrtValues 41 us. So the CPU uses ``run``, and OrtValues only for types that ``ru
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -135,10 +136,12 @@ class OrtValueInstance(OnnxInstance):
 class DeviceInstance(OnnxInstance):
     """Runs a session on a GPU through an IO binding. Inputs may be on the GPU, and outputs stay there.
 
-    Created on the thread that executes it. A model with BYTES inputs can not be bound.
+    One execution computes. The next one is copied to the GPU meanwhile, and results are copied from there. A model with
+    BYTES inputs can not be bound.
     """
 
     takes_device_tensors = True
+    concurrency = 2
 
     def __init__(self, session: Any, plan: Plan, run_options: Any, device: DeviceBinding) -> None:
         super().__init__(session, plan, run_options)
@@ -146,27 +149,24 @@ class DeviceInstance(OnnxInstance):
         self._run = self._run_bound
         self._device = device
         self._on_host = {node.name for node in session.get_outputs() if node.type == "tensor(string)"}
+        self._places = {name: ("cpu", 0) if name in self._on_host else device.where for name in plan.outputs}
+        self._computing = threading.Lock()
 
     def close(self) -> None:
         super().close()
         self._device.close()
 
     def _run_bound(self, names: list[str], feed: Mapping[str, Any], options: Any) -> list[Any]:
-        binding, device = self._session.io_binding(), self._device
-        try:
+        with self._device.execution() as execution:
             for name, tensor in feed.items():
-                device.input(binding, name, tensor)
-            for name in names:
-                if name in self._on_host:
-                    binding.bind_output(name, "cpu", 0)
-                else:
-                    binding.bind_output(name, *device.where)
-            device.begin()
-            self._session.run_with_iobinding(binding, options)
-            values = zip(names, binding.get_outputs(), strict=True)
-            return [value.numpy() if name in self._on_host else device.output(value) for name, value in values]
-        finally:
-            device.end()
+                execution.input(name, tensor)
+            for name, place in self._places.items():
+                execution.binding.bind_output(name, *place)
+            execution.begin()
+            with self._computing:
+                self._session.run_with_iobinding(execution.binding, options)
+            values = zip(names, execution.binding.get_outputs(), strict=True)
+            return [value.numpy() if name in self._on_host else execution.output(value) for name, value in values]
 
     def _undo_scalars(self, outputs: dict[str, Any]) -> None:
         for name, dims in self._plan.scalar_outputs.items():
