@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from headrace import BackendError, BytesTensor, Code, DeviceTensor, InvalidArgument, StackedTensors, Tensor, dtypes
+from headrace_torch.borrowed_tensors import Borrowing
 from headrace_torch.torch_tensors import TorchTensor, as_array, as_torch, mark_complete, numpy_types, stays
 
 
@@ -40,6 +41,7 @@ class TensorConverter:
         self.leaves_on_device = stays(device)
         self._types = numpy_types(torch) if self.leaves_on_device else {}
         self._count = max(outputs.values()) + 1
+        self._borrowing = Borrowing() if device.startswith("cuda") else None
 
     def tensor(self, name: str, tensor: Tensor) -> Any:
         """``tensor``, the input ``name``, for PyTorch; strings become ``list[str]``.
@@ -61,6 +63,8 @@ class TensorConverter:
             return texts(name, tensor)
         if type(tensor) is StackedTensors and all(type(part) is np.ndarray for part in tensor.parts):
             return self.tensor(name, tensor.to_host())
+        if self._borrowing is not None:
+            self._borrowing.add(tensor)
         value = as_torch(self._torch, tensor, self._device, partial(self.tensor, name))
         return value.clone() if self._writes and isinstance(tensor, DeviceTensor) else value
 
@@ -72,6 +76,8 @@ class TensorConverter:
         found = self._results(result)
         if self.leaves_on_device:
             mark_complete(self._torch, found.values())
+        if self._borrowing:
+            self._borrowing.keep(self._torch.cuda.current_stream(self._device), found.values())
         return found
 
     def _results(self, result: Any) -> dict[str, Tensor]:

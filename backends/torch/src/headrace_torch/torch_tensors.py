@@ -46,11 +46,13 @@ class TorchTensor(DeviceTensor):
     """A result of PyTorch, contiguous. ``stream`` computes it, and ``complete`` is a CUDA event there, behind it. Both
     are None on a device without streams."""
 
-    __slots__ = ("complete", "stream", "tensor")
+    __slots__ = ("borrowed", "complete", "stream", "tensor")
 
     def __init__(self, tensor: Any, dtype: np.dtype[Any], stream: Any = None, complete: Any = None) -> None:
         super().__init__(tensor.shape, dtype)
         self.tensor, self.stream, self.complete = tensor, stream, complete
+        #: A `headrace_torch.borrowed_tensors.Borrowed`: what is read to compute it.
+        self.borrowed: Any = None
 
     def __dlpack_device__(self) -> tuple[int, int]:
         kind, number = self.tensor.__dlpack_device__()
@@ -86,7 +88,9 @@ class TorchTensor(DeviceTensor):
             raise BackendError(f"PyTorch execute failure: {first_line(error)}", Code.INTERNAL) from error
 
     def view(self, rows: slice, shape: Sequence[int]) -> TorchTensor:
-        return TorchTensor(self.tensor[rows].view(shape), self.dtype, self.stream, self.complete)
+        part = TorchTensor(self.tensor[rows].view(shape), self.dtype, self.stream, self.complete)
+        part.borrowed = self.borrowed
+        return part
 
 
 def mark_complete(torch: Any, tensors: Iterable[Any]) -> None:

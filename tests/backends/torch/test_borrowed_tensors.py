@@ -1,0 +1,75 @@
+"""What is kept of other engines' tensors, and for how long. The events and streams are played: there is no GPU."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace import StackedTensors
+from headrace_testing.played_tensors import PlayedDeviceTensor
+from headrace_torch import borrowed_tensors
+from headrace_torch.borrowed_tensors import Borrowing
+from headrace_torch.torch_tensors import TorchTensor
+
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+class Stream:
+    """Its work is done when a test says so."""
+
+    done = False
+
+    def record_event(self) -> Stream:
+        return self
+
+    def query(self) -> bool:
+        return self.done
+
+
+def result() -> TorchTensor:
+    return TorchTensor(torch.zeros(2, 4), X.dtype)
+
+
+def borrowed(borrowing: Borrowing, stream: Any) -> tuple[weakref.ref[Any], TorchTensor]:
+    """Execute with a tensor of another engine. Return a reference to it, and the result."""
+    tensor = PlayedDeviceTensor(X.copy())
+    kept, left = weakref.ref(tensor.memory), result()
+    borrowing.add(StackedTensors([X, tensor]))
+    borrowing.keep(stream, [left, X])
+    return kept, left
+
+
+def test_a_tensor_is_kept_as_long_as_a_result_of_it() -> None:
+    stream = Stream()
+    kept, left = borrowed(Borrowing(), stream)
+    part: Any = left[1:]
+    del left
+    assert kept() is not None
+    stream.done = True  # whoever has read the result has waited
+    del part
+    assert kept() is None
+    assert not borrowed_tensors._unread
+
+
+def test_a_tensor_whose_result_is_dropped_unread_is_kept_until_the_kernels_are_done() -> None:
+    stream, borrowing = Stream(), Borrowing()
+    kept, left = borrowed(borrowing, stream)
+    del left
+    assert kept() is not None
+    borrowing.keep(stream, [])
+    assert kept() is not None
+    stream.done = True
+    borrowing.keep(stream, [])
+    assert kept() is None
+
+
+def test_pytorchs_own_tensors_and_arrays_are_not_kept() -> None:
+    borrowing, left = Borrowing(), result()
+    own = result()
+    borrowing.add(own)
+    borrowing.add(StackedTensors([own, X]))
+    borrowing.keep(Stream(), [left])
+    assert left.borrowed is None
