@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -45,6 +47,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, write_model: Callable[.
     write_model(path, "mood", partial(classifier, id2label={0: "sad", 1: "glad", 2: "so-so"}))
     write_model(path, "topics", partial(classifier, num_labels=3, problem_type="multi_label_classification"))
     write_model(path, "hear", tiny_models.whisper, max_audio_s="60")
+    write_model(path, "timed", tiny_models.timed_whisper)
     return path
 
 
@@ -183,6 +186,65 @@ def test_long_audio_is_read_in_windows(loop: Loop) -> None:
     texts = [b"".join(ask(loop, "hear", audio=[file_of(part)])["text_output"].items()).decode() for part in parts]
     whole = b"".join(ask(loop, "hear", audio=[file_of(np.concatenate(parts))])["text_output"].items()).decode()
     assert len(whole) > max(map(len, texts))
+
+
+SPEECH = ["text_output", "language", "duration", "segments"]
+
+
+def ask_speech(loop: Loop, model: str, *files: bytes, wanted: Sequence[str] = SPEECH, **inputs: Any) -> dict[str, Any]:
+    """Ask for the outputs ``wanted``; strings are lists of str."""
+    sent = {"audio": rows_of(list(files)), **{name: rows_of(rows) for name, rows in inputs.items()}}
+    found = loop.run(loop.server.infer_async(model, sent, outputs=wanted)).outputs
+    return {
+        name: [each.decode() for each in value.items()] if isinstance(value, BytesTensor) else value
+        for name, value in found.items()
+    }
+
+
+@pytest.mark.parametrize("language", ["", "de", "en"])
+@pytest.mark.parametrize("seconds", [0.4, 2.7])
+def test_segments_are_those_of_transformers_pipeline(
+    loop: Loop, repository: Path, seconds: float, language: str
+) -> None:
+    pipeline = transformers.pipeline("automatic-speech-recognition", str(repository / "timed" / "1"))
+    samples = sound(seconds) * np.sin(np.arange(int(seconds * RATE)) / 3000).astype(np.float32)
+    options = {"num_beams": 1, **({"language": language} if language else {})}
+    sent = {"raw": samples.copy(), "sampling_rate": RATE}
+    expected = pipeline(sent, return_timestamps=True, return_language=True, generate_kwargs=options)
+    given = ask_speech(loop, "timed", file_of(samples), language=[language])
+    assert given["text_output"] == [expected["text"].strip()]
+    assert given["language"] == [expected["chunks"][0]["language"]]
+    assert language in ("", *(given["language"][0][:2].replace("ge", "de"),))
+    assert np.asarray(given["duration"]).ravel() == pytest.approx([seconds])
+    segments = json.loads(given["segments"][0])
+    assert [each["text"] for each in segments] == [each["text"] for each in expected["chunks"]]
+    for each, (start, end) in zip(segments, [each["timestamp"] for each in expected["chunks"]], strict=True):
+        assert each["start"] == start or start is None
+        assert each["end"] == end or end is None
+        assert 0 <= each["start"] <= each["end"]
+
+
+def test_a_request_for_the_text_alone_is_read_without_timestamps(loop: Loop, repository: Path) -> None:
+    folder = repository / "timed" / "1"
+    features = transformers.WhisperFeatureExtractor.from_pretrained(folder)
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    made = model.generate(features(sound(0.4), sampling_rate=RATE, return_tensors="pt").input_features, language="de")
+    expected = tokenizer.batch_decode(made, skip_special_tokens=True)[0].strip()
+    given = ask_speech(loop, "timed", file_of(sound(0.4)), wanted=["text_output"], language=["de"])
+    assert given == {"text_output": [expected]}
+
+
+def test_a_model_without_timestamps_has_a_segment_for_each_window(loop: Loop) -> None:
+    parts = [sound(0.9, hertz=hertz) for hertz in (300, 700)]
+    given = ask_speech(loop, "hear", file_of(np.concatenate(parts)), file_of(parts[0]))
+    first, second = map(json.loads, given["segments"])
+    assert first[0]["start"] == 0
+    assert first[-1]["end"] == pytest.approx(1.8)
+    assert all(before["end"] <= after["start"] for before, after in pairwise(first))
+    assert given["text_output"] == [" ".join(each["text"] for each in segments) for segments in (first, second)]
+    assert np.asarray(given["duration"]).ravel() == pytest.approx([1.8, 0.9])
+    assert given["language"] == ["", ""]
 
 
 @pytest.mark.parametrize(

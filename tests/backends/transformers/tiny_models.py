@@ -197,3 +197,57 @@ def whisper(folder: Path) -> Path:
     ).save_pretrained(folder)
     model.save_pretrained(folder)
     return folder
+
+
+def timed_whisper(folder: Path) -> Path:
+    """A `whisper` with the tokens of Whisper: two languages, and a timestamp for each 0.02 s."""
+    torch.manual_seed(6)
+    words = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>",
+             "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]  # fmt: skip
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    times = [f"<|{place / 50:.2f}|>" for place in range(51)]
+    vocabulary = {each: place for place, each in enumerate([*letters, *words])}
+    tokenizer = transformers.WhisperTokenizer(vocab=vocabulary, merges=[])
+    tokenizer.add_special_tokens({"extra_special_tokens": words[1:]})
+    tokenizer.add_tokens([transformers.AddedToken(each, special=False) for each in times])
+    ids = {each: tokenizer.convert_tokens_to_ids(each) for each in [*words, *times]}
+    config = transformers.WhisperConfig(
+        vocab_size=len(tokenizer),
+        num_mel_bins=8,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        max_source_positions=50,
+        max_target_positions=40,
+        decoder_start_token_id=ids["<|startoftranscript|>"],
+        bos_token_id=ids["<|endoftext|>"],
+        eos_token_id=ids["<|endoftext|>"],
+        pad_token_id=ids["<|endoftext|>"],
+        init_std=0.6,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+    model = transformers.WhisperForConditionalGeneration(config)
+    model.generation_config = transformers.GenerationConfig(
+        decoder_start_token_id=config.decoder_start_token_id,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        pad_token_id=config.pad_token_id,
+        is_multilingual=True,
+        lang_to_id={each: ids[each] for each in ("<|en|>", "<|de|>")},
+        task_to_id={each: ids[f"<|{each}|>"] for each in ("transcribe", "translate")},
+        no_timestamps_token_id=ids["<|notimestamps|>"],
+        prev_sot_token_id=ids["<|startofprev|>"],
+        max_initial_timestamp_index=25,
+        max_length=30,
+    )
+    tokenizer.save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(
+        feature_size=8, chunk_length=1, sampling_rate=16000, hop_length=160
+    ).save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder

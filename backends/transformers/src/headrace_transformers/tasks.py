@@ -48,7 +48,9 @@ def _tensors(task: Task, config: Mapping[str, Any]) -> tuple[list[ContractTensor
         given = [ContractTensor("label", text, (labels,)), ContractTensor("score", dtypes.FP32, (labels,))]
         return [ContractTensor("text", text, (1,))], given
     inputs = [ContractTensor(name, text, (1,)) for name in ("audio", "language", "prompt")]
-    return [*inputs, ContractTensor("temperature", dtypes.FP32, (1,))], [ContractTensor("text_output", text, (1,))]
+    outputs = [ContractTensor(name, text, (1,)) for name in ("text_output", "language", "segments")]
+    numbers = (ContractTensor(name, dtypes.FP32, (1,)) for name in ("temperature", "duration"))
+    return [*inputs, next(numbers)], [*outputs, *numbers]
 
 
 def _width(config: Mapping[str, Any]) -> int:

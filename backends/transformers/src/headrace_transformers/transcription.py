@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace import BytesTensor, Instance, InvalidArgument, LoadError, Model, Tensors, one_line
+from headrace import (
+    BytesTensor,
+    HeadraceError,
+    InferRequest,
+    InferResponse,
+    InvalidArgument,
+    LoadError,
+    Model,
+    RequestInstance,
+    Tensors,
+    one_line,
+)
 from headrace_transformers.audio import load_soundfile, read_audio, windows_of
 from headrace_transformers.encoders import texts_of
 from headrace_transformers.parameters import is_trusted
+from headrace_transformers.timed_speech import Segment, TimedSpeech
 from headrace_transformers.transformers_engine import OpenedTransformer, reworded_execution
 
 #: Windows that are read together, and the seconds of one if the model has no such setting.
 WINDOWS, WINDOW_S = 8, 30
 
 
-class Transcriber(Instance):
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What a file says. ``language`` is an English word, or empty if it is not known; ``duration`` is in seconds."""
+
+    text: str
+    language: str
+    duration: float
+    segments: Sequence[Segment]
+
+
+class Transcriber(RequestInstance):
     """``audio`` BYTES[rows, 1], the bytes of files -> ``text_output`` BYTES[rows, 1].
 
-    The windows of a file are read together, those of several files one after the other.
+    The windows of a file are read together, those of several files one after the other. A request for ``segments`` or
+    ``language`` is read with timestamps, if the model has them.
     """
 
     def __init__(self, model: Model, opened: OpenedTransformer) -> None:
         self._opened, self._torch = opened, opened.torch
         self._soundfile = load_soundfile()
         self._most_s = model.parameters.max_audio_s
+        self._declared = [io.name for io in model.config.output]
+        self._has_rows = model.config.max_batch_size > 0
         try:
             self._processor = opened.transformers.AutoProcessor.from_pretrained(
                 opened.files.folder, local_files_only=True, trust_remote_code=is_trusted(model)
@@ -42,18 +69,40 @@ class Transcriber(Instance):
         self._rate = int(self._features.sampling_rate)
         self._window_s = int(getattr(self._features, "chunk_length", WINDOW_S))
         self._languages = getattr(opened.model.generation_config, "lang_to_id", None) or {}
+        self._timed = TimedSpeech.of(opened, self._processor) if {"segments", "language"} & {*self._declared} else None
 
     def close(self) -> None:
-        del self._opened
+        del self._opened, self._timed
 
-    def execute(self, inputs: Tensors) -> Tensors:
+    def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | HeadraceError]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: InferRequest) -> InferResponse | HeadraceError:
+        try:
+            return InferResponse(self._outputs(cast("Tensors", request.inputs), request.outputs or self._declared))
+        except HeadraceError as error:
+            return error
+
+    def _outputs(self, inputs: Tensors, wanted: Sequence[str]) -> Tensors:
         audio = inputs["audio"]
         if not isinstance(audio, BytesTensor):
             raise InvalidArgument("input 'audio' must be of type BYTES")
         files = [bytes(item) for item in audio.items()]
         rows = zip(files, self._options(inputs, len(files)), strict=True)
-        texts = [self._transcribe(file, options) for file, options in rows]
-        return {"text_output": BytesTensor.from_items([text.encode() for text in texts], (*audio.shape,))}
+        is_timed = "segments" in wanted or "language" in wanted
+        made = [self._transcribe(file, options, is_timed) for file, options in rows]
+        shape = (len(made), 1) if self._has_rows else (len(made),)
+        texts = {
+            "text_output": [each.text for each in made],
+            "language": [each.language for each in made],
+            "segments": [json.dumps([segment.json() for segment in each.segments]) for each in made],
+        }
+        outputs: dict[str, Any] = {
+            name: BytesTensor.from_items([each.encode("utf-8", "replace") for each in values], shape)
+            for name, values in texts.items()
+        }
+        outputs["duration"] = np.array([each.duration for each in made], np.float32).reshape(shape)
+        return {name: outputs[name] for name in wanted if name in outputs}
 
     def _options(self, inputs: Tensors, rows: int) -> Sequence[dict[str, Any]]:
         found: list[dict[str, Any]] = [{} for _ in range(rows)]
@@ -85,13 +134,24 @@ class Transcriber(Instance):
         with self._opened.tokenizing:
             return self._torch.tensor(self._processor.get_prompt_ids(prompt), device=self._opened.device)
 
-    def _transcribe(self, file: bytes, options: dict[str, Any]) -> str:
+    def _transcribe(self, file: bytes, options: dict[str, Any], is_timed: bool) -> Transcript:
         samples = read_audio(self._soundfile, file, self._rate, self._most_s)
+        duration = len(samples) / self._rate
+        if is_timed and self._timed is not None:
+            with reworded_execution(), self._torch.inference_mode():
+                text, language, timed = self._timed.read(samples, duration, options)
+            return Transcript(text, language, duration, timed)
         parts = windows_of(samples, self._rate, self._window_s)
-        texts: list[str] = []
+        segments: list[Segment] = []
+        begin = 0.0
         for start in range(0, len(parts), WINDOWS):
-            texts += self._read(parts[start : start + WINDOWS], options)
-        return " ".join(text.strip() for text in texts if text.strip())
+            group = parts[start : start + WINDOWS]
+            for part, text in zip(group, self._read(group, options), strict=True):
+                end = begin + len(part) / self._rate
+                if text.strip():
+                    segments.append(Segment(begin, end, text.strip()))
+                begin = end
+        return Transcript(" ".join(each.text for each in segments), "", duration, segments)
 
     def _read(self, parts: Sequence[npt.NDArray[np.float32]], options: dict[str, Any]) -> list[str]:
         opened = self._opened

@@ -1,0 +1,69 @@
+"""Speech with the times of its parts, by transformers' own pipeline: Whisper writes timestamps into its text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace_transformers.transformers_engine import OpenedTransformer
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a file, in seconds from its begin."""
+
+    start: float
+    end: float
+    text: str
+
+    def json(self) -> dict[str, float | str]:
+        return {"start": round(self.start, 3), "end": round(self.end, 3), "text": self.text}
+
+
+class TimedSpeech:
+    """Reads files with timestamps. One thread at a time."""
+
+    def __init__(self, pipeline: Any, rate: int) -> None:
+        self._pipeline, self._rate = pipeline, rate
+        #: The pipeline would take five beams.
+        self._beams = pipeline.model.generation_config.num_beams or 1
+
+    @classmethod
+    def of(cls, opened: OpenedTransformer, processor: Any) -> TimedSpeech | None:
+        """Return the reader for the model ``opened``; None if it writes no timestamps."""
+        if getattr(opened.model.generation_config, "no_timestamps_token_id", None) is None:
+            return None
+        pipeline = opened.transformers.pipeline(
+            "automatic-speech-recognition",
+            model=opened.model,
+            tokenizer=processor.tokenizer,
+            feature_extractor=processor.feature_extractor,
+            device=opened.device,
+        )
+        return cls(pipeline, int(processor.feature_extractor.sampling_rate))
+
+    def read(
+        self, samples: npt.NDArray[np.float32], duration: float, options: dict[str, Any]
+    ) -> tuple[str, str, Sequence[Segment]]:
+        """Return the text of ``samples``, its language as an English word (empty if not known), and its segments.
+
+        ``options`` are for ``generate``. A segment of which the model wrote no end ends with the file.
+        """
+        found = self._pipeline(
+            {"raw": samples, "sampling_rate": self._rate},
+            return_timestamps=True,
+            return_language=True,
+            generate_kwargs={"num_beams": self._beams, **options},
+        )
+        segments: list[Segment] = []
+        for chunk in found.get("chunks", ()):
+            start, end = chunk["timestamp"]
+            if start is None:
+                start = segments[-1].end if segments else 0.0
+            segments.append(Segment(start, max(start, duration if end is None else end), chunk["text"]))
+        language = next((chunk["language"] for chunk in found.get("chunks", ()) if chunk.get("language")), "")
+        return found["text"].strip(), language, segments
