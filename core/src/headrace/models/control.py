@@ -62,7 +62,7 @@ class Control:
         self._watcher = self._make_watcher()
         #: The running loads of models with dead instances, in a mode without loads by name.
         self._revivals: dict[str, asyncio.Future[None]] = {}
-        #: Does in all servers that share the ports what one is asked to do. None for a single server.
+        #: Repeats loads and unloads by name in all servers that share the ports. None for a single server.
         self.relay: Relay | None = None
 
     async def start(self) -> list[HeadraceError]:

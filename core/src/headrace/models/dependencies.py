@@ -26,7 +26,7 @@ Needed: TypeAlias = "Mapping[Dependency, ServedModel]"
 
 
 class Dependencies:
-    """Knows which of ``records`` need which. ``nested`` knows which loads wait for which. Event loop only."""
+    """Finds the models of ``records`` that need others. ``nested``: loads that wait for others. Event loop only."""
 
     def __init__(self, records: Mapping[str, ModelRecord], nested: NestedLoads) -> None:
         self._records = records

@@ -52,7 +52,7 @@ class Meter(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """An inference that was begun has its last answer. Called once for each, also if its caller has gone."""
+        """Note the last answer of an inference that was begun. Called once for each, also after a disconnect."""
 
     @abstractmethod
     def take_back(self, size_bytes: int) -> None:
@@ -68,7 +68,7 @@ class Interceptor(ABC):
     name: ClassVar[str]
     #: True for one that only watches. It comes before all others, so that it watches what they refuse, too.
     first: ClassVar[bool] = False
-    #: True for a control mode. It comes after all others: it loads nothing for a caller whom they refuse.
+    #: True for a control mode. It comes after all others, so that it loads nothing for a caller that they refuse.
     last: ClassVar[bool] = False
 
     def __init__(self, options: ServerOptions) -> None:
@@ -123,11 +123,11 @@ class Interceptor(ABC):
         return None
 
     def refused(self, caller: Caller, error: HeadraceError) -> None:
-        """An interceptor has refused an operation by ``error``. Called also for one that leaves the operation out."""
+        """Note that an interceptor refused an operation by ``error``. Called for those that leave it out, too."""
 
     def who_may(self, operation: AnyOperation, transport: str) -> str | None:
-        """Return whom it lets do ``operation`` over ``transport``, such as ``"callers with a key"``, for ``headrace
-        check --security``. An empty string is everybody; None leaves it open."""
+        """Return who may do ``operation`` over ``transport``, such as ``"callers with a key"``, for ``headrace check
+        --security``. An empty string is everybody. None: this interceptor does not decide it."""
         return None
 
     def publishers(self) -> Iterable[tuple[dict[str, str], Publisher]]:
@@ -142,7 +142,7 @@ class InterceptorChain:
     spared = 0
 
     def __init__(self, interceptors: Sequence[Interceptor], is_decided: bool = False) -> None:
-        """Create the chain. If it ``is_decided``, ``interceptors`` take the operation, and none is asked if it does."""
+        """Create the chain. If ``is_decided``, all ``interceptors`` take the operation: `samples` of none is called."""
         self._interceptors = self.interceptors = tuple(interceptors)
         self._readers = [each for each in interceptors if type(each).intercept is not Interceptor.intercept]
         self._samplers = [each for each in interceptors if type(each).samples is not Interceptor.samples]

@@ -43,7 +43,7 @@ class OpenedModel:
 
     @property
     def blocks(self) -> bool:
-        """True if `close` may block: agents are told, or files are removed."""
+        """True if `close` may block: it calls agents, or removes files."""
         return self.agents is not None or not self.entry.repositories[0].whole
 
     def close(self, *, is_loaded: bool) -> None:

@@ -1,4 +1,4 @@
-"""The readiness of a version's instances. Each is asked on a thread of its own.
+"""The readiness of a version's instances. ``is_ready`` of each is called on a thread of its own.
 
 Source: docs/spec/behaviours.md section 9.7.
 """

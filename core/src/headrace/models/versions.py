@@ -83,7 +83,7 @@ def select_versions(name: str, policy: ModelVersionPolicy, available: Sequence[i
 
 
 # ---------------------------------------------------------------------------
-# Whether anything has changed
+# Comparison with what is loaded
 # ---------------------------------------------------------------------------
 
 

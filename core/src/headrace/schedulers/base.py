@@ -117,7 +117,7 @@ class Dependency(NamedTuple):
 
 
 def _nobody_to_ask(ticket: Ticket) -> None:
-    """Refuse the request: the default ``ask`` of a model of which only the config is known."""
+    """Refuse the request: the default ``ask`` of a model that is not loaded."""
     raise InternalError(f"model '{ticket.request.model_name}' is not loaded")
 
 
@@ -144,7 +144,7 @@ class OtherModel:
 
 @dataclass(frozen=True, slots=True)
 class DelayedStart:
-    """Start no execution until enough requests wait. For tests of a server, which then know what runs together.
+    """Start no execution until enough requests wait. For tests of a server that need to choose what runs together.
 
     ``requests`` is how many must wait for an instance at the same time. ``backlog`` is how many must wait behind those,
     for a scheduler that admits only some requests to the instances. 0 delays nothing. When both numbers have been
@@ -194,7 +194,7 @@ class SchedulerContext:
     #: If the request waited, `Unavailable` counts as rejected and `Cancelled` as cancelled. Its time counts as waiting
     #: until ``ticket.started_ns`` (until now, if that is not set), and as computing after that.
     answer: Callable[[Ticket, Answer, bool], None]
-    #: Call `Scheduler.next` soon for all idle instances. For changes that only the scheduler knows of.
+    #: Call `Scheduler.next` soon for all idle instances. For changes that no request and no execution causes.
     ask_again: Callable[[], None]
     #: For tests of a server. A scheduler that batches obeys it.
     delayed_start: DelayedStart = DelayedStart()
@@ -327,7 +327,7 @@ class FullScheduler(Scheduler):
     # ------------------------------------------------------------------ requests
 
     def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
-        """Take back ``ticket``, which ``instance`` has run and which its model wants to run again.
+        """Take back ``ticket``: ``instance`` has executed it, and the model asks for one more execution.
 
         Return the level at which it waits, as `submit` does. Or raise the error that its caller gets; `finished`
         follows. ``outputs`` has the outputs that are ``kept``. ``ticket.request`` may be replaced by the model's next

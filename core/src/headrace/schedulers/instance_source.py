@@ -19,7 +19,7 @@ from headrace.telemetry.log_limits import rate_limited_logger
 
 log = rate_limited_logger(__name__)
 
-#: If its scheduler fails, an instance is asked for again after 1 s.
+#: If the scheduler fails, `Scheduler.next` is called for the instance again after 1 s.
 RETRY_NS = 1_000_000_000
 #: On the event loop, an instance starts batches for at most 0.5 ms after its first one ended. Then sockets are polled.
 TURN_NS = 500_000
@@ -64,7 +64,7 @@ class InstanceSource:
         "wait",
         "wake_at",
     )  # fmt: skip
-    #: True if requests may wait although this instance is idle, so that another instance must be asked.
+    #: True if requests may wait although this instance is idle: `Scheduler.next` is then called for another one.
     is_limited: ClassVar[bool] = False
 
     def __init__(self, model_queue: Dispatcher, instance: InstanceInfo) -> None:
