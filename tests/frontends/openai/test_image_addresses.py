@@ -9,10 +9,12 @@ from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace import SecurityReview
 from headrace_openai import image_addresses
 from headrace_openai.image_addresses import ImageFetcher, ImageHosts
 from headrace_openai.openai_errors import BadMember
@@ -212,3 +214,20 @@ def test_a_flag_names_hosts_with_all_their_forms() -> None:
     for wrong in ("http://a.example", "a.example/x", "u@a.example", "a.example:x", ":80"):
         with pytest.raises(ValueError, match=r".+"):
             ImageHosts(wrong)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "wide"),
+    [
+        ("images.example.com,*.cdn.example.com,10.0.0.5,93.184.216.0/24,2606:2800::/32", []),
+        ("10.0.0.0/8", ["10.0.0.0/8"]),
+        ("127.0.0.0/30,fd00::/8,*.com", ["127.0.0.0/30", "fd00::/8", "*.com"]),
+        ("0.0.0.0/0,::/0,128.0.0.0/1", ["0.0.0.0/0", "::/0", "128.0.0.0/1"]),
+    ],
+)
+def test_a_review_names_hosts_that_reach_inner_networks(tmp_path: Path, hosts: str, wide: list[str]) -> None:
+    """``headrace check --security``, and the profile ``public``, by the options of the flag."""
+    review = SecurityReview.of_command_line([f"--model-repository={tmp_path}", f"--openai-image-hosts={hosts}"])
+    lines = [line for line in review.exposures() if line.where == "--openai-image-hosts"]
+    assert [line.what for line in lines] == [f"images from {each}, at addresses in messages" for each in wide]
+    assert all(line.is_open and line.flags == ("--openai-image-hosts",) for line in lines)

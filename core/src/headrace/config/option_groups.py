@@ -36,7 +36,8 @@ class OptionGroup:
     """The options of one plugin. Its flags start with ``name``; the help prints the docstring above them.
 
     A field is str, int, float, bool, a `Literal` of strings, or one of these or None. A field without a default is
-    required. Its ``metadata`` may have a ``help``. A `ValueError` from ``__post_init__`` is printed as a usage error.
+    required. Its ``metadata`` may have a ``help``, and ``opens``, a function from the value to texts about what it
+    opens to callers, for ``headrace check --security``. A `ValueError` from ``__post_init__`` is a usage error.
     """
 
     name: ClassVar[str]
@@ -73,8 +74,7 @@ def group_flags(kind: type[OptionGroup]) -> Sequence[GroupFlag]:
         raise TypeError(
             f"option group {kind.__name__} is named {kind.name!r}, not in lower-case letters, digits and '-'"
         )
-    hints = get_type_hints(kind)
-    found = []
+    hints, found = get_type_hints(kind), list[GroupFlag]()
     for each in fields(kind):  # type: ignore[arg-type]
         argument, read = _reader(hints[each.name], f"{kind.__name__}.{each.name}")
         default = each.default if each.default_factory is MISSING else each.default_factory()
@@ -115,7 +115,7 @@ def complete_groups(kinds: Iterable[type[OptionGroup]], given: Sequence[OptionGr
             names = ", ".join(kind.__name__ for kind in known) or "none"
             raise ConfigError(f"plugin_options: no plugin has the options {type(group).__name__}; there are: {names}")
     by_kind = {type(group): group for group in given}
-    return tuple(by_kind[kind] if kind in by_kind else _make(kind, {}) for kind in known)
+    return tuple(by_kind.get(kind) or _make(kind, {}) for kind in known)
 
 
 def _make(kind: type[G], values: dict[str, Any]) -> G:

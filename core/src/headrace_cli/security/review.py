@@ -219,6 +219,7 @@ class SecurityReview:
                 yield Exposure("limits", f"{flag}={host}", who, True, (flag,), f"{flag}=native")
 
     def _files(self) -> Iterator[Exposure]:
+        """Yield files that others can write, and what the flags of plugins open."""
         options = self._options
         for flag in ("http_server_key", "grpc_server_key"):
             path = getattr(options, flag)
@@ -229,9 +230,11 @@ class SecurityReview:
                 yield _file(path, "models, which are code, can be written", mode, "--model-repository")
         for group in options.plugin_options:
             for each in fields(group):  # type: ignore[arg-type]
-                path, flag = getattr(group, each.name), f"--{group.name}-{each.name.replace('_', '-')}"
-                if isinstance(path, str) and Path(path).is_file() and (mode := _mode(path)) & 0o022:
-                    yield _file(path, "the file can be written", mode, flag)
+                value, flag = getattr(group, each.name), f"--{group.name}-{each.name.replace('_', '-')}"
+                if isinstance(value, str) and Path(value).is_file() and (mode := _mode(value)) & 0o022:
+                    yield _file(value, "the file can be written", mode, flag)
+                for text in each.metadata.get("opens", _nothing)(value):
+                    yield Exposure(flag, text, "all callers of what it is for", True, (flag,), f"{flag} without it")
         if options.dev:
             what, who = "Python models in the process of the server", "the models"
             yield Exposure("models", what, who, True, ("--dev",), "no --dev")
@@ -283,6 +286,10 @@ def _unique(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
 
 def _reach(port: ReviewedPort) -> str:
     return "this machine only" if port.is_local else "every machine that reaches the address"
+
+
+def _nothing(_: object) -> Sequence[str]:
+    return ()
 
 
 def _mode(path: str) -> int:

@@ -66,6 +66,11 @@ class ImageHosts:
         if (address := _address(host)) is not None:
             self._networks.append(ip_network(address))
 
+    def wide(self) -> list[str]:
+        """Return the networks of several addresses that are not public, and domains like ``*.com``."""
+        networks = [str(network) for network in self._networks if _has_inner(network)]
+        return [*networks, *sorted(f"*{suffix}" for suffix in self._suffixes if suffix.count(".") == 1)]
+
     def allows(self, host: str, port: int) -> bool:
         """True if images may be fetched from ``host``. Without a port in the flag, it is that of the scheme."""
         named = (host, port) in self._names or ((host, 0) in self._names and port in _PORTS.values())
@@ -97,6 +102,11 @@ def _meanings(address: IPv4Address | IPv6Address) -> Sequence[IPv4Address | IPv6
     if inner is None and any(address in network for network in _EMBEDS):
         inner = IPv4Address(int(address) & 0xFFFFFFFF)
     return [address] if inner is None else [inner] if address.ipv4_mapped else [address, inner]
+
+
+def _has_inner(network: IPv4Network | IPv6Network) -> bool:
+    ends = (network[0], network[-1])
+    return network.num_addresses > 1 and (network.prefixlen < 8 or not all(map(_is_public, ends)))
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:

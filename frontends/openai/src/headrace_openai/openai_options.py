@@ -9,6 +9,10 @@ from headrace import OptionGroup
 from headrace_openai.image_addresses import ImageHosts
 
 
+def _wide_hosts(text: str) -> list[str]:
+    return [f"images from {each}, at addresses in messages" for each in ImageHosts(text).wide()]
+
+
 @dataclass(frozen=True)
 class OpenAiOptions(OptionGroup):
     """OpenAI's routes, `/v1/...`."""
@@ -22,7 +26,8 @@ class OpenAiOptions(OptionGroup):
         default="",
         metadata={
             "help": "Hosts from which images in messages are fetched, separated by commas: a.example, *.b.example, "
-            "10.0.0.0/8. Empty: none."
+            "10.0.0.0/8. Empty: none.",
+            "opens": _wide_hosts,
         },
     )
 
