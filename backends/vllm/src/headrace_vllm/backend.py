@@ -24,7 +24,7 @@ class VLLM(Backend):
 
     def complete_config(self, model: Model) -> None:
         """All tensors of the contract; for text, decoupled responses and no batch axis."""
-        from headrace_vllm.completion import complete
+        from headrace_vllm.task_tensors import complete
 
         complete(model)
 
