@@ -36,7 +36,7 @@ MORE = {
     "headrace_llm": 7,
     "headrace_logging": 12,
     "headrace_on_demand": 9,
-    "headrace_openai": 32,
+    "headrace_openai": 33,
     "headrace_quotas": 12,
     "headrace_router": 9,
     "headrace_sequence": 11,

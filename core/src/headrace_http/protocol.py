@@ -24,7 +24,7 @@ from headrace_http.caller_limits import HttpLimits, has_left, unsent_bytes
 from headrace_http.exchanges import AnsweringProtocol, Exchange
 from headrace_http.message import CONTINUE, HttpRequest
 from headrace_http.request_body import DIRECT_BYTES
-from headrace_http.request_head import END, Malformed, Refused, RequestHead, malformed
+from headrace_http.request_head import END, Http2Refused, Malformed, Refused, RequestHead, malformed
 from headrace_http.request_reader import RequestReader
 
 if TYPE_CHECKING:
@@ -278,6 +278,10 @@ class HttpProtocol(AnsweringProtocol):
             if reader.expects:
                 reader.expects = False
                 self._transport.write(CONTINUE)
+        except Http2Refused as refused:
+            self._read_no_more()
+            self._transport.write(refused.frames)
+            self._is_lingering, self._seconds = True, 0
         except Refused as refused:
             self._refuse(refused)
         except Malformed as error:

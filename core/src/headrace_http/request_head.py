@@ -16,6 +16,8 @@ from headrace_http.message import HttpReply, error_reply, text_error
 
 #: The end of a head.
 END = b"\r\n\r\n"
+#: What a connection of HTTP/2 begins with.
+HTTP_2 = b"PRI * HTTP/2.0\r\n\r\n"
 #: ``RequestHead.body_bytes`` of a chunked body.
 CHUNKED = -1
 #: At most 256 heads are kept, of at most 1024 bytes.
@@ -80,6 +82,17 @@ class Refused(Exception):
     def reply(self) -> HttpReply:
         """The answer in Triton's form."""
         return text_error(self.status, self.error.message) if self.status else error_reply(self.error)
+
+
+class Http2Refused(Refused):
+    """The client speaks HTTP/2, without asking first (RFC 9113, 3.3)."""
+
+    #: The answer: no settings, and the reset of the first request by HTTP_1_1_REQUIRED. Clients such as curl then
+    #: repeat it over HTTP/1.1, if the connection is neither closed nor ended by GOAWAY before.
+    frames = bytes.fromhex("000000 04 00 00000000" + "000004 03 00 00000001 0000000d")
+
+    def __init__(self) -> None:
+        super().__init__(Unsupported("this port speaks HTTP/1.1"), 505)
 
 
 def malformed(error: Malformed) -> Refused:

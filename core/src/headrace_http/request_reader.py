@@ -18,7 +18,9 @@ from headrace_http.request_body import DIRECT_BYTES, ChunkedBody, DirectBody
 from headrace_http.request_head import (
     CHUNKED,
     END,
+    HTTP_2,
     HeadSearch,
+    Http2Refused,
     Malformed,
     Refused,
     RequestHead,
@@ -131,6 +133,8 @@ class RequestReader:
         raw = self._search.take(self.rest)
         if raw is None:
             return None
+        if raw == HTTP_2:
+            raise Http2Refused
         head = self.find_head(raw)
         if head is None:
             head = parse_head(raw, self._limits.headers)

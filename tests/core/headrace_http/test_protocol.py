@@ -235,7 +235,7 @@ def test_refused_caller_may_go_on_sending_and_reads_the_refusal(connect: Connect
         b"GET / HTTP/1.1\r\nHost: h\r\nA : b\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: h\r\nA: b\nB: c\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS hello",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )
 def test_ambiguous_or_malformed_request_is_refused_and_the_connection_closed(connect: Connect, data: bytes) -> None:
@@ -245,6 +245,16 @@ def test_ambiguous_or_malformed_request_is_refused_and_the_connection_closed(con
     assert len(peer.statuses) == 1
     assert not peer.requests
     assert peer.wire.has_eof or peer.wire.is_closed
+
+
+@pytest.mark.parametrize("step", [100, 18])
+def test_a_client_of_http_2_is_told_to_speak_http_1(connect: Connect, step: int) -> None:
+    """It gets SETTINGS, and RST_STREAM of its first request with HTTP_1_1_REQUIRED (RFC 9113, 6.4 and 7)."""
+    peer = connect()
+    peer.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9) + b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", step)
+    assert peer.answer == bytes.fromhex("000000040000000000" + "00000403000000000100" + "00000d")
+    assert not peer.requests
+    assert not peer.wire.has_eof
 
 
 def test_head_beyond_its_size_is_refused(connect: Connect) -> None:

@@ -81,6 +81,42 @@ def test_the_clients_own_stream_gathers_text_and_calls(client: openai.OpenAI) ->
     assert calls == [("c1", "weather", '{"city":"Oslo"}'), ("c2", "clock", "{}")]
 
 
+def likely(data: bytes, logprob: float) -> list[dict[str, Any]]:
+    """Return the log probabilities of one token, whose bytes are ``data``."""
+    token = {"logprob": logprob, "rank": 1, "decoded_token": data.decode(errors="replace"), "bytes": list(data)}
+    return [{"7": token}]
+
+
+LIKELY: list[dict[str, Any]] = [
+    {"text_output": "", "reasoning": "Hm", "logprobs": likely(b"Hm", -1), "num_output_tokens": 3},
+    {"text_output": {"hex": "c3"}, "logprobs": likely(b"\xc3", -0.5), "num_output_tokens": 1},
+    {"text_output": {"hex": "a9"}, "logprobs": likely(b"\xa9", -0.25), "num_output_tokens": 1},
+    {"text_output": "!\u2028", "finish_reason": "stop", "logprobs": likely(b"!", -0.125), "num_output_tokens": 1},
+]
+
+
+def test_log_probabilities_are_those_of_the_text(client: openai.OpenAI) -> None:
+    """A character of two tokens comes with both."""
+    asked: Any = {"input": json.dumps(LIKELY), "include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    found = client.responses.create(model="scripted", **asked)
+    (_, message) = found.output
+    assert message.type == "message"
+    assert message.content[0].type == "output_text"
+    tokens = message.content[0].logprobs or []
+    assert [(bytes(each.bytes), each.logprob) for each in tokens] == [(b"\xc3", -0.5), (b"\xa9", -0.25), (b"!", -0.125)]
+    assert [len(each.top_logprobs) for each in tokens] == [1, 1, 1]
+    assert found.usage is not None
+    assert (found.usage.output_tokens, found.usage.output_tokens_details.reasoning_tokens) == (6, 3)
+    events = client.responses.create(model="scripted", stream=True, **asked)
+    deltas = [(event.delta, len(event.logprobs)) for event in events if event.type == "response.output_text.delta"]
+    assert deltas == [("é", 2), ("!\u2028", 1)]
+
+
+def test_a_line_of_an_event_has_no_other_end(web: httpx.Client) -> None:
+    body = {"model": "scripted", "input": json.dumps(LIKELY), "stream": True}
+    assert not {"\x85", "\u2028", "\u2029"} & set(web.post("/responses", json=body).text)
+
+
 def test_items_become_messages(client: openai.OpenAI) -> None:
     first = client.responses.create(model="scripted", input=json.dumps(CALL), tools=TOOLS)
     conversation: Any = [
@@ -144,7 +180,9 @@ def test_an_error_is_the_status_or_the_last_event(client: openai.OpenAI) -> None
         ({"background": True}, "background", "given at once"),
         ({"conversation": "c"}, "conversation", "nothing is stored"),
         ({"truncation": "auto"}, "truncation", "an error"),
-        ({"top_logprobs": 3}, "top_logprobs", "/v1/chat/completions"),
+        ({"top_logprobs": 3}, "top_logprobs", "needs include to have 'message.output_text.logprobs'"),
+        ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs", "from 0 to 20"),
+        ({"include": "message.output_text.logprobs"}, "include", "must be an array"),
         ({"input": []}, "input", "not empty"),
         ({"input": [3]}, "input", "input[0] must be a JSON object"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "the type 'item_reference', expected one of"),

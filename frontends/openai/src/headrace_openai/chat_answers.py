@@ -11,6 +11,7 @@ import orjson
 
 from headrace_llm import TokenLogprob, ToolCallParser, token_bytes
 from headrace_openai.choices import Usage
+from headrace_openai.event_lines import event_line
 from headrace_openai.text_models import TextPart
 
 _NULL = b"null"
@@ -56,7 +57,7 @@ class ChatChunks:
     def __init__(self, model: str, wants_usage: bool, top_logprobs: int) -> None:
         self._top = top_logprobs
         head = {"id": new_id(), "object": "chat.completion.chunk", "created": int(time()), "model": model}
-        self._head = b"data: " + _line(head)[:-1]
+        self._head = b"data: " + event_line(head)[:-1]
         self._choice = self._head + b',"choices":[{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}]'
         self._choice += b',"usage":null}\n\n' if wants_usage else b"}\n\n"
 
@@ -67,19 +68,19 @@ class ChatChunks:
             choice.has_begun = True
             chunks = self._choice % (index, b'{"role":"assistant","content":""}', _NULL, _NULL)
         if part.reasoning:
-            chunks += self._choice % (index, b'{"reasoning_content":%b}' % _line(part.reasoning), _NULL, _NULL)
+            chunks += self._choice % (index, b'{"reasoning_content":%b}' % event_line(part.reasoning), _NULL, _NULL)
         if part.text or part.logprobs:
-            logprobs = _line(logprobs_of(part.logprobs, self._top)) if part.logprobs else _NULL
-            chunks += self._choice % (index, b'{"content":%b}' % _line(part.text), logprobs, _NULL)
+            logprobs = event_line(logprobs_of(part.logprobs, self._top)) if part.logprobs else _NULL
+            chunks += self._choice % (index, b'{"content":%b}' % event_line(part.text), logprobs, _NULL)
         if part.tool_calls:
-            chunks += self._choice % (index, b'{"tool_calls":%b}' % _line(part.tool_calls), _NULL, _NULL)
+            chunks += self._choice % (index, b'{"tool_calls":%b}' % event_line(part.tool_calls), _NULL, _NULL)
         if part.finish_reason:
-            chunks += self._choice % (index, b"{}", _NULL, _line(part.finish_reason))
+            chunks += self._choice % (index, b"{}", _NULL, event_line(part.finish_reason))
         return chunks
 
     def print_usage(self, usage: Usage) -> bytes:
         """Return the last chunk."""
-        return self._head + b',"choices":[],"usage":%b}\n\n' % _line(usage.document())
+        return self._head + b',"choices":[],"usage":%b}\n\n' % event_line(usage.document())
 
 
 class ChatText:
@@ -120,7 +121,7 @@ class ChatText:
 
 def chat_document(model: str, choices: Sequence[ChatText], usage: Usage) -> bytes:
     """Return the whole answer to a chat."""
-    return _line(
+    return orjson.dumps(
         {
             "id": new_id(),
             "object": "chat.completion",
@@ -148,7 +149,3 @@ def new_id() -> str:
 def _token(text: str, logprob: float) -> dict[str, Any]:
     data = token_bytes(text)
     return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
-
-
-def _line(value: Any) -> bytes:
-    return orjson.dumps(value)

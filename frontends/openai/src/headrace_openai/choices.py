@@ -17,22 +17,33 @@ MAX_CHOICES = 128
 class Usage:
     """The tokens of all choices: 0 if the model does not report them, because clients expect numbers."""
 
-    __slots__ = ("_input", "_output")
+    __slots__ = ("_input", "output_tokens", "reasoning_tokens")
 
     def __init__(self) -> None:
         self._input: dict[int, int] = {}
-        self._output = 0
+        #: All tokens of the answers, and those of parts that have only reasoning.
+        self.output_tokens = self.reasoning_tokens = 0
+
+    @property
+    def input_tokens(self) -> int:
+        return sum(self._input.values())
 
     def add(self, prompt: int, part: TextPart) -> None:
         """Count ``part`` of an answer to the prompt number ``prompt``."""
         if part.num_input_tokens:
             self._input[prompt] = part.num_input_tokens
-        self._output += part.num_output_tokens or 0
+        if part.num_output_tokens:
+            self.output_tokens += part.num_output_tokens
+            if part.reasoning and not (part.text or part.tool_calls):
+                self.reasoning_tokens += part.num_output_tokens
 
     def document(self) -> dict[str, Any]:
         """Return the member ``usage``."""
-        prompt, completion = sum(self._input.values()), self._output
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        prompt, completion = self.input_tokens, self.output_tokens
+        found = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        if self.reasoning_tokens:
+            return {**found, "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens}}
+        return found
 
 
 async def stopping(parts: AsyncIterator[TextPart], stop: Sequence[str]) -> AsyncIterator[TextPart]:

@@ -12,6 +12,7 @@ import orjson
 
 from headrace_llm import TokenLogprob, token_bytes
 from headrace_openai.choices import Usage
+from headrace_openai.event_lines import event_line
 from headrace_openai.text_models import TextPart
 
 
@@ -34,7 +35,7 @@ class CompletionChunks:
 
     def __init__(self, model: str, wants_usage: bool, top_logprobs: int) -> None:
         self._top = top_logprobs
-        self._head = b"data: " + orjson.dumps(_head(model))[:-1]
+        self._head = b"data: " + event_line(_head(model))[:-1]
         self._choice = self._head + b',"choices":[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}]'
         self._choice += b',"usage":null}\n\n' if wants_usage else b"}\n\n"
 
@@ -42,13 +43,13 @@ class CompletionChunks:
         """Return the chunk for ``part`` of the text with ``offsets``; empty if it has nothing."""
         if not (part.text or part.logprobs or part.finish_reason):
             return b""
-        logprobs = orjson.dumps(logprobs_of(part.logprobs, self._top, offsets)) if part.logprobs else b"null"
-        reason = orjson.dumps(part.finish_reason) if part.finish_reason else b"null"
-        return self._choice % (index, orjson.dumps(part.text), logprobs, reason)
+        logprobs = event_line(logprobs_of(part.logprobs, self._top, offsets)) if part.logprobs else b"null"
+        reason = event_line(part.finish_reason) if part.finish_reason else b"null"
+        return self._choice % (index, event_line(part.text), logprobs, reason)
 
     def print_usage(self, usage: Usage) -> bytes:
         """Return the last chunk."""
-        return self._head + b',"choices":[],"usage":%b}\n\n' % orjson.dumps(usage.document())
+        return self._head + b',"choices":[],"usage":%b}\n\n' % event_line(usage.document())
 
 
 class CompletionText:

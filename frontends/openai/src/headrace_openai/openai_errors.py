@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from headrace import CallerError, Code, HeadraceError, HttpReply, InvalidArgument, one_line
+from headrace_openai.event_lines import event_line
 
 _INVALID = "invalid_request_error"
 #: The error of a path that no route has.
@@ -33,7 +34,7 @@ class BadMember(InvalidArgument):
 
 def error_line(error: HeadraceError, message: str) -> bytes:
     """Return ``error`` as one line of JSON. ``message`` is its text for callers."""
-    return orjson.dumps({"error": _members(error, message)})
+    return event_line({"error": _members(error, message)})
 
 
 def as_openai(error: HeadraceError, usual: HttpReply, asked: str) -> HttpReply:

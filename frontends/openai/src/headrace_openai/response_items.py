@@ -13,11 +13,14 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from time import time
 from typing import Any
 from uuid import uuid4
 
+from headrace_llm import TokenLogprob
+from headrace_openai.chat_answers import logprobs_of
+from headrace_openai.choices import Usage
 from headrace_openai.text_models import TextPart
 
 #: Members of the request that the response repeats, and their defaults.
@@ -31,6 +34,7 @@ _REPEATED: Mapping[str, Any] = {
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
+    "top_logprobs": 0,
     "top_p": None,
     "user": None,
 }
@@ -45,8 +49,12 @@ _PREFIXES = {"message": "msg", "reasoning": "rs"}
 class ResponseItems:
     """One response while it is generated. Each method returns the new events, with their numbers."""
 
-    def __init__(self, asked: Mapping[str, Any], model: str) -> None:
-        """Create the response of ``model`` to ``asked``, the body of the request."""
+    def __init__(self, asked: Mapping[str, Any], model: str, top_logprobs: int = 0) -> None:
+        """Create the response of ``model`` to ``asked``, the body of the request.
+
+        Log probabilities have at most ``top_logprobs`` alternatives.
+        """
+        self._top = top_logprobs
         self._document: dict[str, Any] = {
             "id": f"resp_{uuid4().hex}",
             "object": "response",
@@ -67,6 +75,9 @@ class ResponseItems:
         self._item: dict[str, Any] | None = None
         self._calls: dict[int, dict[str, Any]] = {}
         self._texts: list[str] = []
+        #: Of the tokens of the text that is open, and of tokens whose text is still to come.
+        self._logprobs: list[Any] = []
+        self._pending: list[TokenLogprob] = []
         self._reason = ""
 
     @property
@@ -82,26 +93,28 @@ class ResponseItems:
         """Add ``part``, which is new in the answer."""
         if part.reasoning:
             yield from self._add_text(_REASONING, part.reasoning)
+        elif not part.tool_calls:
+            self._pending += part.logprobs
         if part.text:
             yield from self._add_text(_TEXT, part.text)
         for call in part.tool_calls:
             yield from self._add_call(call)
         self._reason = part.finish_reason or self._reason
 
-    def end(self, usage: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-        """End the response. ``usage`` is that of a chat completion."""
+    def end(self, usage: Usage) -> Iterator[dict[str, Any]]:
+        """End the response."""
         incomplete = _INCOMPLETE.get(self._reason)
         status = "incomplete" if incomplete else "completed"
         yield from self._close(status)
-        self._document["status"] = status
+        self._document |= {"status": status, "completed_at": None if incomplete else int(time())}
         if incomplete:
             self._document["incomplete_details"] = {"reason": incomplete}
         self._document["usage"] = {
-            "input_tokens": usage["prompt_tokens"],
+            "input_tokens": usage.input_tokens,
             "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage["total_tokens"],
+            "output_tokens": usage.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.input_tokens + usage.output_tokens,
         }
         yield self._whole(f"response.{status}")
 
@@ -119,7 +132,14 @@ class ResponseItems:
         assert self._item is not None
         self._texts.append(text)
         delta = self._event(f"response.{name}.delta", content_index=0, delta=text)
-        yield delta | {"logprobs": []} if kind == "message" else delta
+        yield delta | {"logprobs": self._take_logprobs()} if kind == "message" else delta
+
+    def _take_logprobs(self) -> list[Any]:
+        """Return the new log probabilities of the text that is open."""
+        found = list(logprobs_of(self._pending, self._top)["content"])
+        self._pending = []
+        self._logprobs += found
+        return found
 
     def _open_text(self, kind: str, name: str) -> Iterator[dict[str, Any]]:
         item: dict[str, Any] = {
@@ -130,7 +150,7 @@ class ResponseItems:
         }
         item["role" if kind == "message" else "summary"] = "assistant" if kind == "message" else []
         yield from self._open(item)
-        self._texts = []
+        self._texts, self._logprobs = [], []
         yield self._event("response.content_part.added", content_index=0, part=_part(name, ""))
 
     def _add_call(self, call: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -170,9 +190,12 @@ class ResponseItems:
         else:
             name = _TEXT[1] if item["type"] == "message" else _REASONING[1]
             text = "".join(self._texts)
-            item["content"] = [_part(name, text)]
             done = self._event(f"response.{name}.done", content_index=0, text=text)
-            yield done | {"logprobs": []} if name == _TEXT[1] else done
+            if name == _TEXT[1]:
+                self._take_logprobs()
+                done["logprobs"] = self._logprobs
+            item["content"] = [_part(name, text, self._logprobs)]
+            yield done
             yield self._event("response.content_part.done", content_index=0, part=item["content"][0])
         yield self._event("response.output_item.done", item=dict(item))
         self._item = None
@@ -195,9 +218,9 @@ class ResponseItems:
         return {"type": kind, "sequence_number": number, **members}
 
 
-def _part(name: str, text: str) -> dict[str, Any]:
+def _part(name: str, text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
     return (
-        {"type": name, "text": text, "annotations": [], "logprobs": []}
+        {"type": name, "text": text, "annotations": [], "logprobs": logprobs}
         if name == _TEXT[1]
         else {"type": name, "text": text}
     )

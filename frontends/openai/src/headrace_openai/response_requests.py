@@ -18,7 +18,6 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "previous_response_id": (None,),
     "prompt": (None,),
     "store": (None, False),
-    "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
     "max_tool_calls": (None,),
 }
@@ -28,7 +27,6 @@ _WHY_REFUSED = {
     "previous_response_id": "nothing is stored: send the whole conversation as input",
     "prompt": "nothing is stored: send the text itself as input or instructions",
     "store": "nothing is stored",
-    "top_logprobs": "use /v1/chat/completions for log probabilities",
     "truncation": "a conversation beyond the context of the model is an error",
     "max_tool_calls": "the caller calls tools, not the server",
 }
@@ -38,6 +36,8 @@ _RENAMED = {"max_output_tokens": "max_completion_tokens"}
 _READ = frozenset(
     ("input", "instructions", "tools", "tool_choice", "text", "include", "reasoning", "stream_options", *_REFUSED)
 )
+#: The value of ``include`` for log probabilities. What else it may ask for is not there, and left out.
+LOGPROBS = "message.output_text.logprobs"
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 
 
@@ -50,6 +50,10 @@ def chat_document(document: Mapping[str, Any]) -> dict[str, Any]:
         if document.get(name) not in nothing:
             raise BadMember(name, f"{name} is not supported: {_WHY_REFUSED[name]}")
     chat = {_RENAMED.get(name, name): value for name, value in document.items() if name not in _READ}
+    if _includes_logprobs(document):
+        chat["logprobs"] = True
+    elif document.get("top_logprobs"):
+        raise BadMember("top_logprobs", f"top_logprobs needs include to have '{LOGPROBS}'")
     chat["messages"] = _messages(document)
     if tools := document.get("tools"):
         chat["tools"] = _tools(tools)
@@ -58,6 +62,13 @@ def chat_document(document: Mapping[str, Any]) -> dict[str, Any]:
     if (form := _text_format(document.get("text"))) is not None:
         chat["response_format"] = form
     return chat
+
+
+def _includes_logprobs(document: Mapping[str, Any]) -> bool:
+    included = document.get("include")
+    if included is not None and type(included) is not list:
+        raise BadMember("include", f"include must be an array, got {shown(included)}")
+    return LOGPROBS in (included or ())
 
 
 def _messages(document: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from headrace_openai.body_members import flag
 from headrace_openai.chat_routes import Chat, ChatRoute
 from headrace_openai.choices import Usage, numbered
 from headrace_openai.descriptions import RESPONSE
+from headrace_openai.event_lines import event_line
 from headrace_openai.generation_route import EVENT_HEADERS, TextCall
 from headrace_openai.openai_errors import message_in
 from headrace_openai.openai_route import id_header, json_answer
@@ -31,7 +32,7 @@ class Responses(ChatRoute):
     async def generate(self, call: TextCall) -> HttpReply | HttpStream:
         stream = flag(call.document, "stream")
         chat = await self.begin(replace(call, document=chat_document(call.document)), 1, stream)
-        items = ResponseItems(call.document, call.named)
+        items = ResponseItems(call.document, call.named, chat.top_logprobs)
         if stream:
             return HttpStream(200, [*EVENT_HEADERS, id_header(call.sent_as)], _events(call.http, chat, items))
         async for _ in _items(chat, items):
@@ -49,7 +50,7 @@ async def _items(chat: Chat, items: ResponseItems) -> AsyncIterator[Iterable[dic
                 begins = False
             usage.add(0, part)
             yield [*items.add(chat.choices[0].take(part))]
-    yield [*items.end(usage.document())]
+    yield [*items.end(usage)]
 
 
 async def _events(call: HttpCall, chat: Chat, items: ResponseItems) -> AsyncIterator[bytes]:
@@ -68,4 +69,4 @@ async def _events(call: HttpCall, chat: Chat, items: ResponseItems) -> AsyncIter
 
 
 def _print(event: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), event_line(event))

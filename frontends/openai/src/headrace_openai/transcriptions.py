@@ -16,6 +16,7 @@ import orjson
 
 from headrace import BackendError, BytesTensor, InferRequest, InferResponse, Tensor
 from headrace_openai.catalog import LanguageModel
+from headrace_openai.event_lines import event_line
 from headrace_openai.forms import LENGTH_BYTES, Form
 from headrace_openai.inferences import string_rows
 from headrace_openai.openai_errors import BadMember
@@ -170,4 +171,4 @@ async def transcription_events(responses: AsyncIterator[InferResponse], model: L
 
 
 def _event(document: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % orjson.dumps(document)
+    return b"data: %b\n\n" % event_line(document)
