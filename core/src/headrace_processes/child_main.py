@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from headrace.backends.base import AnyInstance, BaseInstance
 from headrace.backends.services import Services
@@ -41,6 +41,9 @@ from headrace_processes.ipc.replies import AnswerStatus, Reply, reply_of
 from headrace_processes.remote_services import RemoteServices, forward_log
 
 log = logging.getLogger(__name__)
+
+#: If a process has more requests than this, late answers are gathered. A few callers would rather have each at once.
+_FEW: Final = 3
 
 
 def serve(
@@ -127,7 +130,7 @@ class BatchLoop:
         assert isinstance(request, ReceivedRequest)
         if final:
             self.open.pop(request.call, None)
-        self._sender.answer_late(reply_of(request.call, answer, final))
+        self._sender.answer_late(reply_of(request.call, answer, final), gather=len(self.open) > _FEW)
         self._sender.release()
 
     def change(self, message: Frame) -> None:
@@ -228,6 +231,7 @@ class BatchLoop:
         assert self._spec is not None
         runner.close()
         close_instance(self.instance, self._spec.instance_name)
+        self._sender.flush()
         self._clean_up()
         log_output.flush_prints()
         os._exit(0)

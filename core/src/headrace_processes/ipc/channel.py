@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from queue import SimpleQueue
 from time import sleep
 from typing import NoReturn
 
@@ -25,6 +26,8 @@ from headrace_processes.ipc.replies import AnswerStatus, Reply, Times, reply_of,
 _RECEIVE_BYTES = 256 * 1024
 #: The most bytes of tensors in a message of several late answers: the receiver keeps all of it while one is unread.
 _MOST_SHARED_BYTES = 4096
+#: How long late answers are gathered, in seconds, and how many: then their sender waits for the peer to read.
+_GATHER_S, _MOST_GATHERED = 0.0003, 256
 
 
 # ---------------------------------------------------------------------- threads
@@ -136,8 +139,10 @@ class FrameSender:
         self.free: deque[int] = deque()
         self._answers, self._aside = answers, aside
         self._queue = SerialQueue()
-        #: Answers of `answer_late` that are not written yet.
+        #: Answers of `answer_late` that are not written yet, and what wakes the thread that will write them.
         self._late: deque[Reply] = deque()
+        self._gathered: SimpleQueue[None] | None = None
+        self._is_gathering = False
         self._writer = Writer(arena)
         self._is_shrinking = False
         self._encoder = encoder(self._writer)
@@ -146,13 +151,29 @@ class FrameSender:
     def answer(self, replies: list[Reply], times: Times | None = None) -> None:
         """Send answers; with ``times``, they are the answers of a whole batch. One that cannot be encoded becomes an
         error."""
+        if self._late:
+            self._queue.post(self._write_late)
         self._queue.post(partial(self._write, replies, times))
 
-    def answer_late(self, reply: Reply) -> None:
-        """Send an answer that is not part of a batch's result. Answers that several threads give at once share a
-        message: an engine has a new part of many texts at the same time."""
+    def answer_late(self, reply: Reply, gather: bool = False) -> None:
+        """Send an answer that is not part of a batch's result. With ``gather``, others that follow within `_GATHER_S`
+        share its message: an engine has a new part of many texts at the same time."""
         self._late.append(reply)
+        if not gather or len(self._late) > _MOST_GATHERED:
+            self._queue.post(self._write_late)
+        elif not self._is_gathering:
+            self._is_gathering = True
+            if self._gathered is None:
+                self._gathered = SimpleQueue()
+                threading.Thread(target=self._gather, name="headrace-answers", daemon=True).start()
+            self._gathered.put(None)
+
+    def flush(self) -> None:
+        """Send the answers that are being gathered, and return when all answers are written."""
+        written = threading.Event()
         self._queue.post(self._write_late)
+        self._queue.post(written.set)
+        written.wait()
 
     def ask(self, call: int, request: InferRequest, replied: Callable[[Reply], None]) -> None:
         """Send ``request`` to another model. If it cannot be encoded, ``replied`` is called with the error."""
@@ -173,15 +194,23 @@ class FrameSender:
         if offsets:
             self._aside.send(integers_frame(Kind.RELEASE, offsets))
 
+    def _gather(self) -> None:
+        assert self._gathered is not None
+        while True:
+            self._gathered.get()
+            sleep(_GATHER_S)
+            self._is_gathering = False  # before it is looked at, so that none is forgotten
+            self._queue.post(self._write_late)
+
     def _write_late(self) -> None:
-        replies: list[Reply] = []
-        size = 0
         while self._late:  # this thread alone removes some
-            size += _bytes_of(self._late[0])
-            if replies and size > _MOST_SHARED_BYTES:
-                break  # each answer has a job of its own: the next one writes the rest
-            replies.append(self._late.popleft())
-        if replies:
+            replies: list[Reply] = []
+            size = 0
+            while self._late:
+                size += _bytes_of(self._late[0])
+                if replies and size > _MOST_SHARED_BYTES:
+                    break
+                replies.append(self._late.popleft())
             self._write(replies, None)
 
     def _write(self, replies: list[Reply], times: Times | None) -> None:

@@ -13,10 +13,11 @@ import pytest
 
 from headrace.errors import HeadraceError
 from headrace.messages.response import InferResponse
+from headrace_processes.ipc import channel
 from headrace_processes.ipc.arena import Arena, Reader
 from headrace_processes.ipc.channel import FramedSocket, FrameSender
 from headrace_processes.ipc.codec import Decoder
-from headrace_processes.ipc.framing import FrameParser, Kind, integers_frame, read_integers
+from headrace_processes.ipc.framing import Frame, FrameParser, Kind, integers_frame, read_integers
 from headrace_processes.ipc.replies import reply_of
 
 if TYPE_CHECKING:
@@ -180,4 +181,41 @@ def test_answers_that_are_given_while_another_is_written_share_a_message() -> No
     assert [reply.final for reply in heard] == [False, False, True, *[False] * 8]
     assert isinstance(heard[4].answer, HeadraceError)
     assert "cannot be sent" in heard[4].answer.message
+    arena.close()
+
+
+def test_answers_of_one_step_are_gathered_and_stand_before_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is gathered waits for its time, for too many of them, for the answers of a batch, or for `flush`."""
+    monkeypatch.setattr(channel, "_GATHER_S", 0.05)
+    monkeypatch.setattr(channel, "_MOST_GATHERED", 6)
+    ours, theirs = socket.socketpair()
+    arena = Arena.create(1 << 20)
+    line = FramedSocket(ours.detach(), leave)
+    sender = FrameSender(line, line, arena)
+    parser = FrameParser()
+    theirs.settimeout(30)
+
+    def receive(count: int = 1) -> list[tuple[Kind, int]]:
+        frames: list[Frame] = []
+        while len(frames) < count:
+            frames += parser.feed(theirs.recv(1 << 16))
+        return [(Kind(frame.kind), frame.number) for frame in frames]
+
+    def gather(count: int) -> None:
+        for call in range(count):
+            sender.answer_late(reply_of(call, InferResponse({"y": np.zeros(1, np.float32)}), False), gather=True)
+
+    gather(5)
+    assert receive() == [(Kind.ANSWERS, 5)]
+    gather(7)
+    assert receive() == [(Kind.ANSWERS, 7)]
+    monkeypatch.setattr(channel, "_GATHER_S", 600)
+    gather(3)
+    sender.answer([reply_of(9, None, True)], (1, 2, 3, 4))
+    assert receive(2) == [(Kind.ANSWERS, 3), (Kind.DONE, 1)]
+    gather(2)
+    sender.flush()
+    assert receive() == [(Kind.ANSWERS, 2)]
+    theirs.close()
+    line._socket.close()
     arena.close()
