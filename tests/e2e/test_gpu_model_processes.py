@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from headrace import HeadraceError, Server
 from headrace_engines import CudaLibrary
 from headrace_testing.serving import serve
+from tests.e2e.test_gpu_served import REGIONS_CLIENT
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -27,6 +29,7 @@ input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }
 """
 ON_GPU = "instance_group { kind: KIND_GPU }"
+IN_PROCESS = 'parameters { key: "isolation" value { string_value: "process" } }'
 DEVICE_INPUTS = 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }'
 #: PyTorch's backend, in a thread of the server: adds 1.
 NET = """
@@ -113,11 +116,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write(root, "net", f'backend: "pytorch" runtime: "model.py" {ON_GPU}', NET)
     write(root, "doubled", f'backend: "python" {ON_GPU} {DEVICE_INPUTS}', DOUBLED)
     write(root, "from_host", f'backend: "python" {ON_GPU}', DOUBLED)
+    write(root, "apart", f'backend: "pytorch" runtime: "model.py" {ON_GPU} {IN_PROCESS}', NET)
+    expandable = 'import os\nos.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"\n'
+    write(root, "expandable", f'backend: "python" {ON_GPU} {DEVICE_INPUTS}', expandable + DOUBLED)
+    chosen = 'import os\nos.environ["CUDA_VISIBLE_DEVICES"] = "0"\n'
+    write(root, "chosen", f'backend: "python" {ON_GPU} {DEVICE_INPUTS}', chosen + DOUBLED)
     write(root, "caller", f'backend: "python" {ON_GPU}', CALLER)
     write_chain(root, "net", "doubled", "net")
     write_chain(root, "doubled", "doubled", "doubled")
     write_chain(root, "net", "from_host", "doubled")
-    with serve(root) as server:
+    write_chain(root, "apart", "doubled", "apart")
+    write_chain(root, "expandable", "chosen", "expandable")
+    with serve(root, listen=True, allow_client_shm=True) as server:
         yield server
 
 
@@ -156,6 +166,8 @@ def used_mib() -> int:
         ("net_doubled_net", (X + 1) * 2 + 1),
         ("doubled_doubled_doubled", (X * 2 + 1000) * 4),
         ("net_from_host_doubled", ((X + 1) * 2 + 1000) * 2),
+        ("apart_doubled_apart", (X + 1) * 2 + 1),
+        ("expandable_chosen_expandable", (X * 2 + 1000) * 4),
     ],
 )
 def test_steps_of_an_ensemble(server: Server, copies: list[str], model: str, result: Any) -> None:
@@ -164,12 +176,24 @@ def test_steps_of_an_ensemble(server: Server, copies: list[str], model: str, res
     assert copies == []
 
 
-@pytest.mark.parametrize("targets", ["net", "doubled", "net doubled doubled net", "from_host doubled"])
+@pytest.mark.parametrize("targets", ["net", "doubled", "net doubled doubled net", "from_host doubled", "apart"])
 def test_calls_of_other_models(server: Server, targets: str) -> None:
     expected = X
     for name in targets.split():
-        expected = expected + 1 if name == "net" else expected * 2 + 1000 * (name == "from_host")
+        expected = expected + 1 if name in ("net", "apart") else expected * 2 + 1000 * (name == "from_host")
     np.testing.assert_array_equal(ask(server, "caller", targets=targets), expected)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_regions_of_a_client_are_read_and_written_where_they_are(
+    server: Server, copies: list[str], protocol: str
+) -> None:
+    pytest.importorskip("tritonclient.utils.cuda_shared_memory")
+    port = str(getattr(server.options, f"{protocol}_port"))
+    command = [sys.executable, "-c", REGIONS_CLIENT, protocol, port]
+    client = subprocess.run(command, input="5\n", capture_output=True, text=True, timeout=60, check=False)
+    assert client.stdout == "done\n", client.stderr
+    assert copies == []
 
 
 @pytest.mark.parametrize("columns", [1, 1 << 18, 1 << 24])

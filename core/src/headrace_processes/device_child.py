@@ -27,7 +27,7 @@ from headrace_processes.batch_channel import BatchChannel
 from headrace_processes.child import Child
 from headrace_processes.ipc.arena import Reader, Writer
 from headrace_processes.ipc.codec import Decoder, Encoder
-from headrace_processes.ipc.device_codec import ON_DEVICE, DeviceDecoder, DeviceEncoder
+from headrace_processes.ipc.device_codec import HOST_COPY, DeviceDecoder, DeviceEncoder, has_device_tensor, on_device_of
 from headrace_processes.ipc.device_memory import ReceivedDeviceMemory, SentDeviceMemory, StagedTensor
 from headrace_processes.ipc.framing import Frame, Kind, read_integers
 from headrace_processes.ipc.peer_requests import IncomingRequests
@@ -112,6 +112,8 @@ class StagingThread:
         self.waiting -= 1
         if not self._is_closed:
             done(result)
+        elif self._sent is not None:  # the thread may have made it after `close`
+            self._sent.close()
 
 
 def _as_error(error: BaseException) -> HeadraceError:
@@ -119,10 +121,6 @@ def _as_error(error: BaseException) -> HeadraceError:
     if isinstance(error, HeadraceError):
         return error
     return BackendError(f"a tensor on a GPU cannot be read: {summary(error)}")
-
-
-def _has_device_tensor(tensors: Mapping[str, Any]) -> bool:
-    return any(isinstance(value, DeviceTensor) for value in tensors.values())
 
 
 class _SentTicket:
@@ -145,7 +143,7 @@ class DeviceBatchChannel(BatchChannel):
         self._stage, self._encoder = stage, encoder
 
     def run(self, batch: Sequence[Ticket]) -> None:
-        on_device = [ticket for ticket in batch if _has_device_tensor(ticket.request.inputs)]
+        on_device = [ticket for ticket in batch if has_device_tensor(ticket.request.inputs)]
         if not on_device and not any(getattr(ticket, "on_device", None) for ticket in batch):
             super().run(batch)
             return
@@ -201,14 +199,14 @@ class DeviceIncomingRequests(IncomingRequests):
     def _submit_located(self, ticket: Ticket) -> None:
         request = ticket.request
         targets = getattr(request, "targets", None)
-        has_device_tensor = _has_device_tensor(request.inputs)
-        if not targets and not has_device_tensor:
+        is_on_device = has_device_tensor(request.inputs)
+        if not targets and not is_on_device:
             self._submit_now(ticket)
         elif self._takes_device_tensors(request):
             if targets:
-                ticket.on_device = {name: False for name, target in targets.items() if target is ON_DEVICE}
+                ticket.on_device = on_device_of(targets)
             self._submit_now(ticket)
-        elif has_device_tensor:
+        elif is_on_device:
             self._stage.run(partial(arrays_of, request.inputs), partial(self._submit_arrays, ticket))
         else:
             self._submit_now(ticket)
@@ -227,7 +225,7 @@ class DeviceIncomingRequests(IncomingRequests):
         self._submit_now(ticket)
 
     def _reply(self, send: Callable[[bytes], None], call: int, answer: Answer, final: bool) -> None:
-        is_located = isinstance(answer, InferResponse) and _has_device_tensor(answer.outputs)
+        is_located = isinstance(answer, InferResponse) and has_device_tensor(answer.outputs)
         if is_located or self._stage.waiting:  # no answer overtakes another
             self._stage.run(
                 partial(self._located, answer), lambda located: self._reply_located(send, call, located, final)
@@ -265,15 +263,18 @@ class DeviceOutputSchema(OutputSchema):
 
     def sign(self, request: InferRequest, response: InferResponse) -> InferResponse:
         outputs: Mapping[str, Any] = response.outputs
-        if not _has_device_tensor(outputs):
+        if not has_device_tensor(outputs):
             return super().sign(request, response)
         wanted = request.outputs or (self.outputs if self.as_given else ())
+        copies = {name.removeprefix(HOST_COPY): each for name, each in outputs.items() if name.startswith(HOST_COPY)}
+        outputs = {name: each for name, each in outputs.items() if not name.startswith(HOST_COPY)}
         arrays = {name: each for name, each in outputs.items() if not isinstance(each, DeviceTensor)}
         signed = super().sign(request, InferResponse(arrays, response.parameters, "", ""))
         found: dict[str, Any] = dict(signed.outputs)
         for name, tensor in outputs.items():
             if isinstance(tensor, DeviceTensor) and (not wanted or name in wanted):
                 spec: Spec = self._spec(name)
+                tensor._host = copies.get(name)
                 given: Any = tensor
                 if data_type(given) is not spec.datatype:
                     self._differs_in_type(spec, given)

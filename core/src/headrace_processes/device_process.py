@@ -7,6 +7,7 @@ output into a block of device memory when it answers (`headrace_processes.ipc.de
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -24,7 +25,7 @@ from headrace_processes import child_main
 from headrace_processes.child_main import BatchLoop, ChildParts, Listener
 from headrace_processes.ipc.channel import FramedSocket
 from headrace_processes.ipc.codec import ReceivedRequest
-from headrace_processes.ipc.device_codec import ON_DEVICE, DeviceDecoder, DeviceEncoder
+from headrace_processes.ipc.device_codec import HOST_COPY, DeviceDecoder, DeviceEncoder, has_device_tensor, on_device_of
 from headrace_processes.ipc.device_memory import ReceivedDeviceMemory, SentDeviceMemory
 from headrace_processes.ipc.framing import Frame, Kind, read_integers
 from headrace_processes.ipc.replies import Reply
@@ -42,6 +43,7 @@ class ServerDeviceMemory:
         self._gpus, self._send = gpus, side.send
         self.received = ReceivedDeviceMemory(cuda_library, "the server", side.send)
         self.sent: SentDeviceMemory | None = None
+        self._lock = threading.Lock()
         self._visible = os.environ.get(_VISIBLE)
 
     def visible_gpus(self) -> Sequence[str]:
@@ -56,11 +58,12 @@ class ServerDeviceMemory:
 
     def stage(self, tensor: DeviceTensor) -> Any:
         """Return ``tensor`` as it is sent: staged, or as an array. Blocks."""
-        if self.sent is None:
-            try:
-                self.sent = SentDeviceMemory(cuda_library(), self._gpus, self._send)
-            except CudaError:  # it is on a device of another kind
-                return tensor.to_host()
+        with self._lock:
+            if self.sent is None:
+                try:
+                    self.sent = SentDeviceMemory(cuda_library(), self._gpus, self._send)
+                except CudaError:  # it is on a device of another kind
+                    return tensor.to_host()
         staged = self.sent.stage(tensor)
         return tensor.to_host() if staged is None else staged
 
@@ -99,12 +102,10 @@ class DeviceBatchLoop(BatchLoop):
 
     def _ticket(self, request: ReceivedRequest) -> Ticket:
         ticket = super()._ticket(request)
-        if request.targets:
-            on_device = {name: False for name, target in request.targets.items() if target is ON_DEVICE}
-            if on_device:
-                ticket.on_device = on_device
-                rest = {name: target for name, target in request.targets.items() if target is not ON_DEVICE}
-                request.targets = rest  # type: ignore[misc]  # it was received a moment ago
+        if request.targets and (on_device := on_device_of(request.targets)):
+            ticket.on_device = on_device
+            rest = {name: target for name, target in request.targets.items() if name not in on_device}
+            request.targets = rest  # type: ignore[misc]  # it was received a moment ago
         return ticket
 
     def _reply(self, request: ReceivedRequest, answer: Answer | Later) -> Reply:
@@ -115,13 +116,15 @@ class DeviceBatchLoop(BatchLoop):
 
     def _located(self, ticket: Ticket, answer: Answer) -> Answer:
         """Return ``answer`` with its device tensors as they are sent: on the device if the request takes them there."""
-        if not isinstance(answer, InferResponse) or not _has_device_tensor(answer.outputs):
+        if not isinstance(answer, InferResponse) or not has_device_tensor(answer.outputs):
             return answer
         wanted, given = getattr(ticket, "on_device", {}), dict[str, Any](answer.outputs)
         outputs: dict[str, Any] = {}
         try:
             for name, value in given.items():
                 outputs[name] = self._sent(value, name in wanted) if isinstance(value, DeviceTensor) else value
+                if wanted.get(name) and type(outputs[name]) is Placed:
+                    outputs[HOST_COPY + name] = value.to_host()
         except HeadraceError as error:
             return error
         except Exception as error:  # of the framework that has the tensor
@@ -144,12 +147,12 @@ class DeviceServices(RemoteServices):
 
     def infer(self, ticket: Ticket) -> None:
         request, on_device = ticket.request, getattr(ticket, "on_device", None)
-        if on_device or _has_device_tensor(request.inputs):
+        if on_device or has_device_tensor(request.inputs):
             ticket.request = self._staged(request, on_device)
         super().infer(ticket)
 
     def ask(self, request: InferRequest) -> Answer:
-        if _has_device_tensor(request.inputs):
+        if has_device_tensor(request.inputs):
             return Services.ask(self, request)
         return super().ask(request)
 
@@ -172,10 +175,6 @@ class DeviceListener(Listener):
     def _hear(self, message: Frame) -> None:
         if not self._memory.hear(message):
             super()._hear(message)
-
-
-def _has_device_tensor(tensors: Mapping[str, Any]) -> bool:
-    return any(isinstance(value, DeviceTensor) for value in tensors.values())
 
 
 def serve(*, gpus: Sequence[str], **arguments: Any) -> NoReturn:

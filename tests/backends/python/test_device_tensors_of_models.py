@@ -142,6 +142,8 @@ def server(cuda: PlayedCuda, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ("doubled", "kept"),
     ):
         write(root, f"{first}_{second}", ENSEMBLE % (IO, first, second))
+    both = IO + 'output { name: "t" data_type: TYPE_FP32 dims: [ 4 ] }'
+    write(root, "both", ENSEMBLE % (both, "doubled", "kept"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builtins, "register_backends", hookimpl(lambda: [*own, KeptBackend]))
         for module in (loader, configuring):
@@ -185,6 +187,16 @@ def test_an_instance_in_a_thread_reads_the_tensor_where_it_is(server: Server, cu
     Kept.kinds.clear()
     np.testing.assert_array_equal(ask(server, "doubled_kept")["y"], X * 2 + 1001)
     assert Kept.kinds == [True]
+
+
+def test_a_tensor_that_a_client_gets_as_well_is_copied_by_its_own_process(server: Server, cuda: PlayedCuda) -> None:
+    Kept.kinds.clear()
+    cuda.done.clear()
+    found = ask(server, "both")
+    np.testing.assert_array_equal(found["t"], X * 2 + 1000)
+    np.testing.assert_array_equal(found["y"], X * 2 + 1001)
+    assert Kept.kinds == [True]
+    assert "DtoH" not in cuda.done
 
 
 @pytest.mark.parametrize(("model", "added", "on_host"), [("doubled", 0, 0), ("from_host", 1000, 0), ("host", None, 1)])

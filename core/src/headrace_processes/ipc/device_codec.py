@@ -2,7 +2,8 @@
 
 In a message, such a tensor is at place 4 (`headrace_processes.ipc.tensors`): ``offset`` counts in a segment, which
 follows the header as `headrace_processes.ipc.device_memory.PLACE`. An output that the sender of a request takes on the
-device has the target `_ON_DEVICE` in its settings, which is no place. Only instances on a GPU use these classes.
+device has a target in its settings that is no place: `_ON_DEVICE`, or `_ON_BOTH` if it takes it in the memory of the
+host as well. Only instances on a GPU use these classes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from headrace.messages.device_tensor import DeviceTensor
 from headrace.messages.request import LocatedRequest
 from headrace.messages.tensor import Tensor
 from headrace.messages.ticket import Ticket
@@ -33,8 +35,23 @@ from headrace_processes.ipc.tensors import (
 
 _DEVICE: Final = 4
 _ON_DEVICE: Final = (0, 0, 0)
-#: The target of an output that is taken on the device, as received.
+_ON_BOTH: Final = (0, 0, 1)
+#: The target of an output that is taken on the device, as received, and of one that is taken on the host as well.
 ON_DEVICE: Final[Bytes] = np.empty(0, np.uint8)
+ON_BOTH: Final[Bytes] = np.empty(0, np.uint8)
+
+#: The beginning of the name of an output that is the copy, in the memory of the host, of the output named after it.
+HOST_COPY: Final = "\0"
+
+
+def has_device_tensor(tensors: Mapping[str, Any]) -> bool:
+    """True if one of ``tensors`` is a `DeviceTensor`."""
+    return any(isinstance(value, DeviceTensor) for value in tensors.values())
+
+
+def on_device_of(targets: Mapping[str, Bytes]) -> dict[str, bool]:
+    """Return the `headrace.Ticket.on_device` of a request with these ``targets``."""
+    return {name: each is ON_BOTH for name, each in targets.items() if each is ON_DEVICE or each is ON_BOTH}
 
 
 class DeviceTensorWriter(TensorWriter):
@@ -92,8 +109,7 @@ class DeviceEncoder(Encoder):
     def _targets(self, request: LocatedRequest) -> dict[str, tuple[int, int, int]]:
         found = super()._targets(request)
         for name, is_on_host in (request.on_device or {}).items():
-            if not is_on_host:
-                found[name] = _ON_DEVICE
+            found[name] = _ON_BOTH if is_on_host else _ON_DEVICE
         return found
 
 
@@ -123,7 +139,7 @@ class DeviceTensorReader(TensorReader):
 
 
 class DeviceDecoder(Decoder):
-    """A `Decoder` of messages with tensors in ``devices``. Requests have `ON_DEVICE` among their targets."""
+    """A `Decoder` of messages with tensors in ``devices``. Requests may have `ON_DEVICE` and `ON_BOTH` as targets."""
 
     def __init__(
         self,
@@ -138,14 +154,14 @@ class DeviceDecoder(Decoder):
 
 
 class _Targets:
-    """The memory of clients, and `ON_DEVICE`."""
+    """The memory of clients, `ON_DEVICE` and `ON_BOTH`."""
 
     def __init__(self, clients: Mapped | None) -> None:
         self._clients = clients
 
     def view(self, number: int, offset: int, nbytes: int) -> Any:
         if not number:
-            return ON_DEVICE
+            return ON_BOTH if nbytes else ON_DEVICE
         if self._clients is None:
             raise ValueError("there is no memory of clients")
         return self._clients.view(number, offset, nbytes)

@@ -145,7 +145,9 @@ class SentDeviceMemory:
 
     def trim(self) -> bool:
         """Let the peer close all segments that nothing has used since the last call, except one of the usual size."""
-        with self._lock:
+        if not self._lock.acquire(blocking=False):  # a copy waits for its tensor
+            return True
+        try:
             self._collect()
             idle = [each for each in self._segments.values() if each.free.is_empty and not each.is_used]
             kept = next((each for each in idle if each.size == SEGMENT_BYTES), None)
@@ -155,6 +157,8 @@ class SentDeviceMemory:
             for each in retired:
                 self._retired[each.number] = self._segments.pop(each.number)
             is_idle = self._is_closed or not [each for each in self._segments.values() if each is not kept]
+        finally:
+            self._lock.release()
         if retired and not self._is_closed:
             self._send(integers_frame(Kind.DEVICE_RETIRE, [each.number for each in retired]))
         return not is_idle

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.messages.request import InferRequest, LocatedRequest
 from headrace.messages.response import InferResponse
-from headrace_processes.ipc.device_codec import ON_DEVICE, DeviceDecoder, DeviceEncoder
+from headrace_processes.ipc.device_codec import ON_BOTH, ON_DEVICE, DeviceDecoder, DeviceEncoder, on_device_of
 from headrace_processes.ipc.device_memory import ReceivedDeviceMemory, SentDeviceMemory
 from headrace_processes.ipc.framing import Frame, FrameParser, ProtocolError
 from headrace_processes.ipc.replies import reply_of
@@ -56,7 +56,8 @@ def test_inputs_on_the_device_and_outputs_that_are_wanted_there(sides: Sides) ->
     given: Any = found.inputs["a"]
     np.testing.assert_array_equal(given.to_host(), X)
     np.testing.assert_array_equal(found.inputs["b"], X)
-    assert found.targets == {"y": ON_DEVICE}
+    assert found.targets == {"y": ON_DEVICE, "z": ON_BOTH}
+    assert on_device_of(found.targets) == {"y": False, "z": True}
 
 
 def test_outputs_on_the_device(sides: Sides) -> None:
