@@ -8,7 +8,7 @@ first reads them, on its thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic_ns
@@ -202,27 +202,30 @@ class DeviceIncomingRequests(IncomingRequests):
         is_on_device = has_device_tensor(request.inputs)
         if not targets and not is_on_device:
             self._submit_now(ticket)
-        elif self._takes_device_tensors(request):
-            if targets:
-                ticket.on_device = on_device_of(targets)
-            self._submit_now(ticket)
-        elif is_on_device:
-            self._stage.run(partial(arrays_of, request.inputs), partial(self._submit_arrays, ticket))
-        else:
-            self._submit_now(ticket)
+            return
+        taken = self._device_inputs(request)
+        others = {name: value for name, value in request.inputs.items() if name not in (taken or ())}
+        if is_on_device and has_device_tensor(others):
+            self._stage.run(partial(arrays_of, others), partial(self._submit_arrays, ticket))
+            return
+        if targets and taken is not None:
+            ticket.on_device = on_device_of(targets)
+        self._submit_now(ticket)
 
-    def _takes_device_tensors(self, request: InferRequest) -> bool:
+    def _device_inputs(self, request: InferRequest) -> Collection[str] | None:
+        """Return `headrace.ModelView.takes_device_tensors` of the model."""
         try:
-            return bool(self._find(request.model_name, request.model_version).takes_device_tensors)
+            found: Collection[str] | None = self._find(request.model_name, request.model_version).takes_device_tensors
         except HeadraceError:  # it will be refused
-            return False
+            return None
+        return found
 
     def _submit_arrays(self, ticket: Ticket, inputs: Any) -> None:
         if isinstance(inputs, BaseException):
             ticket.respond(_as_error(inputs), True)
             return
-        ticket.request = ticket.request.with_inputs(inputs)
-        self._submit_now(ticket)
+        ticket.request = ticket.request.with_inputs({**ticket.request.inputs, **inputs})
+        self._submit_located(ticket)  # again: the model may be another one by now
 
     def _reply(self, send: Callable[[bytes], None], call: int, answer: Answer, final: bool) -> None:
         is_located = isinstance(answer, InferResponse) and has_device_tensor(answer.outputs)
