@@ -193,7 +193,8 @@ def engines_of(backend: Path) -> set[str]:
     (needed,) = re.findall(r"^dependencies = \[(.*?)\]", project, re.DOTALL | re.MULTILINE)
     extras = re.findall(r"^\[project\.optional-dependencies\]$(.*?)^\[", project, re.DOTALL | re.MULTILINE)
     wanted = [needed, *re.findall(r"\[(.*?)\]", "".join(extras), re.DOTALL)]
-    return {name for block in wanted for name in re.findall(r'"(\w+)', block)} - {"headrace", "numpy"}
+    found = {name for block in wanted for name in re.findall(r'"(\w+)', block)} - {"headrace", "numpy"}
+    return found | {"PIL"} if "pillow" in found else found  # the one whose modules have another name
 
 
 def part_of(path: Path) -> str:

@@ -18,6 +18,12 @@ TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
     "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}<|assistant|>"
 )
+#: The same with the places of images.
+IMAGE_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}"
+    "{% endif %}{% endfor %}{% endif %}{% endfor %}<|assistant|>"
+)
 VOCABULARY = 340
 
 
@@ -248,6 +254,60 @@ def timed_whisper(folder: Path) -> Path:
     tokenizer.save_pretrained(folder)
     transformers.WhisperFeatureExtractor(
         feature_size=8, chunk_length=1, sampling_rate=16000, hop_length=160
+    ).save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+def llava(folder: Path) -> Path:
+    """A `llama` that reads images of 16 by 16 pixels as four tokens each."""
+    from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+
+    torch.manual_seed(7)
+    tokenizer = write_tokenizer(folder, IMAGE_TEMPLATE)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<image>"]})
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=16,
+        patch_size=8,
+        projection_dim=16,
+    )
+    text = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    model = transformers.LlavaForConditionalGeneration(
+        transformers.LlavaConfig(
+            vision_config=vision,
+            text_config=text,
+            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+            image_seq_length=4,
+            vision_feature_layer=-1,
+        )
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(std=0.4)
+    size = {"height": 16, "width": 16}
+    transformers.LlavaProcessor(
+        image_processor=LlavaImageProcessorPil(size=size, crop_size=size),
+        tokenizer=tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=IMAGE_TEMPLATE,
     ).save_pretrained(folder)
     model.save_pretrained(folder)
     return folder

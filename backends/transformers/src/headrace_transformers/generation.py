@@ -13,6 +13,7 @@ from headrace_llm import GenerationInstance, GenerationRequest, HermesParser, To
 from headrace_transformers.chat import ChatPrompts
 from headrace_transformers.continuous import ContinuousEngine
 from headrace_transformers.generation_job import GenerationJob
+from headrace_transformers.image_prompts import ImagePrompts, images_of
 from headrace_transformers.one_by_one import OneByOneEngine
 from headrace_transformers.structured_texts import StructuredTexts
 from headrace_transformers.text_stream import TextStream, decoder_of, text_of
@@ -42,8 +43,10 @@ class TransformersGenerator(GenerationInstance):
         self._eos = _eos_of(opened)
         self._longest_token = max((len(token) for token in self._tokenizer.get_vocab()), default=1)
         self._constraints = StructuredTexts(self._tokenizer, self._vocabulary, self._torch)
-        self._prompts = ChatPrompts(self._tokenizer)
-        self._has_tool_calls = HermesParser.BEGIN in str(getattr(self._tokenizer, "chat_template", ""))
+        self._images = ImagePrompts(opened.processor) if opened.processor is not None else None
+        template = self._images.template if self._images is not None else self._tokenizer.chat_template
+        self._prompts = ChatPrompts(self._tokenizer, template, self._images is not None)
+        self._has_tool_calls = HermesParser.BEGIN in str(template)
         #: For templates and long prompts, which would block the thread of the instance.
         self._preparing = ThreadPoolExecutor(2, f"{model.name} prompts")
         self._names: dict[TokenStream, tuple[Engine, str]] = {}
@@ -51,6 +54,8 @@ class TransformersGenerator(GenerationInstance):
 
     def begin(self, request: GenerationRequest, stream: TokenStream) -> None:
         _refuse(request, self._opened.adapters)
+        if request.images and self._images is None:
+            raise Unsupported("this model reads no images")
         self._preparing.submit(self._submit, request, stream)
 
     def cancel(self, stream: TokenStream) -> None:
@@ -72,10 +77,10 @@ class TransformersGenerator(GenerationInstance):
     def close(self) -> None:
         self.fail_all(Unavailable(f"model '{self._name}' is being unloaded"))
         self._preparing.shutdown(wait=True, cancel_futures=True)
-        self._prompts.close()
         self._engine.close()
         if self._adapter_engine is not None:
             self._adapter_engine.close()
+        self._prompts.close()
         super().close()
         del self._engine, self._adapter_engine, self._opened, self._base
         release_memory()
@@ -84,7 +89,11 @@ class TransformersGenerator(GenerationInstance):
         try:
             if not stream.is_cancelled:
                 engine = self._engine_for(request)
-                self._names[stream] = (engine, engine.submit(self._job(request, stream, engine)))
+                if self._images is not None and isinstance(engine, OneByOneEngine):
+                    make = partial(self._job, request, stream, engine)
+                    self._names[stream] = (engine, engine.submit_prompt(stream, make))
+                else:
+                    self._names[stream] = (engine, engine.submit(self._job(request, stream, engine)))
                 self._forget_if_ended(stream)
         except HeadraceError as error:
             stream.fail(error)
@@ -98,7 +107,7 @@ class TransformersGenerator(GenerationInstance):
         return self._adapter_engine
 
     def _job(self, request: GenerationRequest, stream: TokenStream, engine: Engine) -> GenerationJob:
-        prompt = self._prompt(request)
+        prompt, tensors = self._prompt(request)
         most = self._limit - len(prompt) if self._limit else 1 << 20
         if most < 1:
             raise InvalidArgument(f"the prompt has {len(prompt)} tokens, the limit of this model is {self._limit - 1}")
@@ -116,26 +125,32 @@ class TransformersGenerator(GenerationInstance):
             HermesParser() if reads_calls else None,
             config,
             self._opened.adapters.get(request.sampling.lora_name, self._opened.model),
+            tensors,
         )
 
-    def _prompt(self, request: GenerationRequest) -> Sequence[int]:
+    def _prompt(self, request: GenerationRequest) -> tuple[Sequence[int], dict[str, Any]]:
+        """Return the tokens of the prompt, and the tensors beside them."""
         if request.input_ids is not None:
             if (largest := max(request.input_ids)) >= self._vocabulary:
                 raise InvalidArgument(
                     f"input 'input_ids' has the token {largest}, the vocabulary of this model ends at "
                     f"{self._vocabulary - 1}"
                 )
-            return request.input_ids
+            return request.input_ids, {}
         text = request.text if request.text is not None else self._prompts.render(request)
         if self._limit and len(text) > self._limit * self._longest_token:
             raise InvalidArgument(
                 f"the prompt has {len(text)} characters: more than {self._limit} tokens, the limit of this model"
             )
+        if self._images is not None:
+            images = self._images.decode(images_of(request))
+            with self._opened.tokenizing:
+                return self._images.read(text, images)
         with self._opened.tokenizing:
             ids: Sequence[int] = self._tokenizer(text, add_special_tokens=request.text is not None).input_ids
         if not ids:
             raise InvalidArgument("the prompt has no tokens")
-        return ids
+        return ids, {}
 
     def _chooser(
         self, request: GenerationRequest, prompt: Sequence[int], config: Any, eos: Sequence[int], engine: Engine
@@ -200,7 +215,7 @@ class TransformersGenerator(GenerationInstance):
 
 def _engine_of(model: Model, opened: OpenedTransformer) -> Engine:
     parameters, threads = model.parameters, threads_of(model)
-    if parameters.continuous_batching and not opened.is_encoder_decoder:
+    if parameters.continuous_batching and not (opened.is_encoder_decoder or opened.files.has_vision):
         attention = opened.config._attn_implementation
         try:
             return ContinuousEngine(opened, parameters.max_running, parameters.cache_tokens, threads)
@@ -232,7 +247,5 @@ def _refuse(request: GenerationRequest, adapters: Collection[str]) -> None:
     if sampling.lora_name and sampling.lora_name not in adapters:
         has = f"expected one of {', '.join(adapters)}" if adapters else "but this model has no adapters"
         raise InvalidArgument(f"lora_name is '{one_line(sampling.lora_name)[:200]}', {has}")
-    if request.images:
-        raise Unsupported("this backend reads no images")
     if request.tools and request.tool_choice not in (None, "auto", "none"):
         raise Unsupported("tool_choice must be auto or none: this backend cannot force a call")

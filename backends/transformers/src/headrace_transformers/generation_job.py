@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from headrace import HeadraceError
@@ -15,7 +15,7 @@ class GenerationJob:
     """A request with its prompt as tokens. `take` is called by the engine, one call at a time.
 
     ``eos`` are the tokens that end the text; empty to ignore them. ``chooser`` is None if the highest score is taken.
-    ``config`` and ``model`` are for `OneByOneEngine`.
+    ``config``, ``model`` and ``tensors``, which the model gets beside the prompt, are for `OneByOneEngine`.
     """
 
     def __init__(
@@ -29,13 +29,24 @@ class GenerationJob:
         tools: ToolCallParser | None = None,
         config: Any = None,
         model: Any = None,
+        tensors: Mapping[str, Any] | None = None,
     ) -> None:
         self.stream, self.prompt, self.max_tokens, self.eos, self.chooser = stream, prompt, max_tokens, eos, chooser
         self._text, self._tools, self.config, self.model = text, tools, config, model
+        self._tensors = tensors or {}
         self._count = 0
         self.has_started = self.is_retried = False
         #: The generation loop that has the job.
         self.loop: Any = None
+
+    def tensors_for(self, model: Any) -> dict[str, Any]:
+        """Return the tensors beside the prompt, on the device and in the type of ``model``."""
+        made = {}
+        for name, value in self._tensors.items():
+            if hasattr(value, "is_floating_point"):
+                value = value.to(model.device, model.dtype if value.is_floating_point() else None)
+            made[name] = value
+        return made
 
     def start(self) -> None:
         """Note that the engine begins to work on the request."""

@@ -30,6 +30,17 @@ class HuggingFaceFiles:
     config: Mapping[str, Any]
     task: Task
 
+    @property
+    def has_vision(self) -> bool:
+        """True if the architecture of the model has a part that reads images, and writes text."""
+        return self.task is Task.GENERATION and type(self.config.get("vision_config")) is dict
+
+    @property
+    def reads_images(self) -> bool:
+        """True if there are files for that part, too: the settings of a processor."""
+        names = ("processor_config.json", "preprocessor_config.json")
+        return self.has_vision and any((self.folder / name).is_file() for name in names)
+
     def json(self, name: str) -> Any:
         """Return the JSON file ``name`` of the folder; None if there is none. Raises `LoadError`."""
         path = self.folder / name

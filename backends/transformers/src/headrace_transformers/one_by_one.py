@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from headrace import BackendError, Unavailable, one_line
+from headrace import BackendError, HeadraceError, Unavailable, one_line
 from headrace_engines import set_torch_threads
+from headrace_llm import TokenStream
 from headrace_transformers.generation_job import GenerationJob
 from headrace_transformers.transformers_engine import OpenedTransformer
 
@@ -26,16 +28,21 @@ class OneByOneEngine:
     def __init__(self, opened: OpenedTransformer, max_running: int, threads: int) -> None:
         self._opened = opened
         self._ids = itertools.count()
-        self._jobs: dict[str, GenerationJob] = {}
+        self._jobs: dict[str, TokenStream] = {}
         self._pool = ThreadPoolExecutor(
             max_running, "generate", initializer=lambda: set_torch_threads(opened.torch, threads)
         )
 
     def submit(self, job: GenerationJob) -> str:
+        """Start ``job``; return the name by which it is cancelled. Raises `Unavailable` if the engine is closed."""
+        return self.submit_prompt(job.stream, lambda: job)
+
+    def submit_prompt(self, stream: TokenStream, make: Callable[[], GenerationJob]) -> str:
+        """Start the job that ``make`` returns, on the thread of the job: its prompt takes much memory, or time."""
         name = str(next(self._ids))
-        self._jobs[name] = job
+        self._jobs[name] = stream
         try:
-            self._pool.submit(self._run, name, job)
+            self._pool.submit(self._run, name, stream, make)
         except RuntimeError:
             raise Unavailable("the model is being unloaded") from None
         return name
@@ -48,15 +55,18 @@ class OneByOneEngine:
         self._jobs.clear()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, name: str, job: GenerationJob) -> None:
+    def _run(self, name: str, stream: TokenStream, make: Callable[[], GenerationJob]) -> None:
         try:
-            if name in self._jobs and not job.stream.is_cancelled:
+            if name in self._jobs and not stream.is_cancelled:
+                job = make()
                 job.start()
                 self._generate(name, job)
+        except HeadraceError as error:
+            stream.fail(error)
         except Exception as error:
             log.warning("generation failed", exc_info=True)
             text = one_line(str(error))[:300]
-            job.fail(BackendError(f"transformers failed to generate: {type(error).__name__}: {text}"))
+            stream.fail(BackendError(f"transformers failed to generate: {type(error).__name__}: {text}"))
         finally:
             self._jobs.pop(name, None)
 
@@ -94,6 +104,7 @@ class OneByOneEngine:
         with torch.inference_mode():
             model.generate(
                 prompt,
+                **job.tensors_for(model),
                 attention_mask=torch.ones_like(prompt),
                 generation_config=job.config,
                 max_new_tokens=job.max_tokens,

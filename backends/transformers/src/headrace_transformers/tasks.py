@@ -17,7 +17,7 @@ def complete_config(config: ModelConfig, files: HuggingFaceFiles) -> None:
     """Complete ``config`` for the task of ``files``. Raises `ConfigError`."""
     task = files.task
     if task is Task.GENERATION:
-        complete_generation(config, "image", "reasoning")
+        complete_generation(config, "reasoning", *(() if files.reads_images else ("image",)))
         return
     if config.model_transaction_policy.decoupled:
         raise ConfigError(

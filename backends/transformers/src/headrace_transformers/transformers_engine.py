@@ -48,6 +48,8 @@ class OpenedTransformer:
     is_encoder_decoder: bool
     #: The same model with an adapter, by the adapter's name.
     adapters: Mapping[str, Any]
+    #: The processor of a model that reads images.
+    processor: Any = None
     #: Held while the tokenizer is used: it raises if two threads change its padding at once.
     tokenizing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -77,7 +79,7 @@ def open_model(model: Model, files: HuggingFaceFiles) -> OpenedTransformer:
     common = {**source, "local_files_only": True, "trust_remote_code": is_trusted(model)}
     with _opening, _reworded(model, files):
         config = transformers.AutoConfig.from_pretrained(files.folder, **common)
-        kind = _class_of(transformers, files.task, config)
+        kind = _class_of(transformers, files, config)
         if numbers and not getattr(config, "quantization_config", None):
             _check_size(torch, kind, config, numbers, files)
         attention = {"attn_implementation": model.parameters.attention} if model.parameters.attention else {}
@@ -95,7 +97,13 @@ def open_model(model: Model, files: HuggingFaceFiles) -> OpenedTransformer:
                 f"{files.folder} has no weights for {one_line(missing[0])} and {len(missing) - 1} other tensors of "
                 f"{type(opened).__name__}: is '{files.task.value}' the task of this model?"
             )
-        tokenizer = None if files.task is Task.TRANSCRIPTION else open_tokenizer(transformers, model, files, common)
+        processor = open_processor(transformers, files, common) if files.reads_images else None
+        if processor is not None:
+            tokenizer = processor.tokenizer
+        elif files.task is not Task.TRANSCRIPTION:
+            tokenizer = open_tokenizer(transformers, model, files, common)
+        else:
+            tokenizer = None
         opened = opened.to(device).eval()
         adapters = open_adapters(opened, folders)
         if model.parameters.compile:
@@ -112,6 +120,7 @@ def open_model(model: Model, files: HuggingFaceFiles) -> OpenedTransformer:
         device,
         bool(getattr(config, "is_encoder_decoder", False)),
         adapters,
+        processor,
     )
 
 
@@ -123,7 +132,18 @@ def open_tokenizer(transformers: Any, model: Model, files: HuggingFaceFiles, com
     return transformers.AutoTokenizer.from_pretrained(files.folder, **common)
 
 
-def _class_of(transformers: Any, task: Task, config: Any) -> Any:
+def open_processor(transformers: Any, files: HuggingFaceFiles, common: Mapping[str, Any]) -> Any:
+    """Return what makes tensors of images for the model in ``files``. Raises `LoadError` if it has no such thing."""
+    processor = transformers.AutoProcessor.from_pretrained(files.folder, **common)
+    if not all(hasattr(processor, name) for name in ("image_processor", "tokenizer")):
+        raise LoadError(f"{files.folder} has no processor of images and text: it is a {type(processor).__name__}")
+    return processor
+
+
+def _class_of(transformers: Any, files: HuggingFaceFiles, config: Any) -> Any:
+    task = files.task
+    if files.has_vision and type(config) in transformers.AutoModelForImageTextToText._model_mapping:
+        return transformers.AutoModelForImageTextToText
     if task is Task.GENERATION and getattr(config, "is_encoder_decoder", False):
         return transformers.AutoModelForSeq2SeqLM
     return getattr(transformers, _CLASSES[task])
