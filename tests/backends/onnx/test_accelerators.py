@@ -103,6 +103,12 @@ def test_convolutions_are_not_tried_anew_for_each_batch_size(
     assert chosen(graphs, config, **parameters)[providers.CUDA].get("cudnn_conv_algo_search") == expected
 
 
+def test_a_graph_of_one_requests_memory_is_refused(graphs: Any) -> None:
+    assert chosen(graphs, accelerated("gpu", "cuda", enable_cuda_graph="0"))
+    with pytest.raises(ConfigError, match="parameter 'enable_cuda_graph' of model 'm' is not supported"):
+        chosen(graphs, accelerated("gpu", "cuda", enable_cuda_graph="1"))
+
+
 @pytest.mark.parametrize("key", ["cudnn_conv_algo_search", "arena_extend_strategy"])
 def test_a_deprecated_parameter_outside_its_table_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=f"unsupported {key} value '7' is requested"):

@@ -159,8 +159,13 @@ def _gpu(accelerators: Iterable[Any], model: Model, device: Device) -> Providers
             cuda |= accelerator.parameters
         else:
             raise _unknown(accelerator.name)
+    if cuda.get("enable_cuda_graph", "0").lower() not in ("0", "false"):
+        raise ConfigError(
+            f"parameter 'enable_cuda_graph' of model '{model.name}' is not supported: a graph reads the memory of the "
+            "request that it was captured with, and each request has memory of its own"
+        )
     if "cudnn_conv_algo_search" not in cuda and _varies_in_shape(model.config):
-        # The default, EXHAUSTIVE, tries all algorithms for each new shape: for seconds, in which requests wait.
+        # The default, EXHAUSTIVE, tries all algorithms for each new shape, while requests wait.
         cuda["cudnn_conv_algo_search"] = "HEURISTIC"
         log.info(
             "model '%s': its shapes vary, so cudnn_conv_algo_search is HEURISTIC; ONNX Runtime's default is EXHAUSTIVE",
