@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import linecache
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -386,6 +388,32 @@ def test_a_program_that_is_closed_leaves_none_of_its_source(trust: bool, program
     kept = len({*linecache.cache} - before)
     assert kept == generated - 1
     assert trust or kept == 0  # the rest is of what torch.export.load makes for itself
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_program_that_is_closed_leaves_none_of_its_weights(trust: bool, programs: Any) -> None:
+    """Not even if the server has frozen the objects of the load (`gc.freeze`), which no collection then finds."""
+    module = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.BatchNorm1d(13)).eval()
+    path = programs.save(module, torch.zeros(2, 7))
+    model = Model("m", 1, path.parent, ModelConfig(name="m"), Parameters(trust=trust))
+    gc.collect()
+    before = set(map(id, _tensors()))
+    with Pt2Archive("m", path) as archive:
+        program = open_program(torch, model, archive, "cpu")
+    gc.collect()
+    weights = [weakref.ref(each) for each in _tensors() if id(each) not in before and 13 in each.shape]
+    assert len(weights) >= 5
+    gc.freeze()
+    try:
+        program.close()
+        del program
+        assert [each.shape for ref in weights if (each := ref()) is not None] == []
+    finally:
+        gc.unfreeze()
+
+
+def _tensors() -> list[torch.Tensor]:
+    return [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
 
 
 def test_constants_among_the_arguments_need_not_be_given(programs: Any) -> None:

@@ -88,7 +88,7 @@ class _ProgramReader:
             leaves: list[Any] = pytree.tree_leaves(call(*arguments, **named))
             return leaves
 
-        is_quick, close = device == "cpu", partial(_forget_source, torch, call)
+        is_quick, close = device == "cpu", partial(_forget_module, torch, call)
         forward = Forward(run=run, device=device, arguments=None, any_thread=is_quick, close=close)
         return Program(forward, self.signature)
 
@@ -152,6 +152,17 @@ def _forget_source(torch: Any, function: Any) -> None:
     file = function.forward.__code__.co_filename
     linecache.cache.pop(file, None)
     torch.fx.graph_module._loader.eval_cache.pop(file, None)
+
+
+def _forget_module(torch: Any, module: Any) -> None:
+    """Remove the source and the weights of ``module``.
+
+    It is part of a reference cycle, which a collection of garbage leaves in memory if the server has frozen it.
+    """
+    _forget_source(torch, module)
+    for part in module.modules():
+        part._parameters.clear()
+        part._buffers.clear()
 
 
 def _run_and_keep(run: Callable[..., Sequence[Any]], buffers: Sequence[Any], *tensors: Any) -> Sequence[Any]:
