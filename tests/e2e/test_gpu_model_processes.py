@@ -16,7 +16,7 @@ import pytest
 from headrace import HeadraceError, Server
 from headrace_engines import CudaLibrary
 from headrace_testing.serving import serve
-from tests.e2e.test_gpu_served import REGIONS_CLIENT
+from tests.e2e.test_gpu_served import NO_CUDA, REGIONS_CLIENT, write_onnx
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -202,6 +202,16 @@ def test_tensors_of_any_size(server: Server, columns: int) -> None:
     np.testing.assert_array_equal(ask(server, "net_doubled_net", x), (x + 1) * 2 + 1)
 
 
+@pytest.mark.skipif(NO_CUDA, reason="this onnxruntime has no CUDA")
+def test_onnx_runtime_in_a_process(tmp_path: Path, copies: list[str]) -> None:
+    write_onnx(tmp_path, "ort", f"{ON_GPU} {IN_PROCESS}")
+    write(tmp_path, "doubled", f'backend: "python" {ON_GPU} {DEVICE_INPUTS}', DOUBLED)
+    write_chain(tmp_path, "ort", "doubled", "ort")
+    with serve(tmp_path) as server:
+        np.testing.assert_array_equal(ask(server, "ort_doubled_ort"), X * 8)
+    assert copies == []
+
+
 def test_concurrent_requests_do_not_mix(server: Server) -> None:
     wrong: list[int] = []
 
@@ -225,7 +235,7 @@ def test_the_memory_is_given_back(server: Server) -> None:
         ask(server, "net_doubled_net", x)
         ask(server, "caller", x, targets="net doubled")
     before = used_mib()
-    for _ in range(300):
+    for _ in range(500):
         ask(server, "net_doubled_net", x)
         ask(server, "caller", x, targets="net doubled")
     assert used_mib() - before <= 64

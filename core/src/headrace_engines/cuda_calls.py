@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import ClassVar
 
@@ -77,13 +79,25 @@ class CudaLibrary:
 
     def use(self, device: int) -> None:
         """Make the primary context of ``device`` that of this thread. Raises `CudaError`."""
+        self._call("cuCtxSetCurrent", self._context(device))
+
+    @contextmanager
+    def using(self, device: int) -> Iterator[None]:
+        """`use` it, and then what this thread used before: for threads of others. Raises `CudaError`."""
+        self._call("cuCtxPushCurrent_v2", self._context(device))
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def _context(self, device: int) -> ctypes.c_void_p:
         context = self._contexts.get(device)
         if context is None:
             number, context = ctypes.c_int(), ctypes.c_void_p()
             self._call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
             self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
             self._contexts[device] = context
-        self._call("cuCtxSetCurrent", context)
+        return context
 
     def allocate(self, size: int) -> int:
         """Return the address of new memory on the device that this thread uses. Raises `CudaError`."""

@@ -56,20 +56,28 @@ class TritonPythonModel:
 """
 #: Calls the model that the parameter `target` names, with a tensor on the device.
 CALLER = """
+import asyncio, json
+
 class TritonPythonModel:
     def execute(self, requests):
         answers = []
         for request in requests:
             x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
             given = pb_utils.Tensor.from_dlpack("x", played_cuda.on_gpu(x))
-            import json
             asked = json.loads(request.parameters())
             memory = pb_utils.TRITONSERVER_MEMORY_CPU if asked.get("cpu") else pb_utils.TRITONSERVER_MEMORY_GPU
             call = pb_utils.InferenceRequest(
                 model_name=asked["target"], requested_output_names=["y"], inputs=[given],
                 preferred_memory=pb_utils.PreferredMemory(memory, 0),
             )
-            answer = call.exec()
+            if asked.get("how") == "stream":
+                answer = next(iter(call.exec(decoupled=True)))
+            elif asked.get("how") == "async":
+                async def ask():
+                    return await call.async_exec()
+                answer = asyncio.run(ask())
+            else:
+                answer = call.exec()
             if answer.has_error():
                 answers.append(pb_utils.InferenceResponse(error=answer.error()))
                 continue
@@ -208,6 +216,13 @@ def test_a_call_of_another_model_keeps_tensors_on_the_device(
     assert (found["cpu"] == on_host).all()
     found = ask(server, "caller", target=model, cpu=True)
     assert (found["cpu"] == 1).all()
+
+
+@pytest.mark.parametrize("how", ["async", "stream"])
+def test_every_way_to_call_keeps_tensors_on_the_device(server: Server, how: str) -> None:
+    found = ask(server, "caller", target="doubled", how=how)
+    np.testing.assert_array_equal(found["y"], X * 2)
+    assert (found["cpu"] == 0).all()
 
 
 def test_a_refused_call_is_an_answer(server: Server) -> None:

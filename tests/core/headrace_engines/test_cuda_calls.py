@@ -52,5 +52,7 @@ def test_a_thread_uses_the_one_context_of_a_device(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ctypes, "CDLL", lambda name: PlayedLibrary(0))
     driver = CudaLibrary()
     driver.use(0)
+    with driver.using(0):
+        pass
     assert driver.devices() == []
     assert driver.new_stream() == driver.stream(0) == 0

@@ -7,7 +7,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -33,6 +34,11 @@ class PlayedCuda(CudaLibrary):
 
     def use(self, device: int) -> None:
         assert device == 0
+
+    @contextmanager
+    def using(self, device: int) -> Iterator[None]:
+        self.use(device)
+        yield
 
     def allocate(self, size: int) -> int:
         name = uuid4().hex

@@ -126,7 +126,8 @@ class SentDeviceMemory:
                 return None
             self._collect()
             try:
-                return self._copy(tensor, device, size)
+                with self._library.using(device):
+                    return self._copy(tensor, device, size)
             except CudaError as error:
                 log.warning("a tensor of %d bytes on GPU %d is sent through the host: %s", size, device, error)
                 return None
@@ -165,7 +166,6 @@ class SentDeviceMemory:
 
     def _copy(self, tensor: DeviceTensor, device: int, size: int) -> StagedTensor | None:
         library = self._library
-        library.use(device)
         stream = self._streams.get(device)
         if stream is None:
             stream = self._streams[device] = library.new_stream()
@@ -220,8 +220,8 @@ class SentDeviceMemory:
             for number in numbers:
                 segment = self._retired.pop(number, None)
                 if segment is not None:
-                    self._library.use(segment.device)
-                    self._library.free(segment.address)
+                    with self._library.using(segment.device):
+                        self._library.free(segment.address)
 
     def _close(self) -> None:
         with self._lock:
@@ -319,8 +319,8 @@ class _OpenSegment:
         """Return a copy of bytes in the memory of the host. Raises `BackendError`. Blocks."""
         copied, address = np.empty(size, np.uint8), self.address() + offset
         try:
-            self._library.use(self._number)
-            self._library.read(copied.ctypes.data, address, size)
+            with self._library.using(self._number):
+                self._library.read(copied.ctypes.data, address, size)
         except CudaError as error:
             raise BackendError(f"a tensor of '{self._name}' on GPU {self._number} cannot be read: {error}") from error
         return copied.data
@@ -328,8 +328,8 @@ class _OpenSegment:
     def wait(self) -> None:
         """Wait until the device has done its work. Blocks."""
         try:
-            self._library.use(self._number)
-            self._library.wait()
+            with self._library.using(self._number):
+                self._library.wait()
         except CudaError as error:  # of an earlier kernel: nothing runs there any more
             log.debug("GPU %d: %s", self._number, error)
 
@@ -339,17 +339,18 @@ class _OpenSegment:
         if address:
             self.wait()
             try:
-                self._library.close(address)
+                with self._library.using(self._number):
+                    self._library.close(address)
             except CudaError as error:
                 log.debug("GPU %d: %s", self._number, error)
 
     def _open(self) -> int:
         library = self._library
-        library.use(self._number)
-        address = library.open(self._handle)
-        if library.size(address) < self._size:
-            library.close(address)
-            raise CudaError("the allocation is smaller than its sender says")
+        with library.using(self._number):
+            address = library.open(self._handle)
+            if library.size(address) < self._size:
+                library.close(address)
+                raise CudaError("the allocation is smaller than its sender says")
         return address
 
     def __del__(self) -> None:
