@@ -424,3 +424,17 @@ def test_a_body_that_is_none_is_the_fault_of_the_caller(web: httpx.Client, body:
     answer = web.post("/chat/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text[:500]
     assert text in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("model", ["scripted", "templated"])
+def test_large_texts_and_images_arrive_as_they_are(client: openai.OpenAI, model: str) -> None:
+    """They are cut out of the body, and encoded in parts, on a thread."""
+    text, image = 'é"\\\n😀x\u2028' * 30_000, "data:image/png;base64," + "QUJD" * 50_000
+    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": image}}]
+    messages: Any = [{"role": "system", "content": text}, {"role": "user", "content": parts}, *say("show")]
+    given = shown(client, model=model, messages=messages)
+    if model == "scripted":
+        assert given["messages"][:2] == messages[:2]
+    else:
+        assert text in given["text_input"]
+        assert given["image"] == "QUJD" * 50_000

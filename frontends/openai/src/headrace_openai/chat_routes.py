@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace import ExtensionOperation, HttpReply, HttpStream
-from headrace_openai.body_members import encoded, members, whole
+from headrace_openai.body_members import encoded, encoded_in_parts, members, whole
 from headrace_openai.chat_answers import ChatChoice, ChatChunks, ChatText, chat_document
 from headrace_openai.chat_messages import images_in, read_messages
 from headrace_openai.chat_templates import plain_prompt
@@ -18,7 +18,7 @@ from headrace_openai.generation_route import GenerationRoute, TextCall, asked_of
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.openai_route import json_answer
 from headrace_openai.sampling_members import read_sampling_members
-from headrace_openai.text_models import Prompt, TextModel, TextPart
+from headrace_openai.text_models import Prompt, TextPart
 from headrace_openai.tool_choices import ToolPlan, plan_tools, shown_tools
 
 #: The most tokens of a chat for a model that gets a prompt. The default for prompts, 16, is too short for a chat.
@@ -47,11 +47,36 @@ class ChatRoute(GenerationRoute):
             if "structured_outputs" in sampling:
                 raise BadMember("tool_choice", "a tool that must be called and response_format are two constraints")
             sampling["structured_outputs"] = plan.constraint
-        await self.extension.images.replace(call.document.get("messages"))
-        prompt = await _prompt(call.document, call.model, plan, sampling)
-        parts = self.parts(call, [asked_of(call, prompt, sampling, stream)], count)
+        if await self.extension.images.replace(call.document.get("messages")):
+            call = replace(call, is_small=False)
+        prompt = await self._prompt(call, plan, sampling)
+        for name in ("messages", "input"):  # an answer may take minutes, and needs no large texts
+            call.document.pop(name, None)
+        parts = await self.parts(call, [asked_of(call, prompt, sampling, stream)], count)
         choices = [ChatChoice(plan.parser() if plan.parser else None, plan.has_one_call) for _ in parts]
         return Chat(parts, choices, sampling.get("logprobs", 0))
+
+    async def _prompt(self, call: TextCall, plan: ToolPlan, sampling: dict[str, Any]) -> Prompt:
+        """Return the prompt for the model: the messages, or what its template makes of them."""
+        document, model = call.document, call.model
+        if document.get("chat_template") is not None:
+            raise BadMember("chat_template", "chat_template is the model's: a request can not have another one")
+        (tools, choice), encode = plan.inputs, encoded if call.is_small else encoded_in_parts
+        if "messages" in model.inputs:
+            given = await self.off_loop(call, lambda: encode(shown_tools(plan, read_messages(document)), "messages"))
+            return Prompt(messages=given, tools=tools, tool_choice=choice)
+        messages = await self.off_loop(call, lambda: read_messages(document))
+        more = members(document, "chat_template_kwargs", "chat_template_kwargs")
+        sampling.pop("chat_template_kwargs", None)
+        if model.template is not None:
+            text = await model.template.render(messages, plan.tools, more)
+        elif more:
+            raise BadMember("chat_template_kwargs", f"model '{model.name}' has no chat_template")
+        else:
+            text = await self.off_loop(call, lambda: plain_prompt(messages))
+        images = await self.off_loop(call, lambda: images_in(messages))
+        sampling.setdefault("max_tokens", _MOST_TOKENS)
+        return Prompt(text=text, images=images, tools=tools, tool_choice=choice)
 
 
 class ChatCompletions(ChatRoute):
@@ -86,24 +111,3 @@ async def _chunks(chat: Chat, chunks: ChatChunks, wants_usage: bool) -> AsyncIte
                 yield printed
     if wants_usage:
         yield chunks.print_usage(usage)
-
-
-async def _prompt(document: dict[str, Any], model: TextModel, plan: ToolPlan, sampling: dict[str, Any]) -> Prompt:
-    """Return the prompt for ``model``: the messages, or what its template makes of them."""
-    messages = read_messages(document)
-    if document.get("chat_template") is not None:
-        raise BadMember("chat_template", "chat_template is the model's: a request can not have another one")
-    tools, choice = plan.inputs
-    if "messages" in model.inputs:
-        return Prompt(messages=encoded(shown_tools(plan, messages), "messages"), tools=tools, tool_choice=choice)
-    more = members(document, "chat_template_kwargs", "chat_template_kwargs")
-    sampling.pop("chat_template_kwargs", None)
-    images = images_in(messages)
-    if model.template is not None:
-        text = await model.template.render(messages, plan.tools, more)
-    elif more:
-        raise BadMember("chat_template_kwargs", f"model '{model.name}' has no chat_template")
-    else:
-        text = plain_prompt(messages)
-    sampling.setdefault("max_tokens", _MOST_TOKENS)
-    return Prompt(text=text, images=images, tools=tools, tool_choice=choice)

@@ -38,7 +38,7 @@ class Completions(GenerationRoute):
         prompts = read_prompts(document)
         echoes = _echoes(document, prompts, sampling)
         each, top = _count(document, len(prompts)), sampling.get("logprobs", 0)
-        parts = self.parts(call, [asked_of(call, prompt, sampling, stream) for prompt in prompts], each)
+        parts = await self.parts(call, [asked_of(call, prompt, sampling, stream) for prompt in prompts], each)
         if stream:
             chunks = CompletionChunks(call.named, wants_usage, top)
             return event_stream(call, _chunks(parts, echoes, each, chunks, wants_usage))

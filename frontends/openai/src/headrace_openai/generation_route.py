@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace import Caller, HeadraceError, HttpCall, HttpReply, HttpStream
 from headrace_llm import Task
@@ -16,12 +16,16 @@ from headrace_openai.openai_errors import BadMember, error_line, message_in
 from headrace_openai.openai_route import OpenAiRoute, id_header, model_name, read_body, request_id
 from headrace_openai.text_models import Asked, Prompt, TextModel, TextPart, parts_of
 
+T = TypeVar("T")
+
 EVENT_HEADERS = (
     (b"Content-Type", b"text/event-stream; charset=utf-8"),
     (b"Cache-Control", b"no-store"),
     (b"X-Accel-Buffering", b"no"),
 )
 _DONE = b"data: [DONE]\n\n"
+#: Texts of a larger body are read and copied on a thread: 10 MB would block the event loop for 20 ms.
+_SMALL_BYTES = 64 * 1024
 #: The largest number that a priority has in a request.
 _MOST_PRIORITY = 2**32 - 1
 
@@ -30,7 +34,8 @@ _MOST_PRIORITY = 2**32 - 1
 class TextCall:
     """A request whose model is found. ``caller`` is admitted for it; None if the server has no interceptors.
 
-    ``document`` is its body, ``named`` what it calls the model, with the ``adapter``, and ``sent_as`` its id.
+    ``document`` is its body, ``named`` what it calls the model, with the ``adapter``, and ``sent_as`` its id. If it
+    ``is_small``, the event loop may read its texts.
     """
 
     http: HttpCall
@@ -40,6 +45,8 @@ class TextCall:
     adapter: str
     caller: Caller | None
     sent_as: str
+
+    is_small: bool = False
 
 
 class GenerationRoute(OpenAiRoute):
@@ -53,7 +60,8 @@ class GenerationRoute(OpenAiRoute):
         with ending(caller, only_errors=True):
             model = self.extension.models.find(name, Task.GENERATION).text
             sent_as = request_id(call.request)
-            answer = await self.generate(TextCall(call, document, model, named, adapter, caller, sent_as))
+            is_small = call.request.body.nbytes <= _SMALL_BYTES
+            answer = await self.generate(TextCall(call, document, model, named, adapter, caller, sent_as, is_small))
         if caller is None:
             return answer
         if isinstance(answer, HttpStream):
@@ -65,13 +73,18 @@ class GenerationRoute(OpenAiRoute):
         """Return the answer to ``call``."""
         raise NotImplementedError
 
-    def parts(self, call: TextCall, asked: Sequence[Asked], count: int) -> list[AsyncIterator[TextPart]]:
+    async def parts(self, call: TextCall, asked: Sequence[Asked], count: int) -> list[AsyncIterator[TextPart]]:
         """Return ``count`` answers to each of ``asked``. Raises `BadMember` for what the model can not do.
 
         The first is that of the caller. Each other one is admitted when it begins: it may have to wait until the first
         one ends.
         """
-        requests = [call.model.request(one, call.sent_as, number) for one in asked for number in range(count)]
+        inputs = await self.off_loop(call, lambda: [call.model.prompt_inputs(one.prompt) for one in asked])
+        requests = [
+            call.model.request(one, given, call.sent_as, number)
+            for one, given in zip(asked, inputs, strict=True)
+            for number in range(count)
+        ]
         others = None if call.caller is None else call.http.caller
         first, *rest = requests
         answers = [
@@ -82,6 +95,13 @@ class GenerationRoute(OpenAiRoute):
         if not stop or asked[0].sampling.get("include_stop_str_in_output"):
             return answers
         return [stopping(parts, [stop] if type(stop) is str else stop) for parts in answers]
+
+    async def off_loop(self, call: TextCall, work: Callable[[], T]) -> T:
+        """Return what ``work`` does, on a thread if the request is large."""
+        if call.is_small:
+            return work()
+        found: T = await self.engine.off_loop_work.run(work)
+        return found
 
 
 def asked_of(call: TextCall, prompt: Prompt, sampling: Mapping[str, Any], stream: bool) -> Asked:

@@ -137,13 +137,14 @@ class ImageFetcher:
     def __init__(self, hosts: ImageHosts) -> None:
         self._hosts, self._free = hosts, asyncio.Semaphore(_AT_ONCE)
 
-    async def replace(self, messages: Any) -> None:
+    async def replace(self, messages: Any) -> bool:
         """Replace each ``http`` and ``https`` address in ``messages`` of a chat by a data URL, in place.
 
-        Does nothing if no host is allowed: other code refuses the addresses. Raises `BadMember`.
+        Return True if there are any. Does nothing if no host is allowed: other code refuses the addresses. Raises
+        `BadMember`.
         """
         if not self._hosts:
-            return
+            return False
         places = [
             (image, f"messages[{row}].content[{column}].image_url.url")
             for row, message in enumerate(messages if type(messages) is list else ())
@@ -158,6 +159,7 @@ class ImageFetcher:
             total += len(image["url"]) * 3 // 4  # of base64
             if total > MAX_TOTAL_BYTES:
                 raise BadMember(where, f"the images of messages have more than {MAX_TOTAL_BYTES} bytes together")
+        return bool(places)
 
     def _place(self, where: str, text: str) -> _ImagePlace:
         try:

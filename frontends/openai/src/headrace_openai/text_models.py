@@ -103,12 +103,15 @@ class TextModel:
     def name(self) -> str:
         return self._view.name
 
-    def request(self, asked: Asked, request_id: str, number: int) -> InferRequest:
-        """Return the request for choice ``number``. Raises `BadMember` for what the model can not do."""
+    def request(self, asked: Asked, prompt: Mapping[str, Tensor], request_id: str, number: int) -> InferRequest:
+        """Return the request for choice ``number``, with the inputs for its ``prompt``.
+
+        Raises `BadMember` for what the model can not do.
+        """
         sampling = dict(asked.sampling)
         if number and "seed" in sampling:
             sampling["seed"] = (sampling["seed"] + number + _SEEDS) % (2 * _SEEDS) - _SEEDS
-        inputs: dict[str, Tensor] = {**self._fixed[asked.stream], **self._prompt(asked.prompt)}
+        inputs: dict[str, Tensor] = {**self._fixed[asked.stream], **prompt}
         parameters: dict[str, Any] = {}
         if "logprobs" in sampling:
             self._need("logprobs", "logprobs", "logprobs" in self.outputs)
@@ -127,7 +130,8 @@ class TextModel:
             request.expire_at(asked.deadline_ns)
         return request
 
-    def _prompt(self, prompt: Prompt) -> dict[str, Tensor]:
+    def prompt_inputs(self, prompt: Prompt) -> dict[str, Tensor]:
+        """Return the inputs for ``prompt``. Raises `BadMember` for what the model can not do. Any thread."""
         if prompt.ids is not None:
             self._need("prompt", "prompts of tokens", "input_ids" in self.inputs)
             shape = (1, len(prompt.ids)) if self._view.max_batch_size else (len(prompt.ids),)
