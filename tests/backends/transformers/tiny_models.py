@@ -59,8 +59,8 @@ def save(model: Any, folder: Path, template: str = TEMPLATE, **generation: Any) 
     return folder
 
 
-def llama(folder: Path, template: str = TEMPLATE, **generation: Any) -> Path:
-    """A decoder of two layers and 128 tokens of context."""
+def llama(folder: Path, template: str = TEMPLATE, context: int = 128, **generation: Any) -> Path:
+    """A decoder of two layers."""
     torch.manual_seed(1)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
@@ -69,7 +69,7 @@ def llama(folder: Path, template: str = TEMPLATE, **generation: Any) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=128,
+        max_position_embeddings=context,
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=2,
