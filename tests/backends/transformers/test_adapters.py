@@ -54,6 +54,16 @@ def add_adapters(folder: Path) -> Path:
     return folder
 
 
+def merged(folder: Path, name: str, scratch: Path) -> Any:
+    """Return the model in ``folder`` whose weights have the adapter ``name`` in them, none if it is empty."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    pairs = write_adapter(model, scratch / "adapter", *ADAPTERS[name]) if name else {}
+    with torch.no_grad():
+        for module, (a, b) in pairs.items():
+            model.get_submodule(module).weight += ALPHA / RANK * b @ a
+    return model
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, write_model: Callable[..., Path]) -> Path:
     return write_model(tmp_path_factory.mktemp("adapters"), "chat", add_adapters)
@@ -69,12 +79,7 @@ def expected(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """The tokens without an adapter, and with each."""
     made = {}
     for name in ("", *ADAPTERS):
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-        if name:
-            pairs = write_adapter(model, tmp_path_factory.mktemp("again") / name, *ADAPTERS[name])
-            with torch.no_grad():
-                for module, (a, b) in pairs.items():
-                    model.get_submodule(module).weight += ALPHA / RANK * b @ a
+        model = merged(folder, name, tmp_path_factory.mktemp("again") / name)
         ids = transformers.AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt").input_ids
         options = {"do_sample": False, "max_new_tokens": 16, "eos_token_id": -1}
         made[name] = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, ids.shape[1] :].tolist()
