@@ -18,6 +18,7 @@ import pytest
 from headrace import Frontend, Server, Unavailable
 from headrace_testing.driving import error_of, part_of
 from headrace_testing.example import write_model
+from headrace_testing.free_ports import free_port
 from headrace_testing.frontend_models import (
     Doubling,
     WaitingDoubling,
@@ -143,9 +144,7 @@ class FrontendChecks:
         Doubling.instance = WaitingInstance()
         Doubling.instance.may.set()
         WaitingDoubling.instance, Watching.seen = WaitingInstance(), []
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         protocols = {f"allow_{name}": name == self.frontend for name in ("http", "grpc", "metrics")}
         options = {**protocols, "exit_timeout_secs": 5, "model_control_mode": "explicit", **self.options(port)}
         with installed_plugin(), Server(repository, **options) as server, _listeners(server.loop):

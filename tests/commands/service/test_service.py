@@ -25,6 +25,7 @@ import pytest
 from headrace_cli import main
 from headrace_service.notifications import watchdog_s
 from headrace_testing import CommandConformance
+from headrace_testing.free_ports import free_port
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
@@ -199,10 +200,7 @@ def test_a_receiver_that_is_gone_stops_nothing(keep_serving: Callable[..., Headr
 @pytest.mark.skipif(shutil.which("systemd-socket-activate") is None, reason="systemd is not installed")
 def test_a_server_takes_the_ports_on_which_systemd_listens(tmp_path: Path) -> None:
     """It is started by the first request, which waits until it is ready."""
-    with socket.socket() as free, socket.socket() as other:
-        free.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        ports = free.getsockname()[1], other.getsockname()[1]
+    ports = free_port(), free_port()
     listens = [f"--listen=127.0.0.1:{port}" for port in ports]
     flags = [f"--http-port={ports[0]}", f"--grpc-port={ports[1]}", "--allow-metrics=false"]
     command = ["systemd-socket-activate", *listens, str(HEADRACE), "serve", f"--model-repository={tmp_path}", *flags]

@@ -19,6 +19,8 @@ from typing import IO
 
 import pytest
 
+from headrace_testing.free_ports import free_port
+
 PROGRAM = Path(sys.executable).with_name("tritonserver")
 CONFIG = """
 backend: "identity"
@@ -59,7 +61,7 @@ class Program:
     """A running ``tritonserver`` whose stderr goes to a file. ``under`` are the words of a program that starts it."""
 
     def __init__(self, log: Path, *words: str, under: Sequence[str] = ()) -> None:
-        self.log, self.ports = log, free_ports(3)
+        self.log, self.ports = log, [free_port() for _ in range(3)]
         named = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), self.ports, strict=True)]
         self._file: IO[bytes] = log.open("wb")
         self.popen = subprocess.Popen([*under, str(PROGRAM), *named, *words], stderr=self._file, stdout=self._file)
@@ -82,16 +84,6 @@ class Program:
         self.popen.kill()
         self.popen.wait()
         self._file.close()
-
-
-def free_ports(count: int) -> list[int]:
-    with_sockets = [socket.socket() for _ in range(count)]
-    for each in with_sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in with_sockets]
-    for each in with_sockets:
-        each.close()
-    return ports
 
 
 def is_open(port: int) -> bool:
@@ -172,7 +164,7 @@ echo "ended with $?"
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the script calls curl")
 def test_a_script_of_the_usual_kind_runs_unchanged(repository: Path, tmp_path: Path) -> None:
-    words = [str(PROGRAM), str(repository), *map(str, free_ports(3)), str(tmp_path / "log"), BODY]
+    words = [str(PROGRAM), str(repository), *[str(free_port()) for _ in range(3)], str(tmp_path / "log"), BODY]
     done = subprocess.run(["sh", "-c", SCRIPT, "sh", *words], capture_output=True, text=True, timeout=DEADLINE_S,
                           check=False)  # fmt: skip
     answer, count, end = done.stdout.splitlines()

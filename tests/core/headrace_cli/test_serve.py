@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from headrace_testing.free_ports import free_port
+
 Start = Callable[..., Any]
 
 #: The last thing in the log before the endpoints start.
@@ -289,9 +291,7 @@ def test_a_full_disk_under_log_or_output_changes_no_exit_code(
     full: str,
 ) -> None:
     distribute("printing", PRINTING)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     log = Path("/dev/full") if "log" in full else tmp_path / "log"
     local = ["--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--grpc-port=0", "--metrics-port=0"]
     words = [f"--model-repository={repository}", *local, f"--http-port={port}", f"--log-file={log}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import openai
@@ -49,6 +50,7 @@ def connect(tmp_path_factory: pytest.TempPathFactory, audit: Path) -> Iterator[C
         emma=[CHAT],
         gina=[CHAT],
         fred=[RULE],
+        hank=[RULE],
     )
     dora = {"models": {"story": {"in_flight": 1}}}
     erin = {"models": {"story": {"output_tokens_per_minute": 1, "output_tokens_burst": 8}}}
@@ -62,6 +64,7 @@ def connect(tmp_path_factory: pytest.TempPathFactory, audit: Path) -> Iterator[C
             "erin": erin,
             "dave": dave,
             "emma": tokens,
+            "hank": {"models": {"story": {"requests_per_second": 4, "burst": 1}}},
             "fred": {"models": {"single": {"requests_per_second": 0.01, "burst": 1}}},
         }
     }
@@ -113,6 +116,19 @@ def test_a_request_is_one_inference_of_a_quota_whatever_number_of_texts_it_has(c
     assert len(connect("fred").embeddings.create(model="single", input=["a"] * 100).data) == 100
     assert refused.value.code == "rate_limit_exceeded"
     assert int(refused.value.response.headers["retry-after"]) > 10
+
+
+def test_a_client_that_repeats_what_is_refused_waits_as_long_as_it_is_told(connect: Connect) -> None:
+    hank: Any = connect("hank")
+    asked: Any = {"model": "story", "prompt": "a", "extra_headers": {"x-request-id": "mine"}}
+    assert hank.completions.create(**asked)._request_id == "mine"
+    with pytest.raises(openai.RateLimitError) as refused:
+        hank.completions.create(**asked)
+    assert (refused.value.request_id, refused.value.response.headers["retry-after"]) == ("mine", "1")
+    begun = monotonic()
+    answer = hank.with_options(max_retries=1).completions.create(**asked)
+    assert (answer.choices[0].text, answer._request_id) == (" a", "mine")
+    assert monotonic() - begun > 0.9, "it was not told to wait"
 
 
 def test_a_chat_is_admitted_for_its_model(connect: Connect) -> None:

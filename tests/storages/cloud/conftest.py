@@ -6,7 +6,6 @@ import fcntl
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections import deque
@@ -21,6 +20,8 @@ from urllib.request import Request, urlopen
 from uuid import uuid4
 
 import pytest
+
+from headrace_testing.free_ports import free_port
 
 #: Variables by which this machine could lend its own credentials to a test.
 _FOREIGN = ("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_", "STORAGE_", "TRITON_")
@@ -201,16 +202,10 @@ def google_bucket() -> Iterator[GoogleBucket]:
     assert found is not None
     assert found.origin is not None
     (program,) = (Path(found.origin).parent / "vendor").glob("*/bin/fake-gcs-server-*")
-    port = _free_port()
+    port = free_port()
     address = ("-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}")
     with _running(program, "-backend", "memory", "-scheme", "http", *address) as port:
         yield GoogleBucket(port)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 # ---------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from headrace_openai.choices import MAX_CHOICES, Usage, numbered
 from headrace_openai.descriptions import CHAT
 from headrace_openai.generation_route import GenerationRoute, TextCall, asked_of, event_stream, wants_stream
 from headrace_openai.openai_errors import BadMember
-from headrace_openai.openai_route import json_answer
+from headrace_openai.openai_route import json_answer, off_loop
 from headrace_openai.sampling_members import read_sampling_members
 from headrace_openai.text_models import Prompt, TextPart
 from headrace_openai.tool_choices import ToolPlan, plan_tools, shown_tools
@@ -50,8 +50,7 @@ class ChatRoute(GenerationRoute):
         if await self.extension.images.replace(call.document.get("messages")):
             call = replace(call, is_small=False)
         prompt = await self._prompt(call, plan, sampling)
-        for name in ("messages", "input"):  # an answer may take minutes, and needs no large texts
-            call.document.pop(name, None)
+        del call.document["messages"]  # an answer may take minutes, and needs no large texts
         parts = await self.parts(call, [asked_of(call, prompt, sampling, stream)], count)
         choices = [ChatChoice(plan.parser() if plan.parser else None, plan.has_one_call) for _ in parts]
         return Chat(parts, choices, sampling.get("logprobs", 0))
@@ -63,9 +62,11 @@ class ChatRoute(GenerationRoute):
             raise BadMember("chat_template", "chat_template is the model's: a request can not have another one")
         (tools, choice), encode = plan.inputs, encoded if call.is_small else encoded_in_parts
         if "messages" in model.inputs:
-            given = await self.off_loop(call, lambda: encode(shown_tools(plan, read_messages(document)), "messages"))
+            given = await off_loop(
+                self.engine, call.is_small, lambda: encode(shown_tools(plan, read_messages(document)), "messages")
+            )
             return Prompt(messages=given, tools=tools, tool_choice=choice)
-        messages = await self.off_loop(call, lambda: read_messages(document))
+        messages = await off_loop(self.engine, call.is_small, lambda: read_messages(document))
         more = members(document, "chat_template_kwargs", "chat_template_kwargs")
         sampling.pop("chat_template_kwargs", None)
         if model.template is not None:
@@ -73,8 +74,8 @@ class ChatRoute(GenerationRoute):
         elif more:
             raise BadMember("chat_template_kwargs", f"model '{model.name}' has no chat_template")
         else:
-            text = await self.off_loop(call, lambda: plain_prompt(messages))
-        images = await self.off_loop(call, lambda: images_in(messages))
+            text = await off_loop(self.engine, call.is_small, lambda: plain_prompt(messages))
+        images = await off_loop(self.engine, call.is_small, lambda: images_in(messages))
         sampling.setdefault("max_tokens", _MOST_TOKENS)
         return Prompt(text=text, images=images, tools=tools, tool_choice=choice)
 

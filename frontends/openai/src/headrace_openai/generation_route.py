@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from headrace import Caller, HeadraceError, HttpCall, HttpReply, HttpStream
 from headrace_llm import Task
@@ -13,10 +13,16 @@ from headrace_openai.body_members import flag, members, whole
 from headrace_openai.choices import stopping
 from headrace_openai.inferences import ending
 from headrace_openai.openai_errors import BadMember, error_line, message_in
-from headrace_openai.openai_route import OpenAiRoute, id_header, model_name, read_body, request_id
+from headrace_openai.openai_route import (
+    SMALL_BYTES,
+    OpenAiRoute,
+    id_header,
+    model_name,
+    off_loop,
+    read_body,
+    request_id,
+)
 from headrace_openai.text_models import Asked, Prompt, TextModel, TextPart, parts_of
-
-T = TypeVar("T")
 
 EVENT_HEADERS = (
     (b"Content-Type", b"text/event-stream; charset=utf-8"),
@@ -24,8 +30,6 @@ EVENT_HEADERS = (
     (b"X-Accel-Buffering", b"no"),
 )
 _DONE = b"data: [DONE]\n\n"
-#: Texts of a larger body are read and copied on a thread: 10 MB would block the event loop for 20 ms.
-_SMALL_BYTES = 64 * 1024
 #: The largest number that a priority has in a request.
 _MOST_PRIORITY = 2**32 - 1
 
@@ -60,7 +64,7 @@ class GenerationRoute(OpenAiRoute):
         with ending(caller, only_errors=True):
             model = self.extension.models.find(name, Task.GENERATION).text
             sent_as = request_id(call.request)
-            is_small = call.request.body.nbytes <= _SMALL_BYTES
+            is_small = call.request.body.nbytes <= SMALL_BYTES
             answer = await self.generate(TextCall(call, document, model, named, adapter, caller, sent_as, is_small))
         if caller is None:
             return answer
@@ -79,7 +83,9 @@ class GenerationRoute(OpenAiRoute):
         The first is that of the caller. Each other one is admitted when it begins: it may have to wait until the first
         one ends.
         """
-        inputs = await self.off_loop(call, lambda: [call.model.prompt_inputs(one.prompt) for one in asked])
+        inputs = await off_loop(
+            self.engine, call.is_small, lambda: [call.model.prompt_inputs(one.prompt) for one in asked]
+        )
         requests = [
             call.model.request(one, given, call.sent_as, number)
             for one, given in zip(asked, inputs, strict=True)
@@ -95,13 +101,6 @@ class GenerationRoute(OpenAiRoute):
         if not stop or asked[0].sampling.get("include_stop_str_in_output"):
             return answers
         return [stopping(parts, [stop] if type(stop) is str else stop) for parts in answers]
-
-    async def off_loop(self, call: TextCall, work: Callable[[], T]) -> T:
-        """Return what ``work`` does, on a thread if the request is large."""
-        if call.is_small:
-            return work()
-        found: T = await self.engine.off_loop_work.run(work)
-        return found
 
 
 def asked_of(call: TextCall, prompt: Prompt, sampling: Mapping[str, Any], stream: bool) -> Asked:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from headrace import (
     Caller,
     CallerError,
+    Engine,
     HeadraceError,
     HttpCall,
     HttpReply,
@@ -22,6 +24,9 @@ from headrace_openai.openai_errors import BadMember, as_openai
 _JSON = (b"Content-Type", b"application/json")
 _REQUEST_ID = b"x-request-id"
 _LONGEST_ID = 128
+#: Texts of a larger body are copied on a thread.
+SMALL_BYTES = 64 * 1024
+T = TypeVar("T")
 
 
 class OpenAiRoute(HttpRoute):
@@ -68,6 +73,11 @@ async def read_body(call: HttpCall) -> dict[str, Any]:
     if type(document) is not dict:
         raise InvalidArgument("the body must be a JSON object")
     return document
+
+
+async def off_loop(engine: Engine, is_small: bool, work: Callable[[], T]) -> T:
+    """Return what ``work`` does, on a thread unless ``is_small``: 10 MB would block the event loop for 20 ms."""
+    return work() if is_small else await engine.off_loop_work.run(work)
 
 
 def model_name(document: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ class Responses(ChatRoute):
     async def generate(self, call: TextCall) -> HttpReply | HttpStream:
         stream = flag(call.document, "stream")
         chat = await self.begin(replace(call, document=chat_document(call.document)), 1, stream)
+        del call.document["input"]  # an answer may take minutes, and needs no large texts
         items = ResponseItems(call.document, call.named, chat.top_logprobs)
         if stream:
             return HttpStream(200, [*EVENT_HEADERS, id_header(call.sent_as)], _events(call.http, chat, items))

@@ -17,7 +17,15 @@ from headrace_openai.embeddings import (
     vectors_in,
 )
 from headrace_openai.inferences import ending, responses_to
-from headrace_openai.openai_route import OpenAiRoute, json_answer, model_name, read_body, request_id
+from headrace_openai.openai_route import (
+    SMALL_BYTES,
+    OpenAiRoute,
+    json_answer,
+    model_name,
+    off_loop,
+    read_body,
+    request_id,
+)
 from headrace_openai.rerank import RerankRequest, print_rerank, read_rerank, rerank_requests
 from headrace_openai.transcription_routes import Transcriptions
 
@@ -34,7 +42,8 @@ class RowsRoute(OpenAiRoute):
         caller = await self.admit(call, name)
         with ending(caller):
             asked, model = self.read(document), self.extension.models.find(name, self.task)
-            requests = self.requests(asked, model, id_)
+            is_small = call.request.body.nbytes <= SMALL_BYTES
+            requests = await off_loop(self.engine, is_small, lambda: self.requests(asked, model, id_))
             responses = await responses_to(self.engine, requests, caller, call.caller.deadline_ns)
             return json_answer(await self.print(asked, responses, model, id_), id_)
 
