@@ -146,7 +146,7 @@ class SentDeviceMemory:
 
     def trim(self) -> bool:
         """Let the peer close all segments that nothing has used since the last call, except one of the usual size."""
-        if not self._lock.acquire(blocking=False):  # a copy waits for its tensor
+        if not self._lock.acquire(blocking=False):  # a copy waits until its tensor is complete
             return True
         try:
             self._collect()
@@ -239,7 +239,9 @@ class ReceivedDeviceMemory:
         self._get_library = library
         self._devices: list[str] = []
         self._segments: dict[int, _OpenSegment] = {}
-        self._is_closed = False
+        #: The blocks to give back: their numbers and segments, and True if others may have read them.
+        self._unused: deque[tuple[int, _OpenSegment, bool]] = deque()
+        self._is_posted = self._is_closed = False
         RECLAIMER.start()
 
     def tensor(
@@ -280,12 +282,19 @@ class ReceivedDeviceMemory:
     def release(self, number: int, segment: _OpenSegment, is_lent: bool) -> None:
         """Give a block back, when the device has done its work if it ``is_lent`` to others. Any thread; safe in a
         finalizer."""
-        RECLAIMER.post(partial(self._give_back, number, segment, is_lent))
+        self._unused.append((number, segment, is_lent))
+        if not self._is_posted:
+            self._is_posted = True
+            RECLAIMER.post(self._give_back)
 
-    def _give_back(self, number: int, segment: _OpenSegment, is_lent: bool) -> None:
-        if is_lent:
+    def _give_back(self) -> None:
+        """Give all unused blocks back: to wait for a device takes long if other processes use it, too."""
+        self._is_posted = False  # first, so that a block which is added from here on is given back, too
+        unused = [self._unused.popleft() for _ in range(len(self._unused))]
+        lent = {segment.device: segment for _, segment, is_lent in unused if is_lent}
+        for segment in lent.values():
             segment.wait()
-        self._tell(Kind.DEVICE_FREE, [number])
+        self._tell(Kind.DEVICE_FREE, [number for number, _, _ in unused])
 
     def _tell(self, kind: Kind, numbers: Sequence[int]) -> None:
         if not self._is_closed:
