@@ -15,6 +15,8 @@ _PEER_ACCESS = 1
 #: A stream that does not wait for the default stream.
 _NON_BLOCKING = 1
 _UUID_BYTES = 16
+#: Functions that never wait. They keep the interpreter's lock: to get it back takes longer beside a busy event loop.
+_SHORT = ("cuCtxSetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuMemcpyDtoDAsync_v2")
 
 
 class _Handle(ctypes.Structure):
@@ -35,6 +37,7 @@ class CudaLibrary:
         """Load the driver. Raises `CudaError` if there is none, or no GPU."""
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
+            self._keeping = ctypes.PyDLL("libcuda.so.1")
         except OSError:
             raise CudaError("there is no CUDA driver") from None
         try:
@@ -59,7 +62,7 @@ class CudaLibrary:
         library.cuMemcpyDtoH_v2.argtypes = (pointer, address, size)
         library.cuMemcpyHtoD_v2.argtypes = (address, pointer, size)
         library.cuMemcpyHtoDAsync_v2.argtypes = (address, pointer, size, pointer)
-        library.cuMemcpyDtoDAsync_v2.argtypes = (address, address, size, pointer)
+        self._keeping.cuMemcpyDtoDAsync_v2.argtypes = (address, address, size, pointer)
         library.cuStreamCreate.argtypes = (pointer, ctypes.c_uint)
         library.cuStreamDestroy_v2.argtypes = (pointer,)
         library.cuStreamSynchronize.argtypes = (pointer,)
@@ -178,7 +181,7 @@ class CudaLibrary:
         self._call("cuCtxSynchronize")
 
     def _call(self, name: str, *arguments: object) -> None:
-        code = getattr(self._library, name)(*arguments)
+        code = getattr(self._keeping if name in _SHORT else self._library, name)(*arguments)
         if code:
             raise CudaError(f"{name} failed with CUresult {code}")
 

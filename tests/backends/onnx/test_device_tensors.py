@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,11 @@ class PlayedLibrary(CudaLibrary):
 
     def use(self, device: int) -> None:
         assert device == 0
+
+    @contextmanager
+    def using(self, device: int) -> Iterator[None]:
+        assert device == 0
+        yield
 
     def new_stream(self) -> int:
         return 7
@@ -228,38 +233,6 @@ class Kit(BackendConformance):
 def test_the_kit_accepts_it(graphs: Any, library: PlayedLibrary) -> None:
     example = Example(doubled(graphs), {"x": X}, {"y": X * 2})
     Kit().test_tensors_on_a_device_are_taken_like_arrays(example)
-    Kit().test_calls_at_once_do_not_mix(example)
-
-
-def test_one_execution_is_copied_while_another_computes(graphs: Any, library: PlayedLibrary) -> None:
-    instance = load(graphs, doubled(graphs))
-    assert instance.concurrency == 2
-    real, begun, go_on = instance._session, threading.Event(), threading.Event()
-    computing: list[int] = []
-
-    class Slow:
-        io_binding = real.io_binding
-
-        def run_with_iobinding(self, binding: Any, options: Any) -> None:
-            computing.append(1)
-            assert len(computing) == 1, "one at a time"
-            begun.set()
-            assert go_on.wait(30)
-            real.run_with_iobinding(binding, options)
-            computing.pop()
-
-    instance._session = Slow()
-    with ThreadPoolExecutor(2) as threads:
-        calls = [threads.submit(instance.execute, {"x": StackedTensors([InPlace(X + n), X])}) for n in range(2)]
-        assert begun.wait(30)
-        while library.done.count("finish") < 2:  # the second one has its inputs on the device
-            assert not calls[1].done()
-        go_on.set()
-        for number, call in enumerate(calls):
-            np.testing.assert_array_equal(call.result()["y"].to_host(), np.concatenate([X + number, X]) * 2)
-    instance._session = real
-    instance.close()
-    assert library.done[-2:] == ["end", "end"], "each had a stream"
 
 
 def test_models_of_an_ensemble_pass_tensors_on(graphs: Any, library: PlayedLibrary) -> None:

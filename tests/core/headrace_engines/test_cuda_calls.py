@@ -44,12 +44,14 @@ def test_a_driver_that_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch, 
         return library
 
     monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(ctypes, "PyDLL", load)
     with pytest.raises(CudaError, match=words):
         CudaLibrary()
 
 
 def test_a_thread_uses_the_one_context_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: PlayedLibrary(0))
+    for kind in ("CDLL", "PyDLL"):
+        monkeypatch.setattr(ctypes, kind, lambda name: PlayedLibrary(0))
     driver = CudaLibrary()
     driver.use(0)
     with driver.using(0):

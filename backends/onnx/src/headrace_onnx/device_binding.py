@@ -6,9 +6,7 @@ wait for other streams. So inputs are complete before a run begins: a stream of 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -54,22 +52,28 @@ class OrtMemory:
         self.device = device
         self._value, self._library, self._owners = value, library, owners
         self._address: int = value.data_ptr()
+        self._size: int = value.tensor_size_in_bytes()
+        is_known = value.element_type() != _ELEMENTS[dtypes.BF16.numpy]  # NumPy knows no such type
+        self._is_short = device[0] == _CUDA and self._size < _LARGE_BYTES and is_known
 
     def address(self, offset: int) -> int:
         return self._address + offset
 
     def copy(self, offset: int, size: int) -> memoryview:
+        if self._is_short and size == self._size:
+            # The engine keeps the interpreter's lock: to get it back takes longer beside a busy event loop.
+            return np.asarray(self._value.numpy(), order="C").data.cast("B")
         copied = np.empty(size, np.uint8)
         try:
-            self._library.use(self.device[1])
-            self._library.read(copied.ctypes.data, self._address + offset, size)
+            with self._library.using(self.device[1]):
+                self._library.read(copied.ctypes.data, self._address + offset, size)
         except CudaError as error:
             raise BackendError(f"onnx runtime error: {error}", Code.INTERNAL) from error
         return copied.data
 
 
 class DeviceBinding:
-    """Binds the tensors of the executions of ``session`` on the CUDA device ``number``, several at once.
+    """Binds the tensors of an instance of ``session`` on the CUDA device ``number``. One execution at a time.
 
     ``ort_value`` is the engine's class ``OrtValue``.
     """
@@ -81,36 +85,21 @@ class DeviceBinding:
         self.device = library.kind, number
         #: The name and the number that the engine has for the device. Tests play one in the memory of the host.
         self.where = ("cuda" if library.kind == _CUDA else "cpu"), number
-        #: The streams that no execution uses.
-        self._streams: deque[int] = deque()
-
-    @contextmanager
-    def execution(self) -> Iterator[Execution]:
-        """Yield the `Execution` of this thread, and release its inputs at the end."""
-        self.library.use(self.number)
-        try:
-            stream = self._streams.pop()
-        except IndexError:
-            stream = self.library.new_stream()
-        execution = Execution(self, stream)
-        try:
-            yield execution
-        finally:
-            execution.end()
-            self._streams.append(stream)
+        library.use(number)
+        #: Of copies. It also waits for the writers of inputs.
+        self.stream = library.new_stream()
 
     def close(self) -> None:
         self.library.use(self.number)
-        while self._streams:
-            self.library.end_stream(self._streams.pop())
+        self.library.end_stream(self.stream)
 
 
 class Execution:
-    """The tensors of one execution: `binding` is the engine's. ``stream`` is that of copies, and waits for writers."""
+    """The tensors of one execution. ``binding`` is the engine's. Its inputs are kept until `end`."""
 
-    def __init__(self, device: DeviceBinding, stream: int) -> None:
+    def __init__(self, device: DeviceBinding) -> None:
         self.binding: Any = device.session.io_binding()
-        self._device, self._stream = device, stream
+        self._device, self._stream = device, device.stream
         #: The memory of inputs, by their addresses.
         self._kept: dict[int, Any] = {}
         self._is_pending = False

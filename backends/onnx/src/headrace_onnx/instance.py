@@ -7,7 +7,6 @@ OrtValues 41 us. So the CPU uses ``run``, and OrtValues only for types that ``ru
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ from headrace import (
     dtypes,
 )
 from headrace_engines import Graph
-from headrace_onnx.device_binding import DeviceBinding
+from headrace_onnx.device_binding import DeviceBinding, Execution
 from headrace_onnx.session import reword
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
@@ -136,12 +135,10 @@ class OrtValueInstance(OnnxInstance):
 class DeviceInstance(OnnxInstance):
     """Runs a session on a GPU through an IO binding. Inputs may be on the GPU, and outputs stay there.
 
-    One execution computes. The next one is copied to the GPU meanwhile, and results are copied from there. A model with
-    BYTES inputs can not be bound.
+    A model with BYTES inputs can not be bound.
     """
 
     takes_device_tensors = True
-    concurrency = 2
 
     def __init__(self, session: Any, plan: Plan, run_options: Any, device: DeviceBinding) -> None:
         super().__init__(session, plan, run_options)
@@ -150,23 +147,24 @@ class DeviceInstance(OnnxInstance):
         self._device = device
         self._on_host = {node.name for node in session.get_outputs() if node.type == "tensor(string)"}
         self._places = {name: ("cpu", 0) if name in self._on_host else device.where for name in plan.outputs}
-        self._computing = threading.Lock()
 
     def close(self) -> None:
         super().close()
         self._device.close()
 
     def _run_bound(self, names: list[str], feed: Mapping[str, Any], options: Any) -> list[Any]:
-        with self._device.execution() as execution:
+        execution = Execution(self._device)
+        try:
             for name, tensor in feed.items():
                 execution.input(name, tensor)
             for name, place in self._places.items():
                 execution.binding.bind_output(name, *place)
             execution.begin()
-            with self._computing:
-                self._session.run_with_iobinding(execution.binding, options)
+            self._session.run_with_iobinding(execution.binding, options)
             values = zip(names, execution.binding.get_outputs(), strict=True)
             return [value.numpy() if name in self._on_host else execution.output(value) for name, value in values]
+        finally:
+            execution.end()
 
     def _undo_scalars(self, outputs: dict[str, Any]) -> None:
         for name, dims in self._plan.scalar_outputs.items():
