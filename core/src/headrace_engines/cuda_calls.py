@@ -17,6 +17,8 @@ _NON_BLOCKING = 1
 _UUID_BYTES = 16
 #: Functions that never wait. They keep the interpreter's lock: to get it back takes longer beside a busy event loop.
 _SHORT = ("cuCtxSetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuMemcpyDtoDAsync_v2")
+#: Copies from the host of fewer bytes keep it, too: they take less than 0.1 ms.
+_SHORT_BYTES = 1 << 20
 
 
 class _Handle(ctypes.Structure):
@@ -61,7 +63,8 @@ class CudaLibrary:
         library.cuMemGetAddressRange_v2.argtypes = (pointer, pointer, address)
         library.cuMemcpyDtoH_v2.argtypes = (pointer, address, size)
         library.cuMemcpyHtoD_v2.argtypes = (address, pointer, size)
-        library.cuMemcpyHtoDAsync_v2.argtypes = (address, pointer, size, pointer)
+        for each in (library, self._keeping):
+            each.cuMemcpyHtoDAsync_v2.argtypes = (address, pointer, size, pointer)
         self._keeping.cuMemcpyDtoDAsync_v2.argtypes = (address, address, size, pointer)
         library.cuStreamCreate.argtypes = (pointer, ctypes.c_uint)
         library.cuStreamDestroy_v2.argtypes = (pointer,)
@@ -169,8 +172,10 @@ class CudaLibrary:
         self._call("cuMemcpyDtoDAsync_v2", target, source, size, stream)
 
     def queue_write(self, address: int, source: int, size: int, stream: int) -> None:
-        """Copy ``size`` bytes of the host, which must stay, behind the work of ``stream``. After `use`."""
-        self._call("cuMemcpyHtoDAsync_v2", address, source, size, stream)
+        """Copy ``size`` bytes of the host, which must stay, behind the work of ``stream``. After `use`. Blocks for as
+        long as the CPU copies, unless they are in pinned memory."""
+        library = self._keeping if size < _SHORT_BYTES else self._library
+        self._check("cuMemcpyHtoDAsync_v2", library.cuMemcpyHtoDAsync_v2(address, source, size, stream))
 
     def finish(self, stream: int) -> None:
         """Wait until the work of ``stream`` is done. After `use`. Blocks."""
@@ -181,7 +186,9 @@ class CudaLibrary:
         self._call("cuCtxSynchronize")
 
     def _call(self, name: str, *arguments: object) -> None:
-        code = getattr(self._keeping if name in _SHORT else self._library, name)(*arguments)
+        self._check(name, getattr(self._keeping if name in _SHORT else self._library, name)(*arguments))
+
+    def _check(self, name: str, code: int) -> None:
         if code:
             raise CudaError(f"{name} failed with CUresult {code}")
 

@@ -153,6 +153,11 @@ def test_rows_are_stacked_on_the_device(graphs: Any, library: PlayedLibrary) -> 
     found = instance.execute({"x": StackedTensors([large, large + 1])})["y"]
     np.testing.assert_array_equal(found.to_host(), np.concatenate([large, large + 1]) * 2)
     assert library.done == ["HtoD", "HtoD", "finish", "DtoH"]
+    library.done.clear()
+    large = np.arange(1 << 18, dtype=np.float32).reshape(-1, 4)
+    for each in (large, Elsewhere(large)):
+        np.testing.assert_array_equal(instance.execute({"x": each})["y"].to_host(), large * 2)
+    assert library.done == ["HtoD", "finish", "DtoH"] * 2
 
 
 def test_what_kernels_can_not_read_is_copied(graphs: Any, library: PlayedLibrary) -> None:

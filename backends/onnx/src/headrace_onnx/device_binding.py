@@ -38,6 +38,8 @@ _BYTE = 2
 _ALIGNMENT = 16
 #: Rows of at least so many bytes are copied to the device one by one: as fast as a copy in the host's memory alone.
 _LARGE_BYTES = 1 << 16
+#: An array of at least so many bytes is not copied by the engine, which keeps the interpreter's lock meanwhile.
+_LONG_BYTES = 1 << 20
 #: CUDA, in DLPack's numbers.
 _CUDA = 2
 
@@ -106,14 +108,14 @@ class Execution:
 
     def input(self, name: str, tensor: npt.NDArray[Any] | DeviceTensor | StackedTensors) -> None:
         """Bind ``tensor`` to the input ``name``, where it lies if that is possible. Call `begin` after the last one."""
-        if isinstance(tensor, np.ndarray):
+        if isinstance(tensor, np.ndarray) and tensor.nbytes < _LONG_BYTES:
             self._array(name, tensor)
             return
         parts = tensor.parts if isinstance(tensor, StackedTensors) else [tensor]
         addresses = [self._address_of(part) for part in parts]
         size = prod(tensor.shape) * tensor.dtype.itemsize
-        if not any(addresses) and (len(parts) == 1 or size < _LARGE_BYTES * len(parts)):
-            self._array(name, tensor.to_host())
+        if not any(addresses) and size < (_LONG_BYTES if len(parts) == 1 else _LARGE_BYTES * len(parts)):
+            self._array(name, on_host(tensor))
             return
         address = addresses[0]
         if len(parts) > 1 or address is None or address % _ALIGNMENT:
