@@ -382,8 +382,11 @@ def test_models_on_demand_stay_within_the_budget_of_the_gpu(
     )
     assert asked(server, "a", 1, 2, 3, 4) == [2, 4, 6, 8]
     first = used_mib()  # with the libraries, which are no part of the budget
+    seen = [first]
     for name in [*names[1:], *names]:
         assert asked(server, name, 1, 2, 3, 4) == [2, 4, 6, 8]
+        seen.append(used_mib())
+        print(f"MiB of the GPU with models of 256 MiB on {engine}, two at a time:", seen)
         wait_until(lambda: used_mib() <= first + 256 + 100, f"one more model than {first} MiB had, with '{name}'", 10)
         reply = call(server, "/v2/repository/index", {})
         loaded = [each["name"] for each in json.loads(reply.body) if each.get("state") == "READY"]
