@@ -68,7 +68,7 @@ settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads
 settings.cache_ram_mib, settings.fit_params = 256, False
 engine = xllamacpp.Server(settings)
 body = {"prompt": "Once upon a time", "n_predict": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-print("ready", flush=True)
+print("engine ready", flush=True)
 for line in sys.stdin:
     asked = body, lambda chunk: False
     work = [threading.Thread(target=engine.handle_completions, args=asked) for _ in range(streams)]
@@ -76,7 +76,7 @@ for line in sys.stdin:
         thread.start()
     for thread in work:
         thread.join()
-    print("done", flush=True)
+    print("engine done", flush=True)
 """
 
 
@@ -128,12 +128,12 @@ async def run(engine, number, tokens):
 
 async def main(arguments, tokens, streams):
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-    print("ready", flush=True)
+    print("engine ready", flush=True)
     number = 0
     while await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
         await asyncio.gather(*(run(engine, number + each, tokens) for each in range(streams)))
         number += streams
-        print("done", flush=True)
+        print("engine done", flush=True)
     engine.shutdown()
 
 if __name__ == "__main__":
@@ -172,7 +172,8 @@ class VLLM:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, "--served-model-name=smol"]
         body = {"model": "smol", "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
         words = [str(self._program), json.dumps(arguments), str(tokens), str(streams)]
-        with servers.listening(command, port) as pid, _asked_by_lines(words, {}) as process:
+        quiet = {"VLLM_LOGGING_LEVEL": "ERROR"}
+        with servers.listening(command, port) as pid, _asked_by_lines(words, quiet) as process:
             yield OwnServer(pid, port, "/v1/completions", {**body, "stream": True}, process)
 
 
@@ -201,17 +202,24 @@ def _asked_by_lines(words: Sequence[str], environ: dict[str, str]) -> Iterator[s
         env={**os.environ, **environ},
     )
     try:
-        answer_of(process, "ready")
+        answer_of(process, "engine ready")
         yield process
     finally:
-        process.terminate()
-        process.communicate()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()  # the end of its input: it stops the processes that it has started, and ends
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
 
 
 def answer_of(process: subprocess.Popen[str], expected: str) -> None:
     """Read the lines of ``process`` up to ``expected``. Raises `RuntimeError` if it ends before."""
     assert process.stdout is not None
     while line := process.stdout.readline():
-        if line.strip() == expected:
+        if expected in line:  # processes that the engine has started may write to the same line
             return
     raise RuntimeError(f"the process of the engine has ended with {process.wait()}")

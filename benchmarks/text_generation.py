@@ -96,7 +96,7 @@ def in_process(process: subprocess.Popen[str], streams: int, tokens: int) -> Res
     begin, before = perf_counter(), cpu_s(process.pid)
     process.stdin.write("go\n")
     process.stdin.flush()
-    answer_of(process, "done")
+    answer_of(process, "engine done")
     took_s = perf_counter() - begin
     return Result(streams * tokens / took_s, 0.0, 1e6 * (cpu_s(process.pid) - before) / (streams * tokens))
 
