@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from struct import Struct
+from time import sleep
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -46,6 +47,9 @@ _ALIGNMENT: Final = 256
 #: The number of a block: that of its segment, and its offset there.
 _OFFSET_BITS: Final = 40
 _OFFSETS: Final = (1 << _OFFSET_BITS) - 1
+
+#: Blocks are given back after so many seconds.
+GATHER_S: Final = 0.01
 
 #: A segment: its number, its bytes, the UUID of its device, and its handle.
 PLACE: Final = Struct("<QQ16s64s")
@@ -288,7 +292,10 @@ class ReceivedDeviceMemory:
             RECLAIMER.post(self._give_back)
 
     def _give_back(self) -> None:
-        """Give all unused blocks back: to wait for a device takes long if other processes use it, too."""
+        """Give all unused blocks back, those of `GATHER_S` seconds together: to wait for a device disturbs the other
+        processes that use it."""
+        if any(is_lent for _, _, is_lent in self._unused):
+            sleep(GATHER_S)
         self._is_posted = False  # first, so that a block which is added from here on is given back, too
         unused = [self._unused.popleft() for _ in range(len(self._unused))]
         lent = {segment.device: segment for _, segment, is_lent in unused if is_lent}
