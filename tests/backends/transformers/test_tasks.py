@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import soundfile
 import torch
 import transformers
 
@@ -24,6 +23,8 @@ from headrace_llm import Contract, Task
 from headrace_transformers.audio import resample, windows_of
 from tests.backends.transformers import tiny_models
 from tests.backends.transformers.conftest import Loop, strings
+
+soundfile = pytest.importorskip("soundfile")  # machines with a GPU may lack it
 
 TEXTS = ["The quick brown fox", "one two", "naïve", "The quick brown fox jumps over the lazy dog " * 9]
 RATE = 16000

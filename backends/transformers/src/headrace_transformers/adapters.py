@@ -34,10 +34,10 @@ _KEEPS_MODEL: Final = (None, True, False, "gaussian", "orthogonal")
 
 
 def adapter_folders(model: Model, folder: Path, task: Task) -> Mapping[str, Path]:
-    """Return the adapters beside the model in ``folder``, by name. Raises `LoadError`."""
+    """Return the adapters beside the model in ``folder``, by name. Hidden folders are none. Raises `LoadError`."""
     if not (folder / FOLDER).is_dir():
         return {}
-    found = {path.name: path for path in sorted((folder / FOLDER).iterdir()) if path.is_dir()}
+    found = {path.name: path for path in sorted((folder / FOLDER).iterdir()) if path.is_dir() and path.name[0] != "."}
     if found and task is not Task.GENERATION:
         raise LoadError(f"{folder / FOLDER}: adapters are for models that generate text, this is one for {task.value}")
     if len(found) > MAX_ADAPTERS:

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeAlias
 
-from headrace import BackendError, HeadraceError, InvalidArgument, Model, Unavailable, Unsupported, one_line
-from headrace_llm import GenerationInstance, GenerationRequest, HermesParser, TokenStream
+from headrace import BackendError, HeadraceError, InvalidArgument, LoadError, Model, Unavailable, Unsupported, one_line
+from headrace_llm import GenerationInstance, GenerationRequest, HermesParser, TokenStream, shown
 from headrace_transformers.chat import ChatPrompts
 from headrace_transformers.continuous import ContinuousEngine
 from headrace_transformers.generation_job import GenerationJob
@@ -31,15 +31,9 @@ class TransformersGenerator(GenerationInstance):
     def __init__(self, model: Model, opened: OpenedTransformer) -> None:
         self._opened, self._tokenizer = opened, opened.tokenizer
         self._torch = opened.torch
-        self._engine = _engine_of(model, opened)
-        #: For requests with an adapter: a batch has one model.
-        self._adapter_engine = _one_by_one(model, opened) if opened.adapters else None
         self._base = opened.model.generation_config
         head = opened.model.get_output_embeddings()
         self._vocabulary = opened.config.get_text_config().vocab_size if head is None else head.weight.shape[0]
-        context = 0 if opened.is_encoder_decoder else opened.context()
-        limits = [limit for limit in (context, self._engine.most_tokens) if limit]
-        self._limit = min(limits, default=0)
         self._eos = _eos_of(opened)
         self._longest_token = max((len(token) for token in self._tokenizer.get_vocab()), default=1)
         self._constraints = StructuredTexts(self._tokenizer, self._vocabulary, self._torch)
@@ -50,6 +44,12 @@ class TransformersGenerator(GenerationInstance):
         #: For templates and long prompts, which would block the thread of the instance.
         self._preparing = ThreadPoolExecutor(2, f"{model.name} prompts")
         self._names: dict[TokenStream, tuple[Engine, str]] = {}
+        self._engine = _engine_of(model, opened)  # behind all that may fail: it has threads
+        #: For requests with an adapter: a batch has one model.
+        self._adapter_engine = _one_by_one(model, opened) if opened.adapters else None
+        context = 0 if opened.is_encoder_decoder else opened.context()
+        limits = [limit for limit in (context, self._engine.most_tokens) if limit]
+        self._limit = min(limits, default=0)
         super().__init__(model, model.parameters.max_streams)
 
     def begin(self, request: GenerationRequest, stream: TokenStream) -> None:
@@ -235,7 +235,12 @@ def _eos_of(opened: OpenedTransformer) -> Sequence[int]:
     given = opened.model.generation_config.eos_token_id
     if given is None:
         given = opened.tokenizer.eos_token_id
-    return [] if given is None else [given] if isinstance(given, int) else list(given)
+    tokens = [] if given is None else given if isinstance(given, list) else [given]
+    if not all(type(token) is int for token in tokens):
+        raise LoadError(
+            f"{opened.files.folder}: eos_token_id is {shown(given)}, expected a token, or an array of tokens"
+        )
+    return tokens
 
 
 def _refuse(request: GenerationRequest, adapters: Collection[str]) -> None:
