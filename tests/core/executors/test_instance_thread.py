@@ -225,6 +225,7 @@ class Together(Instance):
     concurrency = 3
     #: For the batches that may be taken.
     permits = threading.Semaphore(1000)
+    shares = 0
 
     def __init__(self) -> None:
         self.inside = threading.Semaphore(0)
@@ -234,9 +235,10 @@ class Together(Instance):
         self._lock = threading.Lock()
         self.fails = False
 
-    def wait_to_take(self) -> None:
+    def wait_to_take(self) -> int:
         assert self.permits.acquire(timeout=10)
         assert not self.fails
+        return self.shares
 
     def execute(self, inputs: Tensors) -> Tensors:
         with self._lock:
@@ -302,8 +304,11 @@ def test_a_batch_is_taken_when_the_instance_wants_the_next_one(
             await scene.entered(1)
             assert not await asyncio.to_thread(scene.instance.inside.acquire, timeout=0.05)
             assert scene.model_queue.pending == 2
+            assert scene.model_queue.at_once == 3
+            scene.instance.shares = 2
             scene.instance.permits.release()
             await scene.entered(1)
+            assert scene.model_queue.at_once == 2
             scene.instance.fails = True
             scene.instance.permits.release()
             await scene.entered(1)  # an instance that fails to wait is served all the same
@@ -313,6 +318,30 @@ def test_a_batch_is_taken_when_the_instance_wants_the_next_one(
 
     asyncio.run(scenario())
     assert "instance 'm_0' raised an exception in wait_to_take()" in caplog.text
+
+
+def test_an_instance_may_want_one_call_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other threads sleep meanwhile."""
+    monkeypatch.setattr(Together, "shares", 1)
+
+    async def scenario() -> None:
+        async with together() as scene:
+            answers = [asyncio.ensure_future(ask(scene.model_queue)) for _ in range(8)]
+            await scene.entered(1)
+            scene.instance.may_go_on.release()
+            await scene.entered(1)
+            assert not await asyncio.to_thread(scene.instance.inside.acquire, timeout=0.05)
+            assert len(scene.thread.executing) == 1
+            scene.instance.shares = 3
+            scene.instance.may_go_on.release()
+            await scene.entered(3)
+            scene.instance.shares = 1
+            scene.instance.may_go_on.release(100)
+            answers += [asyncio.ensure_future(ask(scene.model_queue)) for _ in range(8)]
+            assert all(isinstance(each, InferResponse) for each in await asyncio.gather(*answers))
+            # All threads end, those that sleep too.
+
+    asyncio.run(scenario())
 
 
 def test_an_instance_is_called_as_often_at_once_as_it_takes_and_no_more() -> None:

@@ -143,6 +143,8 @@ def test_a_gpu_is_not_divided() -> None:
             stage.send()
         assert len(scheduler.next(InstanceInfo("m_0", Device("gpu")), 0)) == 6  # type: ignore[arg-type]
         assert len(scheduler.next(InstanceInfo("m_0", Device("cpu")), 0)) == 3  # type: ignore[arg-type]
+        stage.model_queue.sources[0].calls_at_once = 2  # unless one instance on it takes several calls
+        assert len(scheduler.next(InstanceInfo("m_0", Device("gpu")), 0)) == 2  # type: ignore[arg-type]
         await stage.settle()
 
     play(run)

@@ -214,7 +214,10 @@ class Backend(ABC):
         return sys.modules[cls.__module__].__file__ or ""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Create the backend with its ``--backend-config=<name>,key=value`` settings as ``options``."""
+        """Create the backend with its ``--backend-config=<name>,key=value`` settings as ``options``.
+
+        If it has `devices` of kind ``gpu``, they have ``pinned-memory-pool-byte-size``, from the flag of that name.
+        """
         self.options = options
 
     @abstractmethod
@@ -281,10 +284,11 @@ class BaseInstance:
     #: True if a process of its own is to get its inputs in the memory of the host, although it may return such outputs.
     inputs_on_host: bool = False
 
-    def wait_to_take(self) -> None:
-        """Wait until the next batch should be taken, while another one executes. Called before each batch if several
-        calls run at once (`concurrency`), on the thread of the call, one at a time. Requests that arrive meanwhile
-        join."""
+    def wait_to_take(self) -> int:
+        """Wait until the next batch should be taken, if several calls run at once (`concurrency`): more requests join.
+        Return among how many calls the requests in flight are divided: 0 for all, 1 if only the instance's own thread
+        is to run batches for now. Called before each batch, on the thread of the call, one at a time."""
+        return 0
 
     def warm_up(self) -> None:
         """Make the first request as fast as the second. Called once, before the model is ready."""

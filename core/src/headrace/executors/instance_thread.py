@@ -194,35 +194,47 @@ class InstanceThread:
     def _take_turns(self, runner: Runner, source: BatchSource, sink: LoopSink) -> None:
         """Take and run batches on all threads. Return when they have ended."""
         turn = threading.Lock()  # one thread at a time takes a batch
+        several = threading.Event()  # set while others than the first run batches
         log.info("instance '%s' runs up to %d batches at once", self.name, len(self._threads))
         others = [
             threading.Thread(
                 target=self._run_in_turn,
-                args=(each, runner, source, sink, turn),
+                args=(number, runner, source, sink, turn, several),
                 name=f"headrace-{self.name}-{number}",
                 daemon=True,
             )
-            for number, each in enumerate(self._threads[1:], 1)
+            for number in range(1, len(self._threads))
         ]
         for other in others:
             other.start()
-        self._run_in_turn(self._threads[0], runner, source, sink, turn)
+        self._run_in_turn(0, runner, source, sink, turn, several)
         for other in others:
             other.join()
 
     def _run_in_turn(
-        self, thread: BatchThread, runner: Runner, source: BatchSource, sink: LoopSink, turn: threading.Lock
+        self,
+        number: int,
+        runner: Runner,
+        source: BatchSource,
+        sink: LoopSink,
+        turn: threading.Lock,
+        several: threading.Event,
     ) -> None:
         speak_for(runner.schema.name)
-        wait = self.instance.wait_to_take  # type: ignore[union-attr]
-        while True:
+        thread, wait = self._threads[number], self.instance.wait_to_take  # type: ignore[union-attr]
+        while not number or source.calls_at_once > 1 or several.wait():
             with turn:
                 try:
-                    wait()
+                    source.calls_at_once = wait() or len(self._threads)
                 except BaseException:
                     log.exception("instance '%s' raised an exception in wait_to_take()", self.name)
+                (several.set if source.calls_at_once > 1 else several.clear)()
+                if number and source.calls_at_once == 1 and not self._is_leaving.is_set():
+                    continue
                 batch = self._take(thread, source)
             if batch is None:
+                self._is_leaving.set()
+                several.set()
                 return
             self._run(thread, runner, batch, source, sink.deliver)
             del batch

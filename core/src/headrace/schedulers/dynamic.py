@@ -184,8 +184,8 @@ def _below(waiting: Sequence[Ticket], largest: int) -> Decision:
 class DynamicScheduler(FullScheduler):
     """Batches requests that wait together, by the config's ``dynamic_batching``.
 
-    If the config has neither preferred sizes nor a delay, and executions are long, instances on the CPU share the
-    requests in flight evenly. Otherwise the first idle instance would run them all, and the other cores would be idle.
+    If the config has neither preferred sizes nor a delay, and executions are long, instances on the CPU, and several
+    calls of one instance, share the requests in flight evenly. Otherwise the first one would run them all.
     """
 
     name: ClassVar[str] = "dynamic_batching"
@@ -275,7 +275,9 @@ class DynamicScheduler(FullScheduler):
         """Return how many requests ``instance`` may take now, so that every idle core gets an equal share. Any
         thread."""
         occupancy = self.context.occupancy
-        if occupancy.last_ns < WORTH_DIVIDING_NS or instance.device.kind != "cpu":
+        if occupancy.last_ns < WORTH_DIVIDING_NS:
+            return self._rule.max_requests
+        if instance.device.kind != "cpu" and occupancy.at_once <= len(self.context.instances):
             return self._rule.max_requests
         parts = max(1, min(occupancy.at_once, self._cores))  # ``at_once`` is 0 while the last instance is removed
         return max(1, -(-occupancy.in_flight // parts))
