@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from framework import Call, Framework
 from networks import NETWORKS, SHAPES, Array, TensorFlowOperators, onnx_bytes
-from pytorch_forms import ON_GPU, AotPackage, EagerModule, EagerOnGpu, ExportedProgram, PyTorch
+from pytorch_forms import ON_GPU, AotPackage, EagerModule, EagerOnGpu, ExportedProgram, GraphsOnGpu, PyTorch
 
 WARM_UP_CALLS = 20
 
@@ -133,6 +133,7 @@ FRAMEWORKS: dict[str, Framework] = {
         TensorFlow(),
         OnnxRuntimeOnGpu(),
         EagerOnGpu(),
+        GraphsOnGpu(),
     )
 }
 
