@@ -86,7 +86,7 @@ class HostCollector(Collector):
 
 
 class PinnedPoolCollector(Collector):
-    """``nv_pinned_memory_pool_*``: the configured size, and 0 used, because no backend uses pinned memory."""
+    """``nv_pinned_memory_pool_*``: the configured size, and 0 used, because backends do not report it."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import Server, StackedTensors
+from headrace import LoadError, Server, StackedTensors
 from headrace_testing.serving import serve
 from headrace_torch.torch_tensors import TorchTensor
 from tests.backends.torch.chains import CHAIN, write_chain
@@ -114,3 +114,134 @@ def test_another_library_reads_it_by_dlpack_on_its_own_stream(modules: Any) -> N
     with cupy.cuda.Stream(non_blocking=True):
         np.testing.assert_array_equal(cupy.asnumpy(cupy.from_dlpack(left)), X + 1)
     # That stream is gone before the tensor is.
+
+
+BUSY = """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1024, 1024)
+        torch.nn.init.eye_(self.layer.weight)
+        torch.nn.init.zeros_(self.layer.bias)
+
+    def forward(self, x):
+        for _ in range(40):
+            x = self.layer(x)
+        return x + 1
+"""
+WIDE = 'max_batch_size: 64 input { name: "x" data_type: TYPE_FP32 dims: [1024] } '
+WIDE += 'output { name: "y" data_type: TYPE_FP32 dims: [1024] } '
+GRAPHS = "optimization { cuda { graphs: true } } "
+
+
+def wide(number: int, rows: int = 1) -> Any:
+    return np.full((rows, 1024), number, np.float32)
+
+
+@pytest.mark.parametrize("more", ["", GRAPHS])
+def test_calls_that_overlap_get_their_own_rows(modules: Any, more: str) -> None:
+    """The same as one after the other, with results that are kept while later calls write."""
+    instance = modules.load(BUSY, WIDE + more, device="gpu")
+    instance.warm_up()
+    assert instance.concurrency == 2
+    kept: list[tuple[int, Any]] = []
+
+    def ask(number: int) -> None:
+        instance.wait_to_take()
+        rows = 1 + number % 64
+        parts = StackedTensors([wide(number, rows - rows // 2), wide(number, rows // 2)]) if rows > 1 else wide(number)
+        left: Any = instance.execute({"x": parts})["y"]
+        kept.append((number, left.to_host()))
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(ask, range(300)))
+    for number, found in kept:
+        np.testing.assert_array_equal(found, wide(number + 1, 1 + number % 64))
+
+
+def test_copies_of_a_large_batch_are_pinned(modules: Any) -> None:
+    instance = modules.load(BUSY, WIDE.replace("64", "256"), device="gpu")
+    parts: Any = StackedTensors([wide(number, 64) for number in range(4)])
+
+    def ask() -> None:
+        left: Any = instance.execute({"x": parts})["y"]
+        np.testing.assert_array_equal(left.to_host(), parts.to_host() + 1)
+
+    ask()
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
+        ask()
+        torch.cuda.synchronize()
+    names = Counter(each.name for each in profile.events() or () if each.name.startswith("Memcpy"))
+    print(dict(names))
+    assert names == {"Memcpy HtoD (Pinned -> Device)": 1, "Memcpy DtoH (Device -> Pinned)": 1}
+
+
+def test_a_batch_is_one_launch_with_graphs(modules: Any) -> None:
+    launches = {}
+    for more in ("", GRAPHS):
+        instance = modules.load(BUSY, WIDE + more, device="gpu")
+        instance.warm_up()
+        x = wide(3, 5)
+
+        def ask(instance: Any = instance, x: Any = x) -> None:
+            np.testing.assert_array_equal(instance.execute({"x": x})["y"].to_host(), x + 1)
+
+        ask()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            ask()
+        launches[more] = (
+            len([each for each in profile.events() or () if each.name == "cudaGraphLaunch"]),
+            len([each for each in profile.events() or () if each.name in ("aten::linear", "aten::addmm")]),
+        )
+        modules.close(instance)
+    print(launches)
+    assert launches[""][1] >= 40
+    assert launches[GRAPHS][1] == 0
+
+
+@pytest.mark.parametrize("code", ["x.sum().item() * x", "x.cpu().cuda()", "x + torch.ones(1).cuda()"])
+def test_what_waits_for_the_gpu_has_no_graph_and_the_gpu_lives_on(modules: Any, code: str) -> None:
+    text = f"class Net(torch.nn.Module):\n    def forward(self, x):\n        return {code}\n"
+    instance = modules.load(text, ONE.replace("[-1]", "[4]") + GRAPHS, device="gpu")
+    with pytest.raises(LoadError, match="cannot be captured") as found:
+        instance.warm_up()
+    print(found.value.message)
+    assert torch.rand(3, device="cuda").shape == (3,), "random numbers wait for no capture"
+    held = []
+    for _ in range(20):  # memory that another stream has read is free again
+        part = torch.ones(1 << 20, device="cuda")
+        part.record_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+        del part
+        torch.cuda.synchronize()
+        held.append(torch.cuda.memory_allocated())
+    assert held[-1] <= held[3] + (1 << 21), held
+    again: Any = modules.load(text, ONE.replace("[-1]", "[4]"), device="gpu").execute({"x": X})["y"]
+    assert again.to_host().shape == X.shape
+
+
+def test_captures_beside_a_model_that_is_served(modules: Any, server: Server) -> None:
+    """Another model's thread allocates and waits meanwhile: neither disturbs the other."""
+    done = threading.Event()
+    failed: list[BaseException] = []
+
+    def serve_others() -> None:
+        while not done.is_set():
+            try:
+                np.testing.assert_array_equal(np.asarray(server.infer("chain", {"x": X}).outputs["y"]), CHAIN(X))
+            except BaseException as error:
+                failed.append(error)
+
+    thread = threading.Thread(target=serve_others)
+    thread.start()
+    try:
+        for _ in range(3):
+            instance = modules.load(BUSY, WIDE + GRAPHS, device="gpu")
+            instance.warm_up()
+            found: Any = instance.execute({"x": wide(1, 3)})["y"]
+            np.testing.assert_array_equal(found.to_host(), wide(2, 3))
+            modules.close(instance)
+    finally:
+        done.set()
+        thread.join()
+    assert failed == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace import Backend, ConfigError, Instance, Model, ModelConfig, Shared, names_all_tensors
+from headrace import Backend, ConfigError, HeadraceError, Instance, Model, ModelConfig, Shared, names_all_tensors
 from headrace_torch.parameters import Parameters, trusted_file
 from headrace_torch.weight_sharing import SHARING_INSTANCES, default_instances, instances_of, is_pt2, shares_weights
 
@@ -21,7 +21,7 @@ class PyTorch(Backend):
     Parameters = Parameters
     devices = ("gpu", "cpu")
     rungs = (Instance,)
-    engine_fields = ()
+    engine_fields = ("optimization.cuda",)
     has_runtimes = True
     hardware = "it has run on an NVIDIA H200 (PyTorch 2.11, CUDA 13.0)"
     default_cpu_instances = SHARING_INSTANCES
@@ -91,9 +91,9 @@ class PyTorch(Backend):
         kind = CompiledInstance if forward.is_compiled else ForwardInstance
         try:
             return kind(
-                torch, forward, model, inputs, outputs, owns=not is_shared, stream=_stream(torch, model, device)
+                torch, forward, model, inputs, outputs, owns=not is_shared, **self._copying(torch, model, device)
             )
-        except ConfigError:  # the names of its inputs and outputs
+        except HeadraceError:  # the names of its inputs and outputs, or no CUDA graphs
             if not is_shared:
                 forward.close()
             raise
@@ -118,15 +118,18 @@ class PyTorch(Backend):
         is_shared = shares_weights(model)
         count = instances_of(model.config) if is_shared else 1
         program: Program = model.shared.get(device, make) if is_shared else make()
-        return ProgramInstance(torch, program, model, owns=not is_shared, stream=_stream(torch, model, device))
+        return ProgramInstance(torch, program, model, owns=not is_shared, **self._copying(torch, model, device))
 
+    def _copying(self, torch: Any, model: Model, device: str) -> dict[str, Any]:
+        """Return the CUDA stream of an instance, and the memory for its copies; nothing on other devices."""
+        if model.device.kind != "gpu":
+            return {}
+        from headrace_torch.torch_process import not_capturing, pinned_pool
 
-def _stream(torch: Any, model: Model, device: str) -> Any:
-    """The CUDA stream of an instance; None on other devices."""
-    if model.device.kind != "gpu":
-        return None
-    torch.cuda.synchronize(device)  # what is computed or copied while a model is opened is not on this stream
-    return torch.cuda.Stream(device)
+        pinned = pinned_pool(torch, self.options)
+        with not_capturing():
+            torch.cuda.synchronize(device)  # what is computed or copied while a model is opened is not on the stream
+        return {"stream": torch.cuda.Stream(device), "pinned": pinned}
 
 
 def _complete_from_program(model: Model, default_rows: int) -> None:

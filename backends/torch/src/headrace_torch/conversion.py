@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,13 +17,17 @@ from headrace import BackendError, BytesTensor, Code, DeviceTensor, InvalidArgum
 from headrace_torch.borrowed_tensors import Borrowing
 from headrace_torch.torch_tensors import TorchTensor, as_array, as_torch, mark_complete, numpy_types, stays
 
+if TYPE_CHECKING:
+    from headrace_torch.gpu_calls import GpuCalls
+
 
 class TensorConverter:
     """Converts the inputs and the results of one instance, which computes on ``device``, one of PyTorch's names.
 
     ``outputs`` says of each output of the config which of the results it is, counted from 0. ``writes``: the model may
     write to its inputs. ``kept`` is `kept_memory` of the model: results in it are copied. ``reuses``: the next
-    execution may write to the memory of results on a GPU. Results there stay there: `TorchTensor`."""
+    execution may write to the memory of results on a GPU. Results there stay there: `TorchTensor`. ``calls`` copies
+    arrays there."""
 
     def __init__(
         self,
@@ -33,9 +37,10 @@ class TensorConverter:
         writes: bool,
         kept: frozenset[int] = frozenset(),
         reuses: bool = False,
+        calls: GpuCalls | None = None,
     ) -> None:
         self._torch, self._device, self._outputs, self._kept = torch, device, outputs, kept
-        self._writes, self._reuses = writes, reuses
+        self._writes, self._reuses, self._calls = writes, reuses, calls
         self._copies = writes and device == "cpu"  # for others a copy is made anyway
         #: True if results are left on the device.
         self.leaves_on_device = stays(device)
@@ -52,6 +57,8 @@ class TensorConverter:
         array = tensor
         if self._copies or not array.flags.c_contiguous:
             array = array.copy()
+        if self._calls is not None:
+            return self._calls.to_device(array)
         if array.dtype == dtypes.BF16.numpy:
             value = self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16)
         else:
@@ -62,11 +69,15 @@ class TensorConverter:
         if isinstance(tensor, BytesTensor):
             return texts(name, tensor)
         if type(tensor) is StackedTensors and all(type(part) is np.ndarray for part in tensor.parts):
-            return self.tensor(name, tensor.to_host())
+            return self.tensor(name, tensor.to_host()) if self._calls is None else self._calls.to_device(tensor)
         if self._borrowing is not None:
             self._borrowing.add(tensor)
-        value = as_torch(self._torch, tensor, self._device, partial(self.tensor, name))
+        value = as_torch(self._torch, tensor, self._device, partial(self._part, name))
         return value.clone() if self._writes and isinstance(tensor, DeviceTensor) else value
+
+    def _part(self, name: str, tensor: Any) -> Any:
+        part = self.tensor(name, tensor)
+        return part if self._calls is None else self._calls.order(part)
 
     def results(self, result: Any) -> dict[str, Tensor]:
         """Return the results of the model by the config's names, those on a GPU as `TorchTensor`.
@@ -74,7 +85,7 @@ class TensorConverter:
         Raises `BackendError` for a missing output. On the current stream of the execution.
         """
         found = self._results(result)
-        if self.leaves_on_device:
+        if self.leaves_on_device and self._calls is None:
             mark_complete(self._torch, found.values())
         if self._borrowing:
             self._borrowing.keep(self._torch.cuda.current_stream(self._device), found.values())

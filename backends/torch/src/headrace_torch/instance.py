@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -9,13 +10,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from headrace import BackendError, Code, HeadraceError, Instance, Model, Tensors
+from headrace import BackendError, Code, HeadraceError, Instance, LoadError, Model, Tensor, Tensors
+from headrace_torch.compile_options import KEY, parse_options
 from headrace_torch.conversion import TensorConverter
+from headrace_torch.cuda_graphs import CudaGraphs
+from headrace_torch.gpu_calls import AT_ONCE, GpuCalls
 from headrace_torch.naming import check_arguments, positions
 from headrace_torch.parameters import Parameters
+from headrace_torch.pinned_memory import PinnedArrays
 from headrace_torch.rehearsal import rehearse
 from headrace_torch.torch_process import compute_alone, first_line
 from headrace_torch.weight_sharing import takes_turns
+
+log = logging.getLogger("headrace.pytorch")
+
+#: Modes of ``torch.compile`` that capture CUDA graphs.
+_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
 def _nothing() -> None:
@@ -58,8 +68,7 @@ class ForwardInstance(Instance):
     """Runs ``forward``. ``inputs`` and ``outputs`` are the names in the config, in order.
 
     It may be known already which results the outputs are. If ``owns``, only this instance uses ``forward``, and `close`
-    closes it. ``stream`` is the CUDA stream of this instance, if it has one. Created on the thread that executes it,
-    unless the event loop does.
+    closes it. On a GPU it has a CUDA ``stream``, and ``pinned`` memory for its copies. Created on its own thread.
     """
 
     def __init__(
@@ -72,19 +81,30 @@ class ForwardInstance(Instance):
         *,
         owns: bool,
         stream: Any = None,
+        pinned: PinnedArrays | None = None,
     ) -> None:
         parameters: Parameters = model.parameters
         self.model = model
-        self._run = forward.run
+        self._run: Callable[..., Any] = forward.run
         self._takes_dict, self._explain = forward.takes_dict, forward.explain
         self._close = forward.close if owns else _nothing
         if not isinstance(outputs, Mapping):
             outputs = dict(zip(outputs, positions(outputs, "output"), strict=True))
+        batches = model.max_batch_size > 0
+        spins = model.config.optimization.cuda.busy_wait_events
+        calls = None if stream is None or pinned is None else GpuCalls(torch, stream, pinned, spins, batches)
         converter = TensorConverter(
-            torch, forward.device, outputs, forward.writes, forward.kept, reuses=forward.is_compiled
+            torch,
+            forward.device,
+            outputs,
+            forward.writes,
+            forward.kept,
+            reuses=forward.is_compiled or model.config.optimization.cuda.graphs,
+            calls=calls,
         )
         self.takes_device_tensors = converter.leaves_on_device
-        self._tensor, self._results = converter.tensor, converter.results
+        self._tensor = converter.tensor
+        self._results: Callable[[Any], dict[str, Tensor]] = converter.results
         self._names: Sequence[str] = inputs
         self._arguments: Mapping[str, str] = {}
         #: How many inputs a request must have for each to be given by its place; -1 if none can be.
@@ -93,14 +113,26 @@ class ForwardInstance(Instance):
             self._name_arguments(model.name, forward, inputs)
         self._mode = torch.inference_mode(parameters.inference_mode)
         self._contexts = _contexts(torch, forward.device, parameters, stream)
+        is_cleaning = parameters.enable_cache_cleaning and forward.device != "cpu"
+        self._clean: Callable[[], None] = torch.cuda.empty_cache if is_cleaning else _nothing
+        self._graphs: CudaGraphs | None = None
+        if model.config.optimization.cuda.graphs:
+            self._graphs = self._graphs_of(torch, forward, stream)
+        if calls is not None:
+            self._run, self._results = calls.computing(self._graphs or self._run, self._results), _as_it_is
+            self._mode = nullcontext()  # one object is not for several threads
+            self._contexts[:0] = [calls.begin, partial(torch.inference_mode, parameters.inference_mode)]
+            self.wait_to_take = calls.wait_to_take  # type: ignore[method-assign]
+            # Two settings are of the whole process while a call runs.
+            is_global = is_cleaning or parameters.disable_cudnn or parameters.disable_optimized_execution
+            if parameters.overlap and not (is_global or forward.is_compiled):
+                self.concurrency = AT_ONCE
         if takes_turns(model, forward.changes):
             self._contexts.append(lambda: forward.turns)
         self._can_rehearse = forward.can_rehearse and parameters.warm_up and not model.config.model_warmup
         self._torch, self._thread = torch, threading.get_ident()
         #: Code that waits for a GPU, or starts threads of its own, does not run on the event loop.
         self.any_thread = forward.any_thread and not self._contexts
-        is_cleaning = parameters.enable_cache_cleaning and forward.device != "cpu"
-        self._clean: Callable[[], None] = torch.cuda.empty_cache if is_cleaning else _nothing
 
     def _name_arguments(self, model: str, forward: Forward, inputs: Sequence[str]) -> None:
         places = positions(inputs, "input", forward.arguments)
@@ -113,7 +145,7 @@ class ForwardInstance(Instance):
             self._in_places = len(places)
 
     def execute(self, inputs: Tensors) -> Tensors:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread and self.concurrency == 1:
             compute_alone(self._torch)
         try:
             with self._mode:
@@ -130,12 +162,33 @@ class ForwardInstance(Instance):
         finally:
             self._clean()
 
+    def _graphs_of(self, torch: Any, forward: Forward, stream: Any) -> CudaGraphs | None:
+        """Raises `LoadError` for a model that has no graphs, and `ConfigError`."""
+        model, problem = self.model, ""
+        if stream is None:
+            log.warning("model '%s': optimization.cuda.graphs has no effect on a CPU, or with KIND_MODEL", model.name)
+            return None
+        if forward.changes and not model.config.runtime:
+            problem = "the model changes its own state, and captures would, too"
+        mode = (parse_options(model.parameters.torch_compile, True) or {}).get("mode")
+        if mode in _GRAPH_MODES:
+            problem = f"mode '{mode}' of parameter '{KEY}' captures graphs itself: leave one of the two out"
+        if problem:
+            raise LoadError(f"model '{model.name}': optimization.cuda.graphs: {problem}")
+        return CudaGraphs(torch, model, forward.run)
+
     def warm_up(self) -> None:
-        if self._can_rehearse:
+        if self._can_rehearse and self._graphs is None:
             rehearse(self, self.model)
+        self.capture()
+
+    def capture(self) -> None:
+        """Capture CUDA graphs, if the config wants them. Raises `LoadError`."""
+        if self._graphs is not None:
+            self._graphs.capture(self)
 
     def close(self) -> None:
-        del self._run
+        del self._run, self._graphs
         self._close()
 
     def _answer(self, inputs: Tensors) -> Tensors:
@@ -145,6 +198,10 @@ class ForwardInstance(Instance):
         if self._takes_dict:
             return self._results(self._run(given))
         return self._results(self._run(**{self._arguments[name]: tensor for name, tensor in given.items()}))
+
+
+def _as_it_is(results: dict[str, Tensor]) -> dict[str, Tensor]:
+    return results
 
 
 def _contexts(

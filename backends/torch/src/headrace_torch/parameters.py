@@ -41,6 +41,8 @@ class Parameters:
     enable_tensor_fuser: bool | None = field(default=None, metadata={"key": "ENABLE_TENSOR_FUSER"})
     #: Compile a module in a ``model.py`` with these arguments of ``torch.compile``, as JSON; empty does not compile.
     torch_compile: str = field(default="", metadata={"key": "TORCH_COMPILE_OPTIONAL_PARAMETERS"})
+    #: On a GPU, a batch is copied and starts its kernels while another one computes.
+    overlap: bool = True
     #: Execute a model a few times with zeros before it is ready, if that has no visible effect.
     warm_up: bool = True
     #: Load a file that could run code, write files or reach other libraries. Only for files from people you trust.

@@ -121,6 +121,10 @@ class CompiledInstance(ForwardInstance):
 
     def warm_up(self) -> None:
         """Raises `LoadError` with the compiler's words if it fails."""
+        self._compile_all()
+        self.capture()
+
+    def _compile_all(self) -> None:
         config, name = self.model.config, self.model.name
         options = parse_options(self.model.parameters.torch_compile, True) or {}
         batches, why = _batches(config, options.get("dynamic") is False)

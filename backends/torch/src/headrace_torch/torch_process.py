@@ -7,17 +7,24 @@ import logging
 import sys
 import threading
 import warnings
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from headrace import Device, LoadError, Model
+from headrace import ConfigError, Device, LoadError, Model, one_line
 from headrace_engines import import_environment, read_libraries, set_torch_threads, threads_beside_server
+from headrace_torch.pinned_memory import PinnedArrays
 
 log = logging.getLogger("headrace.pytorch")
 
 _lock = threading.Lock()
+_capturing = threading.Lock()
 _is_ready = False
+_pool: PinnedArrays | None = None
+_PINNED_BYTES, _DEFAULT_PINNED_BYTES = "pinned-memory-pool-byte-size", "268435456"
 
 
 def load_engine() -> Any:
@@ -64,6 +71,11 @@ def device_of(torch: Any, model: Model) -> str:
     return f"cuda:{device.id}"
 
 
+def not_capturing() -> threading.Lock:
+    """Return the lock of what CUDA forbids while another thread captures a graph: captures, and to wait for a GPU."""
+    return _capturing
+
+
 def release_gpu_memory() -> None:
     """Return to the driver what PyTorch keeps of every GPU for tensors to come. Any thread.
 
@@ -73,7 +85,30 @@ def release_gpu_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         gc.collect()
-        torch.cuda.empty_cache()
+        with _capturing:
+            torch.cuda.empty_cache()
+
+
+def pinned_pool(torch: Any, options: Mapping[str, str]) -> PinnedArrays:
+    """Return the pool of this process, as large as the ``options`` of the backend say when a model first needs it.
+
+    Raises `ConfigError` for a size that is no number."""
+    global _pool
+    with _lock:
+        if _pool is None:
+            text = options.get(_PINNED_BYTES, _DEFAULT_PINNED_BYTES)
+            if not text.isdecimal():
+                raise ConfigError(
+                    f"backend option {_PINNED_BYTES} of 'pytorch' must be a number of bytes, 0 for none, not "
+                    f"'{one_line(text)[:100]}'"
+                )
+            _pool = PinnedArrays(int(text), partial(_pinned, torch))
+    return _pool
+
+
+def _pinned(torch: Any, size: int) -> npt.NDArray[np.uint8]:
+    memory: npt.NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    return memory
 
 
 def set_threads(torch: Any, model: Model, default_instances: int) -> None:

@@ -44,13 +44,15 @@ def stays(device: str) -> bool:
 
 class TorchTensor(DeviceTensor):
     """A result of PyTorch, contiguous. ``stream`` computes it, and ``complete`` is a CUDA event there, behind it. Both
-    are None on a device without streams."""
+    are None on a device without streams. ``computation`` is that of `headrace_torch.gpu_calls`, if there is one."""
 
-    __slots__ = ("borrowed", "complete", "stream", "tensor")
+    __slots__ = ("borrowed", "complete", "computation", "stream", "tensor")
 
-    def __init__(self, tensor: Any, dtype: np.dtype[Any], stream: Any = None, complete: Any = None) -> None:
+    def __init__(
+        self, tensor: Any, dtype: np.dtype[Any], stream: Any = None, complete: Any = None, computation: Any = None
+    ) -> None:
         super().__init__(tensor.shape, dtype)
-        self.tensor, self.stream, self.complete = tensor, stream, complete
+        self.tensor, self.stream, self.complete, self.computation = tensor, stream, complete, computation
         #: A `headrace_torch.borrowed_tensors.Borrowed`: what is read to compute it.
         self.borrowed: Any = None
 
@@ -82,13 +84,17 @@ class TorchTensor(DeviceTensor):
         try:
             if self.stream is None:
                 return as_array(torch, self.tensor)
+            if self.computation is not None:
+                calls = self.computation.calls
+                return calls.to_host(self.tensor, self.dtype, self.complete, self.computation)  # type: ignore[no-any-return]
             with torch.cuda.stream(self.stream):
                 return as_array(torch, self.tensor.cpu())
         except RuntimeError as error:  # a kernel that has failed since
             raise BackendError(f"PyTorch execute failure: {first_line(error)}", Code.INTERNAL) from error
 
     def view(self, rows: slice, shape: Sequence[int]) -> TorchTensor:
-        part = TorchTensor(self.tensor[rows].view(shape), self.dtype, self.stream, self.complete)
+        rows_of = self.tensor[rows].view(shape)
+        part = TorchTensor(rows_of, self.dtype, self.stream, self.complete, self.computation)
         part.borrowed = self.borrowed
         return part
 
@@ -113,6 +119,13 @@ def as_array(torch: Any, value: Any) -> npt.NDArray[Any]:
     else:
         array = value.numpy()
     return array
+
+
+def as_tensor(torch: Any, array: npt.NDArray[Any]) -> Any:
+    """Return ``array`` as a tensor on its memory."""
+    if array.dtype == dtypes.BF16.numpy:  # neither library knows the other's
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def as_torch(torch: Any, tensor: DeviceTensor | StackedTensors, device: str, from_array: Any) -> Any:

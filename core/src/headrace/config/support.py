@@ -55,7 +55,6 @@ def _refused(reason: str) -> Support:
 
 
 _ONE_LOOP = _no_effect("one event loop serves all connections")
-_NO_DEVICE_POOLS = _no_effect("Headrace keeps no memory pools of its own; the engines keep theirs")
 _PLUGINS = "caches and agents are Python plugins found by entry point, not shared libraries"
 
 SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT) | {
@@ -69,8 +68,7 @@ SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT)
     "vertex_ai_thread_count": _ONE_LOOP,
     "cache_directory": _no_effect(_PLUGINS),
     "repoagent_directory": _no_effect(_PLUGINS),
-    "pinned_memory_pool_byte_size": _NO_DEVICE_POOLS,
-    "cuda_memory_pool_byte_size": _NO_DEVICE_POOLS,
+    "cuda_memory_pool_byte_size": _no_effect("the engines keep their own pools"),
     "cuda_virtual_address_size": _no_effect("sequence state on the GPU is not built yet"),
     "min_supported_compute_capability": _no_effect("the engines decide which GPUs they support"),
     "buffer_manager_thread_count": _no_effect("tensors are not copied by a thread pool"),

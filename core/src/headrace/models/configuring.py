@@ -465,7 +465,9 @@ def _ask(name: str, hook: Any, options: ServerOptions) -> Any:
 def backend_settings(name: str, backend: type[Backend], options: ServerOptions) -> dict[str, str]:
     """Return the ``--backend-config`` settings of ``backend``: the global ones and those for ``name``.
 
-    With ``--dev``, its development settings are the defaults.
+    With ``--dev``, its development settings are the defaults. One for GPUs gets ``pinned-memory-pool-byte-size``, too.
     """
-    default = backend.dev_options if options.dev else {}
+    default = dict(backend.dev_options if options.dev else {})
+    if "gpu" in backend.devices:
+        default["pinned-memory-pool-byte-size"] = str(options.pinned_memory_pool_byte_size)
     return {**default, **options.backend_config.get("", {}), **options.backend_config.get(name, {})}
