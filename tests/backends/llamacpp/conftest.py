@@ -12,8 +12,8 @@ import pytest
 
 from headrace import Server
 from headrace_testing.serving import serve
-from tests.backends.llamacpp.gguf_files import write_adapter, write_tiny
-from tests.backends.llamacpp.smol import SETTINGS, TEMPLATE, TINY, put_model
+from tests.backends.llamacpp.gguf_files import write_adapter, write_scripted, write_tiny
+from tests.backends.llamacpp.smol import CALL, SETTINGS, TEMPLATE, TINY, put_model
 
 
 @pytest.fixture(scope="session")
@@ -39,13 +39,16 @@ def signals() -> Iterator[list[int]]:
 
 @pytest.fixture(scope="package")
 def server(weights: Path, signals: list[int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with the models ``smol`` and ``tiny``, in threads of this process."""
+    """A server with the models ``smol``, ``tiny`` and ``scripted``, in threads of this process."""
     repository = tmp_path_factory.mktemp("models")
     version = put_model(repository, "smol", weights, SETTINGS)
     (version / "tools.jinja").write_text(TEMPLATE)
     write_adapter(version / "loud.gguf")
     version = put_model(repository, "tiny", None, {**TINY, "isolation": "thread"})
     write_tiny(version / "model.gguf", 256)
+    version = put_model(repository, "scripted", None, {**TINY, "isolation": "thread", "chat_template": "tools.jinja"})
+    (version / "tools.jinja").write_text(TEMPLATE)
+    write_scripted(version / "model.gguf", CALL)
     with serve(repository) as server:
         yield server
 

@@ -1,9 +1,13 @@
-"""Writes GGUF files: a tiny model of random numbers, and an adapter. Source: the specification of GGUF."""
+"""Writes GGUF files: a tiny model of random numbers, one with a fixed answer, and an adapter.
+
+Source: the specification of GGUF.
+"""
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +46,34 @@ def write_adapter(path: Path) -> None:
 def write_tiny(path: Path, width: int = 64) -> None:
     """Write a model of one layer whose tokens are the 256 bytes. It computes a token in about 50 µs."""
     rng = np.random.default_rng(5)
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
-    members = {
+    tensors = {name: rng.normal(0, 1, shape).astype(np.float32) for name, shape in _shapes(len(BYTES), width).items()}
+    tensors["output.weight"][:3] = tensors["output.weight"][3 + 128 :] = 0  # it writes ASCII
+    write_gguf(path, _members(BYTES, width), tensors)
+
+
+def write_scripted(path: Path, pieces: Sequence[str]) -> None:
+    """Write a model that answers to a prompt with a line end at its end: with ``pieces``, one token each, and its end.
+
+    Its layer adds nothing. So the next token depends on the last one only.
+    """
+    tokens = [*BYTES, *pieces]
+    width = 64
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in _shapes(len(tokens), width).items()}
+    for name, tensor in tensors.items():
+        if name.endswith("_norm.weight"):
+            tensor[:] = 1
+    chain = [BYTES.index("<0x0A>"), *range(len(BYTES), len(tokens)), BYTES.index("</s>")]
+    for place, (last, following) in enumerate(itertools.pairwise(chain)):
+        tensors["token_embd.weight"][last, place] = tensors["output.weight"][following, place] = 1
+    write_gguf(path, _members(tokens, width), tensors)
+
+
+BYTES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
+
+
+def _members(tokens: Sequence[str], width: int) -> dict[str, Any]:
+    further = len(tokens) - len(BYTES)
+    return {
         "general.architecture": "llama",
         "general.name": "tiny",
         "llama.context_length": 2048,
@@ -55,20 +85,22 @@ def write_tiny(path: Path, width: int = 64) -> None:
         "llama.attention.head_count_kv": 1,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.tokens": list(tokens),
         "tokenizer.ggml.scores": [0.0] * len(tokens),
-        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, 1],
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (1 + further)],
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
     }
-    shapes = {"token_embd": (len(tokens), width), "output": (len(tokens), width), "output_norm": (width,)}
+
+
+def _shapes(tokens: int, width: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (tokens, width), "output": (tokens, width)}
+    shapes["output_norm"] = (width,)
     for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
         shapes[f"blk.0.{name}"] = (width, width)
     shapes |= {"blk.0.attn_norm": (width,), "blk.0.ffn_norm": (width,)}
-    tensors = {f"{name}.weight": rng.normal(0, 1, shape).astype(np.float32) for name, shape in shapes.items()}
-    tensors["output.weight"][:3] = tensors["output.weight"][3 + 128 :] = 0  # it writes ASCII
-    write_gguf(path, members, tensors)
+    return {f"{name}.weight": shape for name, shape in shapes.items()}
 
 
 def _string(text: str) -> bytes:

@@ -28,6 +28,17 @@ SETTINGS = {
 TEMPLATE = Path(__file__).with_name("tools.jinja").read_text()
 
 
+#: What the model ``scripted`` writes to every chat, token by token.
+CALL = (
+    "I\u2581look.\n",
+    "<tool_call>\n",
+    '{"name":\u2581"get_weather",',
+    '\u2581"arguments":',
+    '\u2581{"city":',
+    '\u2581"Par',
+    'is"}',
+    "}\n</tool_call>",
+)
 #: Of tests for which any text will do.
 TINY = {"context": "1024", "slots": "4", "threads": "1"}
 

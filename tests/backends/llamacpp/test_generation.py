@@ -10,7 +10,7 @@ import pytest
 
 from headrace import Server
 from headrace_llm import read_logprobs
-from tests.backends.llamacpp.smol import ask, direct, numbers, text
+from tests.backends.llamacpp.smol import CALL, ask, direct, numbers, text
 
 PROMPT = "Once upon a time"
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
@@ -130,3 +130,26 @@ def test_tools_are_called_as_llama_cpp_calls_them(server: Server, engine: Any) -
     given = ask(server, "", "stream", "return_finish_reason", **asked, sampling={"max_tokens": 5})
     content = [chunk["choices"][0]["delta"].get("content") or "" for chunk in expected]
     assert text(given) == "".join(content) != ""
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "get_weather", "none"])
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_call_that_a_model_writes_is_one_unless_there_are_no_tools(
+    server: Server, choice: str, streams: bool
+) -> None:
+    """With ``auto`` the model decides, and this one always calls."""
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}]
+    named = {"type": "function", "function": {"name": choice}} if choice == "get_weather" else choice
+    asked = {"messages": CHAT, "tools": tools, "tool_choice": named, "sampling": {"max_tokens": 50}}
+    given = ask(server, "", *["stream"] * streams, "return_finish_reason", model="scripted", **asked)
+    if choice == "none":
+        assert text(given) == "".join(CALL).replace("\u2581", " ")
+        assert text(given[-1:], "finish_reason") == "stop"
+        return
+    deltas = [each for response in given for each in orjson.loads(text([response], "tool_calls") or "[]")]
+    assert [each["function"]["name"] for each in deltas if each["function"].get("name")] == ["get_weather"]
+    arguments = "".join(each["function"].get("arguments", "") for each in deltas)
+    assert orjson.loads(arguments) == {"city": "Paris"}
+    assert text(given).strip() == "I look."
+    assert text(given[-1:], "finish_reason") == "tool_calls"
