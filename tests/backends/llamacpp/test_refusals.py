@@ -160,5 +160,11 @@ def test_a_constraint_that_llama_cpp_gives_up_on_is_an_error_and_not_other_text(
         ask(server, "x", sampling={"max_tokens": 20, "structured_outputs": {"grammar": 'root ::= "a" root'}})
 
 
+def test_a_model_whose_spaces_llama_cpp_reads_wrong_says_so(server: Server) -> None:
+    """The token for a space is empty for the copy of llguidance in llama.cpp, which then gives up."""
+    with pytest.raises(BackendError, match="it reads the spaces in the tokens of this model wrong"):
+        ask(server, "x\n", model="scripted", sampling={"structured_outputs": {"regex": "x y"}})
+
+
 def test_after_all_that_the_engine_answers(server: Server) -> None:
     assert text(ask(server, "Once upon a time", "stream"))

@@ -7,6 +7,7 @@ All of them use llguidance. llama.cpp's own grammars are not used: one of 60 lin
 | Compiling a grammar takes all memory, and ends the process | `GrammarChecker` compiles it first, within limits |
 | llama.cpp has an older copy of llguidance, without some limits | `check_schema` |
 | llama.cpp drops a grammar that becomes too complex, and only logs it | `TextGuard` compares the text with it |
+| llama.cpp gives llguidance the tokens of SentencePiece without their spaces | `TextGuard` |
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from headrace_llamacpp.repetitions import check_lark, check_regex
 _HEADER = "%llguidance {}\n"
 #: The most grammars that are kept as good.
 _REMEMBERED = 256
+_TOO_COMPLEX: Final = "takes the grammar for too complex"
 
 
 def grammar_of(structured: Mapping[str, Any]) -> str:
@@ -160,9 +162,13 @@ def _as_lark(grammar: str) -> str:
 
 
 class Constraints:
-    """Compiles grammars, and keeps those that are good. Any thread."""
+    """Compiles grammars, and keeps those that are good. Any thread.
 
-    def __init__(self) -> None:
+    ``has_space_prefix`` is that of the model's tokens, see `headrace_llamacpp.gguf.GgufHeader`.
+    """
+
+    def __init__(self, has_space_prefix: bool) -> None:
+        self._why = "reads the spaces in the tokens of this model wrong" if has_space_prefix else _TOO_COMPLEX
         self._checker = GrammarChecker()
         self._good: OrderedDict[str, None] = OrderedDict()
 
@@ -176,28 +182,29 @@ class Constraints:
         while len(self._good) > _REMEMBERED:
             self._good.popitem(last=False)
 
+    def guard(self, grammar: str) -> TextGuard:
+        """Return the guard of one answer with ``grammar``, which has been checked."""
+        return TextGuard(grammar, self._why)
+
     def close(self) -> None:
         self._checker.close()
 
 
 class TextGuard:
-    """Compares the text of one answer with its grammar. One thread. ``grammar`` has been checked."""
+    """Compares the text of one answer with its grammar. One thread. ``why`` is said if they do not fit."""
 
-    def __init__(self, grammar: str) -> None:
+    def __init__(self, grammar: str, why: str) -> None:
         from llguidance import LLMatcher, LLTokenizer
 
+        self._why = why
         self._matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
 
     def add(self, text: str) -> None:
         """Raise `BackendError` if the text so far, with ``text`` at its end, is not the beginning of one that fits."""
         if text and not self._matcher.consume_tokens(list(text.encode())):
-            raise BackendError(
-                f"llama.cpp did not keep to structured_outputs: the grammar is too complex for it, at {text[:40]!r}"
-            )
+            raise BackendError(f"llama.cpp did not keep to structured_outputs: it {self._why}, at {text[:40]!r}")
 
     def end(self) -> None:
         """Raise `BackendError` if the text must go on."""
         if not self._matcher.is_accepting():
-            raise BackendError(
-                "llama.cpp ended a text before structured_outputs allows it: the grammar is too complex for it"
-            )
+            raise BackendError(f"llama.cpp ended a text before structured_outputs allows it: it {self._why}")

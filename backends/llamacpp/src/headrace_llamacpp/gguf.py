@@ -58,6 +58,12 @@ class GgufHeader:
         return self.arrays.get(_TOKENS, 0)
 
     @property
+    def has_space_prefix(self) -> bool:
+        """True if the tokens are those of SentencePiece, and a text gets a space at its begin, which is taken away."""
+        is_sentence_piece = self.members.get("tokenizer.ggml.model") == "llama"
+        return is_sentence_piece and self.members.get("tokenizer.ggml.add_space_prefix", True) is True
+
+    @property
     def chat_template(self) -> str:
         return str(self.members.get("tokenizer.chat_template", ""))
 

@@ -52,7 +52,7 @@ class LlamaInstance(GenerationInstance):
         super().__init__(model, parameters.max_streams)
         self._engine = engine
         self._limits = ModelLimits(model.name, context_of(parameters, files.header), files)
-        self._constraints, self._templates = Constraints(), templates
+        self._constraints, self._templates = Constraints(files.header.has_space_prefix), templates
         self._queue: list[_Waiting] = []
         #: The requests that run, and the tokens of the cache.
         self._running: dict[_SlotRun, None] = {}
@@ -150,7 +150,7 @@ class _SlotRun:
         self._guard: TextGuard | None = None
         if grammar := body.get("grammar"):
             constraints.check(grammar)
-            self._guard = TextGuard(grammar)
+            self._guard = constraints.guard(grammar)
 
     @property
     def num_tokens(self) -> int:
