@@ -15,8 +15,14 @@ _PEER_ACCESS = 1
 #: A stream that does not wait for the default stream.
 _NON_BLOCKING = 1
 _UUID_BYTES = 16
+#: ``CUstreamCaptureMode``: this thread may do what disturbs a capture of another one in its default mode.
+_RELAXED = 2
+_CAPTURE_ERRORS = range(900, 910)
 #: Functions that never wait. They keep the interpreter's lock: to get it back takes longer beside a busy event loop.
-_SHORT = ("cuCtxSetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuMemcpyDtoDAsync_v2")
+_SHORT = (
+    *("cuCtxSetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuMemcpyDtoDAsync_v2"),
+    "cuThreadExchangeStreamCaptureMode",
+)
 #: Copies from the host of fewer bytes keep it, too: they take less than 0.1 ms.
 _SHORT_BYTES = 1 << 20
 
@@ -26,7 +32,14 @@ class _Handle(ctypes.Structure):
 
 
 class CudaError(OSError):
-    """The driver has refused a call."""
+    """The driver has refused a call. ``code`` is its ``CUresult``, 0 if there is no driver."""
+
+    code = 0
+
+    @property
+    def is_for_a_capture(self) -> bool:
+        """True if the call is refused as long as a stream of the device is captured into a graph."""
+        return self.code in _CAPTURE_ERRORS
 
 
 class CudaLibrary:
@@ -89,10 +102,16 @@ class CudaLibrary:
 
     @contextmanager
     def using(self, device: int) -> Iterator[None]:
-        """`use` it, and then what this thread used before: for threads of others. Raises `CudaError`."""
+        """`use` it, and then what this thread used before: for threads of others. Calls in it do not end the capture
+        of a graph by another thread. Raises `CudaError`."""
+        mode = ctypes.c_int(_RELAXED)
         self._call("cuCtxPushCurrent_v2", self._context(device))
         try:
-            yield
+            self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+            try:
+                yield
+            finally:
+                self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
@@ -190,7 +209,9 @@ class CudaLibrary:
 
     def _check(self, name: str, code: int) -> None:
         if code:
-            raise CudaError(f"{name} failed with CUresult {code}")
+            error = CudaError(f"{name} failed with CUresult {code}")
+            error.code = code
+            raise error
 
 
 @cache

@@ -259,7 +259,7 @@ def test_memory_is_given_back(server: Server, cuda: PlayedCuda, monkeypatch: pyt
     for _ in range(30):
         ask(server, "doubled_doubled")
         ask(server, "doubled_kept")
-    assert len(list(cuda.folder.iterdir())) <= files
+    until(lambda: len(list(cuda.folder.iterdir())) <= files)  # what the last requests used is given back soon
 
 
 def test_a_tensor_outlives_its_process(server: Server, cuda: PlayedCuda) -> None:

@@ -58,3 +58,13 @@ def test_a_thread_uses_the_one_context_of_a_device(monkeypatch: pytest.MonkeyPat
         pass
     assert driver.devices() == []
     assert driver.new_stream() == driver.stream(0) == 0
+
+
+@pytest.mark.parametrize(("code", "is_for_a_capture"), [(900, True), (906, True), (2, False), (700, False)])
+def test_a_refusal_for_a_capture_is_known(monkeypatch: pytest.MonkeyPatch, code: int, is_for_a_capture: bool) -> None:
+    for kind in ("CDLL", "PyDLL"):
+        monkeypatch.setattr(ctypes, kind, lambda name: PlayedLibrary(code))
+    with pytest.raises(CudaError, match=f"CUresult {code}$") as refused:
+        CudaLibrary()
+    assert refused.value.is_for_a_capture is is_for_a_capture
+    assert not CudaError("there is no CUDA driver").is_for_a_capture

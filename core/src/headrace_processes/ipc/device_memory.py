@@ -343,11 +343,16 @@ class _OpenSegment:
 
     def wait(self) -> None:
         """Wait until the device has done its work. Blocks."""
-        try:
-            with self._library.using(self._number):
-                self._library.wait()
-        except CudaError as error:  # of an earlier kernel: nothing runs there any more
-            log.debug("GPU %d: %s", self._number, error)
+        while True:
+            try:
+                with self._library.using(self._number):
+                    self._library.wait()
+            except CudaError as error:
+                if error.is_for_a_capture:
+                    sleep(GATHER_S)
+                    continue
+                log.debug("GPU %d: %s", self._number, error)  # of an earlier kernel: nothing runs there any more
+            return
 
     def close(self) -> None:
         """Close it, when the device has done its work. Blocks."""

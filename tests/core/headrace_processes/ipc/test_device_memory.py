@@ -87,6 +87,23 @@ def test_a_block_is_free_when_the_device_has_done_the_work_of_its_last_reader(pa
     assert pair.there.done.count("wait") == 1
 
 
+def test_a_block_waits_for_the_end_of_a_capture(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = CudaError("cuCtxSynchronize failed with CUresult 900")
+    refused.code = 900
+    tries = iter([refused, refused])
+
+    def wait(cuda: PlayedCuda) -> None:
+        for error in tries:
+            raise error
+        cuda.done.append("wait")
+
+    monkeypatch.setattr(PlayedCuda, "wait", wait)
+    pair.pass_on(np.zeros(9)).__dlpack__()
+    until(lambda: pair.used() == 0)
+    assert pair.there.done.count("wait") == 1
+    assert next(tries, None) is None
+
+
 def test_memory_that_is_not_sent_is_free(pair: Pair) -> None:
     staged = pair.sent.stage(on_gpu(np.zeros(9), pair.here))
     assert pair.used() == 1
