@@ -6,6 +6,9 @@ import os
 
 from headrace_llm import serve_job
 
+#: As the threads of an engine that is imported: it is none of the memory of jobs.
+BALLAST = bytes(32 << 20)
+
 
 def shout(given: bytes) -> bytes:
     """Return ``given`` in capitals. ``loop``, ``allocate`` and ``exit`` do harm instead."""

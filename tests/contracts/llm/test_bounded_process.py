@@ -13,8 +13,8 @@ import pytest
 from headrace import BackendError
 from headrace_llm import BoundedProcess
 
-#: Less than the program has before its first job: the threads of NumPy's library have 8 MiB each.
-LIMIT_BYTES = 16 << 20
+#: Less than `BALLAST`, which the program has before its first job.
+LIMIT_BYTES = 24 << 20
 
 
 @pytest.fixture(scope="module")
