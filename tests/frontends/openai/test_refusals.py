@@ -75,6 +75,13 @@ def test_a_refusal_has_openais_form(ports: Ports, sent: bytes, status: int, mess
         assert (b"\r\nx-request-id: mine" in headers.lower()) == (b"mine" in sent)
 
 
+def test_a_body_that_breaks_while_it_is_read_is_refused(ports: Ports) -> None:
+    waiting = POST + b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+    for port in ports:
+        found, _, body = ask(port, waiting, b"zz\r\n")
+        assert (found, "the size of a chunk" in json.loads(body)["error"]["message"]) == (400, True), body
+
+
 def test_a_port_of_openais_routes_has_no_other_form(ports: Ports) -> None:
     for sent, status in ((b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n", 404), (b"rubbish\r\n\r\n", 400)):
         assert "message" in json.loads(ask(ports.own, sent)[2])["error"]
@@ -90,10 +97,19 @@ def test_a_body_up_to_the_limit_is_read(ports: Ports) -> None:
         assert (found, len(json.loads(answer)["choices"][0]["text"])) == (200, LIMIT - len(BODY) + 3)
 
 
-def ask(port: int, sent: bytes) -> tuple[int, bytes, bytes]:
-    """Return the status, the head and the body of the answer to the bytes ``sent``."""
+def ask(port: int, sent: bytes, behind: bytes = b"") -> tuple[int, bytes, bytes]:
+    """Return the status, the head and the body of the answer to the bytes ``sent``; and ``behind`` a 100 Continue."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(sent)
+        if behind:
+            received = b""
+            while not received.endswith(b"\r\n\r\n"):
+                received += (chunk := connection.recv(1 << 16))
+                assert chunk, received
+            assert received.startswith(b"HTTP/1.1 100"), received
+            for _ in range(3):  # meanwhile the application begins to read the body
+                ask(port, b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n")
+            connection.sendall(behind)
         received = b""
         while b"\r\n\r\n" not in received:
             received += (chunk := connection.recv(1 << 16))
