@@ -299,6 +299,10 @@ class DeviceChild(Child):
     def takes_device_tensors(self) -> bool:
         return self._handshake.takes_device_tensors
 
+    @property
+    def inputs_on_host(self) -> bool:
+        return self._handshake.inputs_on_host
+
     async def _load(self) -> None:
         await super()._load()
         self._stage.gpus, self._stage.inputs_on_host = self._handshake.gpus, self._handshake.inputs_on_host

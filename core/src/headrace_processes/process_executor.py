@@ -72,8 +72,8 @@ class ProcessExecutor:
         self._is_leaving = False
         #: The UUIDs of the GPUs that the server finds, for an instance on a GPU.
         self._gpus: Sequence[str] = ()
-        #: As `headrace.BaseInstance.takes_device_tensors`. Known when it is loaded.
-        self.takes_device_tensors = False
+        #: As `headrace.BaseInstance.takes_device_tensors` and ``inputs_on_host``. Known when it is loaded.
+        self.takes_device_tensors = self.inputs_on_host = False
 
     # ------------------------------------------------------------------ threads
 
@@ -154,7 +154,8 @@ class ProcessExecutor:
     def _take_device_tensors(self, child: Child) -> None:
         from headrace_processes.device_child import DeviceChild, DeviceOutputSchema
 
-        self.takes_device_tensors = isinstance(child, DeviceChild) and child.takes_device_tensors
+        assert isinstance(child, DeviceChild)
+        self.takes_device_tensors, self.inputs_on_host = child.takes_device_tensors, child.inputs_on_host
         if self.takes_device_tensors and not isinstance(self._schema, DeviceOutputSchema):
             self._schema = DeviceOutputSchema.of(self._schema)
 

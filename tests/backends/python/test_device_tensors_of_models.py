@@ -202,7 +202,7 @@ def test_inputs_are_on_the_host_unless_the_model_takes_them_on_the_device(server
     np.testing.assert_array_equal(ask(server, "from_host_doubled")["y"], X * 4 + 2000)
     cuda.done.clear()
     np.testing.assert_array_equal(ask(server, "doubled_from_host")["y"], X * 4 + 3000)
-    assert [each for each in cuda.done if each.endswith(("toH", "toD"))] == ["DtoH"]
+    assert [each for each in cuda.done if each.endswith(("toH", "toD"))] == []  # its own process has copied it
 
 
 def test_an_instance_in_a_thread_reads_the_tensor_where_it_is(server: Server, cuda: PlayedCuda) -> None:

@@ -39,7 +39,7 @@ class PythonBackend(Backend):
     name = "python"
     Parameters = Parameters
     devices = ("gpu", "cpu")
-    hardware = "its models have used PyTorch on an NVIDIA H200"
+    hardware = "its models have used PyTorch on an NVIDIA H200, and passed tensors between processes on an H100"
     rungs = (DeferredInstance,)
     outputs_as_given = True
     #: In the server's process a ``breakpoint()`` finds the terminal.

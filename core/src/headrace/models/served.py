@@ -148,7 +148,9 @@ class ServedModel:
             return None
         if not executors:
             return getattr(queue.scheduler, "takes_device_tensors", None)
-        return self.inputs if all(getattr(each, "takes_device_tensors", False) for each in executors) else None
+        if not all(getattr(each, "takes_device_tensors", False) for each in executors):
+            return None
+        return () if any(getattr(each, "inputs_on_host", False) for each in executors) else self.inputs
 
     @property
     def ready(self) -> bool:
