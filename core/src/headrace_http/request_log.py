@@ -108,4 +108,8 @@ class _Watcher:
 def _failure_of(reply: HttpReply) -> failures.Failure:
     if isinstance(reply, ErrorReply):
         return reply.failure
-    return failures.Failure.of(CallerError(orjson.loads(reply.parts[0])["error"]))
+    try:
+        text = str(orjson.loads(reply.parts[0])["error"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):  # a route's own form
+        text = f"status {reply.status}"
+    return failures.Failure.of(CallerError(text))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from headrace.engine import Operation
 from headrace.errors import HeadraceError, InternalError, NotFound, Unsupported
-from headrace.frontends.failures import is_verbose, log_fault
+from headrace.frontends.failures import Failure, is_verbose, log_fault
 from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_hosts.cleared_cache import ClearedCache
 from headrace_hosts.held_memory import no_memory
@@ -21,7 +21,7 @@ from headrace_http.absent_routes import absent_routes
 from headrace_http.admitted_requests import AdmittedReply, caller_of
 from headrace_http.caller_limits import HttpLimits, port_limits
 from headrace_http.inference import InferenceHandler
-from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply, error_reply, text_error
+from headrace_http.message import Cancel, ErrorReply, HttpReply, HttpRequest, Reply, error_reply, text_error
 from headrace_http.plugin_routes import METHODS, HttpRoute, read_route, refuse
 from headrace_http.request_head import Refused
 from headrace_http.request_log import Dispatch, watched
@@ -134,7 +134,7 @@ class Routes:
         """Return the answer to ``request``, which fails by ``error``. ``usual`` is that in Triton's form."""
         part = self._part(request)
         if part is None:
-            return self._refusal(error, usual, request)
+            return ErrorReply(*self._refusal(error, usual, request)).of(Failure.of(error))
         return usual if type(part).refusal is HttpRoute.refusal else refuse(part, error, request, usual)
 
     def _part(self, request: HttpRequest) -> HttpRoute | None:

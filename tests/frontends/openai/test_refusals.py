@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -25,6 +26,10 @@ class Ports(NamedTuple):
 
 @pytest.fixture(scope="module", params=["native", "hypercorn"])
 def ports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
+    """A server that logs each request, as with ``--log-verbose=1``."""
+    log = logging.getLogger("headrace")
+    level = log.level
+    log.setLevel(logging.DEBUG)
     options = {
         "http_server": request.param,
         "http_restricted_api": {"inference": Restriction("x-key", "secret")},
@@ -32,6 +37,7 @@ def ports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     }
     with serve(write_models(tmp_path_factory.mktemp("models")), listen=True, **options) as server:
         yield Ports(server.options.http_port, port_of(server, "openai"))
+    log.setLevel(level)
 
 
 def test_restricted_apis_need_their_header_on_every_host(ports: Ports) -> None:
