@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ import transformers
 
 from headrace import BytesTensor, InvalidArgument
 from headrace_llm import Contract, Task
-from headrace_transformers.audio import resample, windows_of
+from headrace_transformers.audio import read_audio, resample, windows_of
 from tests.backends.transformers import tiny_models
 from tests.backends.transformers.conftest import Loop, strings
 
@@ -266,7 +267,7 @@ def test_wrong_audio_is_refused_by_name(loop: Loop, inputs: dict[str, Any], why:
         ask(loop, "hear", **inputs)
 
 
-@pytest.mark.parametrize("own", [32000, 11025, 44100, 8000])
+@pytest.mark.parametrize("own", [32000, 11025, 44100, 8000, 44101])
 def test_a_tone_is_the_same_tone_at_another_rate(own: int) -> None:
     """The oracle is the tone, computed at that rate."""
     made = resample(sound(1.0, own), own, RATE)
@@ -277,6 +278,26 @@ def test_a_tone_is_the_same_tone_at_another_rate(own: int) -> None:
 def test_what_a_lower_rate_cannot_hold_is_filtered_out() -> None:
     made = resample(sound(1.0, 44100, hertz=11000), 44100, RATE)
     assert np.abs(made[400:-400]).max() < 0.02
+
+
+def test_a_small_file_with_much_sound_takes_little_memory() -> None:
+    """All samples at once are 61 MB."""
+    file = file_of(np.zeros((20 * 96_000, 8), np.float32), 96_000, "FLAC")
+    assert len(file) < 1 << 20
+    tracemalloc.start()
+    try:
+        samples = read_audio(soundfile, file, RATE, 60)
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    finally:
+        tracemalloc.stop()
+    assert samples.shape == (20 * RATE,)
+    assert not samples.any()
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(400_001, 1), (200_000, 8)])
+def test_rates_that_nobody_records_are_refused(rate: int, channels: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"{channels} channels at {rate} samples per second"):
+        read_audio(soundfile, file_of(sound(0.01, rate, channels), rate), RATE, 60)
 
 
 def test_windows_end_where_it_is_quiet() -> None:
