@@ -366,6 +366,7 @@ BAD: Sequence[tuple[dict[str, Any], str, str | None]] = [
     ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "type must be one of text", None),
     ({"messages": [{"role": "user", "content": "x"}] * 5000}, "has 5000 members, the limit is 4096", "messages"),
     ({"n": 10**9}, "n must be a whole number from 1 to 128, got 1000000000", "n"),
+    ({"n": 128, "messages": say("a" * 2_200_000)}, "bytes of the body must be at most 268435456, not 28", "n"),
     ({"n": 0}, "n must be a whole number from 1 to 128, got 0", "n"),
     ({"max_tokens": 0}, "max_tokens must be a whole number from 1 to", "max_tokens"),
     ({"max_tokens": -1}, "max_tokens must be", "max_tokens"),

@@ -39,6 +39,7 @@ def test_a_caller_may_want_few_results_without_documents(web: httpx.Client) -> N
         ({"documents": dict.fromkeys(map(str, range(30)))}, "documents", "not empty, got an object with 30 members"),
         ({"documents": ["a", 3]}, "documents", "documents[1] must be a text"),
         ({"documents": ["a"] * 2049}, "documents", "the limit is 2048"),
+        ({"query": "a" * 16385, "documents": ["a"] * 2048}, "query", "the limit is 33554432 bytes for all copies"),
         ({"top_n": 0}, "top_n", "at least 1, got 0"),
         ({"return_documents": "yes"}, "return_documents", "true or false"),
         ({"max_tokens_per_doc": 5}, "max_tokens_per_doc", "not supported"),

@@ -30,6 +30,8 @@ EVENT_HEADERS = (
     (b"X-Accel-Buffering", b"no"),
 )
 _DONE = b"data: [DONE]\n\n"
+#: The most bytes of a body, times the number of answers to each of its prompts.
+_MOST_COPIED_BYTES = 256 << 20
 #: The largest number that a priority has in a request.
 _MOST_PRIORITY = 2**32 - 1
 
@@ -83,6 +85,12 @@ class GenerationRoute(OpenAiRoute):
         The first is that of the caller. Each other one is admitted when it begins: it may have to wait until the first
         one ends.
         """
+        copied = count * call.http.request.body.nbytes
+        if count > 1 and copied > _MOST_COPIED_BYTES:  # a process of a model gets a copy for each answer
+            raise BadMember(
+                "n",
+                f"n is {count}: so many times the bytes of the body must be at most {_MOST_COPIED_BYTES}, not {copied}",
+            )
         inputs = await off_loop(
             self.engine, call.is_small, lambda: [call.model.prompt_inputs(one.prompt) for one in asked]
         )

@@ -23,6 +23,9 @@ from headrace_openai.openai_errors import BadMember
 #: Members of Cohere's that would change the scores.
 _REFUSED = ("max_chunks_per_doc", "max_tokens_per_doc", "rank_fields", "truncate_prompt_tokens")
 
+#: The most bytes of all copies of a query: the model gets it beside each document.
+MAX_QUERY_BYTES = 32 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
@@ -62,8 +65,14 @@ def read_rerank(document: dict[str, Any]) -> RerankRequest:
 
 
 def rerank_requests(asked: RerankRequest, model: LanguageModel, request_id: str) -> list[InferRequest]:
-    """Return the requests to ``model``: the query beside each document."""
+    """Return the requests to ``model``: the query beside each document. Raises `BadMember` for too long a query."""
     query = encode_text(asked.query, "query")
+    if len(query) * len(asked.documents) > MAX_QUERY_BYTES:
+        raise BadMember(
+            "query",
+            f"query has {len(query)} bytes, and there are {len(asked.documents)} documents: the limit is "
+            f"{MAX_QUERY_BYTES} bytes for all copies of the query",
+        )
     texts = [encode_text(text, "documents") for text in asked.documents]
     columns = [(model.contract.inputs["query"], [query] * len(texts)), (model.contract.inputs["document"], texts)]
     return row_requests(model.view, columns, [spec.name for spec in model.contract.outputs.values()], request_id)
