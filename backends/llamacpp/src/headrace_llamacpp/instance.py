@@ -17,6 +17,7 @@ from typing import Any, Final
 from headrace import BackendError, Cancelled, HeadraceError, InvalidArgument, Model
 from headrace_llamacpp.chunks import ChunkReader
 from headrace_llamacpp.constraints import Constraints, TextGuard, grammar_of
+from headrace_llamacpp.image_sizes import check_images
 from headrace_llamacpp.llama_bodies import ModelLimits, body_of
 from headrace_llamacpp.llama_server import ModelFiles, context_of
 from headrace_llamacpp.parameters import Parameters
@@ -109,6 +110,7 @@ class LlamaInstance(GenerationInstance):
             if stream.is_cancelled:
                 raise Cancelled("the caller has gone")
             stream.note_start()
+            check_images(body)
             if self._templates is not None and "messages" in body:
                 self._templates.check(body)
             run = _SlotRun(stream, self._engine, self._constraints, body, self._note_usage)
