@@ -14,6 +14,7 @@ import torch
 
 from headrace import BackendError, StackedTensors
 from headrace_torch.gpu_calls import PINNED_FROM, GpuCalls
+from headrace_torch.torch_process import not_capturing
 from tests.backends.torch.played_cuda import Played
 
 
@@ -148,6 +149,16 @@ def test_calls_may_have_to_come_one_by_one(monkeypatch: pytest.MonkeyPatch, give
     scene = Played(monkeypatch, **given)
     assert scene.instance.concurrency == 1
     np.testing.assert_array_equal(scene.call(x(1)), x(2))
+
+
+def test_a_call_waits_while_a_graph_is_captured(scene: Played) -> None:
+    scene.call(x(1))
+    with ThreadPoolExecutor(1) as threads:
+        with not_capturing():
+            waiting = threads.submit(scene.call, x(2))
+            threading.Event().wait(0.05)
+            assert not waiting.done()
+        np.testing.assert_array_equal(waiting.result(10), x(4))
 
 
 def test_many_calls_from_two_threads_get_their_own_rows(scene: Played) -> None:

@@ -25,7 +25,6 @@ log = logging.getLogger("headrace.pytorch")
 _WARM_UPS = 2
 #: A capture fails if another thread waits for the whole GPU meanwhile, as a model of others may do. It is tried again.
 _TRIES = 3
-_BY_OTHERS = "due to a previous error during capture"
 #: Graphs whose capture has failed: see `CudaGraphs._end_failed`.
 _failed: list[Any] = []
 
@@ -109,7 +108,7 @@ class CudaGraphs:
                     graph, results = self._record(buffers, arguments, named)
                 break
             except Exception as error:  # of the model, of CUDA about the model, or of CUDA about another thread
-                if attempt == _TRIES - 1 or _BY_OTHERS not in str(error):
+                if attempt == _TRIES - 1:
                     raise self._failure(size, first_line(error)) from error
         torch.clear_autocast_cache()
         self._captured[key].append(_CapturedRun(graph, size, buffers, results))

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from headrace import StackedTensors
 from headrace_engines import set_torch_threads
 from headrace_torch.pinned_memory import PinnedArrays
+from headrace_torch.torch_process import not_capturing
 from headrace_torch.torch_tensors import TorchTensor, as_tensor, mark_complete
 
 #: One computes. The next one is copied and starts its kernels meanwhile.
@@ -27,7 +28,7 @@ AT_ONCE = 2
 PINNED_FROM = 1 << 18
 #: Batches overlap from the first part of the time to start kernels, in which the GPU computes alone, until the second.
 #: Below, the interpreter is the limit, and two threads that start kernels are slower than one.
-_WORTH = {False: 0.7, True: 0.4}
+_WORTH = {False: 0.3, True: 0.12}
 #: The weight of a new measurement in an average.
 _NEW = 0.25
 #: From the end of `GpuCalls.wait_to_take` to the begin of the call, in seconds.
@@ -97,9 +98,12 @@ class GpuCalls:
 
     def begin(self) -> AbstractContextManager[None]:
         """Begin a call."""
-        thread = self._thread
+        thread, capturing = self._thread, not_capturing()
         if thread.copies is None:
             self._prepare(thread)
+        if capturing.locked():
+            with capturing:  # some ms: what this call does could end the capture
+                pass
         thread.began_s = monotonic()
         if thread.sources:
             thread.copied.synchronize()  # of the last call: usually long ago
