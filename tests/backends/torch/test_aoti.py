@@ -97,6 +97,24 @@ def test_trust_that_came_with_a_load_request_does_not_count(programs: Any, packa
         programs.load(CONFIG % NAMES, trust=True, is_sent=True)
 
 
+def test_a_package_for_a_gpu_is_left_to_pytorchs_own_loader(
+    programs: Any, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own call crashed there."""
+    given: list[Any] = []
+
+    def load(*arguments: Any) -> None:
+        given.extend(arguments)
+        raise RuntimeError("no GPU here")
+
+    monkeypatch.setattr("headrace_torch.torch_process.device_of", lambda torch, model: "cuda:1")
+    monkeypatch.setattr("headrace_torch.aoti._require_machine", lambda *arguments: None)
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", load)
+    with pytest.raises(LoadError, match="no GPU here"):
+        programs.load(CONFIG % NAMES, trust=True)
+    assert (given[0], given[-1]) == (str(package), 1)
+
+
 @pytest.mark.parametrize(
     "names",
     [NAMES, ("ARGS[0]", "KWARGS[b]", "RESULT[0]", "RESULT[1]"), ("x", "y", "s", "d"), ("a__0", "b__1", "c__0", "d__1")],

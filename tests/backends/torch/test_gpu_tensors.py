@@ -221,7 +221,10 @@ def test_what_waits_for_the_gpu_has_no_graph_and_the_gpu_lives_on(modules: Any, 
 
 
 def test_captures_beside_a_model_that_is_served(modules: Any, server: Server) -> None:
-    """Another model's thread allocates and waits meanwhile: neither disturbs the other."""
+    """Another model's thread allocates and waits meanwhile: neither disturbs the other.
+
+    It failed when it last ran on a GPU, before calls waited for the end of a capture.
+    """
     done = threading.Event()
     failed: list[BaseException] = []
 

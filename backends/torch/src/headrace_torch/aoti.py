@@ -1,7 +1,7 @@
 """Packages of AOTInductor, ``model.pt2``: native code, which runs with all the rights of the server.
 
-So one is loaded only where the model's parameter ``trust`` says so. Its library is called by the C interface that
-AOTInductor gives every library (``torch/csrc/inductor/aoti_runtime/interface.h``), and not by PyTorch's loader for
+So one is loaded only where the model's parameter ``trust`` says so. On a CPU, its library is called by the C interface
+that AOTInductor gives every library (``torch/csrc/inductor/aoti_runtime/interface.h``), and not by PyTorch's loader for
 Python, which holds the interpreter's lock while the library computes: the whole server would stand still.
 """
 
@@ -58,9 +58,12 @@ def open_package(torch: Any, model: Model, archive: Pt2Archive, device: str, ins
         raise archive.failure(f"has {len(wrapper)} libraries in '{folder}', and one is what is served")
     if any(each.endswith("/weights_config.json") for each in names):
         raise archive.failure("keeps its weights outside of its library: package it with them in it")
+    library: AotiLibrary | _LoaderOfPyTorch
     try:
-        if f"{wrapper[0].removesuffix('.so')}.json" in names:
-            library: AotiLibrary | _LoaderOfPyTorch = _LoaderOfPyTorch(torch, archive.path, name, device, instances)
+        if device != "cpu":  # `AotiLibrary` crashed on an H100, with PyTorch 2.11, for an unknown reason
+            library = _LoaderOfPyTorch(torch, archive.path, name, device, instances)
+        elif f"{wrapper[0].removesuffix('.so')}.json" in names:
+            library = _LoaderOfPyTorch(torch, archive.path, name, device, instances)
             log.warning(
                 "model '%s' has operators that only PyTorch's own loader calls, which holds the interpreter's lock: "
                 "with the parameter 'isolation' of 'process' the server need not wait for it",
