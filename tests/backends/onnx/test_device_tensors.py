@@ -16,8 +16,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from headrace import Device, StackedTensors, dtypes, on_host
-from headrace_engines import AddressedTensor, CudaLibrary
+from headrace_engines import CudaLibrary
 from headrace_onnx import OnnxRuntime
+from headrace_onnx.device_binding import OrtTensor
 from headrace_onnx.instance import DeviceInstance
 from headrace_testing import BackendConformance, Example
 from headrace_testing.played_tensors import PlayedDeviceTensor
@@ -117,7 +118,7 @@ def test_a_tensor_is_read_where_it_lies_and_its_result_stays(graphs: Any, librar
     assert not instance.any_thread
     given: Any = InPlace(X.copy())
     left: Any = instance.execute({"x": given})["y"]
-    assert type(left) is AddressedTensor
+    assert type(left) is OrtTensor
     assert (left.shape, left.dtype, given.streams, library.done) == ((2, 4), X.dtype, [7], ["finish"])
     passed: Any = left
     again: Any = instance.execute({"x": passed})["y"]
@@ -129,6 +130,17 @@ def test_a_tensor_is_read_where_it_lies_and_its_result_stays(graphs: Any, librar
     instance.close()
     np.testing.assert_array_equal(again.to_host(), X * 4)
     assert library.done[-2:] == ["end", "DtoH"]
+
+
+def test_results_that_nobody_takes_on_the_device_are_arrays(graphs: Any, library: PlayedLibrary) -> None:
+    instance = load(graphs, doubled(graphs))
+    instance.wants_device_tensors = False
+    found: Any = instance.execute({"x": StackedTensors([X, X])})["y"]
+    assert (type(found), library.done) == (np.ndarray, [])
+    np.testing.assert_array_equal(found, np.concatenate([X, X]) * 2)
+    instance = load(graphs, graphs.identity(TensorProto.BFLOAT16, ["n"]))
+    instance.wants_device_tensors = False
+    assert isinstance(instance.execute({"x": np.zeros(2, dtypes.BF16.numpy)})["y"], OrtTensor)
 
 
 def test_a_kept_result_survives_the_next_executions(graphs: Any, library: PlayedLibrary) -> None:
@@ -258,4 +270,4 @@ def test_models_of_an_ensemble_pass_tensors_on(graphs: Any, library: PlayedLibra
     with serve(graphs.root) as server:
         library.done.clear()
         np.testing.assert_array_equal(np.asarray(server.infer("chain", {"a": X}).outputs["b"]), X * 4)
-        assert library.done == ["finish", "DtoH"]
+        assert library.done == ["finish"], "the engine itself copies the output"

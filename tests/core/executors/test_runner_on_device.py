@@ -77,6 +77,14 @@ def test_an_output_that_nobody_wants_is_not_copied() -> None:
     assert len(instance.copies) == 1
 
 
+def test_an_instance_is_told_if_a_caller_takes_results_on_the_device() -> None:
+    instance = OnDevice()
+    runner = runner_for(instance, SCHEMA)
+    for asked, wants in (((None, None), False), ((None, {"y": True}), True), ((None,), False)):
+        run_batch(runner, [ticket(rows(1), each) for each in asked])
+        assert instance.wants_device_tensors is wants
+
+
 def test_what_stays_on_the_device_is_not_copied() -> None:
     instance, given = OnDevice(), PlayedDeviceTensor(rows(1))
     (answer,), _ = run_batch(runner_for(instance, SCHEMA), [ticket(given, {"y": False}, ("y",))])

@@ -17,7 +17,7 @@ class OnnxRuntime(Backend):
     name = "onnxruntime"
     Parameters = Parameters
     devices = ("gpu", "cpu")
-    hardware = "it has run on an NVIDIA H200 (onnxruntime-gpu 1.31, CUDA 13.0)"
+    hardware = "it has run on an NVIDIA H100 and an H200 (onnxruntime-gpu 1.31, CUDA 13.0)"
     rungs = (Instance,)
     engine_fields = ("model_operations", "optimization.execution_accelerators", "optimization.graph")
     default_cpu_instances = 2

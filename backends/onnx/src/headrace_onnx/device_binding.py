@@ -50,21 +50,17 @@ class OrtMemory:
     ``owners`` are kept with it: the session, which owns the allocator, and an input whose memory the value shares.
     """
 
+    __slots__ = ("_address", "_library", "_owners", "device", "value")
+
     def __init__(self, value: Any, device: tuple[int, int], library: CudaLibrary, *owners: Any) -> None:
-        self.device = device
-        self._value, self._library, self._owners = value, library, owners
+        self.device, self.value = device, value
+        self._library, self._owners = library, owners
         self._address: int = value.data_ptr()
-        self._size: int = value.tensor_size_in_bytes()
-        is_known = value.element_type() != _ELEMENTS[dtypes.BF16.numpy]  # NumPy knows no such type
-        self._is_short = device[0] == _CUDA and self._size < _LARGE_BYTES and is_known
 
     def address(self, offset: int) -> int:
         return self._address + offset
 
     def copy(self, offset: int, size: int) -> memoryview:
-        if self._is_short and size == self._size:
-            # The engine keeps the interpreter's lock: to get it back takes longer beside a busy event loop.
-            return np.asarray(self._value.numpy(), order="C").data.cast("B")
         copied = np.empty(size, np.uint8)
         try:
             with self._library.using(self.device[1]):
@@ -72,6 +68,20 @@ class OrtMemory:
         except CudaError as error:
             raise BackendError(f"onnx runtime error: {error}", Code.INTERNAL) from error
         return copied.data
+
+
+class OrtTensor(AddressedTensor):
+    """A whole result. The engine copies a small one to the host: it keeps the interpreter's lock, and to get that back
+    would take longer beside a busy event loop."""
+
+    __slots__ = ()
+
+    def copy_to_host(self) -> npt.NDArray[Any]:
+        memory: Any = self._memory
+        if memory.device[0] != _CUDA or self.dtype == dtypes.BF16.numpy or self.nbytes >= _LARGE_BYTES:
+            return super().copy_to_host()
+        array: npt.NDArray[Any] = memory.value.numpy().reshape(self.shape)
+        return array
 
 
 class DeviceBinding:
@@ -112,7 +122,7 @@ class Execution:
             self._array(name, tensor)
             return
         parts = tensor.parts if isinstance(tensor, StackedTensors) else [tensor]
-        addresses = [self._address_of(part) for part in parts]
+        addresses = [None if type(part) is np.ndarray else self._address_of(part) for part in parts]
         size = prod(tensor.shape) * tensor.dtype.itemsize
         if not any(addresses) and size < (_LONG_BYTES if len(parts) == 1 else _LARGE_BYTES * len(parts)):
             self._array(name, on_host(tensor))
@@ -131,11 +141,11 @@ class Execution:
 
     def output(self, value: Any) -> Any:
         """Return ``value``, an OrtValue on the device, as a tensor that stays there."""
-        shape, dtype = tuple(value.shape()), _DTYPES[value.element_type()]
-        if not prod(shape):
+        shape, dtype, device = value.shape(), _DTYPES[value.element_type()], self._device
+        if 0 in shape:
             return np.empty(shape, dtype)
-        owners = self._device.session, self._kept.get(value.data_ptr())
-        return AddressedTensor(OrtMemory(value, self._device.device, self._device.library, *owners), 0, shape, dtype)
+        kept = self._kept.get(value.data_ptr()) if self._kept else None
+        return OrtTensor(OrtMemory(value, device.device, device.library, device.session, kept), 0, shape, dtype)
 
     def end(self) -> None:
         """Release the inputs, also after an error."""

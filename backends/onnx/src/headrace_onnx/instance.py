@@ -146,6 +146,8 @@ class DeviceInstance(OnnxInstance):
         self._run = self._run_bound
         self._device = device
         self._on_host = {node.name for node in session.get_outputs() if node.type == "tensor(string)"}
+        #: NumPy knows no BF16, so the engine copies none to the host.
+        self._fetches = not plan.has_bfloat16
         self._places = {name: ("cpu", 0) if name in self._on_host else device.where for name in plan.outputs}
 
     def close(self) -> None:
@@ -161,6 +163,9 @@ class DeviceInstance(OnnxInstance):
                 execution.binding.bind_output(name, *place)
             execution.begin()
             self._session.run_with_iobinding(execution.binding, options)
+            if self._fetches and not self.wants_device_tensors:
+                fetched: list[Any] = execution.binding.copy_outputs_to_cpu()
+                return fetched
             values = zip(names, execution.binding.get_outputs(), strict=True)
             return [value.numpy() if name in self._on_host else execution.output(value) for name, value in values]
         finally:

@@ -283,6 +283,9 @@ class BaseInstance:
     takes_device_tensors: bool = False
     #: True if a process of its own is to get its inputs in the memory of the host, although it may return such outputs.
     inputs_on_host: bool = False
+    #: Set before each execution of an instance that takes device tensors: False if all callers want results in the
+    #: memory of the host. A hint, which may be that of another execution if several calls run at once.
+    wants_device_tensors: bool = True
 
     def wait_to_take(self) -> int:
         """Wait until the next batch should be taken, if several calls run at once (`concurrency`): more requests join.

@@ -180,14 +180,22 @@ class DeviceRowsRunner(RowsRunner):
 
     def __init__(self, schema: OutputSchema, instance: Instance) -> None:
         super().__init__(schema, instance)
-        self._stack, self._accept = _stack_on_device, self._accept_on_device
+        self._stack, self._accept = self._stack_on_device, self._accept_on_device
+        self._instance = instance
+
+    def _stack_on_device(self, batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
+        self._instance.wants_device_tensors = bool([ticket for ticket in batch if hasattr(ticket, "on_device")])
+        return _stack_on_device(batch)
 
     def _accept_on_device(self, spec: Spec, value: Any, rows: int) -> Tensor:
         return (self.schema.accept if isinstance(value, DeviceTensor) else self.schema.accept_result)(spec, value, rows)
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
-        wanted, asked = wanted_of(batch), [getattr(ticket, "on_device", {}) for ticket in batch]
+        wanted = wanted_of(batch)
         found = {name: value for name, value in results.items() if wanted is None or name in wanted}
+        if not [ticket for ticket in batch if hasattr(ticket, "on_device")]:
+            return super()._split(batch, {name: on_host(value) for name, value in found.items()})
+        asked = [getattr(ticket, "on_device", {}) for ticket in batch]
         for name, value in found.items():
             where = {names.get(name) for names in asked}
             if isinstance(value, DeviceTensor) and where != {False}:

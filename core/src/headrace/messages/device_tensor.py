@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.messages.tensor import concatenate
+
 
 class DeviceTensor(ABC):
     """A tensor of ``shape`` and ``dtype`` (a NumPy dtype) on a device. Read-only, as every `Tensor`. Any thread.
@@ -81,9 +83,12 @@ class StackedTensors:
 
     def to_host(self, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Return the whole as an array: ``out``, if given, of this shape and dtype. Copies every element once."""
-        return np.concatenate([on_host(part) for part in self.parts], out=out)
+        parts: Any = [on_host(part) for part in self.parts]
+        return concatenate(parts) if out is None else np.concatenate(parts, out=out)  # type: ignore[return-value]
 
 
 def on_host(tensor: Any) -> Any:
     """Return ``tensor``, or its array if it is a `DeviceTensor` or `StackedTensors`."""
-    return tensor.to_host() if isinstance(tensor, (DeviceTensor, StackedTensors)) else tensor
+    if type(tensor) is np.ndarray or not isinstance(tensor, (DeviceTensor, StackedTensors)):
+        return tensor
+    return tensor.to_host()
