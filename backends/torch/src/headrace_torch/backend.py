@@ -23,7 +23,7 @@ class PyTorch(Backend):
     rungs = (Instance,)
     engine_fields = ("optimization.cuda",)
     has_runtimes = True
-    hardware = "it has run on an NVIDIA H200 (PyTorch 2.11, CUDA 13.0)"
+    hardware = "it has run on an NVIDIA H200 and an H100 (PyTorch 2.11, CUDA 13.0)"
     default_cpu_instances = SHARING_INSTANCES
     outputs_as_given = True  # as Triton: the file does not tell what it gives
 
