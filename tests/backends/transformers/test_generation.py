@@ -31,12 +31,18 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
 #: Models that have no continuous batching, by the log.
 ONE_BY_ONE: set[str] = set()
 READ = "{% include '/etc/hostname' %}"
-TEMPLATES = {
+#: Programs in templates, by the message that starts each.
+BAD = {
     "loops": LOOP,
     "raises": "{{ raise_exception('roles must alternate') }}",
     "reads": READ,
-    "tools": "{{ bos_token }}{% generation %}{{ messages[0].content }}{% endgeneration %}{{ tools[0].name | tojson }}",
     "allocates": "{{ ('x' * 10**9) | length }}",
+}
+TEMPLATES = {
+    "bad": "".join(
+        f"{{% if messages[0].content == '{name}' %}}{program}{{% endif %}}" for name, program in BAD.items()
+    ),
+    "tools": "{{ bos_token }}{% generation %}{{ messages[0].content }}{% endgeneration %}{{ tools[0].name | tojson }}",
     "none": "",
 }
 
@@ -210,21 +216,21 @@ def test_a_chat_ends_at_the_latest_where_the_context_does(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "why"),
+    ("model", "text", "why"),
     [
-        ("loops", "took more than 0.5 s"),
-        ("raises", "roles must alternate"),
-        ("reads", "the chat template failed for these messages: TypeError: no loader"),
-        ("allocates", "the chat template failed for these messages: MemoryError"),
-        ("none", "this model has no chat template: send text_input"),
+        ("bad", "loops", "took more than 0.5 s"),
+        ("bad", "raises", "roles must alternate"),
+        ("bad", "reads", "the chat template failed for these messages: TypeError: no loader"),
+        ("bad", "allocates", "the chat template failed for these messages: MemoryError"),
+        ("none", "hi", "this model has no chat template: send text_input"),
     ],
 )
 def test_a_bad_template_refuses_its_chats_and_nothing_else(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch, model: str, why: str
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, model: str, text: str, why: str
 ) -> None:
     monkeypatch.setattr(chat, "TEMPLATE_S", 0.5)
     with pytest.raises(InvalidArgument, match=why):
-        loop.run(loop.ask(model, [{"role": "user", "content": "hi"}]))
+        loop.run(loop.ask(model, [{"role": "user", "content": text}]))
     assert loop.run(loop.ask(model, "The quick", sampling={"max_tokens": 2})).ids
 
 

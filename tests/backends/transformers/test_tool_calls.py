@@ -48,10 +48,6 @@ TWO = f"Well.\n{CALL}\n" + '<tool_call>{"name": "time", "arguments": {}}</tool_c
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, write_model: Callable[..., Path]) -> Path:
     path = tmp_path_factory.mktemp("tools")
-    write_model(path, "plain", partial(tiny_models.llama, context=2048))
-    write_model(
-        path, "single", partial(tiny_models.llama, template=TEMPLATE, context=2048), continuous_batching="false"
-    )
     return write_model(path, "tools", partial(tiny_models.llama, template=TEMPLATE, context=2048))
 
 
@@ -60,10 +56,10 @@ def loop(start_server: Callable[..., Loop], folder: Path) -> Loop:
     return start_server(folder.parents[1])
 
 
-def ask(loop: Loop, text: str, *flags: str, model: str = "tools", tools: Any = TOOLS, choice: Any = "auto") -> Given:
+def ask(loop: Loop, text: str, *flags: str, tools: Any = TOOLS, choice: Any = "auto") -> Given:
     """Let the model write ``text``."""
     sampling = {"structured_outputs": {"choice": [text]}, "temperature": 0}
-    return loop.run(loop.ask(model, ASKED, *flags, sampling=sampling, tools=tools, tool_choice=choice))
+    return loop.run(loop.ask("tools", ASKED, *flags, sampling=sampling, tools=tools, tool_choice=choice))
 
 
 def calls_in(given: Given) -> list[tuple[str, str]]:
@@ -79,9 +75,8 @@ def calls_in(given: Given) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("flags", [(), ("stream",)], ids=["whole", "stream"])
-@pytest.mark.parametrize("model", ["tools", "single"])
-def test_a_call_in_the_text_becomes_a_call(loop: Loop, model: str, flags: tuple[str, ...]) -> None:
-    given = ask(loop, CALL, *flags, model=model)
+def test_a_call_in_the_text_becomes_a_call(loop: Loop, flags: tuple[str, ...]) -> None:
+    given = ask(loop, CALL, *flags)
     ((name, arguments),) = calls_in(given)
     assert (name, json.loads(arguments)) == ("weather", {"city": "Åsgård", "days": [1, 2.5]})
     assert (given.text, given.reason[-10:]) == ("", "tool_calls")
@@ -93,11 +88,9 @@ def test_several_calls_stand_behind_a_text(loop: Loop) -> None:
     assert given.text.rstrip() == "Well."
 
 
-@pytest.mark.parametrize(
-    ("model", "tools", "choice"), [("tools", TOOLS, "none"), ("tools", [], "auto"), ("plain", TOOLS, "auto")]
-)
-def test_without_tools_or_a_form_for_them_the_text_stays(loop: Loop, model: str, tools: Any, choice: str) -> None:
-    given = ask(loop, CALL, model=model, tools=tools, choice=choice)
+@pytest.mark.parametrize(("tools", "choice"), [(TOOLS, "none"), ([], "auto")])
+def test_without_tools_the_text_stays(loop: Loop, tools: Any, choice: str) -> None:
+    given = ask(loop, CALL, tools=tools, choice=choice)
     assert given.text == CALL
     assert given.reason == "stop"
 
