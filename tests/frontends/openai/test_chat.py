@@ -358,6 +358,7 @@ def test_a_caller_that_leaves_ends_the_request(web: httpx.Client, models: Path) 
 
 BAD: Sequence[tuple[dict[str, Any], str, str | None]] = [
     ({"model": None}, "model must be the name of a model", "model"),
+    ({"model": "a" * 1025}, "model has 1025 characters, the limit is 1024", "model"),
     ({"messages": None}, "at least one message", "messages"),
     ({"messages": "hello"}, "messages must be an array, got 'hello'", "messages"),
     ({"messages": [1]}, r"messages\[0\] must be an object, got 1", "messages[0]"),

@@ -185,6 +185,7 @@ def test_an_error_is_the_status_or_the_last_event(client: openai.OpenAI) -> None
         ({"include": "message.output_text.logprobs"}, "include", "must be an array"),
         ({"input": []}, "input", "not empty"),
         ({"input": [3]}, "input", "input[0] must be a JSON object"),
+        ({"input": [{"role": "user", "content": "a"}] * 4097}, "input", "input has 4097 items, the limit is 4096"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "the type 'item_reference', expected one of"),
         ({"input": [{"role": "king", "content": ""}]}, "input", "input[0].role must be one of user"),
         ({"input": [{"role": "user", "content": 3}]}, "input", "input[0].content must be a text"),

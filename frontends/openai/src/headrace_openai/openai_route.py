@@ -24,6 +24,8 @@ from headrace_openai.openai_errors import BadMember, as_openai
 _JSON = (b"Content-Type", b"application/json")
 _REQUEST_ID = b"x-request-id"
 _LONGEST_ID = 128
+#: The longest name of a model with an adapter, in characters: errors and logs repeat it.
+_LONGEST_NAME = 1024
 #: Texts of a larger body are copied on a thread.
 SMALL_BYTES = 64 * 1024
 T = TypeVar("T")
@@ -85,6 +87,8 @@ def model_name(document: dict[str, Any]) -> str:
     name = document.get("model")
     if type(name) is not str or not name:
         raise BadMember("model", "model must be the name of a model")
+    if len(name) > _LONGEST_NAME:
+        raise BadMember("model", f"model has {len(name)} characters, the limit is {_LONGEST_NAME}")
     return name
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace_openai.body_members import shown
+from headrace_openai.chat_messages import MAX_MESSAGES
 from headrace_openai.openai_errors import BadMember
 
 #: Members that need a store, or parts that a server of models does not have, and the values that ask for nothing.
@@ -83,6 +84,8 @@ def _messages(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [*messages, {"role": "user", "content": given}]
     if type(given) is not list or not given:
         raise BadMember("input", f"input must be a text or an array of items, not empty, got {shown(given)}")
+    if len(given) > MAX_MESSAGES:
+        raise BadMember("input", f"input has {len(given)} items, the limit is {MAX_MESSAGES}")
     for number, item in enumerate(given):
         name = f"input[{number}]"
         if type(item) is not dict:
