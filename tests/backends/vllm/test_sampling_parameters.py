@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import struct
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import orjson
@@ -10,7 +13,7 @@ import pytest
 
 from headrace import BytesTensor, InferRequest, InvalidArgument
 from headrace_llm import GenerationRequest, read_generation
-from headrace_vllm.prompts import addresses_in
+from headrace_vllm.prompts import addresses_in, check_pixels, data_in
 from headrace_vllm.sampling_parameters import MAX_ITEMS, sampling_arguments, template_arguments
 
 
@@ -99,3 +102,21 @@ def test_addresses_are_found_wherever_vllm_would_read_them() -> None:
         {"role": "user", "content": [{"type": "audio_url", "audio_url": {"url": "gopher://c"}}]},
     ]
     assert sorted(addresses_in(messages)) == ["data:video/mp4;base64,aGk=", "file:///b", "gopher://c", "http://a/"]
+
+
+def png(width: int, height: int) -> bytes:
+    """Return the head of a PNG without its pixels, as base64."""
+    chunks = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", b""))
+    made = [struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc32(kind + data)) for kind, data in chunks]
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(made))
+
+
+def test_images_with_too_many_pixels_are_refused_before_vllm_decodes_them() -> None:
+    check_pixels([png(8192, 4096)] * 2)
+    check_pixels([b"aGk=", b"*", b""])  # vLLM words their error
+    with pytest.raises(InvalidArgument, match="image 2 has 8192 x 4097 pixels: the images of a request may have"):
+        check_pixels([png(8192, 4096), png(8192, 4097)])
+    with pytest.raises(InvalidArgument, match=r"image 1: .*2500000000 pixels"):
+        check_pixels([png(50_000, 50_000)])
+    parts = [{"type": "image_url", "image_url": {"url": f"{head}:image/png;base64,YQ=="}} for head in ("data", "DATA")]
+    assert list(data_in([{"role": "user", "content": parts}])) == [b"YQ=="] * 2

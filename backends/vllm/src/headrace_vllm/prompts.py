@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import base64
+import io
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -13,6 +16,10 @@ from headrace_llm import GenerationRequest
 from headrace_vllm.output_reader import DeltaReader, partial_text
 from headrace_vllm.sampling_parameters import template_arguments
 
+log = logging.getLogger("headrace.vllm")
+
+#: The most pixels of all images of a request: about 200 MB of RGB.
+MAX_PIXELS: Final = 1 << 26
 #: Members of a part of a message that hold an address.
 _ADDRESSES: Final = ("audio_url", "file", "image_url", "video_url")
 
@@ -69,6 +76,7 @@ class PromptRenderer:
         if request.images:
             if not self._config.is_multimodal_model:
                 raise InvalidArgument(f"model '{self._name}' takes no images")
+            check_pixels(request.images)
             prompt["multi_modal_data"] = {"image": [_image(each) for each in request.images]}
         (rendered,) = await self._renderer.render_cmpl_async([parse_model_prompt(self._config, prompt)])
         return RenderedPrompt(rendered, DeltaReader(sampling.logprobs, self._partial_text))
@@ -77,6 +85,7 @@ class PromptRenderer:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
         self._check_addresses(request)
+        check_pixels(data_in(request.messages or ()))
         asked: dict[str, Any] = {
             "messages": request.messages,
             "structured_outputs": sampling.structured_outputs,
@@ -140,6 +149,37 @@ def addresses_in(messages: Any) -> Iterator[str]:
                     waiting.append(inner)
         elif isinstance(value, list):
             waiting += value
+
+
+def data_in(messages: Any) -> Iterator[bytes]:
+    """Yield the files in the data URLs of ``messages``, as base64."""
+    for address in addresses_in(messages):
+        if address[:5].lower() == "data:":
+            yield address.partition(",")[2].encode("ascii", "replace")
+
+
+def check_pixels(files: Iterable[bytes]) -> None:
+    """Raise `InvalidArgument` if the images among ``files``, which are base64, have more than `MAX_PIXELS` together.
+
+    A PNG of 100 KB may have 10,000 x 10,000 pixels, which vLLM would decode. What is no image is left to vLLM.
+    """
+    from PIL import Image
+
+    pixels = 0
+    for number, text in enumerate(files, 1):
+        try:
+            with Image.open(io.BytesIO(base64.b64decode(text))) as image:  # reads its first bytes
+                width, height = image.size
+        except Image.DecompressionBombError as error:
+            raise InvalidArgument(f"image {number}: {one_line(str(error))[:200]}") from None
+        except Exception as error:  # a damaged file raises what its decoder stumbles over
+            log.debug("image %d cannot be opened: %s", number, error)
+            continue
+        pixels += width * height
+        if pixels > MAX_PIXELS:
+            raise InvalidArgument(
+                f"image {number} has {width} x {height} pixels: the images of a request may have {MAX_PIXELS} together"
+            )
 
 
 def _first_problem(error: ValueError) -> str:
