@@ -234,7 +234,7 @@ def test_a_parser_that_takes_any_parameter_is_caught(
     sound: str, install: Callable[..., None], run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(sound)
-    monkeypatch.setattr("headrace.config.parameters.unknown", lambda cls, given: [])
+    monkeypatch.setattr("headrace.config.parameters.unknown", lambda *_: [])
     with pytest.raises(AssertionError, match="nothing is said of the parameter"):
         run("test_an_unknown_parameter_is_named_with_the_known")
 

@@ -43,7 +43,7 @@ class TestRayCommand(CommandConformance):
 def test_a_wrong_address_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], address: str, why: str
 ) -> None:
-    monkeypatch.setattr("headrace_ray.ray_command.deployment", lambda *_, **__: None)  # it would import Ray
+    monkeypatch.setattr("headrace_ray.serve_application.deployment", lambda *_, **__: None)  # it would import Ray
     assert main(["ray", "--model-repository=models", f"--address={address}"]) == 1
     told = capsys.readouterr().err
     assert told.startswith(f"cannot reach the Ray cluster '{address}': ")

@@ -76,7 +76,7 @@ def test_a_backends_hardware_is_shown(headrace: Start, distribute: Distribute) -
     process = headrace("plugins")
     text = process.popen.stdout.read()
     assert process.finish()[0] == 0
-    assert text.endswith("backend timid: it has never run on a GPU\n")
+    assert "backend timid: it has never run on a GPU\n" in text
 
 
 def test_the_table_of_backends_is_what_they_declare(headrace: Start, distribute: Distribute) -> None:

@@ -105,7 +105,7 @@ def test_outputs_count_while_a_thread_packs_them() -> None:
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         large.begin(lambda: 7, done.set_result, size_bytes=101)  # what is there is there
         assert used(budget) == 101
-        with pytest.raises(OutOfMemory, match="a response of 5 bytes"):
+        with pytest.raises(OutOfMemory, match="a message of 5 bytes"):
             large.begin(lambda: 8, print, size_bytes=5)
         assert await done == 7
         assert used(budget) == 0
