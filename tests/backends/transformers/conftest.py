@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -71,6 +72,15 @@ class Loop:
 
 def strings(*items: str | bytes) -> BytesTensor:
     return BytesTensor.from_items([each.encode() if isinstance(each, str) else each for each in items], (len(items),))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> Iterator[None]:
+    """Freeze what exists, as `headrace serve` does: each unload collects, and other tests leave much to look at."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -46,8 +46,9 @@ class Transformers(Backend):
     def unshare(self, shared: Shared[str, OpenedTransformer]) -> None:
         from headrace_transformers.transformers_engine import release_memory
 
-        shared.close()
-        release_memory()
+        if shared.made:
+            shared.close()
+            release_memory()
 
     def repository_code(self, config: ModelConfig) -> str:
         is_code = parse_parameters(Parameters, config.parameters).trust

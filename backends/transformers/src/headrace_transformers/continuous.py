@@ -70,6 +70,7 @@ class ContinuousEngine:
             if self._manager is None or not self._manager.is_running():
                 log.warning("starting the generation loop again")
                 self._stop()
+                release_memory()  # there may be no memory for a second cache
                 self._manager = self._start()
             job.loop = self._manager
             added = self._manager.add_request(
@@ -85,13 +86,11 @@ class ContinuousEngine:
         raise BackendError(f"transformers failed to generate: {self._trouble}")
 
     def _stop(self) -> None:
-        """End the loop, and free its cache: there may be no memory for a second one."""
+        """End the loop. `release_memory` then frees its cache."""
         manager, self._manager = self._manager, None
         if manager is not None:
             manager.stop(block=True, hard_stop=True)
             manager.destroy()
-            del manager
-            release_memory()
 
     def _recover(self, loop: Any, reason: str) -> None:
         """Give the jobs that ``loop`` has not taken before it ended to a new one, once; fail its others."""
