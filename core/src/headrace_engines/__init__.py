@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from headrace_engines.cuda_calls import IPC_HANDLE_BYTES, CudaError, CudaLibrary, cuda_library
     from headrace_engines.engine_libraries import read_libraries
+    from headrace_engines.engine_version import check_engine_version
     from headrace_engines.graph import Graph, GraphTensor
     from headrace_engines.graph_config import check_against_graph, complete_from_graph, default_max_batch_size
     from headrace_engines.import_environment import import_environment, wait_policy
@@ -47,6 +48,7 @@ _HOMES = {
     "PrivateModules": "private_modules",
     "address_of": "addressed_tensors",
     "check_against_graph": "graph_config",
+    "check_engine_version": "engine_version",
     "check_onnx_references": "onnx_references",
     "complete_from_graph": "graph_config",
     "cuda_library": "cuda_calls",
@@ -79,6 +81,7 @@ __all__ = [
     "PrivateModules",
     "address_of",
     "check_against_graph",
+    "check_engine_version",
     "check_onnx_references",
     "complete_from_graph",
     "cuda_library",

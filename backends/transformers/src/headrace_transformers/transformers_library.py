@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
-from headrace import LoadError, one_line
-from headrace_engines import import_environment, read_libraries
+from headrace import LoadError
+from headrace_engines import check_engine_version, import_environment, read_libraries
 
 #: From the first version up to, and without, the second. Parts of continuous batching that this backend replaces are
 #: internal to transformers.
@@ -38,14 +37,7 @@ def load_engine() -> Any:
 
 def check_version(version: str) -> None:
     """Raise `LoadError`, with both, if ``version`` of transformers is not supported."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    found = (int(numbers[1]), int(numbers[2])) if numbers else None
-    least, below = SUPPORTED
-    if found is None or not least <= found < below:
-        raise LoadError(
-            f"transformers {one_line(version)} is installed; backend 'transformers' supports versions from "
-            f"{least[0]}.{least[1]} up to, and without, {below[0]}.{below[1]}; run: pip install {_requirement()}"
-        )
+    check_engine_version("transformers", "transformers", version, SUPPORTED, f"pip install {_requirement()}")
 
 
 def _requirement() -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Any, Final
 
 from headrace import LoadError, one_line
+from headrace_engines import check_engine_version
 from headrace_vllm.follow_server import SERVER
 
 #: From the first version up to, and without, the second. vLLM's classes change with every minor version.
@@ -45,11 +45,4 @@ def load_engine() -> Any:
 
 def check_version(version: str) -> None:
     """Raise `LoadError`, with both, if ``version`` of vLLM is not supported."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    found = (int(numbers[1]), int(numbers[2])) if numbers else None
-    least, below = SUPPORTED
-    if found is None or not least <= found < below:
-        raise LoadError(
-            f"vLLM {one_line(version)} is installed; backend 'vllm' supports versions from {least[0]}.{least[1]} up "
-            f"to, and without, {below[0]}.{below[1]}"
-        )
+    check_engine_version("vLLM", "vllm", version, SUPPORTED)

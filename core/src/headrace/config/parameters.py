@@ -92,10 +92,11 @@ def read_restart_pause(given: Mapping[str, ModelParameter], default: int) -> int
 
 def read_event_loop(given: Mapping[str, ModelParameter]) -> OnLoop:
     """Return the parameter ``event_loop``, ``auto`` if it is absent. Raises `ConfigError`."""
-    text, key = given[EVENT_LOOP].string_value if EVENT_LOOP in given else "auto", EVENT_LOOP
+    text = given[EVENT_LOOP].string_value if EVENT_LOOP in given else "auto"
     if text in get_args(OnLoop):
         return cast("OnLoop", text)
-    raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected 'on', 'off' or 'auto'", field=_path(key))
+    expected = "'on', 'off' or 'auto'"
+    raise ConfigError(f"parameter '{EVENT_LOOP}' is '{clip(text)}', expected {expected}", field=_path(EVENT_LOOP))
 
 
 def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, default: int, expected: str) -> int:

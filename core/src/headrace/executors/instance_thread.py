@@ -228,7 +228,10 @@ class InstanceThread:
                     source.calls_at_once = wait() or len(self._threads)
                 except BaseException:
                     log.exception("instance '%s' raised an exception in wait_to_take()", self.name)
-                (several.set if source.calls_at_once > 1 else several.clear)()
+                if source.calls_at_once > 1:
+                    several.set()
+                else:
+                    several.clear()
                 if number and source.calls_at_once == 1 and not self._is_leaving.is_set():
                     continue
                 batch = self._take(thread, source)
