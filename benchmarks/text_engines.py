@@ -40,11 +40,14 @@ class Engine(Protocol):
     #: Its name in the results.
     name: str
 
-    def write_model(self, folder: Path, streams: int) -> None:
-        """Write the model as ``smol`` into ``folder``, a repository of Headrace."""
+    def write_model(self, folder: Path, streams: int) -> Path:
+        """Write the model as ``smol`` into ``folder``, a repository of Headrace. Return its weights."""
 
-    def own_server(self, streams: int, tokens: int) -> contextlib.AbstractContextManager[OwnServer]:
-        """Start the engine's own server, and the engine alone."""
+    def own_server(self, weights: Path, streams: int, tokens: int) -> contextlib.AbstractContextManager[OwnServer]:
+        """Start the engine's own server, and the engine alone, with the ``weights`` that `write_model` returned.
+
+        Two copies of the weights would not do: by its place in memory, one can be a tenth slower than the other.
+        """
 
 
 def only_gguf() -> Path | None:
@@ -89,9 +92,9 @@ class LlamaCpp:
         self._weights, self._isolation = weights, isolation
         self._threads = max(1, (os.cpu_count() or 2) - 1)
 
-    def write_model(self, folder: Path, streams: int) -> None:
+    def write_model(self, folder: Path, streams: int) -> Path:
         (folder / "smol/1").mkdir(parents=True)
-        shutil.copyfile(self._weights, folder / "smol/1/model.gguf")
+        weights = Path(shutil.copyfile(self._weights, folder / "smol/1/model.gguf"))
         settings = {
             "slots": streams,
             "context": CONTEXT,
@@ -103,12 +106,13 @@ class LlamaCpp:
             f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in settings.items()
         ]
         (folder / "smol/config.pbtxt").write_text("\n".join(lines))
+        return weights
 
     @contextlib.contextmanager
-    def own_server(self, streams: int, tokens: int) -> Iterator[OwnServer]:
+    def own_server(self, weights: Path, streams: int, tokens: int) -> Iterator[OwnServer]:
         [port] = machine.free_ports(1)
         numbers = (port, streams, CONTEXT, self._threads, tokens, streams)
-        words = ["-c", _LLAMACPP, str(self._weights), *map(str, numbers)]
+        words = ["-c", _LLAMACPP, str(weights), *map(str, numbers)]
         body = {"prompt": PROMPT, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         with _asked_by_lines(words, {"OMP_WAIT_POLICY": "passive"}) as process:
             yield OwnServer(process.pid, port, "/completion", body, process)
@@ -154,19 +158,16 @@ class VLLM:
         self._program = folder / "alone.py"  # a file: vLLM's processes import the program that starts them
         self._program.write_text(_VLLM)
 
-    def _arguments(self, streams: int) -> dict[str, Any]:
-        usual = {"dtype": "float32", "max_model_len": CONTEXT, "enforce_eager": True}
-        return {"model": str(self._weights), **usual, "max_num_seqs": streams}
-
-    def write_model(self, folder: Path, streams: int) -> None:
+    def write_model(self, folder: Path, streams: int) -> Path:
         (folder / "smol/1").mkdir(parents=True)
-        (folder / "smol/1/model.json").write_text(json.dumps(self._arguments(streams)))
+        (folder / "smol/1/model.json").write_text(json.dumps(_arguments(self._weights, streams)))
         (folder / "smol/config.pbtxt").write_text('backend: "vllm"')
+        return self._weights
 
     @contextlib.contextmanager
-    def own_server(self, streams: int, tokens: int) -> Iterator[OwnServer]:
+    def own_server(self, weights: Path, streams: int, tokens: int) -> Iterator[OwnServer]:
         [port] = machine.free_ports(1)
-        arguments = self._arguments(streams)
+        arguments = _arguments(weights, streams)
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in arguments.items() if value is not True]
         flags += ["--enforce-eager", "--host=127.0.0.1", f"--port={port}"]
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, "--served-model-name=smol"]
@@ -175,6 +176,11 @@ class VLLM:
         quiet = {"VLLM_LOGGING_LEVEL": "ERROR"}
         with servers.listening(command, port) as pid, _asked_by_lines(words, quiet) as process:
             yield OwnServer(pid, port, "/v1/completions", {**body, "stream": True}, process)
+
+
+def _arguments(weights: Path, streams: int) -> dict[str, Any]:
+    usual = {"dtype": "float32", "max_model_len": CONTEXT, "enforce_eager": True}
+    return {"model": str(weights), **usual, "max_num_seqs": streams}
 
 
 def _hugging_face(weights: Path, folder: Path) -> Path:
