@@ -139,7 +139,7 @@ class Engine:
         """Create the engine. ``collect`` returns the present metrics of the models, in the form of Prometheus."""
         self.options = options
         self.phase = Phase.NEW
-        #: The threads on which frontends read and write what is large.
+        #: The threads on which frontends read and write large messages.
         self.off_loop_work = OffLoopWork()
         self.collect = collect
         self._table = table

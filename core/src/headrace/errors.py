@@ -1,4 +1,4 @@
-"""All errors of Headrace, by who must act.
+"""All errors of Headrace, by the person who must act.
 
 ::
 
@@ -137,7 +137,7 @@ class Unauthenticated(CallerError):
 
 
 class PermissionDenied(CallerError):
-    """The server knows the caller, and does not allow the operation."""
+    """The caller is known, and the operation is not allowed for it."""
 
     code = Code.PERMISSION_DENIED
 

@@ -14,7 +14,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _TRIM_THRESHOLD_BYTES, _MMAP_THRESHOLD_BYTES = 64 << 20, 32 << 20
 #: Freeing 128 KiB makes glibc trim the end of the heap.
 _LOOK_BYTES = 128 << 10
-#: The number of heaps that `release_left_heaps` looks at: glibc makes 8 for each core.
+#: The number of heaps that `release_left_heaps` checks: glibc makes 8 for each core.
 _HEAPS = 16
 
 

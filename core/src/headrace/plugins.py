@@ -90,7 +90,7 @@ class Plugins:
 
     @property
     def complaints(self) -> list[str]:
-        """Return what is wrong: broken plugins, functions without ``@hookimpl``, names that two plugins use."""
+        """Return the problems: broken plugins, functions without ``@hookimpl``, names that two plugins use."""
         texts = [text for info in self.plugins for text in info.faults()]
         return texts + [text for registry in self.registries for text in registry.conflicts()]
 

@@ -44,7 +44,7 @@ class PluginInfo:
         return f"'{self.name}' of {self.distribution} {self.version}"
 
     def faults(self) -> list[str]:
-        """Return what is wrong with this plugin, a sentence each."""
+        """Return the problems of this plugin, a sentence each."""
         broken = [] if self.error is None else [f"plugin {self} is broken: {self.error}"]
         return broken + [
             f"plugin {self} has a function '{name}' without @hookimpl, which is not called" for name in self.unmarked
@@ -261,7 +261,7 @@ class ExtensionRegistry(Registry[type[Extension]]):
             self._additions.append((addition, origin))
 
     def _note_clashes(self, addition: type[Addition], origin: PluginInfo) -> None:
-        """Note what was added before and cannot be told apart from ``addition``."""
+        """Record an earlier addition that cannot be distinguished from ``addition``."""
         for other, owner in self._additions:
             if addition.clashes_with(other):
                 text = f"{other.kind} '{other.name}' is registered by both {owner} and {origin}"

@@ -189,7 +189,7 @@ def setting(
 
 
 def host_policy(value: str) -> tuple[str, str, str]:
-    """Return policy, key and value of a setting that Triton knows."""
+    """Return policy, key and value of a setting that Triton has."""
     found = setting("host-policy", "policy name", noun="")(value)
     if found[1] not in ("numa-node", "cpu-cores"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Imports without the collection of garbage, which would look through all that they make."""
+"""Imports without garbage collection, which would scan all objects that they create."""
 
 from __future__ import annotations
 

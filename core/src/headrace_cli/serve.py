@@ -244,7 +244,7 @@ async def _start(
     """
     if tells_tables:
         server.when_ready(partial(startup.log_tables, server))
-    await server.choose_frontends()  # what is missing is said before a long load
+    await server.choose_frontends()  # report what is missing before a long load
     if server.options.listen_while_loading:
         await server.start_frontends()
     if tells_tables:

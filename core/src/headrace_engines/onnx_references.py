@@ -53,7 +53,7 @@ _SCHEMA: dict[str, dict[str, tuple[int, str | int]]] = {
 
 
 class OnnxFile(NamedTuple):
-    """What `read_onnx_file` finds: the names of weight files, once each, and whether the graph may have a loop.
+    """The result of `read_onnx_file`: the names of weight files, once each, and True if the graph may have a loop.
 
     The number of runs of a loop depends on the request. ``repeats`` is also True if the file only contains the word,
     besides the values of weights.

@@ -6,8 +6,8 @@
                     or a plugin's   (one table,  control_plane, reflection
                     `GrpcHost`      restrictions)
 
-A handler gets a parsed request and a `Context` (``rpc``), and returns a message or raises a `HeadraceError`. It knows
-no transport.
+A handler gets a parsed request and a `Context` (``rpc``), and returns a message or raises a `HeadraceError`. It is
+independent of the transport.
 
 ``frontend`` turns the streams of `headrace_grpc.http2` into calls (``single_calls``, ``stream_calls``).
 ``call_headers`` reads their headers, and ``message_framing`` assembles their messages.

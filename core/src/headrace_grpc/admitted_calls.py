@@ -360,7 +360,7 @@ def _text_in(body: Buffer, number: int) -> str:
                 position = read_varint(body, position)[1]
             else:
                 position += FIXED_SIZES[kind]
-    except (IndexError, KeyError, ValueError):  # protobuf reports what is wrong
+    except (IndexError, KeyError, ValueError):  # protobuf reports the error
         pass
     return ""
 

@@ -37,7 +37,7 @@ _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _BEGIN = status(200) + literal(b"content-type", b"application/grpc")
 
 
-# ---------------------------------------------------------------------- what a caller says
+# ---------------------------------------------------------------------- headers of callers
 
 
 class Refusal(NamedTuple):
@@ -162,7 +162,7 @@ def _binary(value: bytes) -> bytes:
         return value
 
 
-# ---------------------------------------------------------------------- what is answered
+# ---------------------------------------------------------------------- headers of answers
 
 
 def begin_block(encoding: bytes = b"") -> bytes:

@@ -1,4 +1,4 @@
-"""gRPC calls as HTTP/2 streams: what they have in common.
+"""The common base of gRPC calls as HTTP/2 streams.
 
 ::
 
@@ -7,8 +7,9 @@
     StreamCall    any number of each, with a task for its handler (module ``stream_calls``)
     RefusedCall   ended by its headers
 
-A call `is_ended` when its status is decided, or when its caller has gone. Later answers of its handler are dropped.
-Everything runs on the event loop, but large messages are parsed and compressed on the threads of `headrace.off_loop`.
+A call `is_ended` when its status is decided, or when its caller has disconnected. Later answers of its handler are
+dropped. Everything runs on the event loop, but large messages are parsed and compressed on the threads of
+`headrace.off_loop`.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class GrpcCall(Stream):
         self._calls = calls
         self._head = head
         self._assembler: MessageAssembler | None = None
-        #: Cancels the handler, because its caller has gone.
+        #: Cancels the handler, because its caller has disconnected.
         self._cancel: Cancel | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.deadline_ns = 0

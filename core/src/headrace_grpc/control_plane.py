@@ -75,7 +75,7 @@ def _refuse_exiting(engine: Engine) -> None:
         raise Unavailable("Server exiting")
 
 
-# ---------------------------------------------------------------------- what there is, and what it has done
+# ---------------------------------------------------------------------- metadata and statistics
 
 
 async def server_metadata(engine: Engine, request: ServerMetadataRequest, context: Context) -> ServerMetadataResponse:

@@ -38,7 +38,7 @@ class GrpcHost(Frontend):
     """
 
     protocol: ClassVar[str] = "grpc"
-    #: What a new call is told, with UNAVAILABLE, once the server stops; and a call that is not answered by its end.
+    #: The text, with UNAVAILABLE, for a new call once the server stops; and for a call that is not answered by its end.
     shutting_down: ClassVar[str] = SHUTTING_DOWN
     out_of_time: ClassVar[str] = OUT_OF_TIME
     port: int = 0
@@ -61,8 +61,8 @@ class GrpcHost(Frontend):
         """Listen on the address and the port of the options, and return the port. Raises as `start`.
 
         Calls are answered in the background until `stop`. That refuses new calls, ends streams that ask for nothing,
-        and answers what is in flight. What is not answered soon after ``exit_timeout_secs``, or when it is cancelled,
-        ends with UNAVAILABLE and `out_of_time`.
+        and answers the calls in flight. A call that is not answered soon after ``exit_timeout_secs``, or when it is
+        cancelled, ends with UNAVAILABLE and `out_of_time`.
         """
 
     # ------------------------------------------------------------------ what a subclass needs

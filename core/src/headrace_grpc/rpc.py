@@ -21,7 +21,7 @@ Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 #: Answers a call, once, on the event loop: with a serialized message, or with an error.
 Reply: TypeAlias = Callable[["bytes | HeadraceError"], None]
-#: Cancels the work of a handler, because the caller has gone. Called at most once.
+#: Cancels the work of a handler, because the caller has disconnected. Called at most once.
 Cancel: TypeAlias = Callable[[], object]
 
 
@@ -128,7 +128,7 @@ def awaited(handler: Direct) -> Callable[[Any, Context], Awaitable[bytes]]:
     """Return ``handler`` as a coroutine function that waits for its answer."""
 
     async def call(request: Any, context: Context) -> bytes:
-        # An error is a result, too: as an exception it would be logged if the caller has gone.
+        # An error is a result, too: as an exception it would be logged if the caller has disconnected.
         future: _Replied = asyncio.get_running_loop().create_future()
         cancel = handler(request, context, partial(_settle, future))
         try:
@@ -148,7 +148,7 @@ def awaited(handler: Direct) -> Callable[[Any, Context], Awaitable[bytes]]:
 
 
 def _settle(future: _Replied, answer: bytes | HeadraceError) -> None:
-    if not future.done():  # done: the caller has gone
+    if not future.done():  # done: the caller has disconnected
         future.set_result(answer)
 
 

@@ -171,7 +171,7 @@ class DirectCall(SingleCall):
     def _reply(self, answer: bytes | HeadraceError) -> None:
         self._cancel = None
         if self.is_closed:
-            self.done()  # the caller has gone
+            self.done()  # the caller has disconnected
             return
         self.is_busy = False
         if isinstance(answer, bytes):

@@ -214,7 +214,7 @@ class _Stream:
                 await self._wait_for_room()
 
     def _count(self) -> None:
-        """Count what is held in the memory budget, because a large message was added or is gone."""
+        """Count the held bytes in the memory budget, because a large message was added or removed."""
         self._is_counted = True
         self._inference.budget.set(self, self._held_bytes)
 
@@ -290,7 +290,7 @@ class _Stream:
             await self._changed.wait()
 
     def cancel(self) -> None:
-        """Cancel everything: the caller has gone."""
+        """Cancel everything: the caller has disconnected."""
         for turn in tuple(self._open):
             turn.is_over, ticket = True, turn.ticket
             if ticket is not None:

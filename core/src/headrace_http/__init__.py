@@ -1,8 +1,8 @@
 """The HTTP frontend: the KServe v2 protocol with Triton's extensions (docs/spec/behaviours.md section 1).
 
-Hosts share one core that knows no transport. `protocol` is the default and implements HTTP/1.1. A plugin adds a host by
-`HttpHost` and the ASGI application of `asgi`. ``--http-server`` selects one. All turn bytes into an `HttpRequest`, pass
-it to `Routes.dispatch`, and write the `HttpReply`::
+Hosts share one core that is independent of the transport. `protocol` is the default and implements HTTP/1.1. A plugin
+adds a host by `HttpHost` and the ASGI application of `asgi`. ``--http-server`` selects one. All turn bytes into an
+`HttpRequest`, pass it to `Routes.dispatch`, and write the `HttpReply`::
 
     bytes -> host -> Routes -> InferenceHandler: decode -> submit ... respond -> encode -> host -> bytes
 """

@@ -1,4 +1,4 @@
-"""What the memory budget counts of one request to the ASGI application: its body, then its response."""
+"""The bytes of one request to the ASGI application in the memory budget: its body, then its response."""
 
 from __future__ import annotations
 

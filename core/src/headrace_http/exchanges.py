@@ -133,7 +133,7 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
         self._is_writable = True
         self._has_begun = False  # the first bytes of the next answer are written
 
-    # ------------------------------------------------------------------ what the half that reads is told
+    # ------------------------------------------------------------------ calls of the reading half
 
     @abstractmethod
     def _go_on(self) -> None:
@@ -202,7 +202,7 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
                 self._transport.write(buffer)
 
     def _provoke(self) -> None:
-        """Write the first bytes of the answer, so that the kernel of a client that has gone answers with a reset."""
+        """Write the first bytes of the answer: if the client has disconnected, its kernel answers with a reset."""
         if self._is_writable and not self._has_begun:
             if self._stream is not None and self._stream.has_begun:
                 self._stream.provoke()
@@ -211,7 +211,7 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
                 self._transport.write(BEGINNING)
 
     def _cancel(self) -> None:
-        """Cancel the request: the caller has gone."""
+        """Cancel the request: the caller has disconnected."""
         exchange, self._exchange, self._stream = self._exchange, None, None
         if exchange is not None and exchange.cancel is not None and exchange.reply is None:
             exchange.cancel()

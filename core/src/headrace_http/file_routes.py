@@ -15,9 +15,9 @@ _TYPES = {
     ".css": b"text/css; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
-#: A browser asks each time whether the file is still right, and takes it for nothing but its type.
+#: A browser validates its copy each time, and treats the file as its declared type only.
 _HEADERS = ((b"X-Content-Type-Options", b"nosniff"), (b"Cache-Control", b"no-cache"))
-#: A page loads nothing but what its own server has, and images that its script makes. No other page may frame it.
+#: A page loads only from its own server, and images that its script creates. No other page may frame it.
 _PAGE_POLICY = (
     b"Content-Security-Policy",
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:; "
@@ -28,7 +28,7 @@ _PAGE_POLICY = (
 class FileRoute(HttpRoute):
     """Answers with a file of the package that defines the route. The file is read once, when the plugin is found.
 
-    A page in HTML is answered with a policy for browsers: it may load and ask nothing but its own server.
+    A page in HTML is answered with a policy for browsers: it may load from and send to its own server only.
     """
 
     #: The path of the file in its package, such as "page/index.html". It ends in .html, .js, .css or .svg.

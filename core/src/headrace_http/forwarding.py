@@ -32,7 +32,7 @@ _REFUSALS = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 
 
 class Forwarded(NamedTuple):
-    """What a request stands for: ``request``, on the port of KServe v2, or ``GET /metrics``.
+    """The request that answers another one: ``request``, on the port of KServe v2, or ``GET /metrics``.
 
     ``change`` returns the answer for the caller, such as one with other headers. A streamed answer passes it without
     its body, once.

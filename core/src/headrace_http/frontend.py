@@ -1,4 +1,4 @@
-"""The host of HTTP of our own, which is the fast one."""
+"""Headrace's own HTTP host, the fast one."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What a client gets that does not speak TLS on a port with TLS.
+#: The answer to a client that does not speak TLS on a port with TLS.
 _NO_TLS = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: 50\r\nConnection: close\r\n\r\n"
     b'{"error":"this port speaks TLS: connect by https"}'
@@ -46,7 +46,7 @@ class HttpPort(Frontend):
     It has the limits, the admission, the shutdown and, if the host has it, the TLS of the first port.
     """
 
-    #: What log lines and errors call the port; ``name`` if empty.
+    #: The name of the port in log lines and errors; ``name`` if empty.
     service: ClassVar[str] = ""
     #: What it answers. `make_routes` makes one object of each class, with this frontend as its ``extension``.
     routes: ClassVar[Sequence[type[HttpRoute]]] = ()
@@ -101,7 +101,7 @@ class HttpPort(Frontend):
         return port_limits(self.engine.options, self.max_body_bytes)
 
     def make_routes(self) -> Sequence[HttpRoute]:
-        """Return what it answers. A subclass may add routes to paths that only the options know."""
+        """Return its routes. A subclass may add routes to paths that depend on the options."""
         return [route(self) for route in self.routes]
 
     def refusal(self, error: HeadraceError, usual: HttpReply, request: HttpRequest) -> HttpReply:
@@ -164,7 +164,7 @@ class HttpHost(Frontend):
     protocol: ClassVar[str] = "http"
     #: As many connections may wait to be accepted.
     backlog: ClassVar[int] = BACKLOG
-    #: What it speaks over TLS, the best first (ALPN).
+    #: The protocols that it offers over TLS, the best first (ALPN).
     alpn: ClassVar[Sequence[str]] = ("http/1.1",)
     port: int = 0
 

@@ -85,7 +85,7 @@ class LongString(NamedTuple):
 def read_document(body: memoryview) -> Any:
     """Return the document in ``body``, with `Pieces` in place of the long ``data`` of its ``inputs``.
 
-    Raises `InvalidArgument` if what was read is malformed or too deep, or if there are more than `MAX_VALUES`, or more
+    Raises `InvalidArgument` if the text is malformed or too deep, or if there are more than `MAX_VALUES`, or more
     than `MAX_REST_BYTES` besides tensors.
     """
     arrays = _arrays(body)

@@ -116,7 +116,7 @@ def _read_inputs(
         found = _location_of(locations, entry, "data")
         if found is not None:
             located[number] = found
-            # Read without its bytes, for what it says of itself.
+            # Read without its bytes, for its name, type and shape.
             entries[number] = {**entry, "parameters": {"binary_data_size": 0}}
     inputs = read_inputs(entries, model, request_id, body, position, max_bytes, loop_limit_bytes)
     for number, name in enumerate(list(inputs)):

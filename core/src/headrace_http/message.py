@@ -119,7 +119,7 @@ class ErrorReply(HttpReply):
 
 #: Takes the one answer to a request. Event loop only.
 Reply: TypeAlias = Callable[[HttpReply], None]
-#: Cancels the work of a handler, because the caller has gone. Event loop only.
+#: Cancels the work of a handler, because the caller has disconnected. Event loop only.
 Cancel: TypeAlias = Callable[[], object]
 
 

@@ -29,7 +29,7 @@ _PER_TURN = 16
 #: Bytes of large bodies in one turn, if many arrive, and the longest time that they may take: memory that is new to the
 #: process costs 0.3 to 8 ms per MiB, as fast as the system gives it.
 _TURN_BYTES, _TURN_NS = 8 << 20, 10_000_000
-#: The first check of a caller that has closed its sending side. If it has gone altogether, a reset arrives a round trip
+#: The first check of a caller that has closed its sending side. If it has disconnected, a reset arrives a round trip
 #: after the first write. Each further check waits twice as long.
 _FIRST_LOOK_S = 0.01
 #: If there are too many connections, 1/16 of them are closed.
@@ -118,7 +118,7 @@ class OpenConnections:
         self._large.give_back_later()
 
     def watch_for_reset(self, connection: OpenConnection, wait_s: float = _FIRST_LOOK_S) -> None:
-        """Abort ``connection`` soon after its caller, which has closed its sending side, has gone altogether.
+        """Abort ``connection`` soon after its caller, which has closed its sending side, has disconnected.
 
         Its request must not run until the next sweep but one.
         """

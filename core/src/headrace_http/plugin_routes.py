@@ -242,12 +242,12 @@ class HttpCall:
         return await self._handlers.inference.print_response(response, self._located)
 
     def print_error(self, error: HeadraceError) -> bytes:
-        """Return ``error`` as one line of JSON, without what is not for callers."""
+        """Return ``error`` as one line of JSON, without details that are not for callers."""
         return b"".join(error_reply(error).parts)
 
 
 def refuse(route: HttpRoute, error: HeadraceError, request: HttpRequest, usual: HttpReply | None = None) -> ErrorReply:
-    """Return the `HttpRoute.refusal` of ``route``, with the failure for the log and for what watches the operation.
+    """Return the `HttpRoute.refusal` of ``route``, with the failure for the log and for the watches of the operation.
 
     ``usual`` is `error_reply` of ``error``, by default.
     """

@@ -76,7 +76,7 @@ class HttpProtocol(AnsweringProtocol):
         self._is_stopping = False
         self._held_bytes = 0
         self._waits = False  # for memory
-        self._wanted_bytes = self._allowed_bytes = 0  # what it waits for, and how large the body may grow then
+        self._wanted_bytes = self._allowed_bytes = 0  # the bytes it waits for, and how large the body may grow then
         # Time
         self._has_spoken = False
         self._phase = ConnectionPhase.HEAD
@@ -151,7 +151,7 @@ class HttpProtocol(AnsweringProtocol):
         self._take_all()
 
     def eof_received(self) -> bool:
-        """Go on for a caller that sends no more, and soon detect one that has gone altogether."""
+        """Answer a caller that sends no more, and soon detect one that has disconnected."""
         self._has_eof = True
         self._read_no_more()
         if self._exchange is None:

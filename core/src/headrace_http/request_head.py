@@ -114,7 +114,7 @@ def parse_head(raw: bytes, most_fields: int) -> RequestHead:
                 body_bytes = int(headers[b"content-length"]) if b"content-length" in headers else 0
                 return _new_head((method, path, headers, raw, body_bytes, False, False, minor))
         except (Malformed, _UnusualField):
-            pass  # the code below finds out what is wrong, if anything
+            pass  # the code below reports the error, if there is one
     return _parse_unusual(raw, line, lines, most_fields)
 
 

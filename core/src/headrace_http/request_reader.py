@@ -144,7 +144,7 @@ class RequestReader:
     def _expect_body(self, head: RequestHead) -> None:
         """Allocate memory for a body, or refuse it."""
         size, limit = head.body_bytes, 0
-        self.head = head  # also of one that is refused, so that it is known what is refused
+        self.head = head  # also of a refused one, to report which request is refused
         if size > DIRECT_BYTES or size == CHUNKED:
             limit = self._limits.body_limit(head.path, head.headers)
             self._bound(size, limit, head)

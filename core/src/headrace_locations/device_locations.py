@@ -25,7 +25,7 @@ from headrace_locations.tensor_locations import (
 
 
 class DeviceTarget(Target):
-    """Where an output is written that is on a device: ``copy`` is what `TensorLocation.device_target` returned."""
+    """The place of an output that is on a device: ``copy`` is the result of `TensorLocation.device_target`."""
 
     __slots__ = ("_copy",)
 

@@ -21,7 +21,7 @@ PLANNED_BYTES = 2048
 
 
 class LocatedPlan(NamedTuple):
-    """What is equal in requests that differ only in their ids. ``flag`` is the parameter that only its protocol has."""
+    """The common part of requests with different ids. ``flag`` is the parameter that only its protocol has."""
 
     inputs: Sequence[tuple[TensorLocation, Parameters, Spec]]
     outputs: Sequence[tuple[TensorLocation, Parameters, str]]

@@ -110,7 +110,7 @@ class TensorLocation(Addition):
 
 
 class Target:
-    """Where one output of one request is written."""
+    """The place to which one output of one request is written."""
 
     __slots__ = ("location", "memory")
 

@@ -356,7 +356,7 @@ class Call(ABC):
         """Send one answer. ``final`` marks the last one; None with ``final`` only ends the request.
 
         Any thread. Blocks while `headrace.messages.ticket.UNREAD` responses are unread. Drops answers after the caller
-        has gone (``request.cancelled``). Do not call it again after ``final``.
+        has disconnected (``request.cancelled``). Do not call it again after ``final``.
         """
 
 

@@ -1,4 +1,4 @@
-"""The options of a server by who reads them. `headrace.config.options.ServerOptions` has them all.
+"""The options of a server, by the part that reads them. `headrace.config.options.ServerOptions` has them all.
 
 A part that needs a few options takes their class: a `ServerOptions` is one. The name of a field is that of its flag,
 with underscores, and its default is Triton's.

@@ -24,8 +24,8 @@ RunsOn: TypeAlias = Literal["event_loop", "thread", "process"]
 class BatchSource(Protocol):
     """Gives out batches and takes back answers: a `headrace.schedulers.instance_source.InstanceSource`.
 
-    An executor with a thread takes batches. An executor on the event loop polls for them. A wakeup says when to ask
-    again. An executor with a thread may let the event loop run its batches.
+    An executor with a thread takes batches. An executor on the event loop polls for them. After an empty poll, it waits
+    for its wakeup. An executor with a thread may let the event loop run its batches.
     """
 
     #: The number of batches that the executor runs at the same time. Set when it begins to serve.
@@ -90,8 +90,7 @@ class Executor(Protocol):
 
     @property
     def unanswered(self) -> Sequence[Ticket]:
-        """Requests that the instance still has after their execution has returned, because their last answers
-        follow."""
+        """The requests whose execution has returned and whose last answers are still to come."""
 
     @property
     def has_check(self) -> bool:

@@ -205,7 +205,7 @@ class ExecutionRecorder:
         cancelled: Sequence[Ticket],
         times: BatchTimes,
     ) -> None:
-        """Count the cancelled requests, and report the batch to the observers, for which they have failed."""
+        """Count the cancelled requests, and report the batch to the observers: cancelled counts there as failed."""
         if cancelled:
             statistics.record_cancelled(cancelled, times)
             failed = [*failed, *cancelled]

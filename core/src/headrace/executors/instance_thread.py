@@ -25,7 +25,7 @@ from headrace.telemetry.log_output import speak_for
 
 log = rate_limited_logger(__name__)
 
-#: If its scheduler fails, an instance asks it again after 1 s.
+#: If its scheduler fails, an instance calls it again after 1 s.
 _RETRY_S = 1.0
 
 
@@ -85,8 +85,8 @@ class InstanceThread:
     def load(self) -> None:
         """Load the instance on its thread. Raises what loading raised.
 
-        The thread that calls this becomes that of the instance if it can (`go_on_with`): no other has to be started and
-        waited for. It serves when its work has ended.
+        The calling thread becomes the thread of the instance, if `go_on_with` allows it. This saves the start of a
+        thread. It serves after its current work.
         """
         name = f"headrace-{self.name}"
         self._thread = go_on_with(self._serve_and_close)

@@ -41,7 +41,7 @@ class VersionPlan:
     - ``schema``: the outputs that the instances must write. ``samples``: the warm-up.
     - ``isolation``: what the backend, or the config, says about processes; None for an executor in the server.
     - ``kept``: outputs that the scheduler keeps from callers.
-    - ``executors``: the executors of the version that have not closed, with those that load.
+    - ``executors``: the executors of the version that load or have not closed.
     """
 
     backend: Backend

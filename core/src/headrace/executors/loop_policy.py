@@ -54,8 +54,8 @@ class LoopTime:
 class LoopPolicy:
     """Gets the duration of every execution of one instance, and decides where the next one runs.
 
-    ``loop_time`` is shared by all instances of the loop. If they use too much of it together, the first one that finds
-    this moves to its thread.
+    ``loop_time`` is shared by all instances of the loop. If they use too much of it together, the first one that runs
+    then moves to its thread.
 
     After a long execution, the instance stays away 100 times as long, so that the loop is late for at most 1 % of the
     time. If it was on the loop for less time than it had been away before, it stays away twice as long as before. Time

@@ -98,7 +98,7 @@ class OutputSchema:
     def sign(self, request: InferRequest, response: InferResponse) -> InferResponse:
         """Return ``response`` with the name of this model and the requested outputs. Raises `BackendError`.
 
-        An instance that answers request by request knows its dims best: they are not checked, only reshaped. Outputs
+        If an instance answers request by request, its dims are not checked, only reshaped. Outputs
         that were not requested are dropped unchecked, unless all of them are unknown (docs/spec/behaviours.md section
         9.3).
         """

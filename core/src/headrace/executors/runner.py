@@ -68,7 +68,7 @@ class Runner(ABC):
 
     @property
     def unanswered(self) -> Sequence[Ticket]:
-        """Requests whose last answers follow. Any thread."""
+        """The requests whose last answers are still to come. Any thread."""
         return ()
 
     @abstractmethod

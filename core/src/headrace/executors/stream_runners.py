@@ -39,7 +39,7 @@ class CreditWindow:
 
     @classmethod
     def over(cls, ticket: Ticket) -> CreditWindow:
-        """Return a window for ``ticket``: its caller moves it by reading, and opens it by disconnecting."""
+        """Return a window for ``ticket``. Each response that the caller reads moves it; a disconnect opens it."""
         window = cls()
         ticket.on_read = lambda _: window.release()
         ticket.on_cancel = lambda _: window.open() if ticket.abandoned else None
@@ -152,7 +152,7 @@ class DeferredRunner(Runner):
                 call.end(Unavailable(f"{call.request.log_id}model '{self.schema.name}' is being unloaded"))
 
     def leave(self, ticket: Ticket) -> None:
-        """End the call of ``ticket``, whose caller has gone. Any thread.
+        """End the call of ``ticket``, whose caller has disconnected. Any thread.
 
         It ends even if the model still holds it. Otherwise a model that forgets a call could not be unloaded.
         """
@@ -173,7 +173,7 @@ class DeferredRunner(Runner):
             self.sink.send(ticket, answer, True)
 
     def _begin(self, batch: Sequence[Ticket], started_ns: int, answers: list[Given]) -> None:
-        """Call ``accept``. Hold no call when this returns, so that the calls that the instance has dropped end."""
+        """Call ``accept``. Keep no reference to a call afterwards, so that calls which the instance has dropped end."""
         calls = [self._call(ticket, place, started_ns) for place, ticket in enumerate(batch)]
         try:
             returned = self._accept(calls)
@@ -267,7 +267,7 @@ class DeferredCall(Call):
                     window = OrderedWindow()
                     self.ticket.on_read = lambda _: window.release()
                     self._window = window
-            if self.ticket not in self._runner.open:  # also if the caller has gone: `DeferredRunner.leave`
+            if self.ticket not in self._runner.open:  # also if the caller has disconnected: `DeferredRunner.leave`
                 self._window.open()
         return self._window
 

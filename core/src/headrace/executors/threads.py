@@ -117,7 +117,7 @@ class _Worker:
         while (work := self._work) is not None:
             self._work = None
             work()
-            del work  # what it held must be free while this thread waits
+            del work  # free its objects while this thread waits
             if self.then is not None:
                 self.then()
             elif self._is_reused:
@@ -159,7 +159,7 @@ def started(work: Callable[[], T], name: str, *, is_reused: bool = False) -> Fut
 
 
 def go_on_with(then: Callable[[], None]) -> threading.Thread | None:
-    """Let this thread call ``then`` when its work has ended, and return it.
+    """Make this thread call ``then`` when its work has ended. Return the thread.
 
     None if it is no thread of `apart` or `side_by_side`, or has been told to go on with something else.
     """
@@ -196,8 +196,8 @@ def apart(work: Callable[[], T], name: str, *, is_reused: bool = False) -> async
 def contained(work: Callable[[], T]) -> T:
     """Return or raise what ``work`` does. Turn what is not an `Exception` into an `InternalError`.
 
-    For threads that work for the event loop: a `SystemExit` that reaches a task ends the loop, and a `CancelledError`
-    would look like the task's own.
+    For threads that work for the event loop: a `SystemExit` that reaches a task ends the loop, and a task would take a
+    `CancelledError` for its own.
     """
     try:
         return work()

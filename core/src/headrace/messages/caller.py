@@ -81,9 +81,9 @@ class Caller:
     #: Set by a `Watch`: called after the end, when a frontend has handed a whole answer to its transport.
     on_sent: Callable[[], None] | None = field(default=None, init=False, repr=False)
     is_over: bool = field(default=False, init=False)
-    #: Set by a frontend that calls `end` with its reply, so that nothing else need wait for the last answer.
+    #: Set by a frontend that calls `end` with its reply: the last answer then does not end the operation.
     ends_with_reply: bool = field(default=False, init=False, repr=False)
-    #: True if a `Watch` sees the answers, and not the end only.
+    #: True if a `Watch` gets the answers, and not the end only.
     shows_answers: bool = field(default=False, init=False, repr=False)
     _watches: tuple[Watch, ...] = field(default=(), init=False, repr=False)
 
@@ -125,22 +125,22 @@ class Caller:
 
     @property
     def is_watched(self) -> bool:
-        """True if something watches the operation."""
+        """True if the operation has a `Watch`."""
         return bool(self._watches)
 
     def watch(self, watch: Watch) -> None:
-        """Let ``watch`` see the answers and the end."""
+        """Pass the answers and the end to ``watch``."""
         self._watches = (*self._watches, watch)
         if type(watch).answered is not Watch.answered:
             self.shows_answers = True
 
     def note(self, **details: Any) -> None:
-        """Tell what watches what a control operation is asked to change: never contents of files, never secrets."""
+        """Pass the requested changes of a control operation to the watches: no contents of files, no secrets."""
         for watch in self._watches:
             watch.noted(details)
 
     def answered(self, answer: Answer, final: bool) -> None:
-        """Show an answer to what watches, the last interceptor first."""
+        """Pass an answer to the watches, the last interceptor first."""
         if not self.is_over:
             for watch in reversed(self._watches):
                 try:
@@ -149,7 +149,7 @@ class Caller:
                     log.error("an interceptor failed at an answer", exc_info=plugin_failure(error))
 
     def end(self, error: HeadraceError | None = None) -> None:
-        """Say that the operation is over; only the first call counts."""
+        """End the operation; only the first call counts."""
         if self.is_over:
             return
         self.is_over = True
@@ -165,7 +165,7 @@ class Caller:
 
 
 def _holder(certificate: Mapping[str, Any]) -> str:
-    """Return whom ``certificate`` names, as `Caller.principal` says; empty for nobody."""
+    """Return the name in ``certificate`` that `Caller.principal` describes; empty if there is none."""
     names = [pair for pairs in certificate.get("subject", ()) for pair in pairs]
     names += certificate.get("subjectAltName", ())
     return next((name for kind in ("commonName", "URI", "DNS") for key, name in names if key == kind and name), "")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 try:
     from ml_dtypes import bfloat16
-except ImportError:  # an optional package, which a model's environment may lack: then an element is two raw bytes
+except ImportError:  # optional: in an environment without it, an element is two raw bytes
     bfloat16 = "V2"
 #: True if NumPy can compute with arrays of BF16.
 HAS_BFLOAT16 = bfloat16 != "V2"

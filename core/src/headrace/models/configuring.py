@@ -119,8 +119,7 @@ def examine(
 
 
 def written(config: ModelConfig, model_path: Path, schedulers: Parts) -> list[Problem]:
-    """Return the problems of an incomplete ``config`` that completing it cannot cure, because they are in set
-    fields."""
+    """Return the problems of an incomplete ``config`` in set fields, which completing it cannot solve."""
     scheduled = scheduler_problems(config, schedulers)
     found = validation.problems(config, gpus=available_gpus(), files=model_path, scheduled=scheduled)
     if not found and config.input and config.output and config.max_batch_size:
@@ -399,7 +398,7 @@ def check_executor(config: ModelConfig, executors: Parts) -> list[Problem]:
 def needs_backend(config: ModelConfig, schedulers: Parts) -> bool:
     """True if a model must have a backend, because its scheduler needs instances.
 
-    False if its parameter names an unknown scheduler: the scheduler is then what is missing.
+    False if its parameter names an unknown scheduler: the error is then about the scheduler.
     """
     try:
         return full_scheduler_class(find_scheduler(config, schedulers)).needs_instances
@@ -408,7 +407,7 @@ def needs_backend(config: ModelConfig, schedulers: Parts) -> bool:
 
 
 def kind_of(config: ModelConfig) -> str:
-    """Return what texts call a model that depends on others: the scheduler that it names, or ``ensemble``."""
+    """Return the word for a model that depends on others: the scheduler that it names, or ``ensemble``."""
     named = parameters.SCHEDULER in config.parameters
     return config.parameters[parameters.SCHEDULER].string_value if named else "ensemble"
 

@@ -45,7 +45,7 @@ class Relay(Protocol):
 
 
 class Control:
-    """Decides which models of the repository are loaded, and from what. Event loop only."""
+    """Decides which models are loaded, and from which repository. Event loop only."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Control:
         )
 
     def _find(self, name: str, parameters: Mapping[str, str | bytes]) -> Entry:
-        """Return what to load ``name`` from. Blocks. Raises `HeadraceError`."""
+        """Return the entry of ``name`` in the repositories. Blocks. Raises `HeadraceError`."""
         try:
             overrides = parse_overrides(parameters)
         except HeadraceError as error:
@@ -325,7 +325,7 @@ class Watcher:
             self._failed.pop(name, None)
             return
         entry = found[name][0]
-        if entry.is_duplicate and not self._known_only:  # a model loaded by name would not come back by itself
+        if entry.is_duplicate and not self._known_only:  # a model loaded by name would not be loaded again by itself
             await self._lifecycle.remove(name)
         seen, said = self._failed.pop(name, (None, set[str]()))
         with without_repeats(said if seen == found[name] else (said := set())):

@@ -5,9 +5,8 @@
     class Lazy(ControlMode):
         name = "lazy"        # --model-control-mode=lazy
 
-A control mode is an interceptor, the last one. It is asked about every operation before the model is searched, and may
-wait for a load there. It loads and unloads models by a
-`headrace_loading.LoadControl`.
+A control mode is an interceptor, the last one. Its `admit` is called for every operation before the model is searched,
+and may wait for a load. It loads and unloads models by a `headrace_loading.LoadControl`.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class ControlMode(Interceptor):
         """Return the reason in the index for ``name``, which does not serve now."""
 
     def changed(self) -> None:
-        """Called after the served models have changed, for whatever reason."""
+        """Called after every change of the served models."""
 
     async def load(self, name: str) -> None:
         """Load ``name`` because a client asks for it. Raises `HeadraceError`."""
@@ -85,7 +84,7 @@ class ControlMode(Interceptor):
         raise Unsupported(f"an unload by name is not allowed in model control mode '{self.name}'")
 
     def stop(self) -> None:
-        """Load nothing any more: the server stops."""
+        """Load no further models: the server stops."""
 
 
 def control_mode(options: ControlOptions, interceptors: Iterable[Interceptor]) -> ControlMode | None:

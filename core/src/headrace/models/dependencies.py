@@ -31,7 +31,7 @@ class Dependencies:
     def __init__(self, records: Mapping[str, ModelRecord], nested: NestedLoads) -> None:
         self._records = records
         self._nested = nested
-        #: Models that need others, and are served or would be if the others were: what each was to be loaded from.
+        #: The load plan of each model that needs others, if it is served or waits for them only.
         self._known: dict[str, tuple[LoadPlan, Entry]] = {}
         #: The versions that each of these was last tried with; None if something was missing.
         self._tried: dict[str, frozenset[ServedModel] | None] = {}
@@ -55,12 +55,12 @@ class Dependencies:
             raise
 
     def forget(self, name: str) -> None:
-        """Remove ``name``, which is no longer served, whatever happens to the models that it needs."""
+        """Remove ``name``: it is no longer served, even if the models that it needs change."""
         self._known.pop(name, None)
         self._tried.pop(name, None)
 
     def known(self, name: str) -> tuple[LoadPlan, Entry] | None:
-        """Return what ``name`` is served from, or would be if the models that it needs were served."""
+        """Return the plan from which ``name`` is served, or waits for the models that it needs."""
         return self._known.get(name)
 
     def needed(self, name: str) -> list[str]:

@@ -25,7 +25,7 @@ from headrace.models.configuring import Parts, find_executor, load_timeout_s
 
 @dataclass(frozen=True, slots=True)
 class ExecutorChoice:
-    """The kind of executor of a model, and what its backend says about processes: None in the server's process."""
+    """The kind of executor of a model, and its backend's settings for processes: None in the server's process."""
 
     kind: type[ExecutorKind]
     isolation: Isolation | None

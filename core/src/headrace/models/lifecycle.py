@@ -50,7 +50,7 @@ LEAVING_S = 5.0
 class Lifecycle:
     """Loads and unloads models, and keeps their records.
 
-    ``slots`` limits how many versions load at once. ``nested`` knows which loads wait for others. ``find`` returns a
+    ``slots`` limits how many versions load at once. ``nested`` records which loads wait for others. ``find`` returns a
     model that another one needs, and may block. ``retries`` is per version.
     """
 

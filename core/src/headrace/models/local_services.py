@@ -322,11 +322,11 @@ class ModelCalls:
         return self._refusals.pop(ticket, answer)
 
     def _bound(self, ticket: Ticket, caller: InferRequest, executor: Executor | None) -> None:
-        """End ``ticket`` when the requests of which it is a part have no time left. ``caller`` is the request for which
-        it was sent.
+        """End ``ticket`` at the latest deadline of the requests for which it was sent. ``caller`` is the request for
+        which it was sent.
 
-        Raises `Unavailable` if the time is over. A model that executes a batch, or answers later, does not say for
-        which of its requests it calls: the request with the most time left counts.
+        Raises `Unavailable` if the time is over. A model that executes a batch, or answers later, does not name the
+        request for which it calls: the latest deadline counts.
         """
         if not (caller.deadline_ns or caller.timeout_us):
             return

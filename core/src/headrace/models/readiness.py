@@ -21,7 +21,7 @@ TIMEOUT_S = 5.0
 
 
 class Readiness:
-    """Asks those of ``executors`` that have an ``is_ready``. Costs nothing if none has."""
+    """Calls the ``is_ready`` of each of ``executors`` that has one. Costs nothing if none has."""
 
     def __init__(self, executors: Sequence[Executor]) -> None:
         self._checks = [_ReadinessCheck(executor) for executor in executors if executor.has_check]

@@ -1,4 +1,4 @@
-"""Running loads: how many at once, what a model may load while it is loaded itself, and their progress.
+"""Running loads: their slots, their progress, and the loads that a model requests while it is loaded itself.
 
 Event loop only, except `Progress.began`.
 """
@@ -73,8 +73,7 @@ class LoadSlots:
 class NestedLoads:
     """Loads and unloads that models request while they are being loaded themselves.
 
-    Knows which models that are not loaded wait for which, and refuses a circle. While one waits, its slot of ``slots``
-    is lent to others.
+    Records which models wait for which, and refuses a circle. While one waits, its slot of ``slots`` is lent to others.
     """
 
     def __init__(self, slots: LoadSlots) -> None:

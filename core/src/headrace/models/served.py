@@ -271,7 +271,7 @@ class ServedModel:
         self.model_queue.abandon()
 
     def join(self) -> None:
-        """Wait until every instance has closed, then release what they shared. Blocks.
+        """Wait until every instance has closed, then release their shared objects. Blocks.
 
         Raises what one of them raised, after all have closed.
         """

@@ -216,7 +216,7 @@ async def drain(draining: Iterable[Draining], unloaded: Callable[[ServedModel], 
     """Wait until models have answered their requests, and close them.
 
     ``unloaded`` is called for each, on the thread that has waited for its end. Failures are logged: a model that fails
-    to close is gone all the same, and blocks no other. Event loop only.
+    to close is removed all the same, and blocks no other. Event loop only.
     """
     await asyncio.gather(*(_drain_one(each, unloaded) for each in draining))
 

@@ -293,8 +293,8 @@ class FullScheduler(Scheduler):
         """Return every problem of the scheduler's own fields of ``config``: the first one refuses the load.
 
         Called twice per load, and by ``headrace check``: first with ``completed`` False, when the backend may still add
-        to the config, then with what it is served with. Enum values are valid, and nothing else is. ``config`` must not
-        be changed. Runs on a thread that may block.
+        to the config, then with the final config. Only enum values are known to be valid. ``config`` must not be
+        changed. Runs on a thread that may block.
         """
         return ()
 

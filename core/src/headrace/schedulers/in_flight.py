@@ -96,7 +96,7 @@ class _Awaited(Enum):
     AWAITED = "awaited"
 
 
-#: A constant, because reading the enum's member takes longer than the rest of entering.
+#: A constant, because reading the enum's member takes longer than the rest of the call.
 AWAITED: Final = _Awaited.AWAITED
 
 

@@ -146,7 +146,7 @@ class RateLimiter:
         self._loop = loop
         self._given = given
         self._lock = threading.Lock()
-        #: What each instance needs that is loaded or being loaded. Compared by identity. Guarded by the lock.
+        #: The demand of each instance that is loaded or being loaded. Compared by identity. Guarded by the lock.
         self._demands: dict[ResourceDemand, None] = {}
         #: The units of each resource. Replaced, never changed.
         self._limits: Mapping[Resource, int] = {}

@@ -49,7 +49,7 @@ class Repository:
 
     @property
     def whole(self) -> bool:
-        """As `Storage.whole`."""
+        """Return as `Storage.whole` does."""
         return self._storage.whole
 
     def models(self) -> list[str]:

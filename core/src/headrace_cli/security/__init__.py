@@ -1,4 +1,4 @@
-"""What a server has open to whom, and profiles that close what strangers should not have.
+"""Review which operations of a server are open to which callers, and profiles that close operations to strangers.
 
 ::
 

@@ -1,4 +1,4 @@
-"""A review of a server: what is open to whom, from its ports, routes, methods and interceptors, before it starts."""
+"""Review a server before it starts: which of its ports, routes and methods are open to which callers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ReviewedPort:
 
 
 class SecurityReview:
-    """Who may do what with ``server``, which need not have started."""
+    """Review of the permissions of callers of ``server``, which need not have started."""
 
     def __init__(self, server: Server) -> None:
         """Read the parts of ``server``. Raises `HeadraceError` for a frontend that is not there."""
@@ -198,7 +198,7 @@ class SecurityReview:
             elif who:
                 conditions.append(who)
         found = " and ".join(conditions) or ANYBODY
-        # An interceptor that does not say whom it lets pass is no reason to call an operation closed.
+        # An operation does not count as closed because of an interceptor that does not describe its callers.
         return f"{found} whom {' and '.join(silent)} lets pass" if silent else found
 
     # ------------------------------------------------------------------ limits and files

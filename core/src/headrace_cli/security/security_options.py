@@ -12,7 +12,7 @@ from headrace.messages.operation import Operation
 
 @dataclass(frozen=True)
 class SecurityOptions(OptionGroup):
-    """What strangers may do."""
+    """The permissions of callers without a key."""
 
     name: ClassVar[str] = "security"
     profile: Literal["none", "public"] = field(

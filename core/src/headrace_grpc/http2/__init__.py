@@ -7,7 +7,7 @@
               open, close   headers     request   per loop turn
 
 `Connection` asks its `Service` for one `Stream` per request. A subclass of `Stream` handles the bytes that arrive.
-`Limits` bound what a peer may do; an `Allowance` counts what it has done. A `Lifetime` decides when a connection ends,
+`Limits` bound what a peer may do; an `Allowance` counts its faults. A `Lifetime` decides when a connection ends,
 in a periodic sweep over all `Connections`.
 Everything runs on the event loop, without a task, a future, a lock or a log line per frame.
 """

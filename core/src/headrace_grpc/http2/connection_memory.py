@@ -46,7 +46,7 @@ class _Credit:
 
     def __init__(self, memory: ConnectionMemory, stream: CountedStream) -> None:
         self._memory, self._stream = memory, stream
-        #: What the stream may send, and has no credit for; what it has credit for, and has not sent.
+        #: Bytes that the stream may send without credit for them yet; bytes with credit that it has not sent.
         self.owed_bytes = self.promised_bytes = 0
         #: True once a step was asked for; true while it waits for memory.
         self.is_begun = self.waits = False
@@ -136,7 +136,7 @@ class ConnectionMemory:
         self._is_over = False
         #: Bytes of all answers that wait for the peer; size of the largest answer that had to wait.
         self.unread_bytes = self.largest_bytes = 0
-        #: Bytes of answers whose memory exists: of those in queues, also what was sent of them, and in the transport.
+        #: Bytes of answers whose memory exists: in the transport, and in queues, including their sent parts.
         self._unfreed_bytes = self._unsent_bytes = 0
         #: While at most this many calls are open, `is_full` is False and need not be computed.
         self.most_active = _ANY

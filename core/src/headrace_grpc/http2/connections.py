@@ -54,7 +54,8 @@ class Connections:
     """All connections of one port. Make it before listening; use it on the event loop only.
 
     ``scratch`` is one receive buffer for all connections: the loop fills and parses it in one step, so an idle
-    connection needs no buffer. ``turns`` is the time budget of all connections. ``budget`` counts what they hold.
+    connection needs no buffer. ``turns`` is the time budget of all connections. ``budget`` counts the bytes that they
+    hold.
     """
 
     def __init__(

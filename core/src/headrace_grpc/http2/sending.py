@@ -76,7 +76,7 @@ class Sender:
         self._write_out()
 
     def end(self) -> None:
-        """Send what was written so far and close our side. Later writes, by streams that are dropped, are discarded.
+        """Send all written bytes and close our side. Later writes, by streams that are dropped, are discarded.
 
         The socket stays open for reading if it can: closing it at once could lose the bytes that were sent last.
         """
@@ -120,7 +120,7 @@ class Sender:
         self._due = self.waiting
 
     def pump(self) -> None:
-        """Send what the windows allow, from all streams that wait."""
+        """Send as much as the windows allow, from all streams that wait."""
         self._pump(self.waiting)
 
     def pause(self) -> None:
