@@ -233,6 +233,28 @@ def test_what_plugins_write_to_the_logger_is_told_from_any_thread(
     ]
 
 
+def test_two_servers_of_one_process_have_logs_of_their_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / name / "1").mkdir(parents=True)
+        (tmp_path / name / name / "config.pbtxt").write_text(CONFIG)
+    logs = [AuditLogOptions(file=str(tmp_path / "a.log"), format="json"), AuditLogOptions(file=str(tmp_path / "b.log"))]
+    one, other = (
+        Server(ServerOptions(id=name, model_repository=(str(tmp_path / name),), plugin_options=(options,)))
+        for name, options in zip("ab", logs, strict=True)
+    )
+    with one, other, Server(tmp_path / "a") as without:
+        assert [each.name for each in without.engine.extensions if each.name == "audit-log"] == []
+    found = [json.loads(line) for line in (tmp_path / "a.log").read_text().splitlines()]
+    assert [(each["operation"], each.get("model") or each["id"]) for each in found] == [
+        ("model_loaded", "a"), ("server_started", "a"), ("server_stopping", "a"), ("model_unloaded", "a")
+    ]  # fmt: skip
+    lines = (tmp_path / "b.log").read_text().splitlines()
+    assert [line.split()[2] for line in lines] == [each["operation"] for each in found]
+    assert [("model=b" in line, "id=b" in line) for line in lines] == [
+        (True, False), (False, True), (False, True), (True, False)
+    ]  # fmt: skip
+
+
 def test_an_allowance_is_a_rate_with_a_burst() -> None:
     allowance, now = LineAllowance(10), monotonic_ns()
     assert sum(allowance.take(now) for _ in range(1000)) == 101

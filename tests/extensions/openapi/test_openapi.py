@@ -19,6 +19,7 @@ from headrace import HttpRoute
 from headrace_openapi import document
 from headrace_openapi.document import MOST_BYTES, MOST_MODEL_BYTES
 from headrace_testing import ExtensionConformance, ServedExtension
+from headrace_testing.serving import on_loop
 from headrace_testing.serving import serve as serve_here
 
 if TYPE_CHECKING:
@@ -257,3 +258,31 @@ def test_with_500_models_it_is_bounded(tmp_path: Path) -> None:
     assert "1 of them do not fit" in json.loads(written)["info"]["description"]
     assert len(written) < 1 << 20 < MOST_BYTES
     assert max(len(json.dumps(item)) for item in paths.values()) < MOST_MODEL_BYTES
+
+
+def test_two_servers_of_one_process_have_descriptions_of_their_own(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+
+    def noted(name: str, *arguments: Any) -> bytes:
+        written.append(name)
+        return document.write_document(name, *arguments)
+
+    monkeypatch.setattr("headrace_openapi.description_routes.write_document", noted)
+    both = [serve_here(models, id=name, model_control_mode="explicit", load_model=[name]) for name in ("fp32", "int8")]
+    with both[0] as one, both[1] as other:
+
+        def described_by(server: headrace.Server) -> tuple[str, set[str]]:
+            (extension,) = [each for each in server.engine.extensions if each.name == "openapi"]
+            found = json.loads(on_loop(server, extension.document()))
+            return found["info"]["title"], {
+                path for path in found["paths"] if path[11:] in ("fp32/infer", "int8/infer")
+            }
+
+        assert described_by(one) == ("fp32", {"/v2/models/fp32/infer"})
+        assert described_by(other) == ("int8", {"/v2/models/int8/infer"})
+        on_loop(other, other.unload("int8"))
+        assert described_by(other) == ("int8", set())
+        assert described_by(one) == ("fp32", {"/v2/models/fp32/infer"})
+    assert written == ["fp32", "int8", "int8"], "a change of one server is none of the other"

@@ -18,6 +18,7 @@ from headrace import (
     AnyOperation,
     BatchTimes,
     Caller,
+    Engine,
     Extension,
     InferRequest,
     Interceptor,
@@ -26,6 +27,7 @@ from headrace import (
     Ticket,
     TimeKeeper,
     Watch,
+    hookimpl,
 )
 from headrace_logging.access_lines import LONGEST
 from headrace_logging.access_options import AccessLogOptions
@@ -113,7 +115,7 @@ class ExecutionTimes(TimeKeeper):
 
 
 class AccessLogFile(Extension):
-    """Counts the lines, and closes the file when the server has stopped."""
+    """Has each execution timed, counts the lines, and closes the file when the server has stopped."""
 
     name: ClassVar[str] = "access-log"
     metrics: ClassVar[Sequence[PublishedMetric]] = (
@@ -121,13 +123,21 @@ class AccessLogFile(Extension):
         PublishedMetric(DROPPED, "Lines of the access log that were dropped.", "counter"),
     )
 
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._options = engine.options.group(AccessLogOptions)
+
     @property
     def enabled(self) -> bool:
-        return bool(self.engine.options.group(AccessLogOptions).file)
+        return bool(self._options.file)
+
+    @hookimpl
+    def observe_model(self) -> ExecutionTimes:
+        return ExecutionTimes(self._options.running)
 
     def measure(self) -> Mapping[str, float]:
-        lines = self.engine.options.group(AccessLogOptions).lines
+        lines = self._options.lines
         return {WRITTEN: lines.written, DROPPED: lines.dropped}
 
     def close(self) -> None:
-        self.engine.options.group(AccessLogOptions).lines.close()
+        self._options.lines.close()

@@ -5,7 +5,7 @@
     AuditLog.admit        a control operation: an `AuditedOperation` watches it
     AuditedOperation      what it was asked to change, and how it ended
     AuditLog.refused      an interceptor has refused any operation, such as an inference
-    ServerEvents          models that were loaded and unloaded, also by poll or at start
+    AuditLogFile          models that were loaded and unloaded, also by poll or at start
     EventHandler          records of the logger ``headrace.audit``, such as that a key file was read again
 """
 
@@ -15,12 +15,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 from headrace import (
     AnyOperation,
     Caller,
+    Engine,
     Extension,
     HeadraceError,
     Interceptor,
@@ -28,9 +29,9 @@ from headrace import (
     Outcome,
     PublishedMetric,
     ServedModel,
-    Server,
     ServerOptions,
     Watch,
+    hookimpl,
 )
 from headrace_logging.audit_options import AuditLogOptions
 from headrace_logging.audit_trail import AuditTrail
@@ -111,45 +112,6 @@ class AuditedOperation(Watch):
             self._trail.ended(caller, outcome.error, self.details)
 
 
-class ServerEvents:
-    """What the server does by itself, for each server of this process that has an audit log."""
-
-    def __init__(self) -> None:
-        self._trails: WeakKeyDictionary[ServedModel, AuditTrail] = WeakKeyDictionary()
-        self._handlers: WeakKeyDictionary[Server, EventHandler] = WeakKeyDictionary()
-
-    def observe(self, model: ServedModel, options: AuditLogOptions) -> None:
-        """Note which server loads ``model``."""
-        if options.file:
-            self._trails[model] = options.trail
-
-    def model(self, what: str, model: ServedModel) -> None:
-        """Tell that ``model`` was loaded or unloaded, unless that is a part of an operation that has its line."""
-        trail = self._trails.get(model)
-        if trail is not None and model.name not in trail.busy:
-            trail.event(what, model.name, version=model.version)
-
-    def started(self, server: Server) -> None:
-        """Tell that ``server`` has started, and from now on what is written to `LOGGER`."""
-        if self._tell("server_started", server):
-            handler = self._handlers[server] = EventHandler(server.options.group(AuditLogOptions).trail)
-            LOGGER.addHandler(handler)
-
-    def stopping(self, server: Server) -> None:
-        """Tell that ``server`` stops."""
-        self._tell("server_stopping", server)
-        handler = self._handlers.pop(server, None)
-        if handler is not None:
-            LOGGER.removeHandler(handler)
-
-    @staticmethod
-    def _tell(what: str, server: Server) -> bool:
-        options = server.options.group(AuditLogOptions)
-        if options.file:
-            options.trail.event(what, pid=os.getpid(), uid=os.getuid(), id=server.options.id)
-        return bool(options.file)
-
-
 class EventHandler(logging.Handler):
     """Writes the records of `LOGGER` to the audit log."""
 
@@ -165,7 +127,7 @@ class EventHandler(logging.Handler):
 
 
 class AuditLogFile(Extension):
-    """Counts the lines, and closes the file when the server has stopped."""
+    """Adds what the server does by itself, counts the lines, and closes the file when the server has stopped."""
 
     name: ClassVar[str] = "audit-log"
     metrics: ClassVar[Sequence[PublishedMetric]] = (
@@ -174,17 +136,48 @@ class AuditLogFile(Extension):
         PublishedMetric(LEFT_OUT, "Lines of the audit log that were left out, because there were too many.", "counter"),
     )
 
-    @property
-    def _trail(self) -> AuditTrail:
-        return self.engine.options.group(AuditLogOptions).trail
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._options = engine.options.group(AuditLogOptions)
 
     @property
     def enabled(self) -> bool:
-        return bool(self.engine.options.group(AuditLogOptions).file)
+        return bool(self._options.file)
+
+    @cached_property
+    def _handler(self) -> EventHandler:
+        return EventHandler(self._options.trail)
+
+    @hookimpl
+    def server_started(self) -> None:
+        self._tell_of_server("server_started")
+        LOGGER.addHandler(self._handler)
+
+    @hookimpl
+    def server_stopping(self) -> None:
+        self._tell_of_server("server_stopping")
+        LOGGER.removeHandler(self._handler)
+
+    @hookimpl
+    def model_loaded(self, model: ServedModel) -> None:
+        self._tell_of_model("model_loaded", model)
+
+    @hookimpl
+    def model_unloaded(self, model: ServedModel) -> None:
+        self._tell_of_model("model_unloaded", model)
 
     def measure(self) -> Mapping[str, float]:
-        trail = self._trail
+        trail = self._options.trail
         return {WRITTEN: trail.file.written, DROPPED: trail.file.dropped, LEFT_OUT: trail.left_out}
 
     def close(self) -> None:
-        self._trail.close()
+        self._options.trail.close()
+
+    def _tell_of_server(self, what: str) -> None:
+        self._options.trail.event(what, pid=os.getpid(), uid=os.getuid(), id=self.engine.options.id)
+
+    def _tell_of_model(self, what: str, model: ServedModel) -> None:
+        """Tell that ``model`` was loaded or unloaded, unless that is a part of an operation that has its line."""
+        trail = self._options.trail
+        if model.name not in trail.busy:
+            trail.event(what, model.name, version=model.version)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headrace import Extension, OptionGroup, ServedModel, hookimpl
-from headrace_openapi.description_routes import OpenApi, OpenApiDocs, OpenApiOptions, note_change
+from headrace import Extension, OptionGroup, hookimpl
+from headrace_openapi.description_routes import OpenApi, OpenApiDocs, OpenApiOptions
 
 __all__ = ["OpenApi", "OpenApiDocs", "OpenApiOptions"]
 
@@ -16,13 +16,3 @@ def register_extensions() -> list[type[Extension]]:
 @hookimpl
 def add_options() -> list[type[OptionGroup]]:
     return [OpenApiOptions]
-
-
-@hookimpl
-def model_loaded(model: ServedModel) -> None:
-    note_change()
-
-
-@hookimpl
-def model_unloaded(model: ServedModel) -> None:
-    note_change()

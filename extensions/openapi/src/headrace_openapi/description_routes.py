@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, ClassVar
 
 from headrace import (
@@ -20,6 +19,8 @@ from headrace import (
     HttpRoute,
     ModelView,
     OptionGroup,
+    ServedModel,
+    hookimpl,
 )
 from headrace_openapi.document import write_document
 from headrace_openapi.examples import example_body
@@ -28,16 +29,6 @@ from headrace_openapi.examples import example_body
 OPERATION = ExtensionOperation("openapi", "metadata")
 
 _JSON = ((b"Content-Type", b"application/json"),)
-
-#: How often a model was loaded or unloaded in this process.
-_changes = count()
-_last_change = 0
-
-
-def note_change() -> None:
-    """Note that the models have changed. Any thread."""
-    global _last_change
-    _last_change = next(_changes) + 1
 
 
 @dataclass(frozen=True)
@@ -80,6 +71,16 @@ class OpenApi(Extension):
         super().__init__(engine)
         self._turn = asyncio.Lock()
         self._kept: tuple[object, bytes] = (None, b"")
+        #: Another object after each change of the models.
+        self._last_change = object()
+
+    @hookimpl
+    def model_loaded(self, model: ServedModel) -> None:
+        self._last_change = object()
+
+    @hookimpl
+    def model_unloaded(self, model: ServedModel) -> None:
+        self._last_change = object()
 
     async def document(self) -> bytes:
         """Return the description as JSON. Raises `Unavailable` before the end of the start."""
@@ -95,7 +96,7 @@ class OpenApi(Extension):
 
     def _state(self) -> tuple[Any, ...]:
         """Return what is equal as long as the document is right."""
-        return (_last_change, *self.engine.index(ready_only=True))
+        return (self._last_change, *self.engine.index(ready_only=True))
 
     def _models(self) -> list[ModelView]:
         """Return the latest version of each model."""
