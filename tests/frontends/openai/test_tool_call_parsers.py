@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from time import process_time
 from typing import Any
 
 import pytest
@@ -70,6 +71,14 @@ def test_text_that_only_begins_like_a_call_is_not_held_for_ever() -> None:
         parser = PARSERS[name]()
         text = "".join(parser.feed(each)[0] for each in (begin, "x" * ToolCallParser.most_characters))
         assert len(text) == len(begin) + ToolCallParser.most_characters
+
+
+@pytest.mark.parametrize(("name", "text"), [("llama3_json", " " * 200_000), ("mistral", "[TOOL_CALLS]" * 16_000)])
+def test_the_time_is_proportional_to_the_length(name: str, text: str) -> None:
+    """It is 0.1 s. A text that is put together again for each part takes 3 s."""
+    began_s = process_time()
+    assert parse(PARSERS[name](), list(text)) == (text, [])
+    assert process_time() - began_s < 1
 
 
 def test_forced_texts_are_calls() -> None:

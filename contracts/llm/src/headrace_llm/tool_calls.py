@@ -69,41 +69,58 @@ class HermesParser(ToolCallParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self._held = self._blanks = ""
+        #: What may be a call: parts, because a text that grows by each of them takes the square of its length.
+        self._held: list[str] = []
+        self._held_characters, self._is_open, self._tail = 0, False, ""
+        self._blanks: list[str] = []
 
     def feed(self, text: str) -> tuple[str, Sequence[dict[str, Any]]]:
-        held = self._held + text
+        self._hold(text)
+        self._tail = self._tail[1 - len(self.END) :] + text
+        if self._is_open and self.END not in self._tail and self._held_characters <= self.most_characters:
+            return "", ()
+        held, place = self._released(), 0
         out, calls = [], []
-        while (begin := held.find(self.BEGIN)) >= 0:
+        while (begin := held.find(self.BEGIN, place)) >= 0:
             end = held.find(self.END, begin)
             if end < 0:
                 break
             end += len(self.END)
             found = read_calls(held[begin + len(self.BEGIN) : end - len(self.END)])
-            out.append(self._text(held[: begin if found else end]))
+            out.append(self._text(held[place : begin if found else end]))
             calls += self.parts(found)
-            held = held[end:]
-        if begin < 0:
-            begin = len(held) - _overlap(held, self.BEGIN)
-        elif len(held) - begin > self.most_characters:
-            begin = len(held)
-        out.append(self._text(held[:begin]))
-        self._held = held[begin:]
+            place = end
+        self._is_open = 0 <= begin >= len(held) - self.most_characters
+        if not self._is_open:
+            begin = len(held) - (_overlap(held[place:], self.BEGIN) if begin < 0 else 0)
+        out.append(self._text(held[place:begin]))
+        self._hold(held[begin:])
         return "".join(out), calls
 
     def end(self) -> tuple[str, Sequence[dict[str, Any]]]:
-        held, self._held = self._held, ""
+        held = self._released()
         found = read_calls(held.removeprefix(self.BEGIN)) if held.startswith(self.BEGIN) else []
         return ("", self.parts(found)) if found else (self._text(held), ())
+
+    def _hold(self, text: str) -> None:
+        self._held.append(text)
+        self._held_characters += len(text)
+
+    def _released(self) -> str:
+        held = "".join(self._held)
+        self._held, self._held_characters, self._is_open = [], 0, False
+        return held
 
     def _text(self, text: str) -> str:
         """Return ``text`` for the caller. Blanks behind a call are kept back: they may be all that follows."""
         if self._count == 0:
             return text
-        text = self._blanks + text
         shown = text.rstrip()
-        self._blanks = text[len(shown) :]
-        return shown
+        if not shown:
+            self._blanks.append(text)
+            return ""
+        blanks, self._blanks = self._blanks, [text[len(shown) :]]
+        return "".join(blanks) + shown
 
 
 def read_calls(text: str, separator: str = "") -> list[tuple[str, str]]:

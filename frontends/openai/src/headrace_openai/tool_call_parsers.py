@@ -29,23 +29,32 @@ class _WholeTextParser(ToolCallParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self._held, self._is_text = "", False
+        self._held: list[str] = []
+        #: ``_start`` is what is held without the blanks before it, until the beginning of a call is complete.
+        self._held_characters, self._start = 0, ""
+        self._has_begun = self._is_text = False
 
     def feed(self, text: str) -> _Found:
         if self._is_text:
             return text, ()
-        self._held += text
-        begun = self._held.lstrip()
-        if len(self._held) <= self.most_characters and any(
-            begun.startswith(each) or each.startswith(begun) for each in self._beginnings
-        ):
+        self._held.append(text)
+        self._held_characters += len(text)
+        if self._held_characters <= self.most_characters and self._may_be_a_call(text):
             return _NOTHING
         self._is_text = True
-        held, self._held = self._held, ""
+        held, self._held = "".join(self._held), []
         return held, ()
 
+    def _may_be_a_call(self, text: str) -> bool:
+        """True if what is held, of which ``text`` is the end, begins like a call."""
+        if self._has_begun:
+            return True
+        self._start = (self._start + text).lstrip()
+        self._has_begun = self._start.startswith(self._beginnings)
+        return self._has_begun or any(each.startswith(self._start) for each in self._beginnings)
+
     def end(self) -> _Found:
-        held, self._held = self._held, ""
+        held, self._held = "".join(self._held), []
         found = self._read(held.strip())
         return ("", self.parts(found)) if found else (held, ())
 
