@@ -27,11 +27,11 @@ __all__ = ["GgufStorage", "LlamaCpp", "Parameters"]
 
 @hookimpl
 def register_backends() -> list[type[Backend]]:
-    """`LlamaCpp`; the engine itself is imported when a model needs it."""
+    """Return `LlamaCpp`; the engine itself is imported when a model needs it."""
     return [LlamaCpp]
 
 
 @hookimpl
 def register_storages() -> list[type[Storage]]:
-    """`GgufStorage`."""
+    """Return `GgufStorage`."""
     return [GgufStorage]

@@ -52,7 +52,7 @@ class LlamaCpp(Backend):
             complete_generation(model.config, *(() if parameters.mmproj else ("image",)))
 
     def isolation(self, model: Model) -> Isolation | None:
-        """A process: some inputs make llama.cpp end its process.
+        """Return a process: some inputs make llama.cpp end its process.
 
         Its threads sleep while they wait for each other. It starts no debugger when it ends.
         """

@@ -1,4 +1,4 @@
-"""The program of `headrace_llamacpp.checker_process`: compiles a grammar, and answers what is wrong."""
+"""The program of `headrace_llamacpp.checker_process`: compiles a grammar, and answers with the error."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The header of a GGUF file: the kind of its model, and a check that the file is complete.
 
 Source: the specification of GGUF, versions 2 and 3, in the repository of ggml. llama.cpp writes its reasons to the log
-only. So the errors about a bad file are made here, with little memory and time, whatever the file says.
+only. So the errors about a bad file are made here, with little memory and time for any content of the file.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Return the header of the file ``path``. Raises `LoadError` with what is wrong with it. Reads no weights."""
+    """Return the header of the file ``path``. Raises `LoadError` with the reason. Reads no weights."""
     size = path.stat().st_size
     if size < 24:
         raise LoadError(f"'{path}' is not a GGUF file: it has {size} bytes")

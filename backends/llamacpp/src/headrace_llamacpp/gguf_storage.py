@@ -36,7 +36,7 @@ class GgufStorage(Storage):
 
     def models(self) -> Collection[str]:
         if self._path.is_file():
-            return (self._path.stem,)  # even if it is none: its load says why
+            return (self._path.stem,)  # even if it is none: its load reports why
         if not self._path.is_dir():
             raise InvalidArgument(f"there is no file or directory '{self._path}'")
         return [path.stem for path in sorted(self._path.glob("*.gguf")) if self._has_model(path)]
@@ -46,7 +46,7 @@ class GgufStorage(Storage):
         return {} if tag is None else {_PLACE: tag}
 
     def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
-        """A hard link to the file. On another file system it is a copy: TMPDIR moves the directory."""
+        """Return a hard link to the file. On another file system it is a copy: TMPDIR moves the directory."""
         file = self._file(model).resolve()
         if not file.is_file():
             raise LoadError(f"'{file}' is no regular file")
@@ -77,7 +77,7 @@ class GgufStorage(Storage):
 
 
 def _tag(path: Path) -> Hashable:
-    """Return the time and the size of ``path``; None if it is gone."""
+    """Return the time and the size of ``path``; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:

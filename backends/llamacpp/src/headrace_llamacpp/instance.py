@@ -127,7 +127,9 @@ class LlamaInstance(GenerationInstance):
             stream.fail(BackendError(f"llama.cpp: {type(error).__name__}: {error}"))
 
     def _note_usage(self) -> None:
-        """Note how much of the cache the running requests have. What llama.cpp keeps of earlier ones is free."""
+        """Record the part of the cache that the running requests use. Entries that llama.cpp keeps of earlier ones
+        count as free.
+        """
         used = sum(run.num_tokens for run in tuple(self._running))
         self.metrics.note_cache_usage(min(1.0, used / self._cache_tokens))
 

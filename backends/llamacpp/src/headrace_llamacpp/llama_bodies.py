@@ -27,7 +27,7 @@ class ModelLimits:
 def body_of(request: GenerationRequest, limits: ModelLimits, grammar: str) -> dict[str, Any]:
     """Return the body for ``handle_chat_completions`` if ``request`` has messages, else for ``handle_completions``.
 
-    Raises `InvalidArgument` with the name of what the model cannot do.
+    Raises `InvalidArgument` with the name of the unsupported feature.
     """
     sampling = request.sampling
     if sampling.more:

@@ -1,7 +1,7 @@
 """The program of `headrace_llamacpp.template_checks`: llama.cpp with a stand-in model, whose chat template it runs.
 
 An input is JSON: an object with ``file``, a model to open, and an empty ``folder``; or with ``chat``, to be rendered.
-The answer is what is wrong, which is nothing for a chat with any result, or `CLOSED` if there is no model.
+The answer is the error, empty for a chat with any result, or `CLOSED` if there is no model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
             return b"" if engines else _open(**asked)
         if not engines:
             return CLOSED
-        with contextlib.suppress(RuntimeError, TypeError, ValueError):  # the model itself says what is wrong
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):  # the load of the model reports the error
             engines[0].handle_chat_completions({**asked["chat"], **_REFUSED})
         return b""
 

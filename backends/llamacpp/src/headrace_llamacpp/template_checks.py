@@ -22,7 +22,7 @@ from headrace_llm import BoundedProcess
 LOAD_S, LIMIT_S = 10.0, 2.0
 LIMIT_BYTES = 512 << 20
 _TEMPLATE: Final = "tokenizer.chat_template"
-#: What decides the prompt, of a body for llama.cpp.
+#: The members of a body for llama.cpp that decide the prompt.
 _OF_CHATS: Final = ("messages", "tools", "tool_choice", "parallel_tool_calls")
 
 
@@ -54,7 +54,7 @@ class TemplateChecks:
         return process
 
     def open(self) -> None:
-        """Have llama.cpp read the templates. Blocks, for at most `LOAD_S` and a start. Raises `LoadError`."""
+        """Make llama.cpp read the templates. Blocks, for at most `LOAD_S` and a start. Raises `LoadError`."""
         with private_folder() as folder:
             file = Path(folder) / "stand_in.gguf"
             write_stand_in(file, self._templates, self._begin, self._end)
@@ -67,7 +67,7 @@ class TemplateChecks:
     def check(self, body: Mapping[str, Any]) -> None:
         """Render the messages of ``body``, which is one for llama.cpp. Blocks, for at most `LIMIT_S` and a start.
 
-        Raises `InvalidArgument` if that takes too much. All else that is wrong is left to llama.cpp itself.
+        Raises `InvalidArgument` if that takes too much. llama.cpp itself reports all other errors.
         """
         chat = {name: body[name] for name in _OF_CHATS if name in body}
         chat["messages"] = [_without_images(message) for message in chat["messages"]]

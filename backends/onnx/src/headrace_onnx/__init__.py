@@ -30,5 +30,5 @@ __all__ = ["OnnxRuntime", "Parameters"]
 
 @hookimpl
 def register_backends() -> list[type[Backend]]:
-    """`OnnxRuntime`; the engine itself is imported when a model needs it."""
+    """Return `OnnxRuntime`; the engine itself is imported when a model needs it."""
     return [OnnxRuntime]

@@ -21,10 +21,10 @@ class OnnxRuntime(Backend):
     rungs = (Instance,)
     engine_fields = ("model_operations", "optimization.execution_accelerators", "optimization.graph")
     default_cpu_instances = 2
-    outputs_as_given = True  # the config has been held against the graph; what a graph does in spite of it is its own
+    outputs_as_given = True  # the config was compared with the graph; a deviation at run time is the graph's own
 
     def complete_config(self, model: Model) -> None:
-        """Everything that the graph knows; nothing if the config names inputs and outputs."""
+        """Complete the config from the graph; change nothing if the config names inputs and outputs."""
         from headrace_engines import complete_from_graph, default_max_batch_size
         from headrace_onnx.session import load_engine, open_unoptimized
         from headrace_onnx.session_graph import graph_of
@@ -35,7 +35,7 @@ class OnnxRuntime(Backend):
         complete_from_graph(model.config, graph_of(session), default_max_batch_size(self.name, self.options))
 
     def share(self, model: Model) -> Shared[str, OpenedSession]:
-        """Sessions by kind of device. ``Run`` of a session may be called by many threads at once."""
+        """Return the sessions by kind of device. ``Run`` of a session may be called by many threads at once."""
         return Shared()
 
     def load(self, model: Model) -> AnyInstance:
@@ -69,5 +69,5 @@ class OnnxRuntime(Backend):
                 )
             return OrtValueInstance(session, plan, options, onnxruntime.OrtValue)
         instance = OnnxInstance(session, plan, options)
-        instance.any_thread &= device.kind == "cpu"  # who waits for a GPU does not wait on the event loop
+        instance.any_thread &= device.kind == "cpu"  # a wait for a GPU must not block the event loop
         return instance

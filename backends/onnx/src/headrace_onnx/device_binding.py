@@ -34,11 +34,11 @@ _ELEMENTS: Mapping[np.dtype[Any], int] = {
 }
 _DTYPES = {element: dtype for dtype, element in _ELEMENTS.items()}
 _BYTE = 2
-#: Kernels read at most so many bytes at once, from addresses that are multiples of it.
+#: Kernels read at most 16 bytes at once, from addresses that are multiples of it.
 _ALIGNMENT = 16
-#: Rows of at least so many bytes are copied to the device one by one: as fast as a copy in the host's memory alone.
+#: Rows of at least this many bytes are copied to the device one by one: as fast as a copy in the host's memory alone.
 _LARGE_BYTES = 1 << 16
-#: An array of at least so many bytes is not copied by the engine, which keeps the interpreter's lock meanwhile.
+#: An array of at least this many bytes is not copied by the engine, which keeps the interpreter's lock meanwhile.
 _LONG_BYTES = 1 << 20
 #: CUDA, in DLPack's numbers.
 _CUDA = 2
@@ -95,7 +95,7 @@ class DeviceBinding:
         #: Makes an OrtValue with memory of the session, or of the whole process in versions before 1.31.
         self.make = getattr(session, "create_ortvalue_from_shape_and_type", ort_value.ortvalue_from_shape_and_type)
         self.device = library.kind, number
-        #: The name and the number that the engine has for the device. Tests play one in the memory of the host.
+        #: The engine's name and number of the device. Tests use a stand-in in the memory of the host.
         self.where = ("cuda" if library.kind == _CUDA else "cpu"), number
         library.use(number)
         #: Of copies. It also waits for the writers of inputs.

@@ -121,7 +121,7 @@ class OrtValueInstance(OnnxInstance):
         self._ort_value = ort_value
 
     def _run_values(self, names: list[str], feed: Mapping[str, Any], options: Any) -> list[Any]:
-        # ``feed`` keeps the arrays alive while the values look at them.
+        # ``feed`` keeps the arrays alive while the values refer to them.
         contiguous = {name: np.ascontiguousarray(array) for name, array in feed.items()}
         values = {name: self._value(array) for name, array in contiguous.items()}
         return [_array(value) for value in self._session.run_with_ort_values(names, values, options)]
@@ -142,11 +142,11 @@ class DeviceInstance(OnnxInstance):
 
     def __init__(self, session: Any, plan: Plan, run_options: Any, device: DeviceBinding) -> None:
         super().__init__(session, plan, run_options)
-        self.any_thread = False  # who waits for a GPU does not wait on the event loop
+        self.any_thread = False  # a wait for a GPU must not block the event loop
         self._run = self._run_bound
         self._device = device
         self._on_host = {node.name for node in session.get_outputs() if node.type == "tensor(string)"}
-        #: NumPy knows no BF16, so the engine copies none to the host.
+        #: NumPy has no BF16, so the engine copies none to the host.
         self._fetches = not plan.has_bfloat16
         self._places = {name: ("cpu", 0) if name in self._on_host else device.where for name in plan.outputs}
 
@@ -177,7 +177,7 @@ class DeviceInstance(OnnxInstance):
 
 
 def text_array(name: str, tensor: Tensor) -> npt.NDArray[np.object_]:
-    """``tensor`` as an object array of ``str``, which is what the engine takes.
+    """Return ``tensor`` as an object array of ``str``, which is what the engine takes.
 
     Boxes every string. Raises `InvalidArgument` naming the element that is not UTF-8.
     """
@@ -196,14 +196,14 @@ def text_array(name: str, tensor: Tensor) -> npt.NDArray[np.object_]:
 
 
 def failure(error: Exception) -> HeadraceError:
-    """A failed ``Run`` as the caller sees it."""
+    """Return the error of a failed ``Run`` for the caller."""
     if isinstance(error, HeadraceError):
         return error
     return BackendError(reword(error), Code.INTERNAL)
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
-    """The elements of an OrtValue. BF16 is copied from its memory: NumPy knows no such type."""
+    """Return the elements of an OrtValue. BF16 is copied from its memory: NumPy has no such type."""
     array: npt.NDArray[Any]
     if value.data_type() != "tensor(bfloat16)":
         array = value.numpy()

@@ -104,8 +104,8 @@ class Parameters:
     gpu_mem_limit: int = 0
     arena_extend_strategy: int = 0
     do_copy_in_default_stream: bool = True
-    #: Whether ONNX Runtime writes down how long each operator takes, into the directory that the backend option
-    #: ``profiling-directory`` names.
+    #: True: ONNX Runtime writes the time of each operator into the directory of the backend option
+    #: ``profiling-directory``.
     enable_profiling: bool = False
 
     def __post_init__(self) -> None:
@@ -155,7 +155,8 @@ def check_options(accelerator: str, options: Mapping[str, str], known: frozenset
 
 
 def place_files(model: Model, options: Mapping[str, str]) -> dict[str, str]:
-    """``options`` of a provider with every path in it absolute: a relative one counts from the version's directory.
+    """Return ``options`` of a provider with every path in it absolute: a relative one counts from the version's
+    directory.
 
     Raises `ConfigError` for one that leaves the model's directory, and, if the config came with a load request, for one
     that loads code or names further files.
@@ -178,7 +179,7 @@ def _path(model: Model, key: str, value: str) -> str:
 
 
 def _below(folder: Path, path: str) -> str:
-    """``path`` as it is seen from ``folder``, if it begins with it, with or without links followed."""
+    """Return ``path`` as it is seen from ``folder``, if it begins with it, with or without links followed."""
     for top in (folder.absolute(), folder.resolve()):
         if Path(path).is_relative_to(top):
             return str(Path(path).relative_to(top))
@@ -186,7 +187,7 @@ def _below(folder: Path, path: str) -> str:
 
 
 def _paths(model: Model, key: str, value: str) -> str:
-    """Libraries, with semicolons between them."""
+    """Return paths of libraries, separated by semicolons."""
     return ";".join(_path(model, key, one) for one in value.split(";") if one)
 
 

@@ -1,4 +1,4 @@
-"""Which execution providers run a model, from the config's accelerators (docs/spec/behaviours.md section 10.2)."""
+"""Choose the execution providers of a model by the config's accelerators (docs/spec/behaviours.md section 10.2)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 TENSORRT, OPENVINO = "TensorrtExecutionProvider", "OpenVINOExecutionProvider"
 XNNPACK, COREML, DIRECTML = "XnnpackExecutionProvider", "CoreMLExecutionProvider", "DmlExecutionProvider"
 
-#: Which build of the engine has a provider.
+#: For each provider, the build of the engine that has it.
 _BUILDS = {
     CUDA: "run: pip install onnxruntime-gpu",
     TENSORRT: "run: pip install onnxruntime-gpu and TensorRT",
@@ -33,7 +33,9 @@ _BUILDS = {
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One that needs no CUDA. Errors call it ``title``; ``known`` are its options, ``given`` those it begins with."""
+    """An accelerator without CUDA. ``title`` is its name in errors; ``known`` are its options, ``given`` the preset
+    ones.
+    """
 
     provider: str
     title: str
@@ -41,7 +43,7 @@ class Accelerator:
     given: Mapping[str, str] = field(default_factory=dict)
 
 
-#: Triton's, and what else builds of the engine have, by what a ``cpu_execution_accelerator`` is called.
+#: The accelerators of Triton and of other builds of the engine, by their names in ``cpu_execution_accelerator``.
 _CPU_ACCELERATORS = {
     "openvino": Accelerator(OPENVINO, "OpenVINO", parameters.OPENVINO, {"device_type": "CPU"}),
     "xnnpack": Accelerator(XNNPACK, "XNNPACK", parameters.XNNPACK),
@@ -91,7 +93,7 @@ _TENSORRT_PASSED = frozenset(
 
 
 def device_of(onnxruntime: Any, model: Model) -> Device:
-    """The device that the instance really runs on.
+    """Return the device on which the instance really runs.
 
     A group that did not ask for GPUs (KIND_AUTO) runs on the CPU where the engine has no CUDA;
     one that did is a `LoadError`.
@@ -107,7 +109,7 @@ def device_of(onnxruntime: Any, model: Model) -> Device:
 
 
 def choose(onnxruntime: Any, model: Model, device: Device) -> Providers:
-    """The providers of a session on ``device``. Raises `ConfigError` for an unknown accelerator
+    """Return the providers of a session on ``device``. Raises `ConfigError` for an unknown accelerator
     or key, `LoadError` for one that this installation does not have."""
     chosen: Providers = []
     accelerators = model.config.optimization.execution_accelerators
@@ -132,7 +134,7 @@ def require(onnxruntime: Any, provider: str, model: str) -> None:
 
 
 def tensorrt_options(parameters: Mapping[str, str]) -> dict[str, str]:
-    """The parameters of a ``tensorrt`` accelerator as ONNX Runtime spells them."""
+    """Return the parameters of a ``tensorrt`` accelerator as ONNX Runtime spells them."""
     options: dict[str, str] = {}
     for key, value in parameters.items():
         if key == "precision_mode":

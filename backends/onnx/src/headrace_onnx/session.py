@@ -1,6 +1,6 @@
 """ONNX Runtime itself, imported when the first model needs it, and its sessions, from a model's config and parameters.
 
-Source: docs/spec/behaviours.md section 10.2. Errors of the engine are told in our words.
+Source: docs/spec/behaviours.md section 10.2. Errors of the engine are reworded.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ class OpenedSession(NamedTuple):
 
 
 def load_engine() -> Any:
-    """The module ``onnxruntime``; raises `LoadError` saying how to install it.
+    """Return the module ``onnxruntime``; raises `LoadError` saying how to install it.
 
-    Some builds tell their maker over the network how they are used, and keep a database for that in the home directory,
-    from when they are imported; not here, unless the environment says otherwise."""
+    Some builds send usage data to their maker, and keep a database for it in the home directory. Both are switched off
+    here before the import, unless the environment sets them.
+    """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     read_libraries("onnxruntime", "capi")
     try:
@@ -59,7 +60,7 @@ def load_engine() -> Any:
 
 
 def reword(error: BaseException) -> str:
-    """The first line of an ONNX Runtime error, with its number and without build-machine paths.
+    """Return the first line of an ONNX Runtime error, with its number and without build-machine paths.
 
     Worded as Triton words it: ``onnx runtime error 6: Non-zero status code returned ...``.
     """
@@ -70,7 +71,7 @@ def reword(error: BaseException) -> str:
 
 
 def open_session(onnxruntime: Any, model: Model, device: Device, options: Mapping[str, str]) -> OpenedSession:
-    """A session that is ready to run on ``device``; raises `LoadError` naming the file at fault,
+    """Return a session that is ready to run on ``device``; raises `LoadError` naming the file at fault,
     or `ConfigError`. ``options`` are the backend's."""
     session_options = _session_options(onnxruntime, model, options)
     chosen = providers.choose(onnxruntime, model, device)
@@ -85,14 +86,14 @@ def open_session(onnxruntime: Any, model: Model, device: Device, options: Mappin
 
 
 def open_unoptimized(onnxruntime: Any, model: Model, options: Mapping[str, str]) -> Any:
-    """A session for looking at the graph only, opened as fast as the engine can.
+    """Return a session for reading the graph only, opened as fast as the engine can.
 
     ``model.parameters`` is not read: nothing in it changes the graph.
     """
     session_options = onnxruntime.SessionOptions()
     session_options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session_options.intra_op_num_threads = 1
-    session_options.log_severity_level = 3  # warnings come when the model is loaded in earnest
+    session_options.log_severity_level = 3  # warnings are logged by the real load
     if share_threads(onnxruntime, options):
         session_options.use_per_session_threads = False
     _register_libraries(session_options, model)
@@ -212,7 +213,7 @@ def _version(onnxruntime: Any) -> tuple[int, ...]:
 
 
 def _file_of(path: Path) -> Path:
-    """The ONNX file itself: ``path``, or ``model.onnx`` inside it if it is a directory.
+    """Return the ONNX file itself: ``path``, or ``model.onnx`` inside it if it is a directory.
 
     Raises `LoadError` naming the missing file.
     """

@@ -28,7 +28,7 @@ ELEMENT_TYPES = {
 
 
 def graph_of(session: Any) -> Graph:
-    """The graph of an ``onnxruntime.InferenceSession``."""
+    """Return the graph of an ``onnxruntime.InferenceSession``."""
     return Graph(
         _tensors(session.get_inputs()),
         _tensors(session.get_outputs()),

@@ -26,5 +26,5 @@ __all__ = ["OpenVino", "Parameters"]
 
 @hookimpl
 def register_backends() -> list[type[Backend]]:
-    """`OpenVino`; the engine itself is imported when a model needs it."""
+    """Return `OpenVino`; the engine itself is imported when a model needs it."""
     return [OpenVino]

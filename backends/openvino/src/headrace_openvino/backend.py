@@ -21,10 +21,10 @@ class OpenVino(Backend):
     rungs = (Instance,)
     engine_fields = ()
     hardware = "it has run on CPUs only, whatever TARGET_DEVICE may name"
-    outputs_as_given = True  # the config has been held against the graph; what a graph does in spite of it is its own
+    outputs_as_given = True  # the config was compared with the graph; a deviation at run time is the graph's own
 
     def complete_config(self, model: Model) -> None:
-        """Everything that the graph knows; nothing if the config names inputs and outputs."""
+        """Complete the config from the graph; change nothing if the config names inputs and outputs."""
         from headrace_engines import complete_from_graph, default_max_batch_size
         from headrace_openvino.input_shapes import open_model
         from headrace_openvino.openvino_api import open_core
@@ -37,7 +37,7 @@ class OpenVino(Backend):
         complete_from_graph(model.config, graph, default_max_batch_size(self.name, self.options))
 
     def share(self, model: Model) -> Shared[str, Any]:
-        """The compiled model, by its target device: instances are streams of it."""
+        """Return the compiled model, by its target device: instances are streams of it."""
         return Shared()
 
     def load(self, model: Model) -> OpenVinoInstance:

@@ -1,4 +1,4 @@
-"""A model compiled for a device, as its parameters say."""
+"""Compile a model for a device, by its parameters."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from headrace_openvino.ports import fixed_batch, graph_of, narrowed, port_names,
 
 log = logging.getLogger("headrace.openvino")
 
-#: What the CPU makes of a ``Loop`` or a ``TensorIterator``, and of an ``If``.
+#: The CPU's operators for a ``Loop`` or a ``TensorIterator``, and for an ``If``.
 _REPEATING = ("TensorIterator", "If")
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
-    """An ``openvino.CompiledModel``, and what its file says of it: compiling changes names and dims.
+    """An ``openvino.CompiledModel``, with the names and dims of its file: compiling changes them.
 
     ``inputs`` and ``outputs`` are the names of its ports. ``rows`` is the number of rows that every batch must have; 0
-    if any number will do.
+    if any number is valid.
     """
 
     compiled: Any
@@ -36,7 +36,7 @@ class CompiledGraph:
 def compile_model(model: Model) -> CompiledGraph:
     """Compile the file of a version.
 
-    Raises `LoadError`, or `ConfigError` for parameters that do not go together.
+    Raises `LoadError`, or `ConfigError` for parameters that contradict each other.
     """
     parameters = model.parameters
     core = open_core(model)
@@ -103,7 +103,7 @@ def repeats(compiled: Any) -> bool:
 
 
 def instances_of(model: Model) -> int:
-    """Instances that share a compiled model."""
+    """Return the number of instances that share a compiled model."""
     groups = model.config.instance_group
     return 1 if _is_apart(model) else sum(group.count or 1 for group in groups if not group.passive) or 1
 

@@ -1,4 +1,4 @@
-"""The shapes that inputs are given before a graph is compiled: the config's dims, and a batch axis for any number."""
+"""Set the shapes of inputs before a graph is compiled: the config's dims, and a batch axis for any number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace_openvino.tile_repair import repair_tiles
 
 
 def open_model(core: Any, model: Model) -> Any:
-    """The ``openvino.Model`` of the version's file, with the shapes that config and parameters say.
+    """Return the ``openvino.Model`` of the version's file, with the shapes that config and parameters say.
 
     Raises `LoadError` naming the file at fault, or the parameter by which a graph cannot have such shapes.
     """

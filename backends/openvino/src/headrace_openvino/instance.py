@@ -17,7 +17,7 @@ from headrace_openvino.openvino_api import reword
 class OpenVinoInstance(Instance):
     """Runs infer requests with NumPy arrays on both sides. Inputs are used in place, outputs are fresh.
 
-    It keeps as many in flight as the compiled model is best at, divided among the instances.
+    It keeps the compiled model's optimal number in flight, divided among the instances.
 
     Measured for two f32[1, 16] inputs and outputs: calling the request with arrays takes 44 us for a list and 27 us for
     a dictionary, and setting its tensors one by one 20 us, of which 11 us are the engine's.
@@ -52,7 +52,7 @@ class OpenVinoInstance(Instance):
         if not self._is_plain:
             rows = len(feed[0]) if self._rows else 0
             feed = [self._prepare(name, tensor) for name, tensor in zip(self._inputs, feed, strict=True)]
-        held = []  # a request keeps addresses only: what is there lives until it has executed
+        held = []  # a request keeps addresses only: the arrays must live until it has executed
         request = self._idle.get()
         try:
             for index, tensor in enumerate(feed):

@@ -1,4 +1,4 @@
-"""OpenVINO itself, imported when the first model needs it, and its errors in our words."""
+"""Import OpenVINO when the first model needs it, and reword its errors."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 from headrace import LoadError, Model, in_memory, one_line
 from headrace_engines import read_libraries
 
-#: How the lines of an error begin that say where in its own source OpenVINO raised it.
+#: The starts of those lines of an error that name OpenVINO's own source.
 _PLACES = ("Exception from ", "Check '")
 
 
 def load_engine() -> Any:
-    """The module ``openvino``; raises `LoadError` saying how to install it.
+    """Return the module ``openvino``; raises `LoadError` saying how to install it.
 
-    When it is imported, it would tell its maker over the network, from a fork of the server, and leave files in the
-    home directory; it does without a package for that which cannot be imported."""
+    Its import would start telemetry: a fork of the server that sends data to the maker, and files in the home
+    directory. So the package of the telemetry is made unimportable first.
+    """
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # how Python is told so
     read_libraries("openvino", "", "libs")
     try:

@@ -26,7 +26,7 @@ _PADDLE = "__model__"
 
 
 def read_model(core: Any, model: Model) -> Any:
-    """The ``openvino.Model`` of the version's file; raises `LoadError` naming the file at fault."""
+    """Return the ``openvino.Model`` of the version's file; raises `LoadError` naming the file at fault."""
     path = model.file("model.xml")
     files = _files_of(model, path)
     beside = [] if path.is_dir() else check_onnx_references(path, model.path.parent)
@@ -46,7 +46,7 @@ def read_model(core: Any, model: Model) -> Any:
 def _read_bytes(core: Any, path: Path) -> Any:
     """Return the ``openvino.Model`` of an ONNX file that OpenVINO cannot read by its path; None if it cannot at all.
 
-    From memory it replaces operators that it does not know by the functions that ONNX defines them with.
+    From memory, OpenVINO replaces unknown operators by their function bodies in ONNX.
     """
     try:
         return core.read_model(path.read_bytes())

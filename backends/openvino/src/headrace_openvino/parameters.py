@@ -14,7 +14,7 @@ from headrace import ConfigError, one_line
 class Parameters:
     """The parameters of one model for OpenVINO. A thread count of 0 is one that the config lacks."""
 
-    #: Where the model runs, as OpenVINO names it: ``CPU``, ``GPU``, ``NPU``, ``AUTO``, ``HETERO:GPU,CPU`` and so on.
+    #: The device of the model, by OpenVINO's name: ``CPU``, ``GPU``, ``NPU``, ``AUTO``, ``HETERO:GPU,CPU`` and so on.
     target_device: str = field(default="CPU", metadata={"key": "TARGET_DEVICE"})
     #: ``LATENCY`` or ``THROUGHPUT``; OpenVINO's default unless said.
     performance_hint: str = field(default="", metadata={"key": "PERFORMANCE_HINT"})
@@ -22,16 +22,16 @@ class Parameters:
     inference_num_threads: int = field(default=0, metadata={"key": "INFERENCE_NUM_THREADS"})
     #: Threads that compile the model, on devices other than the CPU, which has no such setting. 0: OpenVINO chooses.
     compilation_num_threads: int = field(default=0, metadata={"key": "COMPILATION_NUM_THREADS"})
-    #: Whether operators may compute in BF16. Otherwise the CPU computes in FP32.
+    #: True: operators may compute in BF16. False: the CPU computes in FP32.
     hint_bf16: bool = field(default=False, metadata={"key": "HINT_BF16"})
     #: Executions side by side: a number, ``AUTO`` or ``NUMA``. OpenVINO chooses unless said.
     num_streams: str = field(default="", metadata={"key": "NUM_STREAMS"})
     #: ``YES``: the batch axis stays as the file has it. Otherwise one that is fixed at another number than
     #: ``max_batch_size`` is made variable.
     skip_dynamic_batchsize: bool = field(default=False, metadata={"key": "SKIP_OV_DYNAMIC_BATCHSIZE"})
-    #: Whether the graph's inputs are given the dims of the config before it is compiled.
+    #: True: the graph's inputs get the dims of the config before it is compiled.
     reshape_io_layers: bool = field(default=False, metadata={"key": "RESHAPE_IO_LAYERS"})
-    #: Whether a batch smaller than that of a graph with a fixed one is filled up with zeros.
+    #: True: a batch smaller than the fixed one of the graph is filled up with zeros.
     enable_batch_padding: bool = field(default=False, metadata={"key": "ENABLE_BATCH_PADDING"})
     #: A library of operators for the CPU, in the version's directory or the model's.
     cpu_extension_path: str = field(default="", metadata={"key": "CPU_EXTENSION_PATH"})

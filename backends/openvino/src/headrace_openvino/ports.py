@@ -1,4 +1,4 @@
-"""Inputs and outputs of a model as OpenVINO tells them."""
+"""Read the inputs and outputs of a model from OpenVINO."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ ELEMENT_TYPES: Mapping[str, DataType] = {
     "u64": dtypes.UINT64,
     "boolean": dtypes.BOOL,
 }
-#: What OpenVINO's CPU computes as INT32, UINT32 or FP32.
+#: The types that OpenVINO's CPU computes as INT32, UINT32 or FP32.
 _NARROWED = (dtypes.INT64, dtypes.UINT64, dtypes.FP64)
 
-#: What stands behind the name of an output in the name of its operator.
+#: The suffix of an output's name in the name of its operator.
 _SINK = "/sink_port_"
 
 
@@ -49,7 +49,7 @@ def graph_of(opened: Any, config: ModelConfig) -> Graph:
 
 
 def with_resolved_dims(graph: Graph, compiled: Any, config: ModelConfig) -> Graph:
-    """Return ``graph`` with the dims of outputs that only the compiled model knows, where the config has them too.
+    """Return ``graph`` with the dims of outputs that only the compiled model has, where the config has them too.
 
     A config that was completed from the file has -1 there.
     """
@@ -65,7 +65,7 @@ def with_resolved_dims(graph: Graph, compiled: Any, config: ModelConfig) -> Grap
 def port_names(opened: Any, config: ModelConfig) -> tuple[list[str], list[str]]:
     """Return the names of all inputs and of all outputs, one for each.
 
-    OpenVINO may know a tensor by several names, among them those of tensors that are equal to it. The one that the
+    OpenVINO may have several names for a tensor, among them those of equal tensors. The one that the
     config uses is taken. Otherwise an output has the name that its file gives it, and an input one that no output has.
     """
     told = Graph.of_config(config)
@@ -104,7 +104,7 @@ def _unfix(info: GraphTensor) -> GraphTensor:
 
 
 def _choose(aliases: Iterable[Sequence[str]], told: Container[str], avoided: Container[str] = ()) -> list[str]:
-    """Return one of each of ``aliases``, no two alike if possible: one that is told, else one that is not avoided."""
+    """Return one of each of ``aliases``, no two alike if possible: a told one, else one that is not avoided."""
     chosen: list[str] = []
     for names in aliases:
         free = [name for name in names if name not in chosen] or names

@@ -1,7 +1,7 @@
-"""A mend for OpenVINO's ``Tile`` on the CPU, which returns memory that it has not written.
+"""A fix for OpenVINO's ``Tile`` on the CPU, which returns memory that it has not written.
 
 It does where the repeats are no constant and three or more axes of a tensor of rank 4 or more are repeated; OpenVINO
-2026.4.1 was measured. What is in that memory may be of other requests. Repeats of one axis at a time are right, so such
+2026.4.1 was measured. That memory may hold data of other requests. Repeats of one axis at a time are right, so such
 a ``Tile`` is replaced by one for each axis before the graph is compiled.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-#: Tensors of a smaller rank are tiled right.
+#: Tensors of a smaller rank are tiled correctly.
 _FIRST_WRONG_RANK = 4
 
 

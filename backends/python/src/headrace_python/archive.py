@@ -82,7 +82,7 @@ class Unpacking:
         os.utime(path, (member.mtime, member.mtime))  # or byte code would be out of date
 
     def _name(self, given: str) -> str:
-        """``given`` as a path below the root that passes no link."""
+        """Return ``given`` as a path below the root that passes no link."""
         path = PurePosixPath(given)
         if path.is_absolute():
             raise RefusedMember("has an absolute path")
@@ -94,7 +94,7 @@ class Unpacking:
         return str(path)
 
     def _target(self, name: str, target: str) -> str:
-        """``target`` of the link ``name``: ``..`` only in front, and no more often than ``name`` is deep."""
+        """Return ``target`` of the link ``name``: ``..`` only in front, and no more often than ``name`` is deep."""
         path = PurePosixPath(target)
         climbs = path.parts.count("..")
         deep = len(PurePosixPath(name).parts) - 1
@@ -103,14 +103,14 @@ class Unpacking:
         return target
 
     def _original(self, target: str) -> str:
-        """The file of which a member is another name."""
+        """Return the file of which a member is another name."""
         name = self._name(target)
         if name not in self._files:
             raise RefusedMember(f"is a hard link to '{target[:200]}', which is no file before it")
         return name
 
 
-#: Bytes of all files together: so many times the archive's own size, and `FREE_BYTES` in any case.
+#: The most bytes of all files together: this many times the archive's own size, and always `FREE_BYTES`.
 MAX_RATIO = 30
 FREE_BYTES = 1 << 30
 #: No header is longer, and no path; a forged length would have it read into memory.
@@ -123,7 +123,7 @@ _OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
 }
 
 
-#: What reading an archive of nonsense may raise.
+#: The exceptions of reading a broken archive.
 _MALFORMED = (
     tarfile.TarError,
     EOFError,
@@ -139,7 +139,7 @@ def unpack(archive: Path, into: Path) -> None:
     """Unpack a tar archive, plain or compressed with gzip, bzip2 or xz, into the new directory ``into``.
 
     Owners, setuid bits and write permissions of others are dropped. Raises `LoadError` with the first refused member;
-    the caller removes what was unpacked until then. Raises OSError if ``into`` cannot be written.
+    the caller removes the files unpacked until then. Raises OSError if ``into`` cannot be written.
     """
     with open_regular(archive) as packed:
         unpacking = Unpacking(into, max(FREE_BYTES, MAX_RATIO * os.fstat(packed.fileno()).st_size))

@@ -1,4 +1,4 @@
-"""The backend ``python``: which process or thread runs a ``model.py``, and on which terms.
+"""The backend ``python``: chooses the process or thread that runs a ``model.py``, and its settings.
 
 A python-based backend is a directory with a ``model.py`` that serves every model of that backend
 (docs/spec/behaviours.md section 10.7). ``--backend-directory`` holds the directories, each of the name
@@ -51,7 +51,7 @@ class PythonBackend(Backend):
         self.settings = Settings.parse(options)
 
     def complete_config(self, model: Model) -> None:
-        """Ask the model's ``auto_complete_config``. Raises `LoadError` with Triton's words."""
+        """Call the model's ``auto_complete_config``. Raises `LoadError` with Triton's words."""
         from headrace_python.completion import complete
         from headrace_python.module import find_source
 
@@ -62,9 +62,10 @@ class PythonBackend(Backend):
         complete(model, source.file, source.folders, environment.python, environment.environ, *timeouts_s)
 
     def isolation(self, model: Model) -> Isolation | None:
-        """A process in the model's environment.
+        """Return a process in the model's environment, or None for a thread.
 
-        None for a model without one whose config and whose backend's option ``isolation`` want a thread.
+        It is None if the model has no environment, and its config or the backend's option ``isolation`` selects a
+        thread.
         """
         from headrace_python.environment import PACKAGES
 
@@ -110,12 +111,12 @@ class PythonBackend(Backend):
         return find(asked or self.environment_of(model), model.path.parent, model.is_sent and bool(asked))
 
     def environment_of(self, model: Model) -> str:
-        """Which environment the model gets; empty for the server's own."""
+        """Return the environment of the model; empty for the server's own."""
         return _asked(model)
 
 
 def _asked(model: Model) -> str:
-    """The environment that the config names, if any. It is not parsed yet when it is completed."""
+    """Return the environment that the config names, if any. It is not parsed yet when it is completed."""
     given = model.config.parameters
     return given[ENVIRONMENT].string_value if ENVIRONMENT in given else ""
 
@@ -169,7 +170,7 @@ class PythonBasedBackend(PythonBackend):
 
 
 def find_python_based(name: str, directory: Path, python: Mapping[str, str]) -> type[PythonBasedBackend] | None:
-    """The backend of the directory ``name`` in ``directory``, or None if that has no Python file."""
+    """Return the backend of the directory ``name`` in ``directory``, or None if that has no Python file."""
     folder = directory / name
     if folder.parent != directory or not any(folder.glob("*.py")):
         return None

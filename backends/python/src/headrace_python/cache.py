@@ -24,7 +24,7 @@ _LOCK, _MARK, _ENVIRONMENT = "lock", "whole", "env"
 
 
 def cached(key: str, make: Callable[[Path], None]) -> Path:
-    """The environment ``key``, which ``make`` has made at the path it is given.
+    """Return the environment ``key``, which ``make`` has made at the path it is given.
 
     Raises `LoadError`, and what ``make`` raises; then nothing of it is left. May block for as long
     as another thread or server makes the same.
@@ -98,7 +98,7 @@ def _locked(folder: Path, wait: bool = True) -> Iterator[None]:
 
 
 def _lock(folder: Path, wait: bool) -> int | None:
-    """The descriptor that holds the lock of ``folder``; None if that was removed meanwhile."""
+    """Return the descriptor that holds the lock of ``folder``; None if that was removed meanwhile."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -22,7 +22,7 @@ from headrace_python.class_source import may_complete
 from headrace_python.environment import PACKAGES
 from headrace_python.program import StartTimeout, run
 
-#: What ``auto_complete_config`` may change; as in Triton, all else that it returns is not read.
+#: The fields that ``auto_complete_config`` may change. As in Triton, its other fields are not read.
 Completed: TypeAlias = Literal[
     "max_batch_size", "input", "output", "dynamic_batching", "sequence_batching", "model_transaction_policy"
 ]
@@ -48,7 +48,7 @@ def complete(
     that.
 
     ``folders`` are those of `headrace_python.module.load_class`. ``python`` is the interpreter and
-    ``environ`` what is added to the variables of the server. The method has ``timeout_s``; before that, the file
+    ``environ`` is added to the variables of the server. The method has ``timeout_s``; before that, the file
     has ``import_timeout_s`` to be imported. As many processes do that at once as there are cores; the rest waits, for
     ``timeout_s`` at most. Raises `LoadError` with Triton's words or the model's traceback; then the config is as it
     was.
@@ -125,14 +125,14 @@ def _read(name: str, exchange: IO[bytes], code: int) -> dict[str, Any] | None:
         found = {}
     if "error" in found:
         raise LoadError(found["error"])
-    if "completed" not in found:  # it did not come to write
+    if "completed" not in found:  # it ended before it wrote
         raise LoadError(f"the process of auto_complete_config of model '{name}' {ending(code)}")
     completed: dict[str, Any] | None = found["completed"]
     return completed
 
 
 def _merge(found: Mapping[str, Any], model: Model) -> None:
-    """Take over what may be completed; a field that is absent from ``found`` is emptied."""
+    """Copy the fields that may be completed; a field that is absent from ``found`` is emptied."""
     try:
         given = ParseDict({key: found[key] for key in _COMPLETED if key in found}, ModelConfig())
     except ParseError as error:

@@ -16,7 +16,7 @@ _CLOSING_S = 5.0
 
 
 class Coroutines:
-    """A loop on a thread of its own, begun when the first coroutine comes.
+    """A loop on a thread of its own, started by the first coroutine.
 
     Coroutines inherit the context (`contextvars`) of the thread that hands them over.
     """
@@ -48,7 +48,7 @@ class Coroutines:
         thread.join(_CLOSING_S)
 
     def _running(self) -> asyncio.AbstractEventLoop:
-        with self._lock:  # is_ready comes on a thread of its own
+        with self._lock:  # is_ready is called on a thread of its own
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
@@ -69,7 +69,7 @@ async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseExcept
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run ``loop`` until it is stopped, then end what is left on it."""
+    """Run ``loop`` until it is stopped, then end its remaining tasks."""
     asyncio.set_event_loop(loop)
     try:
         while not _is_stopped(loop):

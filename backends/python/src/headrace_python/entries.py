@@ -61,7 +61,7 @@ def _forget() -> None:
 
 
 def complete(*, exchange: int, starts: int) -> NoReturn:
-    """Read from the descriptor ``exchange`` what to do, write the answer in its place, and end.
+    """Read the job from the descriptor ``exchange``, overwrite it with the answer, and exit.
 
     When the model is imported, a byte is written to ``starts``.
     The answer is ``{"completed": ...}``, null if the model has no ``auto_complete_config``, or
@@ -76,7 +76,7 @@ def complete(*, exchange: int, starts: int) -> NoReturn:
     for output in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the model may have closed or replaced them
             output.flush()
-    os._exit(0)  # whatever threads the model has started
+    os._exit(0)  # even if threads of the model still run
 
 
 def _answer(name: str, version: int, path: str, file: str, folders: list[str], config: str, starts: int) -> str:

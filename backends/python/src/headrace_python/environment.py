@@ -1,7 +1,7 @@
 """The interpreter that a model asks for: ``EXECUTION_ENV_PATH`` (docs/spec/behaviours.md section 9.6).
 
 It names a directory with a conda or a virtual environment, an archive of one (conda-pack), or a
-``requirements.txt``. No shell takes part: what ``bin/activate`` would set is set here.
+``requirements.txt``. No shell is used: this module sets the variables of ``bin/activate``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace_python.requirements import install
 
 log = logging.getLogger("headrace.python")
 
-#: What every interpreter imports from the server's installation, and nothing else of it; NumPy is all they need.
+#: The only packages that every interpreter imports from the server's installation. They need NumPy only.
 PACKAGES = ("headrace", "headrace_engines", "headrace_python", "triton_python_backend_utils", "c_python_backend_utils")
 #: Stands for the model's directory at the start of the path.
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
@@ -65,7 +65,7 @@ def find(setting: str, model: Path, is_sent: bool = False) -> Environment:
 
 def _path(setting: str, model: Path, is_sent: bool) -> Path:
     whole = f"{model}{setting.removeprefix(MODEL_DIRECTORY)}" if setting.startswith(MODEL_DIRECTORY) else setting
-    if is_sent and not _is_below(whole, model):  # before anything is looked at there
+    if is_sent and not _is_below(whole, model):  # before anything is read there
         raise LoadError(
             f"EXECUTION_ENV_PATH of a config that comes with a load request must lie in the model's directory "
             f"({MODEL_DIRECTORY}), found '{setting}'"
@@ -84,7 +84,7 @@ def _is_below(path: str, model: Path) -> bool:
 
 
 def _root(path: Path, model: Path) -> Path:
-    """The directory of the environment at ``path``."""
+    """Return the directory of the environment at ``path``."""
     if path.is_dir():
         return path
     if not path.is_file() or not os.access(path, os.R_OK):
@@ -134,7 +134,7 @@ def _activated(root: Path) -> Mapping[str, str]:
 
 
 def _before(folder: Path, variable: str) -> str:
-    """An empty entry would be the current directory."""
+    """Return ``variable`` with ``folder`` in front. No entry is empty: that would be the current directory."""
     return os.pathsep.join(filter(None, (str(folder), os.environ.get(variable))))
 
 
@@ -155,7 +155,7 @@ print("\\n" + json.dumps(found))
 
 @lru_cache(maxsize=256)
 def check(python: str, changed_ns: int, environ: tuple[tuple[str, str], ...]) -> None:
-    """Raises `LoadError` unless the interpreter runs, is new enough and has NumPy."""
+    """Raise `LoadError` unless the interpreter runs, is new enough and has NumPy."""
     with tempfile.TemporaryFile() as output:
         try:
             code = run([python, "-c", _PROBE], _TIMEOUT_S, environ=dict(environ), output=output.fileno())

@@ -1,6 +1,6 @@
-"""A Python model in this process, without a server: what the fixture ``python_model`` gives, and how it is loaded.
+"""Load a Python model in this process, without a server: the result of the fixture ``python_model``.
 
-The instance is the one that a server would have; only who calls it differs.
+The instance is the same as in a server; only its caller differs.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Record:
 
 
 class RecordedCall(Call):
-    """Writes into its record; one that is let go without a last answer says so."""
+    """Writes into its record. If it is dropped without a last answer, it records that."""
 
     def __init__(self, record: Record) -> None:
         self.request = record.request
@@ -102,13 +102,13 @@ class Response:
     parameters: Mapping[str, str | int | bool | float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
-        """The output ``name``. Raises AssertionError if the model answered with an error."""
+        """Return the output ``name``. Raises AssertionError if the model answered with an error."""
         assert self.error is None, f"the model answered with an error: {self.error}"
         return self.outputs[name]
 
 
 class PythonModel:
-    """One instance of a model, initialized. ``config`` is what it was given, completed.
+    """One instance of a model, initialized. ``config`` is its completed config.
 
     ``model`` is the object of the model's own class, and ``services`` shows the metrics it has set.
     """
@@ -124,11 +124,11 @@ class PythonModel:
         self._iterates = bool(config.get("sequence_batching", {}).get("iterative_sequence"))
         self._schema = OutputSchema.from_json(config, "1") if config.get("output") else None
         self._is_open = True
-        #: The records of the requests that were executed last, by what they were at first.
+        #: The records of the last executed requests, by the requests as first sent.
         self._asked: dict[InferRequest, Record] = {}
 
     def infer(self, inputs: Arrays, **options: Any) -> Response:
-        """The response to one request; ``options`` are those of `request`.
+        """Return the response to one request; ``options`` are those of `request`.
 
         Raises TypeError for a decoupled model, and TimeoutError for one that does not answer.
         """
@@ -137,14 +137,14 @@ class PythonModel:
         return self.stream(inputs, **options)[0]
 
     def stream(self, inputs: Arrays, **options: Any) -> list[Response]:
-        """All responses to one request, once its last has come."""
+        """Return all responses to one request, once its last has come."""
         return self.execute([self.request(inputs, **options)])[0]
 
     def execute(self, requests: Sequence[InferenceRequest | InferRequest]) -> list[list[Response]]:
-        """The responses to each of ``requests``, which are executed as one batch.
+        """Return the responses to each of ``requests``, which are executed as one batch.
 
         Those that an iterative model gives back are executed again together, until it is done with them. Each is a
-        sequence: name it by `request`'s ``correlation_id`` if the model looks at that, with flag START.
+        sequence: if the model reads the ``correlation_id``, set it by `request`, with flag START.
         """
         name = str(self.config["name"])
         records = [Record(_sent(each, name) if isinstance(each, InferenceRequest) else each) for each in requests]
@@ -158,7 +158,7 @@ class PythonModel:
         ]
 
     def _answer(self, calls: Sequence[RecordedCall]) -> None:
-        """Let the instance execute ``calls``, and record its answers."""
+        """Execute ``calls`` on the instance, and record its answers."""
         returned = self._instance.accept(calls)
         for call, answer in zip(calls, returned or (), strict=False):
             if answer is not None:
@@ -174,7 +174,7 @@ class PythonModel:
         flags: int = 0,
         timeout_us: int = 0,
     ) -> InferRequest:
-        """A request as the server passes it on. `cancel` says that its caller has gone."""
+        """Return a request as the server passes it on. `cancel` simulates a disconnect of its caller."""
         return InferRequest(
             str(self.config["name"]),
             {name: as_tensor(value) for name, value in inputs.items()},
@@ -200,7 +200,7 @@ class PythonModel:
         return self._instance.is_ready()
 
     def finalize(self) -> None:
-        """Call ``finalize``; once. ``model`` stays, for the test to look at."""
+        """Call ``finalize``; once. ``model`` stays, so that the test can read it."""
         if self._is_open:
             self._is_open = False
             self._instance.close()
@@ -217,7 +217,7 @@ class PythonModel:
 
 
 def _sent(request: InferenceRequest, name: str) -> InferRequest:
-    """A request that a test has made, as the server would pass it on."""
+    """Return a request that a test has made, as the server would pass it on."""
     source = request._source
     inputs = {tensor.name(): tensor._wire() for tensor in request.inputs()}
     return replace(source, model_name=source.model_name or name, inputs=inputs)
@@ -256,7 +256,7 @@ def open_model(
 
 
 def _located(source: Path | type[Any]) -> tuple[Path | None, Path, int]:
-    """``model.py`` of ``source``, the model's directory, and the version."""
+    """Return ``model.py`` of ``source``, the model's directory, and the version."""
     if isinstance(source, type):
         module = sys.modules.get(source.__module__)
         return None, Path(getattr(module, "__file__", None) or ".").parent, 1

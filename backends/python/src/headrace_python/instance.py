@@ -1,7 +1,7 @@
-"""One instance of a Python model: its life, and what becomes of each batch.
+"""One instance of a Python model: its life cycle, and the execution of each batch.
 
 Source: docs/spec/behaviours.md sections 9.1, 9.3, 9.4 and 9.7. Every request is answered once, whatever the
-model does: what it returns is judged for the whole batch before anything is answered, and
+model does: its results are checked for the whole batch before anything is answered, and
 ``_finish`` of a request does nothing when the model has answered it through its sender.
 """
 
@@ -104,7 +104,7 @@ class PythonInstance(DeferredInstance):
             return self.run(requests)
 
     def close(self) -> None:
-        """Call ``finalize``, whose errors are logged, and let the model go."""
+        """Call ``finalize``, log its errors, and release the model."""
         self.runtime.phase = ModelPhase.FINALIZING
         try:
             with self.runtime.entered():
@@ -132,9 +132,9 @@ class PythonInstance(DeferredInstance):
         return InferenceRequest._received(call, self.runtime, self._outputs)
 
     def run(self, requests: list[InferenceRequest], /) -> Sequence[Answer] | None:
-        """Execute ``requests``, and return what is not sent otherwise. Never raises because of the model."""
+        """Execute ``requests``. Return the answers that were not sent otherwise. Never raises because of the model."""
         try:
-            returned = self._execute([*requests])  # the model may do with its list as it likes
+            returned = self._execute([*requests])  # the model may change its list
             if not isinstance(returned, list) and isinstance(returned, Coroutine):
                 if self.runtime.decoupled:
                     self.coroutines.start(self._see_through(requests, returned))
@@ -170,7 +170,7 @@ class PythonInstance(DeferredInstance):
         if response is not None:
             try:
                 answer = response._message()
-            except Exception as error:  # one output that cannot be sent is no other request's business
+            except Exception as error:  # an output that cannot be sent fails its own request only
                 answer = self._failure(error)
         elif request._rescheduled:
             answer = Rescheduled()
@@ -216,7 +216,7 @@ class CheckedInstance(PythonInstance):
 def instance_of(
     model_class: type[Any], description: InstanceDescription, runtime: Runtime, release: Callable[[], None]
 ) -> PythonInstance:
-    """An instance that core asks for its readiness only if the model has something to say."""
+    """Return an instance; it has an ``is_ready`` for core only if the model has one."""
     kind = CheckedInstance if hasattr(model_class, "is_ready") else PythonInstance
     instance = kind(model_class, description, runtime, release)
     traced = in_trace_context(instance.run)
@@ -226,7 +226,7 @@ def instance_of(
 
 
 def _callers(calls: Sequence[Call]) -> tuple[str, ...]:
-    """The models that wait for any of ``calls``, each once."""
+    """Return the models that wait for any of ``calls``, each once."""
     names: list[str] = []
     for call in calls:
         if call.request.callers:

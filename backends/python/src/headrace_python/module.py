@@ -29,21 +29,21 @@ from triton_python_backend_utils.runtime import MODULE_KEY, Runtime
 
 log = logging.getLogger("headrace.python")
 
-#: The setting, as in Triton, that says where the directories of python-based backends are.
+#: The setting, as in Triton, with the directory that holds the python-based backends.
 BACKENDS = "backend-directory"
 RUNTIME = "model.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """``file`` has the class; ``folders`` are where its imports are looked for, the usual ones if empty."""
+    """``file`` has the class; its imports are searched in ``folders``, the usual ones if empty."""
 
     file: Path
     folders: Sequence[Path] = ()
 
 
 def find_source(path: Path, config: str, options: Mapping[str, str]) -> Source:
-    """The code for the version in ``path``, by the model's config as JSON and its backend's settings.
+    """Return the code for the version in ``path``, by the model's config as JSON and its backend's settings.
 
     Raises `LoadError` if there is none, and says so in the log as Triton does.
     """
@@ -67,7 +67,7 @@ def _found(path: Path, config: str, options: Mapping[str, str]) -> Source:
 
 
 def model_file(path: Path, config: str) -> Path:
-    """``default_model_filename`` in the version's directory ``path``, or ``model.py``.
+    """Return ``default_model_filename`` in the version's directory ``path``, or ``model.py``.
 
     Raises `LoadError` if there is none, or if it is no Python file of the model's directory.
     """
@@ -93,7 +93,7 @@ def _beside(folder: Path) -> str:
 def load_class(file: Path, version: int, folders: Sequence[Path] = ()) -> type[Any]:
     """The class ``TritonPythonModel`` of ``file``.
 
-    ``folders`` are where its imports are looked for, after everything installed; the file's own
+    Its imports are searched in ``folders``, after everything installed; the file's own
     and its parent unless given. Raises `LoadError` with Triton's words. The process is the model's: it writes no byte
     code from here on, whenever the model imports. Beside ``model.py`` that would be found stale only after a second,
     and a model is reloaded on save.
@@ -104,7 +104,7 @@ def load_class(file: Path, version: int, folders: Sequence[Path] = ()) -> type[A
 
 
 def _import_file(package: str, file: Path) -> ModuleType:
-    """The module of ``file`` in a new package. Raises `LoadError` with what importing raised."""
+    """Return the module of ``file`` in a new package. Raises `LoadError` with what importing raised."""
     parent = ModuleType(package)
     parent.__path__ = [str(file.parent)]
     sys.modules[package] = parent
@@ -114,7 +114,7 @@ def _import_file(package: str, file: Path) -> ModuleType:
 
 @contextmanager
 def _loading(file: Path) -> Iterator[None]:
-    """Make a `LoadError` of what importing ``file`` raises."""
+    """Turn an exception of the import of ``file`` into a `LoadError`."""
     try:
         yield
     except BaseException as error:  # the model's code has run: SystemExit is its error, too
@@ -123,7 +123,7 @@ def _loading(file: Path) -> Iterator[None]:
 
 
 def model_class(module: ModuleType, version: int) -> type[Any]:
-    """``TritonPythonModel`` of ``module``; raises `LoadError` if there is none."""
+    """Return ``TritonPythonModel`` of ``module``; raises `LoadError` if there is none."""
     found = getattr(module, "TritonPythonModel", None)
     if not isinstance(found, type):
         name = f"{version}.{module.__name__.rpartition('.')[2]}"
@@ -146,7 +146,7 @@ class IsolatedModules(PrivateModules):
         self._file = file
 
     def load_class(self, version: int) -> type[Any]:
-        """The class ``TritonPythonModel``. Raises `LoadError` with Triton's words; then nothing is left."""
+        """Return the class ``TritonPythonModel``. Raises `LoadError` with Triton's words; then nothing is left."""
         try:
             with _loading(self._file):
                 module = self.load(self._file)

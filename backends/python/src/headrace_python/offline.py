@@ -88,5 +88,5 @@ class OfflineServices(MetricsInMemory, Services):
 
 
 def to_array(value: Any) -> Any:
-    """A tensor as a model sees it: strings as an object array of bytes."""
+    """Return a tensor as a model sees it: strings as an object array of bytes."""
     return value.to_objects() if isinstance(value, BytesTensor) else value

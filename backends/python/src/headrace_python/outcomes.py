@@ -29,7 +29,7 @@ class BadResults(Exception):
 
 
 def judge(requests: Sequence[InferenceRequest], returned: object) -> Sequence[InferenceResponse | None]:
-    """The responses to ``requests``, in order; None for those that need none. Raises `BadResults`.
+    """Return the responses to ``requests``, in order; None for those that need none. Raises `BadResults`.
 
     ``returned`` must be a list with an `InferenceResponse` per request. None stands for a request that is to
     be executed again or that its sender answers; for a batch of such requests, so does None alone.
@@ -70,7 +70,7 @@ _OURS = frozenset(("importlib", "headrace", "headrace_engines", "headrace_python
 
 
 def describe(error: BaseException, model: str = "") -> str:
-    """``error`` with its frames in the model's code, in the form above.
+    """Return ``error`` with its frames in the model's code, in the form above.
 
     Files below the directory ``model`` are named from there, unless the log is verbose.
     """

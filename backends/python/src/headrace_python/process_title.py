@@ -6,7 +6,7 @@ import ctypes
 import sys
 from pathlib import Path
 
-#: What Triton's process of a Python model is called.
+#: The title of Triton's process of a Python model.
 _NAME = b"triton_python_backend_stub"
 _PR_SET_NAME = 15
 #: Where ``/proc/self/stat`` has the first and the last address of the command line, behind the name in parentheses.

@@ -16,7 +16,7 @@ from headrace import ORPHAN_REAPER
 
 #: The interval at which a waiting load logs that the program still runs.
 TELL_S = 10.0
-#: How often a program that has not started is looked at: its end alone is no event on the pipe if its children live.
+#: The poll interval for a program that has not started: while its children live, its end is no event on the pipe.
 _LOOK_S = 0.2
 
 
@@ -36,7 +36,7 @@ def run(
     started: int | None = None,
     start_timeout_s: float = 0.0,
 ) -> int:
-    """The exit code of ``argv``, negative for the signal that ended it.
+    """Return the exit code of ``argv``, negative for the signal that ended it.
 
     It runs in a process group of its own, which is dead when this returns or raises, and also when
     the server has been killed meanwhile. ``environ`` is added to the server's variables.
@@ -56,7 +56,7 @@ def run(
         start_new_session=True,
     )
     ORPHAN_REAPER.watch(process.pid)
-    # Ends with the process, and leaves it to be reaped: until then its number is no other's.
+    # Ends with the process, without reaping it: until then its pid is not reused.
     ended = threading.Thread(target=os.waitid, args=(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT), daemon=True)
     ended.start()
     try:

@@ -18,9 +18,9 @@ from headrace_python.program import run
 
 log = logging.getLogger("headrace.python")
 
-#: pip gives up on a host by itself; this bounds the rest.
+#: pip stops retrying a host by itself; this limits everything else.
 INSTALL_TIMEOUT_S = 1800.0
-#: How much of pip's last words goes into the log.
+#: The most characters of pip's last output in the log.
 TAIL_BYTES = 4096
 
 #: pip takes options shortened, and several on a line.
@@ -29,7 +29,7 @@ _COMMENT = re.compile(r"(?:^|\s)#.*$")
 
 
 def install(file: Path, model: Path) -> Path:
-    """An environment with what ``file`` asks for, and NumPy, on the server's Python.
+    """Return an environment with the packages of ``file``, and NumPy, on the server's Python.
 
     It is made once for the text of ``file`` and of what it includes. Other files that these name,
     such as a wheel beside them, are not compared. ``model`` is the model's directory. Raises `LoadError`.
@@ -42,7 +42,7 @@ def install(file: Path, model: Path) -> Path:
 
 
 def _files(file: Path, room: Path, seen: list[Path]) -> Iterator[Path]:
-    """``file`` and the files that it includes, each once. Raises `LoadError` for one outside ``room``."""
+    """Yield ``file`` and the files that it includes, each once. Raises `LoadError` for one outside ``room``."""
     if file in seen:
         return
     seen.append(file)
@@ -53,7 +53,7 @@ def _files(file: Path, room: Path, seen: list[Path]) -> Iterator[Path]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Lines as pip takes them: a backslash continues one, unless it is a comment."""
+    """Yield lines as pip reads them: a backslash continues one, unless it is a comment."""
     begun = ""
     for line in text.splitlines():
         if line.endswith("\\") and not _COMMENT.match(line):
@@ -65,7 +65,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _included(file: Path, number: int, name: str, room: Path) -> Path:
-    """The file that ``name`` is. What line ``number`` says is for the log: the error may reach a caller."""
+    """Return the file that ``name`` is. The content of line ``number`` is only logged: the error may reach a caller."""
     path = (file.parent / name).resolve()
     if not path.is_relative_to(room):
         log.error("'%s' includes '%s', which is outside the directory '%s'", file, name, room)
@@ -91,13 +91,13 @@ def _make(into: Path, file: Path) -> None:
 
 
 class _Installing:
-    """Runs one program after the other, and tells in the log how far it is."""
+    """Runs one program after the other, and logs its progress."""
 
     def __init__(self, file: Path, environ: dict[str, str], output: IO[bytes]) -> None:
         self._file, self._environ, self._output = file, environ, output
 
     def do(self, argv: list[str], name: str) -> None:
-        """Raises `LoadError` if ``argv`` fails. Its last words may quote the file, and go into the log."""
+        """Raise `LoadError` if ``argv`` fails. Its last words may quote the file, and go into the log."""
         try:
             code = run(
                 argv,

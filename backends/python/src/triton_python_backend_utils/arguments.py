@@ -32,19 +32,19 @@ def text(value: Any, what: str) -> str:
 
 
 def lines(value: Any, what: str) -> str:
-    """`text` for people: bytes that are no UTF-8 are shown as escapes."""
+    """Return `text` for people: bytes that are no UTF-8 are shown as escapes."""
     if isinstance(value, (bytes, bytearray)):
         return value.decode(errors="backslashreplace")
     return text(value, what)
 
 
 def texts(values: Any, what: str) -> tuple[str, ...]:
-    """`text` of each."""
+    """Return `text` of each."""
     return tuple([value if type(value) is str else text(value, what) for value in items(values, what)])
 
 
 def items(values: Any, what: str) -> Sequence[Any]:
-    """``values`` if they are a sequence: no text, no set, nothing that can be read once only."""
+    """Return ``values`` if they are a sequence: no text, no set, nothing that can be read once only."""
     if type(values) is list:
         return values
     if isinstance(values, (tuple, np.ndarray)):
@@ -55,7 +55,7 @@ def items(values: Any, what: str) -> Sequence[Any]:
 
 
 def whole_number(value: Any, what: str, among: range) -> int:
-    """Whatever has an integer value, but a float; raises TypeError for one that is not ``among`` those allowed."""
+    """Return an integer value, not a float. Raises TypeError for one that is not ``among`` the allowed ones."""
     number = value if type(value) is int else _converted(value, int, what, "an int")
     if number not in among:
         raise TypeError(f"{what} must be from {among.start} to {among.stop - 1}, found {number}")
@@ -63,7 +63,7 @@ def whole_number(value: Any, what: str, among: range) -> int:
 
 
 def real_number(value: Any, what: str) -> float:
-    """Whatever has a value as a float."""
+    """Return the value as a float."""
     return value if type(value) is float else _converted(value, float, what, "a number")
 
 
@@ -85,13 +85,13 @@ def choice(value: Any, kind: type[Choice], what: str) -> Choice:
 
 
 def instance(value: Any, kind: type[Any], what: str) -> None:
-    """Raises TypeError for what is no ``kind``."""
+    """Raise TypeError unless the value is a ``kind``."""
     if not isinstance(value, kind):
         raise _wrong(what, f"of type {kind.__name__}", value)
 
 
 def _converted(value: Any, kind: type[Any], what: str, expected: str) -> Any:
-    """``value`` as ``kind``. A float is no integer, and text is no number, whatever it says.
+    """Return ``value`` as ``kind``. A float is no integer, and text is no number, whatever it says.
 
     An array of one element is that element, which newer releases of NumPy leave to us.
     """

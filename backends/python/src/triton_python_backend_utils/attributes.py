@@ -30,7 +30,7 @@ Parameter: TypeAlias = "str | int | bool | float"
 
 
 def checked(parameters: Mapping[str, Parameter] | None) -> dict[str, Parameter]:
-    """A copy of ``parameters``, empty for None. Raises `TritonModelException` for what cannot be sent."""
+    """Return a copy of ``parameters``, empty for None. Raises `TritonModelException` for an invalid one."""
     if parameters is None:
         return {}
     if not isinstance(parameters, Mapping):
@@ -72,7 +72,7 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """Which trace a request belongs to; hand it on to the requests that a model makes."""
+    """The trace of a request. Pass it on to the requests that a model makes."""
 
     __slots__ = ("_context",)
 
@@ -88,7 +88,7 @@ class InferenceTrace:
         return trace
 
     def get_context(self) -> str | None:
-        """The context of OpenTelemetry as text, None if the request is not traced by it.
+        """Return the context of OpenTelemetry as text, None if the request is not traced by it.
 
         It is a JSON object with the headers ``traceparent`` and, if the caller sent it, ``tracestate``.
         """
@@ -114,7 +114,9 @@ def request_template(
     timeout: int,
     parameters: Mapping[str, Parameter] | None,
 ) -> InferRequest:
-    """The request, without its inputs and flags. Raises `TritonModelException`, TypeError and UnicodeDecodeError."""
+    """Return the request, without its inputs and flags. Raises `TritonModelException`, TypeError and
+    UnicodeDecodeError.
+    """
     log_id, name = text(request_id, "request_id"), text(model_name, "model_name")
     names = texts(requested_output_names, "requested_output_names")
     version = whole_number(model_version, "model_version", INT64)
@@ -137,7 +139,7 @@ def request_template(
 
 
 def _correlation_id(given: Any) -> int | str:
-    """NumPy's integers, too, which Triton refuses: they are what a model has of a correlation id it was sent."""
+    """Return the id. NumPy's integers are valid, too, unlike in Triton: a model gets its correlation ids as these."""
     if given is None:
         raise TypeError("correlation_id must be an int or a str, found None")
     if isinstance(given, str):

@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 def execute(request: InferenceRequest) -> InferenceResponse:
-    """The one response; waits for it. Raises `TritonModelException` where BLS is not supported."""
+    """Return the one response. Blocks. Raises `TritonModelException` where BLS is not supported."""
     services, runtime = _serving(request)
     message = _message(request, runtime)
     if services.passes_device_tensors:
@@ -42,7 +42,7 @@ def execute(request: InferenceRequest) -> InferenceResponse:
 
 
 def execute_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
-    """`execute` for the running loop. Raises RuntimeError where none runs. Cancelling it cancels the request."""
+    """Do as `execute` on the running loop. Raises RuntimeError where none runs. Cancelling it cancels the request."""
     services, runtime = _serving(request)
     loop = _running_loop()
     future: asyncio.Future[InferenceResponse] = loop.create_future()
@@ -65,7 +65,7 @@ def execute_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse
 
 
 def stream(request: InferenceRequest) -> ResponseIterator:
-    """The responses as they come. Raises `TritonModelException` where BLS is not supported."""
+    """Return the responses as they arrive. Raises `TritonModelException` where BLS is not supported."""
     services, runtime = _serving(request)
     answers: SimpleQueue[tuple[Answer, bool]] = SimpleQueue()
 
@@ -78,7 +78,7 @@ def stream(request: InferenceRequest) -> ResponseIterator:
 
 
 def stream_async(request: InferenceRequest) -> asyncio.Future[ResponseIterator]:
-    """`stream` for the running loop: done when the first response is there."""
+    """Do as `stream` on the running loop: done when the first response has arrived."""
     services, runtime = _serving(request)
     loop = _running_loop()
     future: asyncio.Future[ResponseIterator] = loop.create_future()
@@ -98,7 +98,7 @@ def stream_async(request: InferenceRequest) -> asyncio.Future[ResponseIterator]:
 class ResponseIterator:
     """Yields each response as it arrives; the last may be empty. A second iteration yields them again.
 
-    If it is dropped unfinished, the model is told that no caller waits any more.
+    If it is dropped unfinished, the request is cancelled.
     """
 
     __slots__ = ("__weakref__", "_answers", "_finished", "_given", "_position", "_services", "_ticket")
@@ -127,7 +127,7 @@ class ResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """Tell the model that no more is wanted. What it answers nevertheless is given as ever."""
+        """Cancel the request. Responses that still arrive are returned as usual."""
         if not self._finished:
             self._services.stop(self._ticket)
 
@@ -147,7 +147,7 @@ class ResponseIterator:
 
 
 def _serving(request: InferenceRequest) -> tuple[Services, Runtime]:
-    """Triton's rule: after ``initialize`` has returned, and before ``finalize`` begins."""
+    """Return the services, after ``initialize`` has returned and before ``finalize`` begins: Triton's rule."""
     runtime = request._runtime or runtimes.current()
     if runtime is None or runtime.services is None or runtime.phase is not ModelPhase.SERVING:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
@@ -155,7 +155,7 @@ def _serving(request: InferenceRequest) -> tuple[Services, Runtime]:
 
 
 def _message(request: InferenceRequest, runtime: Runtime, decoupled: bool = False) -> InferRequest:
-    """``request`` as it is sent, a new one for each time it is executed."""
+    """Return ``request`` as it is sent, a new one for each time it is executed."""
     source, flags = request._source, request.flags()
     return InferRequest(
         source.model_name,

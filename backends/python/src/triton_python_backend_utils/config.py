@@ -1,4 +1,4 @@
-"""A model's config as its code has it: what it says by name, and how ``auto_complete_config`` completes it.
+"""A model's config for its code: look-ups by name, and the changes that ``auto_complete_config`` may make.
 
 The texts of the refusals are Triton's.
 """
@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """The properties of the input ``name``, None if the config has no such input."""
+    """Return the properties of the input ``name``, None if the config has no such input."""
     return _configured(model_config, "input", name)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """The properties of the output ``name``, None if the config has no such output."""
+    """Return the properties of the output ``name``, None if the config has no such output."""
     return _configured(model_config, "output", name)
 
 
@@ -42,7 +42,7 @@ _OUTPUT = ("name", "data_type", "dims")
 
 
 class ModelConfig:
-    """A model's config, from JSON text. What it says already can be completed, and not changed."""
+    """A model's config, from JSON text. Existing fields can be completed, but not changed."""
 
     def __init__(self, model_config: str) -> None:
         self._config: dict[str, Any] = json.loads(model_config)
@@ -52,7 +52,7 @@ class ModelConfig:
         return self._config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Raises ValueError if the config asks for more."""
+        """Raise ValueError if the config asks for more."""
         given = self._config.get("max_batch_size", 0)
         if given > max_batch_size:
             raise ValueError(
@@ -62,7 +62,7 @@ class ModelConfig:
         self._config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Raises ValueError if the config has another scheduler."""
+        """Raise ValueError if the config has another scheduler."""
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in self._config:
                 raise ValueError(
@@ -80,7 +80,7 @@ class ModelConfig:
         self._add("input", input, _INPUT)
 
     def add_output(self, output: Mapping[str, Any]) -> None:
-        """As `add_input`; an output is never optional."""
+        """Do as `add_input`; an output is never optional."""
         self._add("output", output, _OUTPUT)
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Any]) -> None:

@@ -65,7 +65,7 @@ class _Held:
 
 
 def capsule_of(array: npt.NDArray[Any], datatype: DataType) -> Any:
-    """A capsule that shares the elements of ``array``, which must be writable, and keeps it alive."""
+    """Return a capsule that shares the elements of ``array``, which must be writable, and keeps it alive."""
     capsule = array.view(f"u{datatype.itemsize}").__dlpack__()
     tensor = dl_tensor(capsule)
     tensor.code, tensor.bits = DLPACK_CODES[datatype]
@@ -73,10 +73,10 @@ def capsule_of(array: npt.NDArray[Any], datatype: DataType) -> Any:
 
 
 def adopt(source: Any) -> tuple[npt.NDArray[Any] | DeviceMemory, DataType]:
-    """The tensor of a capsule, or of an object with ``__dlpack__``; shares its elements.
+    """Return the tensor of a capsule, or of an object with ``__dlpack__``; shares its elements.
 
-    A capsule is used up. Raises `TritonModelException` for what is neither, for strides, and for a
-    type or a device that Triton lacks.
+    A capsule is used up. Raises `TritonModelException` for any other object, for strides, and for a type or a device
+    that Triton lacks.
     """
     capsule = source
     if hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__"):
@@ -101,7 +101,7 @@ def adopt(source: Any) -> tuple[npt.NDArray[Any] | DeviceMemory, DataType]:
 
 
 def to_host(memory: DeviceMemory) -> npt.NDArray[Any]:
-    """A copy in memory of the host, made by the framework that has the tensor."""
+    """Return a copy in memory of the host, made by the framework that has the tensor."""
     if isinstance(memory.owner, DeviceTensor):
         return memory.owner.to_host()
     for copy in ("cpu", "get"):  # PyTorch, CuPy

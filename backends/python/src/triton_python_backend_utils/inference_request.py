@@ -127,7 +127,7 @@ class InferenceRequest:
         return self._source.model_name
 
     def model_version(self) -> int:
-        """-1 if none is asked for."""
+        """The requested version; -1 for none."""
         return int(self._source.model_version or -1)
 
     def flags(self) -> int:
@@ -141,11 +141,11 @@ class InferenceRequest:
         self._flags = whole_number(flags, "flags", UINT32)
 
     def timeout(self) -> int:
-        """In microseconds; 0 for none."""
+        """The timeout in microseconds; 0 for none."""
         return self._source.timeout_us
 
     def parameters(self) -> str:
-        """The parameters as JSON text; a server writes it without blanks, as Triton does."""
+        """Return the parameters as JSON text; a server writes it without blanks, as Triton does."""
         separators = None if self._call is None else (",", ":")
         return json.dumps(dict(self._source.parameters), separators=separators)
 
@@ -153,7 +153,7 @@ class InferenceRequest:
         return self._trace or InferenceTrace._of(self._source.sender)
 
     def is_cancelled(self) -> bool:
-        """True if the caller has gone."""
+        """True if the caller has disconnected."""
         return self._source.cancelled
 
     @overload
@@ -166,7 +166,7 @@ class InferenceRequest:
     def exec(self, decoupled: bool) -> InferenceResponse | ResponseIterator: ...
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Ask the model and wait; of a ``decoupled`` one, an iterator over the responses as they come.
+        """Return the model's response, or an iterator over the responses of a ``decoupled`` one as they arrive. Blocks.
 
         An error comes back in the response. Raises `TritonModelException` outside ``execute``.
         """
@@ -184,11 +184,11 @@ class InferenceRequest:
     def async_exec(
         self, decoupled: bool = False
     ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]:
-        """`exec` without blocking the running loop. Raises RuntimeError where no loop runs."""
+        """Do as `exec` without blocking the running loop. Raises RuntimeError where no loop runs."""
         return bls.stream_async(self) if truth(decoupled, "decoupled") else bls.execute_async(self)
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """The one sender of this request. Raises `TritonModelException` for a request that the model made."""
+        """Return the one sender of this request. Raises `TritonModelException` for a request that the model made."""
         with _SENDER:
             if self._sender is None:
                 if self._call is None:
@@ -229,7 +229,9 @@ class InferenceRequest:
         return is_open
 
     def _finish(self, answer: Answer) -> bool:
-        """Send the last answer, unless it was sent; whether this did it. What the model sends later is refused."""
+        """Send the last answer, unless it was sent. Return True if this call sent it. What the model sends later is
+        refused.
+        """
         call = self._call
         if call is None:
             return False
@@ -252,5 +254,5 @@ class InferenceRequest:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The input ``name``, None if the request has no such input."""
+    """Return the input ``name``, None if the request has no such input."""
     return named_among(inference_request.inputs(), name)

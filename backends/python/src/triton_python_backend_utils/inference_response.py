@@ -22,7 +22,7 @@ class InferenceResponse:
     """``output_tensors``, or ``error``, which goes before them. ``parameters`` go to the caller.
 
     Raises `TritonModelException` for an output that is None, and for a parameter that is no bool, int or str;
-    TypeError for what is no tensor and no error.
+    TypeError for an output that is no tensor and an error that is no `TritonError`.
     """
 
     __slots__ = ("__weakref__", "_error", "_outputs", "_parameters")
@@ -52,7 +52,7 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """The parameters as JSON text."""
+        """Return the parameters as JSON text."""
         return json.dumps(self._parameters)
 
     def _message(self) -> InferResponse | HeadraceError:
@@ -87,7 +87,7 @@ def _no_tensor(value: object) -> Exception:
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The output ``name``, None if the response has no such output."""
+    """Return the output ``name``, None if the response has no such output."""
     return named_among(inference_response.output_tensors(), name)
 
 
@@ -113,7 +113,7 @@ class InferenceResponseSender:
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Give one answer; with TRITONSERVER_RESPONSE_COMPLETE_FINAL in ``flags`` it is the last.
 
-        Blocks while the caller is too far behind; drops what comes after the caller has gone.
+        Blocks while the caller has too many unread responses. Does nothing if the caller has disconnected.
         Raises `TritonModelException`, and then nothing was sent.
         """
         flags = whole_number(flags, "flags", UINT32)
@@ -132,7 +132,7 @@ class InferenceResponseSender:
             self._progress(answer)
 
     def is_cancelled(self) -> bool:
-        """True if the caller has gone."""
+        """True if the caller has disconnected."""
         return self._call.request.cancelled
 
     def __del__(self) -> None:
@@ -140,7 +140,7 @@ class InferenceResponseSender:
             self._finish(None if self._decoupled else self._unanswered())
 
     def _count(self, answers: bool, final: bool) -> bool:
-        """Judge one send, under the lock; whether it ends the request."""
+        """Check one send, under the lock. Return True if it ends the request."""
         if not self._decoupled:
             if answers and self._sent:
                 raise TritonModelException(f"{_UNABLE}Non-decoupled model cannot send more than one response.")
@@ -164,7 +164,8 @@ class InferenceResponseSender:
             self._flush()
 
     def _finish(self, answer: Answer, closes: bool = True) -> bool:
-        """End the request with ``answer``, unless it has ended; whether this did it. Never waits for a reader.
+        """End the request with ``answer``, unless it has ended. Return True if this call ended it. Never waits for a
+        reader.
 
         ``closes``: whatever the model sends from now on is refused.
         """

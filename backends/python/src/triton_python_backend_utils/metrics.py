@@ -90,7 +90,7 @@ class MetricsInMemory:
         return kept.value
 
     def release(self, handle: int) -> None:
-        """Values stay, so that a test can look at them."""
+        """Keep the values, so that a test can read them."""
 
 
 #: Those of this interpreter.
@@ -148,7 +148,7 @@ class MetricFamily:
     def Metric(  # noqa: N802  # Triton's name
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> Metric:
-        """The metric of this family with ``labels``. ``buckets`` are a histogram's upper bounds, ascending.
+        """Return the metric of this family with ``labels``. ``buckets`` are a histogram's upper bounds, ascending.
 
         Raises `TritonModelException`.
         """
@@ -191,7 +191,7 @@ class Metric:
         self._update("observe", value)
 
     def value(self) -> float:
-        """Of a counter or a gauge. Raises `TritonModelException` for a histogram."""
+        """Return the value of a counter or a gauge. Raises `TritonModelException` for a histogram."""
         if self._handle is None:
             raise TritonModelException(f"Failed to get metric value: {_DELETED}")
         try:

@@ -50,7 +50,7 @@ def triton_to_numpy_type(data_type: int) -> type[Any] | None:
 
 
 def numpy_to_triton_type(data_type: npt.DTypeLike) -> int | None:
-    """Triton's number for a type or a dtype of NumPy; None for one that Triton lacks, and for anything else."""
+    """Return Triton's number for a type or a dtype of NumPy; None for one that Triton lacks, and for anything else."""
     try:
         return None if data_type is None else _NUMBERS.get(np.dtype(data_type))
     except TypeError:
@@ -67,7 +67,7 @@ class Tensor:
     """``name`` and the elements of ``array``, which is not copied if it is C-contiguous.
 
     Arrays of objects, bytes and text become BYTES. Raises `TritonModelException` for an empty name
-    and for a dtype that Triton lacks, TypeError for what is no name or no array.
+    and for a dtype that Triton lacks, TypeError for a name that is no text or an array that is none.
     """
 
     __slots__ = ("__weakref__", "_datatype", "_name", "_value")
@@ -88,7 +88,7 @@ class Tensor:
 
     @classmethod
     def from_dlpack(cls, name: Text, tensor: Any) -> Tensor:
-        """The elements of a DLPack capsule, or of an object with ``__dlpack__``; shared, not copied.
+        """Return the elements of a DLPack capsule, or of an object with ``__dlpack__``; shared, not copied.
 
         Raises `TritonModelException` for strides, and for a type or a device that Triton lacks.
         """
@@ -131,7 +131,7 @@ class Tensor:
         return not isinstance(self._value, DeviceTensor)
 
     def to_dlpack(self) -> Any:
-        """A capsule that shares the elements and keeps them alive. Raises `TritonModelException` for BYTES."""
+        """Return a capsule that shares the elements and keeps them alive. Raises `TritonModelException` for BYTES."""
         value = self._value
         if isinstance(value, DeviceTensor):
             return value.__dlpack__()
@@ -141,7 +141,9 @@ class Tensor:
         return dlpack.capsule_of(value if value.flags.carray else self._writable(value), self._datatype)
 
     def __dlpack__(self, stream: int | None = None) -> Any:
-        """`to_dlpack`, as frameworks ask for it: what is pending on another stream comes before work on ``stream``."""
+        """Return `to_dlpack`, as frameworks ask for it: what is pending on another stream comes before work on
+        ``stream``.
+        """
         value = self._value
         return value.__dlpack__(stream=stream) if isinstance(value, DeviceTensor) else self.to_dlpack()
 
@@ -158,8 +160,9 @@ class Tensor:
         return copy
 
     def _wire(self) -> Array | BytesTensor:
-        """The elements as they are sent: strings are encoded here. Memory of a device is copied to the host, unless the
-        server takes it."""
+        """Return the elements as they are sent: strings are encoded here. Memory of a device is copied to the host,
+        unless the server takes it.
+        """
         value = self._value
         if isinstance(value, DeviceTensor):
             return value if dlpack.stays else value.to_host()  # type: ignore[return-value]  # as the server wants it
@@ -212,14 +215,14 @@ def read_only(value: Any) -> Array | BytesTensor:
 
 
 def named_among(tensors: Iterable[Tensor], name: str) -> Tensor | None:
-    """The first tensor of that name; None if there is none."""
+    """Return the first tensor of that name; None if there is none."""
     for tensor in tensors:
         if tensor._name == name:
             return tensor
     return None
 
 
-#: Elements from which on it is worth a look.
+#: The least number of elements for which the search pays off.
 _WORTH = 4096
 
 
@@ -235,7 +238,7 @@ _decoded: dict[int, _Decoded] = {}
 
 
 def _decode(wire: BytesTensor) -> npt.NDArray[Any]:
-    """The strings of ``wire`` in an object array of its shape. A large one keeps ``wire`` alive."""
+    """Return the strings of ``wire`` in an object array of its shape. A large one keeps ``wire`` alive."""
     items = wire.items()
     flat = np.empty(len(items), np.object_)
     flat[:] = items
@@ -247,7 +250,7 @@ def _decode(wire: BytesTensor) -> npt.NDArray[Any]:
 
 
 def _encode(array: npt.NDArray[Any]) -> BytesTensor:
-    """``array`` in wire form; text is UTF-8."""
+    """Return ``array`` in wire form; text is UTF-8."""
     known = _decoded.get(id(array))
     if known is not None and known.array() is array and array.ravel().tolist() == known.items:
         return known.wire.reshape(array.shape)
@@ -255,7 +258,7 @@ def _encode(array: npt.NDArray[Any]) -> BytesTensor:
 
 
 def serialize_byte_tensor(input_tensor: npt.NDArray[Any]) -> bytes | tuple[()] | None:
-    """The elements of an array of objects or bytes in wire form, row by row; text as UTF-8.
+    """Return the elements of an array of objects or bytes in wire form, row by row; text as UTF-8.
 
     ``()`` for an array without elements and None for one of another type, as Triton has it.
     """
@@ -269,9 +272,9 @@ def serialize_byte_tensor(input_tensor: npt.NDArray[Any]) -> bytes | tuple[()] |
 def deserialize_bytes_tensor(
     encoded_tensor: bytes | bytearray | memoryview | npt.NDArray[Any],
 ) -> npt.NDArray[np.object_]:
-    """The strings of ``encoded_tensor`` as ``bytes``, in an object array of one dimension.
+    """Return the strings of ``encoded_tensor`` as ``bytes``, in an object array of one dimension.
 
-    Raises `headrace.errors.InvalidArgument` for what is no wire form.
+    Raises `headrace.errors.InvalidArgument` for bytes that are not in wire form.
     """
     tensor = BytesTensor(np.frombuffer(encoded_tensor, np.uint8).data, ())
     return tensor.reshape((len(tensor.offsets) - 1,)).to_objects()

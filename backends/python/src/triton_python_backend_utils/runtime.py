@@ -50,7 +50,7 @@ class Runtime:
     model_dir: str = ""
 
     def entered(self, callers: tuple[str, ...] = (), caller: InferRequest | None = None) -> Entered:
-        """A context manager around every call into the model's code, on the thread that makes it.
+        """Return a context manager around every call into the model's code, on the thread that makes it.
 
         ``callers`` are the models that wait for what is being executed (`InferRequest.callers`),
         of all requests of the batch together, and ``caller`` is any of these requests.
@@ -90,7 +90,7 @@ def use(runtime: Runtime | None) -> None:
 
 
 def current() -> Runtime | None:
-    """The runtime of the code that calls; None without a server."""
+    """Return the runtime of the code that calls; None without a server."""
     entered = _ENTERED.get()
     if entered is not None:
         return entered.runtime
@@ -98,13 +98,13 @@ def current() -> Runtime | None:
 
 
 def callers() -> tuple[str, ...]:
-    """The models that wait for what the calling code executes, outermost first."""
+    """Return the models that wait for what the calling code executes, outermost first."""
     entered = _ENTERED.get()
     return () if entered is None else entered.callers
 
 
 def caller() -> InferRequest | None:
-    """The request that the calling code executes, or one of its batch; None where that is not known."""
+    """Return the request that the calling code executes, or one of its batch; None where that is not known."""
     entered = _ENTERED.get()
     return None if entered is None else entered.caller
 

@@ -37,7 +37,7 @@ class Logger:
 
     @staticmethod
     def log(message: Text, level: LogLevel = INFO) -> None:
-        """Raises TypeError for a message that is no text, and for a level that is no `LogLevel`."""
+        """Raise TypeError for a message that is no text, and for a level that is no `LogLevel`."""
         _write(message, level, sys._getframe(1))
 
     @staticmethod
@@ -117,7 +117,7 @@ def is_model_ready(model_name: Text, model_version: Text = "") -> bool:
 
 
 def get_model_dir() -> str:
-    """The directory of the calling model's version, absolute or as the repository was named.
+    """Return the directory of the calling model's version, absolute or as the repository was named.
 
     Any time from when ``model.py`` is imported. Raises `TritonModelException` where no model calls.
     """

@@ -29,5 +29,5 @@ __all__ = ["Parameters", "TensorRT"]
 
 @hookimpl
 def register_backends() -> list[type[Backend]]:
-    """`TensorRT`; the engine itself is imported when a model needs it."""
+    """Return `TensorRT`; the engine itself is imported when a model needs it."""
     return [TensorRT]

@@ -49,13 +49,13 @@ class TensorRT(Backend):
     Parameters = Parameters
     devices = ("gpu",)
     dtypes = tuple(ELEMENT_TYPES.values())
-    outputs_as_given = True  # the config has been held against the plan
+    outputs_as_given = True  # the config was compared with the plan
     rungs = (Instance,)
     engine_fields = ("cc_model_filenames", "optimization.cuda")
     hardware = "its calls to TensorRT and CUDA have never run on a GPU, only beside a recorded fake"
 
     def complete_config(self, model: Model) -> None:
-        """Everything that the plan knows; nothing if the config names inputs and outputs."""
+        """Complete the config from the plan; change nothing if the config names inputs and outputs."""
         from headrace_engines import complete_from_graph
         from headrace_tensorrt.cuda_driver import cuda_driver
         from headrace_tensorrt.plan_engine import load_engine
@@ -67,7 +67,7 @@ class TensorRT(Backend):
         group = config.instance_group[0] if config.instance_group else ModelInstanceGroup()
         load_engine()
         known = [gpu for gpu in group.gpus if gpu < cuda_driver().count_gpus()]
-        device = self._device(known[0] if known else 0)  # core says which of them is not there
+        device = self._device(known[0] if known else 0)  # core reports which of them is missing
         path = _plan_file(model, device)
         engine = self._open(path, dla_core=-1)
         profiles = _profiles_of(group, engine, config.name)
@@ -84,7 +84,7 @@ class TensorRT(Backend):
             io.is_non_linear_format_io = io.is_non_linear_format_io or io.name in formats
 
     def share(self, model: Model) -> Shared[tuple[int, int], PlanEngine]:
-        """Engines by GPU and accelerator core. Contexts of one engine execute side by side."""
+        """Return the engines by GPU and accelerator core. Contexts of one engine execute side by side."""
         return Shared()
 
     def unshare(self, shared: Shared[tuple[int, int], PlanEngine]) -> None:
@@ -127,7 +127,7 @@ class TensorRT(Backend):
         return instance
 
     def _device(self, ordinal: int) -> CudaDevice:
-        """The GPU, entered by this thread. What is missing is said first: TensorRT, then the driver, then the GPU."""
+        """Return the GPU, entered by this thread. The error names the first missing part: TensorRT, driver, GPU."""
         from headrace_tensorrt.cuda import cuda_device
         from headrace_tensorrt.cuda_driver import cuda_driver
         from headrace_tensorrt.plan_engine import load_engine
@@ -146,18 +146,18 @@ class TensorRT(Backend):
 
 
 # ---------------------------------------------------------------------------
-# What a config says
+# Reading a config
 # ---------------------------------------------------------------------------
 
 
 def _plan_file(model: Model, device: CudaDevice) -> Path:
-    """The plan for ``device``; raises `LoadError` naming the file that is missing."""
+    """Return the plan for ``device``; raises `LoadError` naming the file that is missing."""
     chosen = model.config.cc_model_filenames.get(device.compute_capability)
     return model.resource(chosen) if chosen else model.file("model.plan")
 
 
 def _group_of(model: Model) -> ModelInstanceGroup:
-    """The group of the instance being loaded, whose name begins with the group's."""
+    """Return the group of the instance being loaded, whose name begins with the group's."""
     name = model.instance_name.rpartition("_")[0]
     return next((group for group in model.config.instance_group if group.name == name), ModelInstanceGroup())
 
@@ -218,7 +218,7 @@ def _tensors(config: ModelConfig) -> list[ModelInput | ModelOutput]:
 
 
 def _check_formats(config: ModelConfig, tensors: tuple[PlanTensor, ...]) -> None:
-    """A layout that is not row by row must be what the config says, and such that the elements fill it."""
+    """Check that a layout that is not row by row is declared by the config, and that the elements fill it."""
     marked = {io.name: io.is_non_linear_format_io for io in _tensors(config)}
     for tensor in tensors:
         what = f"model '{config.name}': tensor '{tensor.name}'"

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from headrace_tensorrt.cuda import CudaDevice, CudaStream
 from headrace_tensorrt.plan_shapes import PlanTensor, Shape
 
-#: In bytes: what TensorRT asks of every address. Memory of the device has it anyway.
+#: In bytes: the alignment that TensorRT requires of every address. Memory of the device always has it.
 _ALIGNMENT = 256
-#: So much is copied in the time that it takes to hand the interpreter's lock over.
+#: The bytes that are copied in the time of one handover of the interpreter's lock.
 _SMALL_BYTES = 1 << 18
 
 
@@ -52,7 +52,7 @@ class TensorBuffer:
         return True
 
     def stage(self, array: npt.NDArray[np.generic]) -> int:
-        """The address of ``array``, which has no gaps, in pinned memory, copied there; 0 if it is not staged.
+        """Return the address of ``array``, which has no gaps, in pinned memory, copied there; 0 if it is not staged.
 
         A small copy keeps the interpreter's lock, a large one lets other threads run.
         """
@@ -93,10 +93,10 @@ class GrowingOutput:
         return self._buffer.address
 
     def allocate(self, size_bytes: int) -> int:
-        """The address of ``size_bytes``; 0 if there is no room, which TensorRT then says in its own way."""
+        """Return the address of ``size_bytes``; 0 if there is no room, which TensorRT then says in its own way."""
         try:
             self._buffer.reserve(size_bytes)
-        except Exception as error:  # called by TensorRT, which knows no exceptions
+        except Exception as error:  # called by TensorRT, which cannot handle exceptions
             self._failed(error)
             return 0
         return self._buffer.address

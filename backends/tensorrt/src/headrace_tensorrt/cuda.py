@@ -49,7 +49,7 @@ class CudaDevice:
 
     @property
     def compute_capability(self) -> str:
-        """``9.0``: what ``cc_model_filenames`` chooses by."""
+        """``9.0``: the key of ``cc_model_filenames``."""
         parts = []
         for attribute in (_MAJOR, _MINOR):
             value = INT()
@@ -74,7 +74,7 @@ class CudaDevice:
         return reason
 
     def allocate(self, size_bytes: int) -> int:
-        """The address of new device memory, aligned to 256 bytes; raises `BackendError`, which names the size."""
+        """Return the address of new device memory, aligned to 256 bytes. Raises `BackendError`, with the size."""
         address = ADDRESS()
         try:
             self.call("cuMemAlloc_v2", ctypes.byref(address), max(1, size_bytes))
@@ -125,21 +125,21 @@ class CudaStream:
         self.device.call("cuMemsetD8Async", address, 0, size_bytes, self._stream)
 
     def wait(self) -> None:
-        """Return when all that was begun is done; raises `BackendError` if some of it failed."""
+        """Return when all begun work is done. Raises `BackendError` if some of it failed."""
         self.device.call("cuEventRecord", self._event, self._stream)
         self.device.call("cuEventSynchronize", self._event)
 
     def settle(self) -> None:
-        """Return when all that was begun is over, whatever came of it; `CudaDevice.failure` may tell."""
+        """Return when all begun work is over, failed or not; `CudaDevice.failure` may have the error."""
         if result := self.device.driver.status("cuStreamSynchronize", self._stream):
             self.device.note("cuStreamSynchronize", result)
 
     def begin_capture(self) -> None:
-        """Record what follows instead of doing it."""
+        """Record the following work instead of executing it."""
         self.device.call("cuStreamBeginCapture_v2", self._stream, _THREAD_LOCAL)
 
     def end_capture(self) -> int:
-        """Return what was recorded since `begin_capture`, for `launch`. Pass it to `forget` at the end."""
+        """Return the graph recorded since `begin_capture`, for `launch`. Pass it to `forget` at the end."""
         graph, ready = HANDLE(), HANDLE()
         self.device.call("cuStreamEndCapture", self._stream, ctypes.byref(graph))
         try:
@@ -149,7 +149,7 @@ class CudaStream:
         return ready.value or 0
 
     def abandon_capture(self) -> None:
-        """End a capture that has gone wrong."""
+        """End a failed capture."""
         graph = HANDLE()
         self.device.driver.status("cuStreamEndCapture", self._stream, ctypes.byref(graph))
         if graph.value:
@@ -208,7 +208,7 @@ _opening = Lock()
 
 
 def cuda_device(ordinal: int) -> CudaDevice:
-    """The GPU ``ordinal`` of this process; raises `LoadError` if there is none. Any thread.
+    """Return the GPU ``ordinal`` of this process; raises `LoadError` if there is none. Any thread.
 
     It is never released: an answer in pinned memory may still be on its way when its model is gone.
     """

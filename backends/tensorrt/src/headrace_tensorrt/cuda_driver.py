@@ -52,8 +52,8 @@ PROTOTYPES: Final[Mapping[str, tuple[Any, ...]]] = {
     "cuGetErrorString": (INT, _INTO_TEXT),
 }
 
-#: What only begins something keeps the interpreter's lock: to hand it over and to wait for it again, six times per
-#: execution, took 540 us beside a busy thread, where the calls take 2.
+#: Calls that only begin something keep the interpreter's lock. To release and reacquire it six times per execution took
+#: 540 us beside a busy thread; the calls take 2.
 _BRIEF: Final = frozenset({
     "cuCtxSetCurrent", "cuEventRecord", "cuGraphLaunch", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2",
     "cuMemsetD8Async",
@@ -70,12 +70,12 @@ class CudaDriver:
         self.call("cuInit", 0)
 
     def status(self, name: str, *arguments: Any) -> int:
-        """Call the function ``name``; what it returns, 0 for success."""
+        """Call the function ``name``. Return its result, 0 for success."""
         result: int = self._functions[name](*arguments)
         return result
 
     def patient_status(self, name: str, *arguments: Any) -> int:
-        """`status`, where a call that is brief otherwise may wait."""
+        """Do as `status`, for a usually brief call that may wait here."""
         result: int = self._patient[name](*arguments)
         return result
 
@@ -90,7 +90,7 @@ class CudaDriver:
         return count.value
 
     def explain(self, result: int) -> str:
-        """``out of memory (CUDA_ERROR_OUT_OF_MEMORY)`` for 2."""
+        """Return the text of a status: ``out of memory (CUDA_ERROR_OUT_OF_MEMORY)`` for 2."""
         name, text = ctypes.c_char_p(), ctypes.c_char_p()
         self._functions["cuGetErrorName"](result, ctypes.byref(name))
         self._functions["cuGetErrorString"](result, ctypes.byref(text))
@@ -105,7 +105,7 @@ def _prototyped(library: ctypes.CDLL, name: str) -> Any:
 
 @cache
 def cuda_driver() -> CudaDriver:
-    """The CUDA driver; raises `LoadError` saying what is missing."""
+    """Return the CUDA driver; raises `LoadError` saying what is missing."""
     try:
         return CudaDriver(_LIBRARY)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which executions are captured as CUDA graphs, and which one stands in for a smaller batch.
+"""Choose the executions to capture as CUDA graphs, and the one that runs a smaller batch.
 
 Source: docs/spec/behaviours.md section 10.5, and the comments on ``ModelOptimizationPolicy.Cuda`` in Triton's
 model_config.proto.
@@ -27,7 +27,7 @@ class GraphSpec:
 
     @property
     def rows(self) -> int:
-        """Of a model that batches, which all inputs have."""
+        """The rows of all inputs, for a model that batches."""
         return next(iter(self.shapes.values()))[0]
 
     def fits(self, shapes: Mapping[str, Shape]) -> bool:
@@ -55,7 +55,7 @@ def graph_specs(config: ModelConfig, profile: Profile) -> list[GraphSpec]:
 
 
 def find(specs: Sequence[GraphSpec], shapes: Mapping[str, Shape]) -> GraphSpec | None:
-    """The spec with the fewest rows left over, if there is any. ``specs`` are in order."""
+    """Return the spec with the fewest rows left over, if there is any. ``specs`` are in order."""
     return next((spec for spec in specs if spec.fits(shapes)), None)
 
 

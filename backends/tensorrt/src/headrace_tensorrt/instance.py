@@ -64,7 +64,7 @@ class PlanInstance(Instance):
         return outputs
 
     def _values(self, inputs: Tensors) -> dict[str, Shape]:
-        """The values of the shape tensors; those of a model that batches begin with the size of the batch."""
+        """Return the values of the shape tensors; those of a model that batches begin with the size of the batch."""
         batched = self._executions.batched if self._settings.max_rows else ""
         rows = inputs[batched].shape[:1] if batched else ()
         return {
@@ -73,7 +73,7 @@ class PlanInstance(Instance):
         }
 
     def _copy_in(self, buffer: TensorBuffer, tensor: Tensor) -> npt.NDArray[Any] | None:
-        """Begin to copy an input; what it returns must live until the copy is over."""
+        """Begin to copy an input. Keep the result until the copy is over."""
         array = np.ascontiguousarray(tensor)
         size = array.nbytes
         if not size:
@@ -99,7 +99,9 @@ class PlanInstance(Instance):
         return array
 
     def _host_output(self, tensor: PlanTensor, shape: Shape) -> npt.NDArray[Any]:
-        """An output that TensorRT writes to the host's memory; without the size of the batch, if it begins with it."""
+        """Return an output that TensorRT writes to the host's memory; without the size of the batch, if it begins with
+        it.
+        """
         place = self._executions.buffers[tensor.name].values
         assert place is not None
         assert tensor.datatype is not None
@@ -118,4 +120,4 @@ class PlanInstance(Instance):
         self._executions.close()
         self._stream.close()
         self._device.pinned.trim()
-        del self._engine  # what is still held of this instance must not hold the weights
+        del self._engine  # a remaining reference to this instance must not keep the weights

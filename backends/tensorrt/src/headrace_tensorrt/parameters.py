@@ -14,19 +14,19 @@ _STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    #: When a context takes the memory that it computes in: STATIC, at load, for any of the plan's profiles, or
-    #: ON_PROFILE_CHANGE, for its own.
+    #: When a context allocates its working memory: STATIC: at load, for any of the plan's profiles. ON_PROFILE_CHANGE:
+    #: for its own profile.
     execution_context_allocation_strategy: str = "STATIC"
     #: Triton's way to spread one plan over several GPUs, which Headrace does not have: true is refused.
     enable_multi_device: bool = False
     multi_device_gpus: str = ""
     #: A file of NumPy arrays by name (``.npz``) in the version's directory: other weights for a refittable plan.
     refit_weights: str = ""
-    #: Of the weights, what may lie on the GPU at once; the rest is copied there while it executes. -1 is all.
+    #: The most bytes of weights on the GPU at once; the rest is copied there during the execution. -1 is all.
     weight_streaming_budget_bytes: int = -1
 
     def check(self, instance: str) -> None:
-        """Raise `ConfigError` for what no instance can do; ``instance`` is the one being loaded."""
+        """Raise `ConfigError` for an unsupported value; ``instance`` is the one being loaded."""
         strategy = self.execution_context_allocation_strategy
         if strategy not in _STRATEGIES:
             raise ConfigError(

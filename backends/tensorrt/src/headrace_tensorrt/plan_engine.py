@@ -1,7 +1,7 @@
 """Every call to TensorRT, and nothing else: the plan as an engine on a GPU, its contexts, and its weights.
 
 Written to TensorRT 11 and usable with 10: the API by names of tensors, without bindings by number. TensorRT is imported
-when the first model needs it. Its errors come through its logger; they are told in the exceptions raised here.
+when the first model needs it. It reports errors through its logger; the exceptions raised here have their text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace_tensorrt.tensorrt_api import TrtCudaEngine, TrtDims, TrtExecutionC
 
 log = logging.getLogger("headrace.tensorrt")
 
-#: What to say where the engine is missing. The wheels of TensorRT come for one major version of CUDA each.
+#: The advice if the engine is missing. The wheels of TensorRT come for one major version of CUDA each.
 INSTALLS = "pip install tensorrt-cu13 (tensorrt-cu12 for a driver of CUDA 12)"
 _OLDEST = 10
 #: Triton makes engines and contexts under one lock of the process (docs/spec/behaviours.md section 10.5).
@@ -35,7 +35,7 @@ _loaded: set[str] = set()
 
 @cache
 def load_engine() -> TrtModule:
-    """The module ``tensorrt``; raises `LoadError` saying how to install it."""
+    """Return the module ``tensorrt``; raises `LoadError` saying how to install it."""
     try:
         import tensorrt
     except ImportError as error:
@@ -50,7 +50,7 @@ def load_engine() -> TrtModule:
 
 @cache
 def engine_log() -> Any:
-    """The logger that all of TensorRT writes to. ``reason(what)`` is the last error of this thread's last call."""
+    """Return TensorRT's logger. ``reason(what)`` is the last error of this thread's last call."""
     told = threading.local()
     levels = {
         "INTERNAL_ERROR": logging.ERROR,
@@ -106,7 +106,7 @@ class PlanEngine:
         with _making:
             try:
                 runtime = trt.Runtime(engine_log())
-            except (RuntimeError, TypeError) as error:  # as pybind words that none was made
+            except (RuntimeError, TypeError) as error:  # pybind's error if no object was created
                 raise LoadError(engine_log().reason(f"TensorRT cannot start: {error}")) from error
             if allows_host_code:
                 runtime.engine_host_code_allowed = True
@@ -124,7 +124,7 @@ class PlanEngine:
         )
 
     def open_context(self, strategy: str, profile: int, stream: int) -> PlanContext:
-        """A context for ``profile``; ``strategy`` is ``STATIC`` or ``ON_PROFILE_CHANGE``. Raises `LoadError`."""
+        """Return a context for ``profile``; ``strategy`` is ``STATIC`` or ``ON_PROFILE_CHANGE``. Raises `LoadError`."""
         member = getattr(load_engine().ExecutionContextAllocationStrategy, strategy)
         with _making:
             context = self._engine.create_execution_context(member)
@@ -174,7 +174,7 @@ class PlanContext:
         self.enqueue_on: Callable[[int], bool] = context.execute_async_v3
 
     def set_shape(self, name: str, shape: Shape) -> None:
-        """Raises `InvalidArgument`, in Triton's words."""
+        """Raise `InvalidArgument`, in Triton's words."""
         if not self._context.set_input_shape(name, shape):
             what = f"trt failed to set input shape to {list(shape)} for input '{name}'"
             raise InvalidArgument(engine_log().reason(what))
@@ -185,7 +185,7 @@ class PlanContext:
             raise BackendError(engine_log().reason(f"TensorRT takes no address for '{name}'"), Code.INTERNAL)
 
     def infer_shapes(self) -> None:
-        """Work the shapes of the outputs out. Raises `InvalidArgument` for inputs of which too little is known."""
+        """Compute the shapes of the outputs. Raises `InvalidArgument` if an input's shape or value is missing."""
         try:
             missing = self._context.infer_shapes()
         except RuntimeError as error:
@@ -227,7 +227,7 @@ class PlanContext:
 
 
 def _deserialize(make: Callable[[Any], TrtCudaEngine | None], path: Path) -> TrtCudaEngine:
-    """The engine of the plan in the file ``path``, which is mapped and not read: plans take gigabytes."""
+    """Return the engine of the plan in the file ``path``, which is mapped and not read: plans take gigabytes."""
     with open_regular(path) as file:
         try:
             plan = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

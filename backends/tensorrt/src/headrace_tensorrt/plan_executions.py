@@ -1,5 +1,6 @@
-"""The executions of an instance: the contexts of its profiles, where their inputs and outputs lie, and what is known of
-each execution by the shapes of its inputs, a captured graph included."""
+"""The executions of an instance: the contexts of its profiles, the memory of their inputs and outputs, and a cache of
+prepared executions by input shapes, with captured graphs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from headrace_tensorrt.graph_specs import GraphSpec, find
 from headrace_tensorrt.plan_engine import PlanContext, PlanEngine
 from headrace_tensorrt.plan_shapes import PlanTensor, Profile, Shape, choose
 
-#: Input shapes whose executions are remembered; those of a model are few, or too many for any number.
+#: The most input shapes whose executions are cached. A model has few shapes, or too many for any cache.
 _REMEMBERED = 256
 
 
@@ -77,7 +78,7 @@ class PlanExecutions:
         self.growing: dict[str, GrowingOutput] = {}
         self._prepared: dict[object, PreparedExecution] = {}
         self._captured: dict[int, list[tuple[GraphSpec, PreparedExecution]]] = {}
-        #: What each context has been told last, by its identity.
+        #: The last settings of each context, by its identity.
         self._told: dict[int, PreparedExecution] = {}
         self._allocation_error: Exception | None = None
         try:
@@ -95,7 +96,7 @@ class PlanExecutions:
             raise
 
     def find(self, shapes: Sequence[Shape], values: Mapping[str, Shape]) -> PreparedExecution:
-        """The execution for inputs of ``shapes``, in the order of ``sent``, and for shape tensors of ``values``.
+        """Return the execution for inputs of ``shapes``, in the order of ``sent``, and for shape tensors of ``values``.
 
         Raises `InvalidArgument`, in Triton's words, if no profile takes them.
         """
@@ -124,12 +125,12 @@ class PlanExecutions:
             raise
 
     def settle(self) -> None:
-        """After a failure: wait for what was begun, so that the next execution finds its memory unused."""
+        """Wait, after a failure, until all begun work is over: the next execution uses the same memory."""
         self._stream.settle()
         self._told.clear()
 
     def warm_up(self) -> None:
-        """Execute every profile once, on zeros, and capture what is to be captured."""
+        """Execute every profile once, on zeros, and capture its graphs."""
         for name in self.sent:
             self.buffers[name].clear(self._stream)
         for profile in self._profiles:
@@ -140,13 +141,13 @@ class PlanExecutions:
             self._captured[profile.index] = [(spec, self._capture(profile, spec)) for spec in specs]
 
     def _capped(self, name: str, shape: Shape) -> Shape:
-        """``shape`` with no more rows than the largest batch has."""
+        """Return ``shape`` with no more rows than the largest batch has."""
         has_rows = self._settings.max_rows and name in self.sent and name not in self._settings.ragged
         return (min(shape[0], self._settings.max_rows), *shape[1:]) if has_rows else shape
 
     def _capture(self, profile: Profile, spec: GraphSpec) -> PreparedExecution:
         run = self._prepare_plain(profile, spec.shapes, {})
-        self.run(run)  # what TensorRT does once for new shapes must not be in the graph
+        self.run(run)  # TensorRT's one-time work for new shapes must not be in the graph
         self._stream.wait()
         self._stream.begin_capture()
         try:
@@ -207,7 +208,7 @@ class PlanExecutions:
             place[: raw.size] = raw
 
     def _largest(self, profile: Profile, tensor: PlanTensor) -> Shape:
-        """The largest shape that the config and ``profile`` allow an input."""
+        """Return the largest shape that the config and ``profile`` allow an input."""
         most = profile.shapes[tensor.name].most
         if tensor.is_shape_tensor or tensor.name in self._settings.ragged:
             return most
@@ -217,7 +218,7 @@ class PlanExecutions:
         return (*rows, *(large if dim < 0 else min(dim, large) for dim, large in zip(dims, most[batch:], strict=True)))
 
     def _size_outputs(self, profile: Profile) -> None:
-        """Make the places of the outputs, as large as they are for the largest inputs of ``profile``."""
+        """Allocate the outputs, large enough for the largest inputs of ``profile``."""
         context = self.contexts[profile.index]
         largest = {tensor.name: self._largest(profile, tensor) for tensor in self._inputs.values()}
         values = {name: bounds.most for name, bounds in profile.values.items()}
@@ -233,7 +234,7 @@ class PlanExecutions:
                 self.buffers[tensor.name] = TensorBuffer(self._device, tensor, tensor.size_bytes(shape), False)
 
     def _bind(self) -> None:
-        """Tell every context where everything lies."""
+        """Set the addresses of all tensors in every context."""
         for context in self.contexts.values():
             for name, buffer in self.buffers.items():
                 context.set_address(name, buffer.address)
@@ -244,7 +245,7 @@ class PlanExecutions:
         self._allocation_error = error
 
     def close(self) -> None:
-        """Free what they have on the device; nothing may still be running."""
+        """Free their memory on the device. No execution may be running."""
         self._forget_captured()
         self._told.clear()
         self.contexts.clear()

@@ -86,7 +86,7 @@ class Bounds:
         return sum(abs(got - best) for got, best in zip(shape, self.best, strict=True))
 
     def value_distance(self, values: Shape) -> int:
-        """`distance` of the values of a shape tensor."""
+        """Return the `distance` of the values of a shape tensor."""
         if len(values) != len(self.most):
             raise ValueError(
                 f"mismatch between the number of shape values. Expecting {len(self.most)}. Got {len(values)}"
@@ -109,7 +109,7 @@ class Profile:
 
     @property
     def max_rows(self) -> int:
-        """The largest batch: the least of what the inputs take on their first axis; shape tensors have none."""
+        """The largest batch: the smallest maximum of the inputs' first axes. Shape tensors have no batch axis."""
         return min((bounds.most[0] for bounds in self._batched() if bounds.most), default=1)
 
     def _batched(self) -> list[Bounds]:
@@ -136,8 +136,9 @@ class Profile:
 def choose(
     profiles: Sequence[Profile], shapes: Mapping[str, Shape], values: Mapping[str, Shape], instance: str
 ) -> Profile:
-    """The profile that is nearest to the inputs; of equals the first. Raises `InvalidArgument` if none takes them,
-    which says what the first of the profiles would take."""
+    """Return the profile that is nearest to the inputs; of equals the first. Raises `InvalidArgument` if none takes
+    them, which says what the first of the profiles would take.
+    """
     chosen, nearest = None, -1
     reason: InvalidArgument | None = None
     for profile in profiles:

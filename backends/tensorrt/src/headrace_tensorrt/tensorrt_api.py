@@ -87,7 +87,7 @@ class TrtCudaEngine(Protocol):
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> Sequence[TrtDims]: ...
 
     def get_tensor_profile_values(self, profile_index: int, name: str, /) -> list[list[int]]:
-        """By position only: the bindings name its two parameters the wrong way round."""
+        """Call it by position only: the bindings have the names of its two parameters swapped."""
 
     def create_execution_context(self, strategy: TrtEnumerator) -> TrtExecutionContext | None: ...
 

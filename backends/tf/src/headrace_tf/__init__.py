@@ -30,5 +30,5 @@ __all__ = ["Parameters", "TensorFlow"]
 
 @hookimpl
 def register_backends() -> list[type[Backend]]:
-    """`TensorFlow`; the engine itself is imported when a model needs it."""
+    """Return `TensorFlow`; the engine itself is imported when a model needs it."""
     return [TensorFlow]

@@ -24,14 +24,16 @@ class TensorFlow(Backend):
     rungs = (Instance,)
     engine_fields = ("model_operations", "optimization.execution_accelerators", "optimization.graph")
     hardware = "it has never run on a GPU"
-    outputs_as_given = True  # the config has been held against the graph; what a graph does in spite of it is its own
+    outputs_as_given = True  # the config was compared with the graph; a deviation at run time is the graph's own
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
         self._read_options = BackendOptions.read(options)
 
     def complete_config(self, model: Model) -> None:
-        """Everything that a signature knows; nothing for a frozen graph, or if the config names inputs and outputs."""
+        """Complete the config from a signature; change nothing for a frozen graph, or if the config names inputs and
+        outputs.
+        """
         from headrace_engines import complete_from_graph, default_max_batch_size
         from headrace_tf.model_graph import require_ranks
         from headrace_tf.saved_model import read_saved_model
@@ -45,7 +47,9 @@ class TensorFlow(Backend):
         complete_from_graph(model.config, found.graph, default_max_batch_size(self.name, self.options))
 
     def repository_code(self, config: ModelConfig) -> str:
-        """A graph with the parameter ``trust``. Raises `ConfigError` for a wrong parameter."""
+        """Return the graph's file if the model has the parameter ``trust``, else nothing. Raises `ConfigError` for a
+        wrong parameter.
+        """
         is_code = parse_parameters(Parameters, config.parameters).trust
         return f"{config.default_model_filename or 'its graph'} (parameter 'trust')" if is_code else ""
 

@@ -25,7 +25,7 @@ _LISTED = 10
 
 
 def read_frozen_graph(tensorflow: Any, model: Model, path: Path) -> ModelGraph:
-    """The graph, with the inputs and outputs that the config names; `with_outputs` describes the latter.
+    """Return the graph, with the inputs and outputs that the config names; `with_outputs` describes the latter.
 
     Raises `LoadError` naming the file, and `ConfigError` for a name that is not in it.
     """
@@ -54,7 +54,7 @@ def read_frozen_graph(tensorflow: Any, model: Model, path: Path) -> ModelGraph:
 
 
 def with_outputs(tensorflow: Any, config: ModelConfig, graph: ModelGraph, imported: Any) -> ModelGraph:
-    """``graph`` with the types and shapes of its outputs, which TensorFlow has inferred for ``imported``.
+    """Return ``graph`` with the types and shapes of its outputs, which TensorFlow has inferred for ``imported``.
 
     Raises `ConfigError` for an output that its node does not have.
     """
@@ -86,7 +86,7 @@ def _parse(tensorflow: Any, model: Model, path: Path) -> Any:
 
 
 def _tensor_named(name: str, known: Iterable[str], direction: str) -> str:
-    """``node:0`` for a node's name, a tensor's name as it is. Raises `ConfigError` with those that are allowed."""
+    """Return ``node:0`` for a node's name, a tensor's name as it is. Raises `ConfigError` with the allowed ones."""
     known = sorted(known)
     if node_of(name) in known:
         return name if ":" in name else f"{name}:0"

@@ -1,4 +1,4 @@
-"""The content of a model file of any kind: the graph, its inputs and outputs, and what loading does.
+"""The content of a model file of any kind: the graph, its inputs and outputs, and its actions at load.
 
 A SavedModel has its inputs and outputs in signatures. For a frozen graph, the config must name the nodes
 (docs/spec/behaviours.md section 10.4).
@@ -37,7 +37,7 @@ ELEMENT_TYPES: Mapping[int, DataType] = {
 }
 #: Operators that run functions again and again, and the one that loops of TensorFlow 1 end by.
 _LOOPS = frozenset(("While", "StatelessWhile", "For", "LoopCond"))
-#: What a type has more if it is that of a variable of TensorFlow 1, which is given by its value.
+#: The amount by which the type number of a TensorFlow 1 variable is larger than that of its value.
 _REFERENCE = 100
 
 
@@ -84,12 +84,12 @@ class ModelGraph:
 
 
 def node_of(tensor: str) -> str:
-    """The node that ``tensor``, or what waits for a node (``^node``), names."""
+    """Return the node that ``tensor``, or a control input (``^node``), names."""
     return tensor.lstrip("^").partition(":")[0]
 
 
 def needed_nodes(graph_def: Any, roots: Iterable[str], fed: Set[str] = frozenset()) -> list[Any]:
-    """The nodes that run for ``roots``, nodes or tensors. Those that are ``fed`` do not run, and need nothing."""
+    """Return the nodes that run for ``roots``, nodes or tensors. ``fed`` ones do not run, and need nothing."""
     nodes = {node.name: node for node in graph_def.node}
     waiting, found = [node_of(root) for root in roots], dict[str, Any]()
     while waiting:
@@ -152,7 +152,7 @@ def graph_of(
 
 
 def require_ranks(config: ModelConfig, graph: ModelGraph) -> None:
-    """Raise `ConfigError` for a tensor of which neither file nor config knows the rank: nothing can be completed."""
+    """Raise `ConfigError` for a tensor without a rank in file and config: nothing can be completed."""
     given: Iterable[ModelInput | ModelOutput] = chain(config.input, config.output)
     for name in sorted(graph.unranked - {io.name for io in given}):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Finds what a graph would do besides computing: walks from the requested tensors, through the functions that it calls.
+"""Finds the side effects of a graph: walks from the requested tensors, through the functions that it calls.
 
 The rules are in `headrace_tf.operator_rules`. Operators that nothing requests never run, and are not checked: every
 SavedModel has the operators that saved it.
@@ -59,8 +59,9 @@ class _Walk:
             self.refuse(name, name, "it is a function by the name of an operator")
 
     def go(self, roots: Iterable[str], may_read: bool) -> list[str]:
-        """Look at all that ``roots``, nodes or tensors, need. The tensors of the graph that name files which it reads;
-        unless it ``may_read``, that is refused."""
+        """Check everything that ``roots``, nodes or tensors, need. The tensors of the graph that name files which it
+        reads; unless it ``may_read``, that is refused.
+        """
         names: list[str] = []
         for node in needed_nodes(self._graph_def, roots):
             names += [node.input[index] for index in self._file_inputs(node, may_read)]
@@ -92,7 +93,7 @@ class _Walk:
         )
 
     def _file_inputs(self, node: Any, may_read: bool) -> list[int]:
-        """Which inputs of ``node`` name files that it, or a function that it calls, reads."""
+        """Return the inputs of ``node`` that name files which it, or a function that it calls, reads."""
         if node.op in FILE_INPUTS and may_read:
             return [FILE_INPUTS[node.op]]
         if node.op not in self._functions and node.op not in self._libraries:
@@ -110,7 +111,7 @@ class _Walk:
         return sorted(index + skipped for index in read)
 
     def _file_arguments(self, name: str, may_read: bool) -> list[int]:
-        """Which arguments of the function ``name`` name files that it reads. Each function is looked at once."""
+        """Return the arguments of the function ``name`` that name files it reads. Each function is checked once."""
         known = self._known
         if (name, may_read) in known:
             if name in self._entered and may_read:
@@ -151,7 +152,7 @@ def _origin(source: str, arguments: Mapping[str, int], inside: Mapping[str, Any]
 
 
 def _called(node: Any, functions: Mapping[str, Any]) -> list[str]:
-    """The functions that ``node`` calls: by name, and by its attributes."""
+    """Return the functions that ``node`` calls: by name, and by its attributes."""
     names = [node.op] if node.op in functions else []
     for value in node.attr.values():
         if value.WhichOneof("value") == "func":

@@ -2,7 +2,7 @@
 
 They are native code, and the process's: TensorFlow unloads none, and an operator that is registered stays as it is. So
 the same contents are loaded once, wherever they lie, and other contents in the place of a library that a model has
-loaded are refused: a second set of kernels would break what is served.
+loaded are refused: a second set of kernels would break the served models.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from headrace import LoadError, Model, one_line, read_regular
 from headrace_tf.tensorflow_process import log, own_operators, registered_operators, reword
 
 _lock = threading.Lock()
-#: What is loaded: the digest of a file, and the operators that came with it.
+#: The loaded libraries: the digest of each file, and its operators.
 _operators: dict[str, frozenset[str]] = {}
-#: Which contents the versions of each model, by its directory, have loaded by which name.
+#: By the directory of a model: the name and the contents of each library that its versions have loaded.
 _contents: dict[tuple[Path, str], str] = {}
 
 
@@ -33,7 +33,7 @@ def load_libraries(tensorflow: Any, model: Model) -> frozenset[str]:
         return frozenset()
     model.refuse_if_sent(f"op_library_filename '{one_line(names[0])}'", "model_operations.op_library_filename")
     with _lock:
-        own_operators()  # as they are before anybody adds to them
+        own_operators()  # the operators before any library adds some
         return frozenset().union(*(_load(tensorflow, model, name) for name in names))
 
 

@@ -95,7 +95,7 @@ REFUSED: Mapping[str, str] = {
     "SnapshotDatasetReader": _READS,
     "SnapshotNestedDatasetReader": _READS,
 }
-#: Operators that leave an output unwritten unless this attribute is true, and what it is where it is not given.
+#: Operators that leave an output unwritten unless this attribute is true, and the attribute's default.
 WRITES_ALL: Mapping[str, tuple[str, bool]] = {
     "Empty": ("init", False),
     "Eig": ("compute_v", True),
@@ -116,7 +116,7 @@ REFUSED_WORDS: Mapping[str, str] = {
     "Outfeed": _ANOTHER,
     "Summary": _WRITES,
 }
-#: What computes though a word of it is refused.
+#: Allowed operators, although their names contain a refused word.
 HARMLESS = frozenset(
     (
         "HistogramSummary", "ScalarSummary", "ImageSummary", "AudioSummary", "AudioSummaryV2", "MergeSummary",

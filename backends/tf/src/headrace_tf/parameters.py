@@ -23,7 +23,7 @@ class Parameters:
     intra_threads: int = field(default=0, metadata={"key": "TF_NUM_INTRA_THREADS"})
     #: Operators side by side, of all models of the process together. 0: none, the instance's thread runs them in turn.
     inter_threads: int = field(default=0, metadata={"key": "TF_NUM_INTER_THREADS"})
-    #: Whether each session has threads of its own for operators side by side.
+    #: True: each session has its own threads for operators side by side.
     per_session_threads: bool = field(default=False, metadata={"key": "TF_USE_PER_SESSION_THREADS"})
     #: The tag of the graph in a SavedModel; ``serve`` unless said.
     graph_tag: str = field(default="", metadata={"key": "TF_GRAPH_TAG"})
@@ -33,7 +33,7 @@ class Parameters:
     max_session_share_count: int = field(default=1, metadata={"key": "MAX_SESSION_SHARE_COUNT"})
     #: A file ``{"init_ops": ["name", ...]}``, in the version or the model: operators that run once, at load.
     init_ops_file: str = field(default="", metadata={"key": "TF_INIT_OPS_FILE"})
-    #: Whether the graph may do what `headrace_tf.operator_rules` refuses. Counts in the repository only.
+    #: True: the graph may use operators that `headrace_tf.operator_rules` refuses. Counts in the repository only.
     trust: bool = False
 
     def __post_init__(self) -> None:
@@ -50,9 +50,9 @@ class BackendOptions:
 
     #: The part of a GPU's memory that TensorFlow may take, 0 to 1; 0 is no bound.
     gpu_memory_fraction: float
-    #: Whether it takes that memory as it needs it, and not at once. Unless said: if there is no bound.
+    #: True: it allocates that memory as it needs it, not at once. Default: true if there is no bound.
     allow_growth: bool
-    #: Whether an operator may run elsewhere than its graph says.
+    #: True: an operator may run on another device than its graph names.
     allow_soft_placement: bool
 
     @classmethod

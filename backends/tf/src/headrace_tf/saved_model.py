@@ -17,11 +17,11 @@ from headrace_tf.model_graph import Checkpoint, ModelGraph, default_of, graph_of
 log = logging.getLogger("headrace.tensorflow")
 
 _TAG, _SIGNATURE = "serve", "serving_default"
-#: Signatures that are not for callers: what runs at load, and a training step.
+#: Signatures that are not for callers: the initialization at load, and a training step.
 _INIT, _TRAIN = "__saved_model_init_op", "__saved_model_train_op"
 #: Operators that hold a variable.
 _VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
-#: Collections in which files of TensorFlow 1 name what runs at load, and what that reads.
+#: Collections in which files of TensorFlow 1 name the operators that run at load, and the files that these read.
 _INIT_COLLECTIONS, _ASSETS_COLLECTION = ("saved_model_main_op", "legacy_init_op"), "saved_model_assets"
 
 
@@ -76,7 +76,7 @@ def _parse(model: Model, path: Path) -> Any:
 
 
 def _choose_graph(model: Model, path: Path, saved: Any) -> Any:
-    """The graph with the tag and no other; else the first that has the tag among others."""
+    """Return the graph with the tag and no other; else the first that has the tag among others."""
     wanted = model.parameters.graph_tag or _TAG
     tags = [set(meta.meta_info_def.tags) for meta in saved.meta_graphs]
     for is_chosen in (lambda each: each == {wanted}, lambda each: wanted in each):
@@ -136,7 +136,7 @@ def _checkpoint(model: Model, meta: Any, path: Path, outputs: Iterable[str]) -> 
 
 
 def _assets(model: Model, meta: Any, path: Path) -> dict[str, Path]:
-    """The files that the graph reads while it loads, which lie in ``assets``."""
+    """Return the files that the graph reads while it loads, which lie in ``assets``."""
     assets = {}
     for asset in _asset_files(meta):
         if reason := why_path_leaves(asset.filename):

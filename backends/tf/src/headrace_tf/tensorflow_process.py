@@ -1,5 +1,6 @@
-"""TensorFlow itself, imported when the first model needs it, and what is the same for all models of a process:
-threads, operators, the GPUs that it sees. Its errors in our words."""
+"""Import TensorFlow when the first model needs it, and keep its settings for the whole process: threads, operators,
+visible GPUs. Its errors are reworded.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from headrace_engines import read_libraries
 
 log = logging.getLogger("headrace.tensorflow")
 
-#: Its own lines about each operator that fails are warnings, and callers cause them: what failed is in the answer.
+#: Its own lines about each operator that fails are warnings, and callers cause them: the answer has the error.
 _ERRORS_ONLY = "2"
 #: Lets ``optimization.graph.level`` turn XLA on for a session on the CPU; without such a level it changes nothing.
 _XLA_ON_CPU = "--tf_xla_cpu_global_jit"
@@ -31,7 +32,7 @@ _threads_of_process: int | None = None
 
 
 def load_engine() -> Any:
-    """The module ``tensorflow``; raises `LoadError` saying how to install it. Any thread; takes seconds once.
+    """Return the module ``tensorflow``; raises `LoadError` saying how to install it. Any thread; takes seconds once.
 
     What is set here in the environment, unless it is set already, TensorFlow reads while it is imported.
     """
@@ -50,7 +51,7 @@ def load_engine() -> Any:
                 "backend 'tensorflow' needs the package tensorflow, which cannot be imported "
                 f"({one_line(str(error))}); run: pip install tensorflow-cpu (or tensorflow[and-cuda] for GPUs)"
             ) from error
-        # Its logger writes to stderr by a handler of its own; the server's log has what it says, in bounds.
+        # Its logger writes to stderr by a handler of its own; the server's log has its lines, within limits.
         logger = rate_limited_logger("tensorflow")
         for handler in tuple(logger.handlers):
             logger.removeHandler(handler)
@@ -59,7 +60,7 @@ def load_engine() -> Any:
 
 
 def reword(error: BaseException) -> str:
-    """The first line of a TensorFlow error, and the node that it concerns."""
+    """Return the first line of a TensorFlow error, and the node that it concerns."""
     text = str(getattr(error, "message", "") or error).strip() or type(error).__name__
     line = one_line(_HOST.sub("", text.splitlines()[0]))
     node = _NODE.search(text)
@@ -110,7 +111,7 @@ def has_xla_on_cpu() -> bool:
 
 
 def registered_operators() -> Mapping[str, bool]:
-    """The operators that there are now, those of libraries included, and whether each has state."""
+    """Return the present operators, those of libraries included; True for each with state."""
     from tensorflow.core.framework import op_def_pb2
     from tensorflow.python.client import pywrap_tf_session
 
@@ -121,5 +122,5 @@ def registered_operators() -> Mapping[str, bool]:
 
 @cache
 def own_operators() -> Mapping[str, bool]:
-    """The operators that TensorFlow has of its own: asked for first before any library is loaded."""
+    """Return the operators that TensorFlow has of its own: asked for first before any library is loaded."""
     return registered_operators()

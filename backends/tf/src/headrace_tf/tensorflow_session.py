@@ -40,7 +40,9 @@ class SessionPool:
         self._sessions: dict[Device, list[OpenSession]] = {}
 
     def get(self, model: Model, options: BackendOptions) -> OpenSession:
-        """One for ``model.device`` that has room, opened if there is none. Raises `LoadError` or `ConfigError`."""
+        """Return a session for ``model.device`` that has room; open one if there is none. Raises `LoadError` or
+        `ConfigError`.
+        """
         with self._lock:
             there = self._sessions.setdefault(model.device, [])
             for opened in there:
@@ -52,7 +54,7 @@ class SessionPool:
             return opened
 
     def give_back(self, device: Device, opened: OpenSession) -> None:
-        """One instance uses ``opened`` no more; the last has it closed."""
+        """Release ``opened`` for one instance; close it after the last one."""
         with self._lock:
             opened.users -= 1
             if not opened.users:
@@ -71,7 +73,8 @@ def is_frozen(model: Model) -> bool:
 
 
 def open_session(model: Model, options: BackendOptions) -> OpenSession:
-    """A session on ``model.device`` whose graph agrees with the config, is allowed to run, and has its variables.
+    """Return a session on ``model.device`` whose graph agrees with the config, is allowed to run, and has its
+    variables.
 
     Raises `LoadError` naming the file at fault, or `ConfigError`.
     """
@@ -98,7 +101,7 @@ def open_session(model: Model, options: BackendOptions) -> OpenSession:
     except BaseException:
         session.close()
         raise
-    # The session has the graph: what was read of it, all constants included, need not stay in memory as well.
+    # The session has the graph: the parsed file, all constants included, need not stay in memory as well.
     return OpenSession(session, replace(graph, graph_def=None), graph.repeats)
 
 
@@ -113,8 +116,9 @@ def _import(tensorflow: Any, model: Model, graph: ModelGraph) -> None:
 
 
 def _fill(model: Model, session: Any, graph: ModelGraph, file_names: Sequence[str]) -> None:
-    """Restore the variables and run what initialises the rest. The names of files are the model's own: each that
-    ``file_names`` gives is looked at, and then given to the operators as it was seen."""
+    """Restore the variables and run what initialises the rest. The names of files are the model's own: each name from
+    ``file_names`` is checked, and the checked value is given to the operators.
+    """
     assets = {tensor: str(path) for tensor, path in graph.assets.items()}
     try:
         if (checkpoint := graph.checkpoint) is not None:
@@ -134,7 +138,7 @@ def _fill(model: Model, session: Any, graph: ModelGraph, file_names: Sequence[st
             session.run(name.partition(":")[0], names)
     except LoadError:
         raise
-    except Exception as error:  # TensorFlow's own, and what it says of names that are not there
+    except Exception as error:  # TensorFlow's own, and its error for missing names
         raise LoadError(f"unable to load model '{model.name}': '{graph.path}': {reword(error)}") from error
 
 

@@ -1,11 +1,11 @@
-"""The backend ``pytorch`` of Headrace: what PyTorch writes, and modules in Python, run by PyTorch.
+"""The backend ``pytorch`` of Headrace: files that PyTorch writes, and modules in Python, run by PyTorch.
 
 A model is a directory with a config and a version, and the version holds the file::
 
     models/digits/config.pbtxt
     models/digits/1/model.pt
 
-The file does not tell its shapes and data types, so that the config names inputs and outputs::
+The file has no shapes and data types, so the config names inputs and outputs::
 
     platform: "pytorch_libtorch"                               # or backend: "pytorch"
     max_batch_size: 32
@@ -35,5 +35,5 @@ __all__ = ["Parameters", "PyTorch"]
 
 @hookimpl
 def register_backends() -> list[type[Backend]]:
-    """`PyTorch`; the engine itself is imported when a model needs it."""
+    """Return `PyTorch`; the engine itself is imported when a model needs it."""
     return [PyTorch]

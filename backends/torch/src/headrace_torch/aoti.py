@@ -27,7 +27,7 @@ from headrace_torch.torch_process import first_line
 
 log = logging.getLogger("headrace.pytorch")
 
-#: What AOTInductor calls extensions of a CPU, and the flag that Linux has for each.
+#: AOTInductor's name of each CPU extension, and its flag in Linux.
 _EXTENSIONS: Mapping[str, str] = {
     "AVX2": "avx2",
     "AVX512": "avx512f",
@@ -40,9 +40,9 @@ _Pointers = ctypes.POINTER(ctypes.c_void_p)
 
 
 def open_package(torch: Any, model: Model, archive: Pt2Archive, device: str, instances: int) -> Program:
-    """The package in ``archive``, on ``device``, of which ``instances`` may execute at once.
+    """Return the package in ``archive``, on ``device``, of which ``instances`` may execute at once.
 
-    Raises `LoadError` without ``trust``, and for what was compiled for another machine."""
+    Raises `LoadError` without ``trust``, and for code compiled for another machine."""
     name = archive.choose("packages", archive.packages)
     folder = f"data/aotinductor/{name}/"
     if not is_trusted(model):
@@ -74,10 +74,10 @@ def open_package(torch: Any, model: Model, archive: Pt2Archive, device: str, ins
         signature = package_signature(archive, name, library.call_spec, library.input_count)
     except (OSError, RuntimeError, ValueError) as error:
         raise archive.failure(first_line(error)) from error
-    # What holds the interpreter's lock had better not hold the event loop, too.
+    # A call that holds the interpreter's lock must not also run on the event loop.
     any_thread = device == "cpu" and isinstance(library, AotiLibrary)
     # Inputs are copied, because a result may share their memory, and a kernel may write to it. That takes 0.1 % of the
-    # time of the benchmark networks. Only the source of a package could say where it is needless.
+    # time of the benchmark networks. Only the source of a package shows where the copy is not needed.
     forward = Forward(run=library.run, device=device, arguments=None, writes=True, any_thread=any_thread)
     return Program(forward, signature)
 
@@ -96,7 +96,7 @@ class AotiLibrary:
             device.encode(),
             str(path.parent).encode(),
         )
-        #: When it has no user any more.
+        #: Closes the library after its last user.
         self._finalizer = weakref.finalize(self, _close, self._library, self._container, files)
         self.input_count, self._output_count = self._count("GetNumInputs"), self._count("GetNumOutputs")
         takes, gives = ctypes.c_char_p(), ctypes.c_char_p()
@@ -121,8 +121,9 @@ class AotiLibrary:
         ctypes.pythonapi.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
     def run(self, *tensors: Any) -> Sequence[Any]:
-        """The results for ``tensors``, which must have the layout that the package was compiled for. The interpreter's
-        lock is free meanwhile. Raises `RuntimeError` with what the library says."""
+        """Return the results for ``tensors``, which must have the layout that the package was compiled for. The
+        interpreter's lock is free meanwhile. Raises `RuntimeError` with the library's message.
+        """
         torch = self._torch
         capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
         inputs = self._inputs(*[self._pointer_of(each, None) for each in capsules])
@@ -206,7 +207,7 @@ def _close(library: Any, container: ctypes.c_void_p, files: TemporaryDirectory[s
 
 
 def _require_machine(archive: Pt2Archive, names: Sequence[str], device: str) -> None:
-    """Raises `LoadError` for code that this machine cannot execute, which would end the server."""
+    """Raise `LoadError` for code that this machine cannot execute, which would end the server."""
     found: dict[str, str] = {}
     for name in names:
         if name.endswith("_metadata.json"):

@@ -20,7 +20,7 @@ from headrace_torch.program_signature import SCALAR_TYPES, Leaf, ProgramSignatur
 from headrace_torch.program_sizes import Arithmetic
 from headrace_torch.pt2_archive import Pt2Archive
 
-#: What C++ calls types whose names in Python are not the same in lower case.
+#: C++ names of types, where Python's name is not the same in lower case.
 _NAMES: Mapping[str, str] = {
     "kByte": "uint8",
     "kChar": "int8",
@@ -32,7 +32,7 @@ _NAMES: Mapping[str, str] = {
     "kDouble": "float64",
 }
 _DATATYPES: Mapping[str, DataType | None] = dict(SCALAR_TYPES.values())
-#: One line of the checks that AOTInductor writes into the source, with what it says of which input.
+#: One line of the checks that AOTInductor writes into the source: the input, and the rule.
 _CHECK = re.compile(
     r'"input_handles\[(?P<input>\d+)\]: (?P<what>unmatched dtype|unmatched dim value|unmatched stride value|'
     r"dim value is too small|dim value is too large)(?: at (?P<axis>\d+))?, \"\s*<<\s*\"expected(?: it)?(?: to be)?:?"
@@ -59,7 +59,7 @@ class _Input:
 def package_signature(
     archive: Pt2Archive, name: str, call_spec: tuple[str, str], count: int | None
 ) -> ProgramSignature:
-    """The signature of the package ``name``, whose library has ``call_spec`` and takes ``count`` tensors.
+    """Return the signature of the package ``name``, whose library has ``call_spec`` and takes ``count`` tensors.
 
     Raises `ValueError` for arguments that are no tensors, and for another memory layout than requests have."""
     if archive.programs:
@@ -120,7 +120,7 @@ def _matches(archive: Pt2Archive, name: str) -> Iterator[re.Match[str]]:
 
 
 def _require_contiguous(index: int, told: _Input) -> None:
-    """Requests have rows one after the other; what was compiled for other strides would read beside the tensor."""
+    """Raise ValueError for other strides: requests are contiguous, so such code would read outside of the tensor."""
     for axis, stride in told.strides.items():
         inner: Sequence[int] = told.shape[axis + 1 :]
         if -1 not in inner and stride != math.prod(inner):

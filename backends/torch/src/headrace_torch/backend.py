@@ -1,4 +1,4 @@
-"""The backend ``pytorch``: which file it serves, and what opens that."""
+"""The backend ``pytorch``: chooses the file of a version, and the module that opens it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PyTorch(Backend):
     has_runtimes = True
     hardware = "it has run on an NVIDIA H200 and an H100 (PyTorch 2.11, CUDA 13.0)"
     default_cpu_instances = SHARING_INSTANCES
-    outputs_as_given = True  # as Triton: the file does not tell what it gives
+    outputs_as_given = True  # as Triton: the file does not declare its outputs
 
     def cpu_instances(self, config: ModelConfig) -> int:
         """2 that share their weights, where that is safe; else 1."""
@@ -44,7 +44,9 @@ class PyTorch(Backend):
             _complete_from_program(model, default_max_batch_size(self.name, self.options))
 
     def repository_code(self, config: ModelConfig) -> str:
-        """A ``model.py``, or a file with the parameter ``trust``. Raises `ConfigError` for a wrong parameter."""
+        """Return the model's code: a ``model.py``, or a file with the parameter ``trust``. Raises `ConfigError` for a
+        wrong parameter.
+        """
         return config.runtime or trusted_file(config)
 
     def share(self, model: Model) -> Shared[str, Forward | Program]:
@@ -128,7 +130,7 @@ class PyTorch(Backend):
 
         pinned = pinned_pool(torch, self.options)
         with not_capturing():
-            torch.cuda.synchronize(device)  # what is computed or copied while a model is opened is not on the stream
+            torch.cuda.synchronize(device)  # work done while a model is opened is not on the stream
         return {"stream": torch.cuda.Stream(device), "pinned": pinned}
 
 

@@ -18,8 +18,9 @@ from headrace_torch.torch_tensors import TorchTensor
 class Borrowed:
     """``tensors`` that kernels read until the CUDA event ``complete``.
 
-    Results of these kernels refer to it. Whoever reads one waits for the event, so nothing is left to do when the last
-    result is gone. Tensors whose results nobody has read are kept until another execution."""
+    Results of these kernels refer to it. A reader of a result waits for the event, so nothing is left to do when the
+    last result is released. Tensors whose results were not read are kept until another execution.
+    """
 
     __slots__ = ("complete", "tensors")
 
@@ -44,13 +45,13 @@ class Borrowing:
         return bool(self._by_thread or _unread)
 
     def add(self, tensor: Any) -> None:
-        """Note that the execution on this thread reads ``tensor``, if it is of another engine, or has such parts."""
+        """Record that the execution on this thread reads ``tensor``, if it is of another engine, or has such parts."""
         for each in tensor.parts if isinstance(tensor, StackedTensors) else [tensor]:
             if isinstance(each, DeviceTensor) and not isinstance(each, TorchTensor):
                 self._by_thread.setdefault(get_ident(), []).append(each)
 
     def keep(self, stream: Any, results: Iterable[Any]) -> None:
-        """Keep what was added on this thread until ``stream`` has done its present work, which computes ``results``."""
+        """Keep the tensors added on this thread until ``stream`` has done its present work, the ``results``."""
         while _unread and _unread[0][0].query():
             _unread.popleft()
         tensors = self._by_thread.pop(get_ident(), None)

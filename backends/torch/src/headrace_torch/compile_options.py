@@ -25,7 +25,7 @@ _KNOWN: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 
 def parse_options(text: str, trust: bool) -> dict[str, Any] | None:
-    """The arguments of ``torch.compile`` in ``text``; None if it is empty, which compiles nothing.
+    """Return the arguments of ``torch.compile`` in ``text``; None if it is empty, which compiles nothing.
 
     ``options`` of PyTorch's compiler name commands, libraries and files, by text or lists; such, and ``trace``, which
     writes files, need ``trust``. Raises `ConfigError` naming the key, the value and the rule."""

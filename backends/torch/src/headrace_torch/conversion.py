@@ -1,7 +1,7 @@
 """Tensors of requests as PyTorch's, on their memory; and PyTorch's results as arrays, on the results' memory.
 
 An array becomes a tensor without a copy, unless it has gaps, or the model may write to its inputs: they are the
-caller's, and other models' of an ensemble. BF16 passes as its bits, since neither NumPy nor PyTorch know the other's.
+caller's, and other models' of an ensemble. BF16 passes as its bits, since NumPy and PyTorch cannot exchange that type.
 Strings are ``list[str]``, as TorchScript has them.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class TensorConverter:
     """Converts the inputs and the results of one instance, which computes on ``device``, one of PyTorch's names.
 
-    ``outputs`` says of each output of the config which of the results it is, counted from 0. ``writes``: the model may
+    ``outputs`` maps each output of the config to the index of its result, from 0. ``writes``: the model may
     write to its inputs. ``kept`` is `kept_memory` of the model: results in it are copied. ``reuses``: the next
     execution may write to the memory of results on a GPU. Results there stay there: `TorchTensor`. ``calls`` copies
     arrays there."""
@@ -49,7 +49,7 @@ class TensorConverter:
         self._borrowing = Borrowing() if device.startswith("cuda") else None
 
     def tensor(self, name: str, tensor: Tensor) -> Any:
-        """``tensor``, the input ``name``, for PyTorch; strings become ``list[str]``.
+        """Return ``tensor``, the input ``name``, for PyTorch; strings become ``list[str]``.
 
         Raises `InvalidArgument` for strings that are not UTF-8, or of more dims than one."""
         if type(tensor) is not np.ndarray:
@@ -120,7 +120,8 @@ class TensorConverter:
         return isinstance(result[0], str) if result else isinstance(result, list) and len(self._outputs) == 1
 
     def array(self, name: str, value: Any) -> Tensor:
-        """``value``, a tensor on any device or a list of strings, as the output ``name``; a scalar has the shape [1].
+        """Return ``value``, a tensor on any device or a list of strings, as the output ``name``; a scalar has the shape
+        [1].
 
         Raises `BackendError` for anything else."""
         if isinstance(value, list):
@@ -159,7 +160,7 @@ def kept_memory(module: Any) -> frozenset[int]:
 
 
 def texts(name: str, tensor: BytesTensor) -> list[str]:
-    """The strings of ``tensor``, whose shape is [strings], or [strings, 1] where they are rows."""
+    """Return the strings of ``tensor``, whose shape is [strings], or [strings, 1] where they are rows."""
     if tensor.ndim > 1 and tensor.size != tensor.shape[0]:
         raise InvalidArgument(
             f"Triton only supports 1 dimensional List of String as input for '{name}', not {list(tensor.shape)}"

@@ -23,7 +23,7 @@ log = logging.getLogger("headrace.pytorch")
 
 #: Executions before a capture, in which engines choose kernels and allocate their own memory.
 _WARM_UPS = 2
-#: A capture fails if another thread waits for the whole GPU meanwhile, as a model of others may do. It is tried again.
+#: A capture fails if a thread of another model waits for the whole GPU meanwhile. It is tried again.
 _TRIES = 3
 #: Graphs whose capture has failed: see `CudaGraphs._end_failed`.
 _failed: list[Any] = []
@@ -118,7 +118,7 @@ class CudaGraphs:
     def _record(self, buffers: Sequence[Any], arguments: Any, named: Any) -> tuple[Any, Any]:
         graph = self._torch.cuda.CUDAGraph()
         try:
-            # Other models use the GPU meanwhile: what their threads do is no error.
+            # Other models use the GPU meanwhile: work of their threads is no error.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             results = self._run(
                 *_placed(buffers, arguments), **dict(zip(named, buffers[len(arguments) :], strict=False))
@@ -187,14 +187,14 @@ def _tensors(arguments: Sequence[Any], named: Any) -> list[Any]:
 
 
 def _placed(buffers: Sequence[Any], arguments: Sequence[Any]) -> Sequence[Any]:
-    """Return ``buffers`` as positional ``arguments`` are given."""
+    """Return ``buffers`` in the form of ``arguments``."""
     if len(arguments) == 1 and isinstance(arguments[0], dict):
         return [dict(zip(arguments[0], buffers, strict=True))]
     return buffers[: len(arguments)]
 
 
 def _layout(tensors: Sequence[Any], named: Any, batches: bool) -> object:
-    """Return what tensors must have in common with those of a graph: names, data types, and shapes but for the rows."""
+    """Return the part that tensors must share with those of a graph: names, data types, and shapes without the rows."""
     if len(tensors) and isinstance(tensors[0], list):
         return None  # strings
     return tuple(named), tuple([(each.dtype, each.shape[batches:]) for each in tensors])

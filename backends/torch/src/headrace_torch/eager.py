@@ -24,15 +24,16 @@ from headrace_torch.torch_compile import compile_module, forget_compiled
 from headrace_torch.torch_process import first_line
 from headrace_torch.weights import load_weights
 
-#: The value of a config's ``runtime`` that asks for this, and the file unless the config names another.
+#: The value of ``runtime`` in a config that selects this, and the default name of the file.
 RUNTIME = "model.py"
-#: Of several classes that would do, the one of this name.
+#: The name of the class to choose among several.
 _PREFERRED = "Model"
 
 
 def find_code(model: Model) -> Path | None:
-    """The Python file of ``model``; None if it is not of this kind, as when ``runtime`` is not asked for, or when a
-    TorchScript file is all there is. Raises `LoadError`."""
+    """Return the Python file of ``model``; None if it is not of this kind, as without ``runtime`` in the config, or
+    with a TorchScript file only. Raises `LoadError`.
+    """
     runtime = model.config.runtime
     if runtime and runtime.endswith(".py") and runtime != RUNTIME:
         raise LoadError(
@@ -49,10 +50,10 @@ def find_code(model: Model) -> Path | None:
 
 
 def open_eager(torch: Any, model: Model, file: Path, device: str, inputs: Sequence[str]) -> Forward:
-    """The module of ``file`` on ``device``, with the config's ``inputs``. On a device of kind ``model`` it stays where
-    it has put itself, and its inputs go to where its first parameter is.
+    """Return the module of ``file`` on ``device``, with the config's ``inputs``. On a device of kind ``model``, the
+    module chooses its own device, and inputs go to the device of its first parameter.
 
-    Raises `LoadError` naming the file at fault; then nothing of the model's code is left."""
+    Raises `LoadError` naming the file at fault, after removing the model's code."""
     modules = PrivateModules((file.parent, model.path, model.path.parent), {"torch"})
     try:
         return _open(torch, model, modules, file, device, inputs)
@@ -102,7 +103,7 @@ def _open(torch: Any, model: Model, modules: PrivateModules, file: Path, device:
 
 
 def _choose(torch: Any, model: Model, modules: PrivateModules, file: Path) -> type[Any]:
-    """The class that is served. Raises `LoadError` if there is none, or more than one."""
+    """Return the class that is served. Raises `LoadError` if there is none, or more than one."""
     code = modules.load(file)
     classes = [value for value in vars(code).values() if isinstance(value, type) and issubclass(value, torch.nn.Module)]
     own = [each for each in classes if each.__module__ == code.__name__]
@@ -141,7 +142,7 @@ _DICTIONARY = re.compile(r"(typing\.|t\.)?(Dict|dict|Mapping|OrderedDict)\b")
 
 
 def _signature(model: Model, module: Any) -> tuple[list[inspect.Parameter], Any, bool]:
-    """Forward's named parameters; whether it takes any others, as the kind of those; whether it takes a dictionary."""
+    """Return forward's named parameters, the kind of any others that it takes, and True if it takes a dictionary."""
     parameters = list(inspect.signature(module.forward).parameters.values())
     kinds = {each.kind for each in parameters}
     others = kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}

@@ -19,9 +19,9 @@ from headrace_torch.program_weights import ProgramWeights
 from headrace_torch.pt2_archive import Pt2Archive
 from headrace_torch.torch_process import first_line
 
-#: Of the schema of programs, which PyTorch counts up when old readers would misunderstand it.
+#: The schema version of programs. PyTorch increases it when old readers would misunderstand a file.
 _SCHEMA = 8
-#: What a file that PyTorch did not write can raise where it is taken apart.
+#: The exceptions of parsing a file that PyTorch did not write.
 _MISREAD = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError, OverflowError)
 _Read = TypeVar("_Read")
 
@@ -44,7 +44,7 @@ def describe_program(archive: Pt2Archive) -> ProgramSignature:
 
 
 def open_program(torch: Any, model: Model, archive: Pt2Archive, device: str) -> Program:
-    """The program in ``archive``, on ``device``. Raises `LoadError` naming the file and what is wrong with it.
+    """Return the program in ``archive``, on ``device``. Raises `LoadError` naming the file and what is wrong with it.
 
     With ``trust`` PyTorch loads it, which runs whatever the file has PyTorch run."""
     reader = _ProgramReader(archive)
@@ -67,7 +67,7 @@ class _ProgramReader:
     def load_by_torch(self, torch: Any, device: str) -> Program:
         try:
             with in_memory(self._archive.path) as opened, warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of what it does itself
+                warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, about its own code
                 program = torch.export.load(opened)
                 if device != "cpu" or self._devices() - {"cpu"}:
                     from torch.export.passes import move_to_device_pass
@@ -75,7 +75,7 @@ class _ProgramReader:
                     program = move_to_device_pass(program, device)
                 call = program.module()
             inputs = program.call_spec.in_spec
-        except Exception as error:  # whatever the file has PyTorch do
+        except Exception as error:  # code in the file may raise anything
             raise self._archive.failure(first_line(error)) from error
         if inputs.num_leaves != len(self.signature.inputs):
             raise self._archive.failure(
@@ -166,7 +166,7 @@ def _forget_module(torch: Any, module: Any) -> None:
 
 
 def _run_and_keep(run: Callable[..., Sequence[Any]], buffers: Sequence[Any], *tensors: Any) -> Sequence[Any]:
-    """Results of ``run`` without those at its end, which are the new values of ``buffers``."""
+    """Return results of ``run`` without those at its end, which are the new values of ``buffers``."""
     results = run(*tensors)
     count = len(results) - len(buffers)
     for buffer, value in zip(buffers, results[count:], strict=True):

@@ -30,7 +30,7 @@ UNCHECKED = frozenset(
         "_sparse_coo_tensor_unsafe", "_sparse_csc_tensor_unsafe", "_sparse_csr_tensor_unsafe", "set_data",
     )
 )  # fmt: skip
-#: A call of a method that stays a call when all that is known is inlined.
+#: A call of a method that remains after inlining.
 _CALL = "prim::CallMethod"
 
 
@@ -77,7 +77,7 @@ def _is_interface(node: Any) -> bool:
 
 
 def _nodes(block: Any) -> Iterator[Any]:
-    """The nodes of a graph or a block, of the blocks in it, and of the graphs that nodes have as attributes."""
+    """Yield the nodes of a graph or a block, of the blocks in it, and of the graphs that nodes have as attributes."""
     for node in block.nodes():
         yield node
         for inner in node.blocks():

@@ -1,6 +1,6 @@
 """Calls of one instance on a GPU that overlap: while one computes, another is copied, starts its kernels, or waits.
 
-PyTorch starts each operator from Python, and other threads want the interpreter, too. With one call at a time, the GPU
+PyTorch starts each operator from Python, and other threads need the interpreter, too. With one call at a time, the GPU
 would be idle from the end of a batch until the first kernels of the next one.
 """
 
@@ -86,7 +86,9 @@ class GpuCalls:
 
     def wait_to_take(self) -> int:
         """Wait until the batch that computes is about to end, just long enough before for the next one to start; or
-        until it has ended, if batches do not overlap. Return among how many calls to divide what is in flight."""
+        until it has ended, if batches do not overlap. Return the number of calls among which to divide the requests in
+        flight.
+        """
         with self._starting:
             last = self._last
         if last is not None and last.expected_s and not last.ended.is_set():
@@ -102,7 +104,7 @@ class GpuCalls:
         if thread.copies is None:
             self._prepare(thread)
         if capturing.locked():
-            with capturing:  # some ms: what this call does could end the capture
+            with capturing:  # some ms: work of this call could end the capture
                 pass
         thread.began_s = monotonic()
         if thread.sources:
@@ -132,7 +134,7 @@ class GpuCalls:
         return copy
 
     def order(self, copy: Any) -> Any:
-        """Let what is started from now on wait for ``copy``, the last one of `to_device`. Return it."""
+        """Make all later work wait for ``copy``, the last one of `to_device`. Return it."""
         self._stream.wait_event(self._thread.copied)
         return copy
 
@@ -193,7 +195,7 @@ class GpuCalls:
         self._last_end_s = now_s
         size, row_s = (computation.rows - 1).bit_length(), took_s / computation.rows
         known_s = self._row_s.get(size, row_s)
-        # If the GPU was idle first, this is too much. So less is believed soon, and more slowly.
+        # If the GPU was idle first, this is too large. So the average falls fast and rises slowly.
         self._row_s[size] = known_s + (0.5 if row_s < known_s else 0.05) * (row_s - known_s)
         rest_s = now_s - max(computation.started_s, last_end_s)
         self._rest_s += _NEW * (rest_s - self._rest_s)

@@ -34,7 +34,7 @@ def graph_sizes(config: ModelConfig) -> Sequence[GraphSize]:
 
 
 def _usual(config: ModelConfig) -> Iterator[GraphSize]:
-    """A batch is padded to the next size."""
+    """Yield the default sizes: a batch is padded to the next one."""
     most, last = config.max_batch_size, 0
     if not most:
         yield GraphSize(0, 0)
@@ -53,7 +53,7 @@ def _steps(most: int) -> Iterator[int]:
 
 
 def _of_specs(config: ModelConfig) -> Iterator[GraphSize]:
-    """As Triton: a batch is padded only if the spec has a ``graph_lower_bound``."""
+    """Yield the sizes of the specs. As in Triton, a batch is padded only if its spec has a ``graph_lower_bound``."""
     for index, spec in enumerate(config.optimization.cuda.graph_spec):
         where = f"optimization.cuda.graph_spec[{index}]"
         rows, dims = _read(config, spec, where)

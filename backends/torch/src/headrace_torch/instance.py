@@ -29,7 +29,7 @@ _GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
 def _nothing() -> None:
-    """Nothing is to be released."""
+    """Release nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,9 @@ class Forward:
 class ForwardInstance(Instance):
     """Runs ``forward``. ``inputs`` and ``outputs`` are the names in the config, in order.
 
-    It may be known already which results the outputs are. If ``owns``, only this instance uses ``forward``, and `close`
-    closes it. On a GPU it has a CUDA ``stream``, and ``pinned`` memory for its copies. Created on its own thread.
+    The mapping of outputs to results may be known already. If ``owns``, only this instance uses ``forward``, and
+    `close` closes it. On a GPU it has a CUDA ``stream``, and ``pinned`` memory for its copies. Created on its own
+    thread.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class ForwardInstance(Instance):
         self._results: Callable[[Any], dict[str, Tensor]] = converter.results
         self._names: Sequence[str] = inputs
         self._arguments: Mapping[str, str] = {}
-        #: How many inputs a request must have for each to be given by its place; -1 if none can be.
+        #: A request with exactly this number of inputs can be passed by position; -1: no request.
         self._in_places = -1
         if not forward.takes_dict:
             self._name_arguments(model.name, forward, inputs)

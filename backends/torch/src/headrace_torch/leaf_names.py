@@ -1,4 +1,4 @@
-"""Which argument of a program, or of a package, an input of the config is, and which result an output is."""
+"""Map the inputs and outputs of a config to the arguments and results of a program or package."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class LeafNames:
         return list(self.graph().inputs)
 
     def require_agreement(self) -> None:
-        """Raises `ConfigError`, or `LoadError` for a type that cannot be served, where the config says otherwise than
-        the file, in Triton's words."""
+        """Raise `ConfigError`, or `LoadError` for a type that cannot be served, if config and file differ. Triton's
+        words.
+        """
         config, most = self._config, self._signature.most_rows
         if config.max_batch_size > 1 and any(not leaf.is_known for leaf in self._signature.inputs):
             raise ConfigError(
@@ -48,8 +49,9 @@ class LeafNames:
         check_against_graph(config, self.graph())
 
     def graph(self) -> Graph:
-        """Return the leaves by these names, in the order of the program. What the file does not have is the
-        config's."""
+        """Return the leaves by these names, in the order of the program. Fields that the file does not have are the
+        config's.
+        """
         return Graph(
             _tensors(self._signature.inputs, self.inputs, self._told.inputs),
             _tensors(self._signature.outputs, self.outputs, self._told.outputs),

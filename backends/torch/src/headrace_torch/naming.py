@@ -1,4 +1,4 @@
-"""Which argument of ``forward`` an input is, and which of its results an output is.
+"""Map inputs to the arguments of ``forward``, and outputs to its results.
 
 Source: docs/spec/behaviours.md section 10.3. Inputs have, all of them, one of: the names of forward's arguments;
 ``<name>__<index>`` with the argument's position; the keys of a dictionary, if that is forward's only argument; or
@@ -42,7 +42,7 @@ def positions(names: Sequence[str], direction: str, arguments: Sequence[str] | N
 
 
 def check_arguments(model: str, places: Sequence[int], arguments: Sequence[str], required: Sequence[str]) -> None:
-    """Raises `ConfigError` unless ``places`` are arguments that forward has, with all that it needs among them."""
+    """Raise `ConfigError` unless ``places`` are arguments that forward has, with all that it needs among them."""
     given = {arguments[place] for place in places if place < len(arguments)}
     if len(given) < len(places) or not given.issuperset(required):
         raise ConfigError(
@@ -52,6 +52,6 @@ def check_arguments(model: str, places: Sequence[int], arguments: Sequence[str],
 
 
 def _index(name: str) -> int | None:
-    """The index that ``name`` ends with; None if it is no ``<name>__<index>``."""
+    """Return the index that ``name`` ends with; None if it is no ``<name>__<index>``."""
     _, mark, index = name.rpartition("__")
     return int(index) if mark and index.isascii() and index.isdigit() and len(index) <= 4 else None

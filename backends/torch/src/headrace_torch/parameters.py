@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from headrace import ConfigError, Model, ModelConfig, one_line, parse_parameters
 from headrace_torch.compile_options import parse_options
 
-#: What ``AUTOCAST`` may be; empty computes in the model's own types.
+#: The values of ``AUTOCAST``; empty computes in the model's own types.
 AUTOCAST = ("", "bfloat16", "float16")
 
 
@@ -21,21 +21,21 @@ class Parameters:
     disable_optimized_execution: bool = field(default=False, metadata={"key": "DISABLE_OPTIMIZED_EXECUTION"})
     disable_cudnn: bool = field(default=False, metadata={"key": "DISABLE_CUDNN"})
     #: Instances of a version on the same device run one module, whose weights are then in memory once, and may run it
-    #: at the same time. Unless it is said, those on the CPU do where that is safe (`headrace_torch.weight_sharing`).
+    #: at the same time. By default, those on the CPU do if that is safe (`headrace_torch.weight_sharing`).
     enable_weight_sharing: bool | None = field(default=None, metadata={"key": "ENABLE_WEIGHT_SHARING"})
     #: Give unused memory of a GPU back after every execution.
     enable_cache_cleaning: bool = field(default=False, metadata={"key": "ENABLE_CACHE_CLEANING"})
     #: Threads within an operator. 0: the cores of this process divided among the CPU instances, all but one if there is
     #: one instance.
     intra_op_thread_count: int = field(default=0, metadata={"key": "INTRA_OP_THREAD_COUNT"})
-    #: Threads across operators, for the whole process; the first model that says it wins.
+    #: Threads across operators, for the whole process; the first model that sets it decides.
     inter_op_thread_count: int = field(default=0, metadata={"key": "INTER_OP_THREAD_COUNT"})
     #: Mixed precision: ``bfloat16`` or ``float16`` where PyTorch holds that to be safe.
     autocast: str = field(default="", metadata={"key": "AUTOCAST"})
     #: `intra_op_thread_count` and `inter_op_thread_count`, as Triton calls them for modules in a ``model.py``.
     num_threads: int = field(default=0, metadata={"key": "NUM_THREADS"})
     num_interop_threads: int = field(default=0, metadata={"key": "NUM_INTEROP_THREADS"})
-    #: How TorchScript runs: PyTorch's own way unless said otherwise. For the whole process; the first model wins.
+    #: How TorchScript runs; PyTorch's defaults unless set. For the whole process; the first model that sets it decides.
     enable_jit_executor: bool | None = field(default=None, metadata={"key": "ENABLE_JIT_EXECUTOR"})
     enable_jit_profiling: bool | None = field(default=None, metadata={"key": "ENABLE_JIT_PROFILING"})
     enable_tensor_fuser: bool | None = field(default=None, metadata={"key": "ENABLE_TENSOR_FUSER"})
@@ -77,7 +77,7 @@ class Parameters:
         return self.inter_op_thread_count or self.num_interop_threads
 
 
-#: What an error about something that needs trust ends with.
+#: The end of an error about something that needs trust.
 HOW_TO_TRUST = "if you trust who made it, set the model's parameter 'trust' to 'true'"
 
 

@@ -1,4 +1,4 @@
-"""Checks pickles before PyTorch reads them, for values that its readers do not survive.
+"""Checks pickles before PyTorch reads them, for values that crash or block its readers.
 
 The reader of TorchScript allocates any length, and any place in its memo, up to 64 GiB, before it checks how much there
 is. The reader of weights words its refusals by patterns that are quadratic in the length of a name: minutes for 70 KiB.
@@ -18,7 +18,7 @@ _MOST_CHARACTERS = 4096
 
 
 def damage(content: bytes, count: int = 1) -> str:
-    """Return what is wrong with the first pickles in ``content``, at most ``count``; empty if nothing is."""
+    """Return the fault of the first pickles in ``content``, at most ``count``; empty if there is none."""
     stream = io.BytesIO(content)
     for _ in range(count):
         if stream.tell() == len(content) > 0:

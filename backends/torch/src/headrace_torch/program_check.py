@@ -15,10 +15,10 @@ from typing import Any
 
 from headrace_torch.foreign_memory import why_refused
 
-#: Libraries of operators that are PyTorch's, or are known to touch no files.
+#: Libraries of operators that are PyTorch's, or access no files.
 LIBRARIES = frozenset(("aten", "prims", "quantized_decomposed", "torchvision"))
-#: Operators in them that do more than compute: they touch files, write to the server's output, or change what is the
-#: whole process's. A test looks through all that there are for others. `foreign_memory` has more.
+#: Operators in them that do more than compute: they access files, write to the server's output, or change the whole
+#: process. A test searches all operators for others. `foreign_memory` has more.
 REFUSED = frozenset(("_cufft_clear_plan_cache", "_cufft_set_plan_cache_max_size", "_print", "from_file", "save"))
 
 
@@ -79,7 +79,7 @@ _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)", re.ASCII)
 
 
 class Distrusted(ValueError):
-    """Says what a program would do that only a trusted one may."""
+    """The program would do something that only a trusted one may do."""
 
 
 def find_operator(torch: Any, target: str) -> Any:
@@ -139,7 +139,7 @@ def _with_autocast(kind: str, dtype: Any, enabled: bool, cached: bool | None, fu
         return function(*arguments)
 
 
-#: What runs graphs of the program, by the name that PyTorch has for it. Each computes what PyTorch's does.
+#: The functions that run graphs of the program, by PyTorch's names. Each computes the same as PyTorch's.
 HIGHER_ORDER: Mapping[str, Callable[..., Any]] = {
     "cond": _cond,
     "while_loop": _while_loop,

@@ -1,8 +1,7 @@
 """A program of torch.export as a function: the graph in its JSON, made a ``torch.fx`` graph of checked calls.
 
-The names in the graph that is made are its own, and what it calls is what `find_operator` finds, so that nothing of
-the file becomes code. Sizes are computed by the operators that ask tensors for them; the texts of sizes in the file are
-not needed to run.
+The new graph has its own names, and calls only functions from `find_operator`, so nothing of the file becomes code.
+Sizes are computed by the operators that ask tensors for them; the texts of sizes in the file are not needed to run.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MEMORY_FORMATS: Mapping[int, str] = {
     3: "channels_last_3d",
     4: "preserve_format",
 }
-#: Operators that return their input where they have nothing to do, and whose schema does not say so.
+#: Operators that may return their input unchanged, although their schema does not declare it.
 _MAY_RETURN_INPUT = frozenset(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"))
 _HIGHER_ORDER = "torch.ops.higher_order."
 _INPUT, _STATE, _NEITHER = frozenset(("input",)), frozenset(("state",)), frozenset[str]()
@@ -99,13 +98,13 @@ class ProgramGraph:
 
 
 class _Builder:
-    """Makes one ``torch.fx`` graph. ``values`` has what stands for each name in the file."""
+    """Makes one ``torch.fx`` graph. ``values`` maps each name in the file to its value."""
 
     def __init__(self, torch: Any, place: Callable[[str], str]) -> None:
         self._torch, self._place = torch, place
         self.graph = torch.fx.Graph()
         self.values: dict[str, Any] = {}
-        #: What may be an input or state, or a view of it; and which of the two is written to.
+        #: Values that may be an input or state, or a view of one; and which of the two is written to.
         self.watched: dict[Any, frozenset[str]] = {}
         self.written: frozenset[str] = frozenset()
         self.is_random = self.loops = False
@@ -158,7 +157,7 @@ class _Builder:
         return result
 
     def _watch(self, result: Any, schema: Any, given: Mapping[str, Any]) -> None:
-        """Note what is written to, and what ``result`` may share memory with."""
+        """Record the values that are written to, and those that may share memory with ``result``."""
         touched = self._origins(given.values())
         if not touched:
             return
@@ -169,7 +168,7 @@ class _Builder:
             self.watched[result] = touched
 
     def _origins(self, values: Iterable[Any]) -> frozenset[str]:
-        """Return whether ``values`` may be inputs, state or both."""
+        """Return the kinds that ``values`` may be: inputs, state or both."""
         found = (self.watched.get(each, _NEITHER) for value in values for each in _nodes(value))
         return _NEITHER.union(*found)
 
@@ -258,7 +257,7 @@ class _Builder:
         if name == "wrap_with_autocast":
             arguments[0] = self._place(arguments[0]).partition(":")[0]
         result = self.graph.call_function(HIGHER_ORDER[name], tuple(arguments))
-        self.watched[result] = self._origins(arguments)  # a graph within may return what it is given
+        self.watched[result] = self._origins(arguments)  # an inner graph may return its arguments
         return result
 
     def _part(self, told: Mapping[str, Any]) -> Any:

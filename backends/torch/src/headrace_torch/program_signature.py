@@ -44,7 +44,7 @@ SCALAR_TYPES: Mapping[int, tuple[str, DataType | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One tensor that goes in or comes out: its name, its place in Triton's words, and what is known of it.
+    """One input or output tensor: its name, its place in Triton's words, and its known properties.
 
     ``sizes`` has an `Arithmetic` where a size may vary. ``guard`` is how conditions in the file name it. ``is_known``:
     the file tells type and shape."""
@@ -84,10 +84,11 @@ class ProgramSignature:
 
 
 def read_signature(program: Mapping[str, Any]) -> ProgramSignature:
-    """The signature in a program's JSON.
+    """Return the signature in a program's JSON.
 
-    Raises `Distrusted` for sizes that are no arithmetic, and `ValueError`, `KeyError` or `TypeError` for what PyTorch
-    does not write."""
+    Raises `Distrusted` for sizes that are no arithmetic, and `ValueError`, `KeyError` or `TypeError` for data that
+    PyTorch does not write.
+    """
     module = program["graph_module"]
     graph, signature = module["graph"], module["signature"]
     call = module["module_call_graph"][0]["signature"] if module["module_call_graph"] else None
@@ -157,7 +158,7 @@ def _input_paths(call: Mapping[str, Any] | None, count: int) -> list[tuple[str, 
 
 
 def argument_paths(spec: Mapping[str, Any], names: Sequence[str]) -> list[tuple[str, str]]:
-    """For each leaf of the arguments its place in the call, and how conditions name it. ``spec`` is PyTorch's
+    """Return for each leaf of the arguments its place in the call, and its name in conditions. ``spec`` is PyTorch's
     description of their nesting, and ``names`` those of the arguments."""
     arguments, named = spec["children_spec"]
     found: list[tuple[str, str]] = []
@@ -179,7 +180,7 @@ def _output_names(call: Mapping[str, Any] | None, count: int) -> list[tuple[str,
 
 
 def result_names(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """For each leaf of the result its name, and its place."""
+    """Return for each leaf of the result its name and its place."""
     paths = [f"RESULT{path}" for path, _ in _paths(spec)]
     keys = _keys(spec) if spec["type"] in _DICTIONARIES else []
     names = keys if len(keys) == len(paths) else [f"OUTPUT__{index}" for index in range(len(paths))]
@@ -190,7 +191,7 @@ _DICTIONARIES = ("builtins.dict", "collections.OrderedDict")
 
 
 def _paths(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The places of the leaves under ``spec``, a node of PyTorch's description of nested values: as Triton writes
+    """Yield the places of the leaves under ``spec``, a node of PyTorch's description of nested values: as Triton writes
     them, and as Python does."""
     if spec["type"] is None:
         yield "", ""

@@ -47,7 +47,7 @@ class Arithmetic:
     """A size, or a condition of sizes, that the file writes as text. ``symbols`` are the names in it; ``symbol`` is the
     one that it is, or None. ``value`` computes it, where symbols have the sizes that it is given.
 
-    Raises `Distrusted` for what is neither; ``torch.export.load`` evaluates the text, whatever it is.
+    Raises `Distrusted` for any other text; ``torch.export.load`` would evaluate it.
     """
 
     def __init__(self, text: str) -> None:
@@ -100,7 +100,7 @@ def _symbol(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Symbol":
-        name = node.args[0] if len(node.args) == 1 else None  # and what it assumes of the number
+        name = node.args[0] if len(node.args) == 1 else None  # and its assumptions about the number
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
             return name.value
     elif isinstance(node, ast.Subscript) and _INPUT_SIZE.fullmatch(text := ast.unparse(node)):

@@ -12,7 +12,7 @@ from headrace_torch.pt2_archive import Pt2Archive
 
 
 class ProgramWeights:
-    """Reads ``weights`` and ``constants`` of the program ``name``; what shares a record shares memory.
+    """Reads ``weights`` and ``constants`` of the program ``name``; tensors with one record share memory.
 
     Raises `Distrusted` for pickled tensors and for objects, which ``torch.export.load`` would unpickle."""
 
@@ -29,7 +29,7 @@ class ProgramWeights:
         self._records: dict[str, Any] = {}
 
     def read(self, folder: str, name: str, device: str) -> Any:
-        """One tensor, on ``device``."""
+        """Return one tensor, on ``device``."""
         told = self._told[folder].get(name)
         if told is None:
             raise ValueError(f"it has no '{name[:200]}' in its {folder}")

@@ -1,8 +1,8 @@
 """The file ``model.pt2``, a zip archive of PyTorch's, read by Headrace and not by PyTorch.
 
-``torch.export.load`` unpickles what such a file says is to be unpickled, loads the native code in it, and hands its
-texts to ``eval``; so nothing of the file is given to it before it is known (`headrace_torch.program_check`). PyTorch
-stores entries as they are, and so does every file that is read here: none is larger than the file that holds it.
+``torch.export.load`` unpickles data that the file selects, loads its native code, and passes its texts to ``eval``. So
+it gets no part of the file before this is checked (`headrace_torch.program_check`). PyTorch stores entries as they are,
+and so does every file that is read here: none is larger than the file that holds it.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Pt2Archive:
         return list(dict.fromkeys(name.partition("/")[0] for name in names if "/" in name))
 
     def names(self, under: str) -> Sequence[str]:
-        """The records whose names begin with ``under``."""
+        """Return the records whose names begin with ``under``."""
         return [name for name in self._records if name.startswith(under)]
 
     def choose(self, what: str, names: Sequence[str]) -> str:
-        """``model``, as PyTorch calls it unless it is told otherwise, or the only one of ``names``."""
+        """Return ``model``, which is PyTorch's default name, or the only one of ``names``."""
         if "model" in names:
             return "model"
         if len(names) != 1:
@@ -75,11 +75,11 @@ class Pt2Archive:
         return names[0]
 
     def size(self, name: str) -> int:
-        """Bytes of a record."""
+        """Return the size of a record in bytes."""
         return self._find(name).file_size
 
     def read(self, name: str) -> bytes:
-        """The content of a record."""
+        """Return the content of a record."""
         content = bytearray(self.size(name))
         self.read_into(name, memoryview(content))
         return bytes(content)
@@ -109,11 +109,11 @@ class Pt2Archive:
             raise self.failure(f"is damaged at '{one_line(name)}': {error}") from error
 
     def failure(self, what: str) -> LoadError:
-        """The error that says ``what`` is wrong with the file."""
+        """Return the error for the file, with the reason ``what``."""
         return LoadError(f"failed to load model '{self.model}': '{self.path}' {what}")
 
     def distrust(self, found: str) -> LoadError:
-        """The error for a file that would have to be trusted, which ``found`` says why."""
+        """Return the error for a file that needs trust, with the reason ``found``."""
         return self.failure(f"may do more than compute: {found}; {HOW_TO_TRUST}")
 
     def _find(self, name: str) -> zipfile.ZipInfo:
@@ -122,7 +122,7 @@ class Pt2Archive:
         return self._records[name]
 
     def _by_name(self, entries: Sequence[zipfile.ZipInfo]) -> Mapping[str, zipfile.ZipInfo]:
-        """The entries by their names without the common folder."""
+        """Return the entries by their names without the common folder."""
         roots = {entry.filename.partition("/")[0] for entry in entries if "/" in entry.filename}
         root = f"{roots.pop()}/" if len(roots) == 1 else ""
         found: dict[str, zipfile.ZipInfo] = {}

@@ -1,4 +1,4 @@
-"""Executions before the first request, so that it need not wait for what PyTorch does in the first few.
+"""Execute a model before its first request, which then need not wait for PyTorch's work in the first executions.
 
 TorchScript watches what comes in the first execution and compiles for it in the second, each of which costs tens of
 milliseconds; and every engine makes its kernels when it first needs them. So an instance is executed a few times with
@@ -23,12 +23,12 @@ _SINGLES = 3
 _ROWS = 8
 #: The size of dims that vary.
 _VARYING = 8
-#: None is begun later than that: large models are slow for a long time, and their load need not be.
+#: No execution begins later: it would delay the load of a large model for too long.
 _LONGEST_S = 2.0
 
 
 def rehearse(instance: Instance, model: Model) -> None:
-    """Execute ``instance`` of ``model`` with zeros. That it fails for them is no reason not to serve it."""
+    """Execute ``instance`` of ``model`` with zeros. If it fails for zeros, it is served all the same."""
     began = time.monotonic()
     config, name = model.config, model.name
     most = config.max_batch_size

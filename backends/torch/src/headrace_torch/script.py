@@ -1,4 +1,4 @@
-"""TorchScript modules: opened from their file, and what their ``forward`` takes and gives."""
+"""TorchScript modules: opened from their file, with the arguments and results of their ``forward``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TENSORS = ("data", "constants")
 
 
 def open_script(torch: Any, model: Model, device: str) -> Forward:
-    """The module of the file on ``device``; on a device of kind ``model``, where it was when it was saved.
+    """Return the module of the file on ``device``; on a device of kind ``model``, where it was when it was saved.
 
     Raises `LoadError` naming the file at fault."""
     path = model.file("model.pt")
     try:
         with in_memory(path) as opened, warnings.catch_warnings():
             _check(torch, model, path, opened)
-            warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's advice to export, for who made the file
+            warnings.simplefilter("ignore", DeprecationWarning)  # advice to export, for the file's author
             module = _load(torch, model, path, opened, None if model.device.kind == "model" else torch.device(device))
     except HeadraceError:
         raise
@@ -55,7 +55,7 @@ def open_script(torch: Any, model: Model, device: str) -> Forward:
 
 
 def _load(torch: Any, model: Model, path: Path, opened: str, place: Any) -> Any:
-    """Return what ``torch.jit.load`` does. Unless the model is trusted, what it does not write in memory is zero."""
+    """Return the result of ``torch.jit.load``. Unless the model is trusted, memory that it does not write is zero."""
     unit = torch._C.CompilationUnit()
     module = torch._C.import_ir_module(unit, opened, place, {}, False)
     if not is_trusted(model):

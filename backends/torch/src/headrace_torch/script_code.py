@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
-#: Operators that touch files, or call other processes.
+#: Operators that access files, or call other processes.
 _FILES = frozenset(("save", "from_file", "rpc_async", "rpc_remote", "rpc_sync", "load_tensor"))
-#: Libraries of operators, and of classes, which are known to touch none.
+#: Libraries of operators, and of classes, which do neither.
 _LIBRARIES = frozenset(("aten", "prim", "prims", "quantized", "_quantized", "sparse", "mkldnn", "torchvision"))
 #: Characters, and a continued line, which PyTorch never writes.
 _UNUSUAL = re.compile(r"[^\n -~]|\\\n")
@@ -43,7 +43,7 @@ def finding(reader: Any) -> str:
 
 
 def _loop_at_load(functions: Mapping[str, Sequence[ast.FunctionDef]]) -> str:
-    """Return the error for a loop that runs when the file is loaded, in ``__setstate__`` or what it calls; else empty.
+    """Return the error for a loop that runs at load, in ``__setstate__`` or a function that it calls; else empty.
 
     PyTorch holds the interpreter's lock meanwhile, so that a loop without an end would stop the whole server.
     """
@@ -60,7 +60,7 @@ def _loop_at_load(functions: Mapping[str, Sequence[ast.FunctionDef]]) -> str:
 
 
 def _in_code(code: str, functions: dict[str, list[ast.FunctionDef]]) -> Iterator[str]:
-    """Yield what needs trust in ``code``. Its functions are added to ``functions``, by name."""
+    """Yield the parts of ``code`` that need trust. Its functions are added to ``functions``, by name."""
     try:
         is_usual = not _UNUSUAL.search(code) and all(map(_is_usual, tokenize.generate_tokens(StringIO(code).readline)))
         tree = ast.parse(code)

@@ -19,7 +19,7 @@ _SOON = 10_000
 NOTHING_DROPPED: Mapping[str, object] = {"train": False, "dropout_p": 0.0}
 #: In the text of a schema: ``float dropout_p=0.``, ``bool train``.
 _ARGUMENTS = re.compile(r" (\w+)[,=)]")
-#: What stays a call in a graph of which all is inlined is not known before it is executed.
+#: A call that remains after inlining is not known before it is executed.
 _CALLS = frozenset(("prim::CallMethod", "prim::CallFunction"))
 
 
@@ -44,7 +44,7 @@ class ScriptEffects:
 def effects_of(torch: Any, module: Any) -> ScriptEffects:
     """Return the effects of ``forward`` of ``module``, which is in evaluation mode."""
     try:
-        # Frozen, it is without what it would do in training, such as count batches. Weights stay where they are.
+        # Freezing removes its actions in training, such as counting batches. Weights stay where they are.
         frozen = torch._C._freeze_module(module._c, [], True, True)
         graph = frozen._get_method("forward").graph
         aliases = graph.alias_db()
@@ -59,7 +59,7 @@ def effects_of(torch: Any, module: Any) -> ScriptEffects:
             times = next(node.inputs()).toIValue() if kind == "prim::Loop" else 0
             loops |= is_unknown or times == _FOR_EVER
             repeats |= is_unknown or times is None or times > _SOON
-    except Exception:  # whatever the engine cannot analyse
+    except Exception:  # a module that the engine cannot analyse
         return ScriptEffects()
     return ScriptEffects(writes, changes, is_random, loops, repeats)
 

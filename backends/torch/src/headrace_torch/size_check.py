@@ -8,7 +8,7 @@ from headrace import InvalidArgument, Tensor
 from headrace_torch.program_signature import ProgramSignature
 from headrace_torch.program_sizes import Arithmetic
 
-#: Below this a lower bound of a size says only that PyTorch did not look at sizes 0 and 1 (as its own check has it).
+#: A smaller lower bound of a size means only that PyTorch did not examine sizes 0 and 1 (as in its own check).
 _LEAST_BOUND = 3
 
 
@@ -20,7 +20,7 @@ class SizeCheck:
 
     def __init__(self, signature: ProgramSignature) -> None:
         self._ranges = signature.ranges
-        #: Where a symbol stands alone, so that an input tells it: its input, and the axis.
+        #: For each symbol that is the size of an axis: the input and the axis.
         self._told: dict[str, tuple[int, int]] = {}
         self._places: list[tuple[int, int, Arithmetic]] = []
         for place, leaf in enumerate(signature.inputs):
@@ -43,7 +43,7 @@ class SizeCheck:
         return repeats or is_bounded or bool(self._conditions)
 
     def require(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
-        """Raises `InvalidArgument` with the input, the size and the rule."""
+        """Raise `InvalidArgument` with the input, the size and the rule."""
         shapes = [tensor.shape for tensor in tensors]
         sizes = {symbol: shapes[place][axis] for symbol, (place, axis) in self._told.items()}
         for symbol, (place, axis) in self._told.items():

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace import one_line
 
-#: How PyTorch names the storages of types whose own names are others.
+#: PyTorch's names of storages, where they differ from the names of their types.
 _TYPES = {
     "Untyped": "uint8", "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64",
     "Half": "float16", "Float": "float32", "Double": "float64", "ComplexHalf": "complex32",
@@ -52,7 +52,7 @@ class TensorStorage:
 
 
 def oversized(torch: Any, reader: Any, folder: str) -> str:
-    """Say which tensor of the pickle ``<folder>.pkl`` is larger than its record in ``folder``; empty if none is.
+    """Return the tensor of the pickle ``<folder>.pkl`` that is larger than its record in ``folder``; empty if none is.
     ``reader`` is a ``PyTorchFileReader``. Raises `ValueError` for a pickle that PyTorch does not write."""
     for storage in storages(torch, reader.get_record(f"{folder}.pkl")):
         record = f"{folder}/{storage.key}"
@@ -70,9 +70,10 @@ def _record_size(reader: Any, record: str) -> int:
 
 
 def absent(torch: Any, content: bytes) -> str:
-    """Say which tensor a file from before PyTorch 1.6 does not have; empty if it has all. ``content`` begins with its
-    five pickles: the fourth has the tensors, and the fifth the keys of those that follow. PyTorch refuses a file with
-    fewer."""
+    """Return the tensor that a file from before PyTorch 1.6 does not have; empty if it has all. ``content`` begins with
+    its five pickles: the fourth has the tensors, and the fifth the keys of those that follow. PyTorch refuses a file
+    with fewer.
+    """
     stream = io.BytesIO(content)
     try:
         for _ in range(3):
@@ -88,7 +89,7 @@ def absent(torch: Any, content: bytes) -> str:
 
 
 def storages(torch: Any, pickle: bytes | io.BytesIO) -> Iterator[TensorStorage]:
-    """The storages that ``pickle`` names. Raises `ValueError` for what PyTorch does not write."""
+    """Yield the storages that ``pickle`` names. Raises `ValueError` for what PyTorch does not write."""
     for told in _persistent_ids(pickle):
         match told:
             case ("storage", Global(name), str(key), str(), int(count), *_) if count >= 0:
@@ -136,7 +137,7 @@ def _persistent_ids(pickle: bytes | io.BytesIO) -> Iterator[Any]:
 
 
 def _pop(stack: list[Any], operation: Any) -> list[Any]:
-    """Take off ``stack`` what ``operation`` does. Raises `ValueError` if that is not there."""
+    """Pop from ``stack`` as ``operation`` does. Raises `ValueError` if the stack is too short."""
     before = operation.stack_before
     if pickletools.markobject in before:
         at = next((place for place in reversed(range(len(stack))) if stack[place] is _MARK), -1)

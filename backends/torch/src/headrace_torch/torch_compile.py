@@ -1,4 +1,4 @@
-"""``torch.compile`` for modules in a ``model.py``: what it needs, where its code lies, and when it compiles.
+"""``torch.compile`` for modules in a ``model.py``: its requirements, its directory of code, and its time of compiling.
 
 PyTorch compiles when a module is called with shapes that it has not been called with. So an instance is called
 once, before the model is ready, for each batch that makes PyTorch compile anew: with zeros, of the dims of the config.
@@ -36,7 +36,7 @@ _MOST_VARIANTS = 8
 
 
 def compile_module(torch: Any, model: Model, module: Any, device: str) -> Any:
-    """``module``, compiled as soon as it is called, if the config of ``model`` says so; else as it is.
+    """Return ``module``, compiled as soon as it is called, if the config of ``model`` asks for it; else unchanged.
 
     Raises `LoadError` if what that needs is missing, and for a backend or a mode that PyTorch does not have."""
     options = parse_options(model.parameters.torch_compile, model.parameters.trust and is_trusted(model))
@@ -66,7 +66,7 @@ def _compile(torch: Any, model: Model, module: Any, device: str, options: dict[s
 
 
 def forget_compiled(torch: Any, modules: PrivateModules) -> None:
-    """Remove from PyTorch what it has compiled of the functions and methods of ``modules``.
+    """Remove PyTorch's compiled code of the functions and methods of ``modules``.
 
     It keeps that as long as they live, and they live as long as it keeps that.
     """
@@ -79,7 +79,7 @@ def forget_compiled(torch: Any, modules: PrivateModules) -> None:
 
 
 def _prepare_inductor(model: Model, device: str) -> None:
-    """Raises `LoadError` without a compiler, or without a directory of our own for what it makes."""
+    """Raise `LoadError` without a compiler, or without a directory of our own for its output."""
     from torch._inductor import cpp_builder
     from torch._inductor.runtime import runtime_utils  # PyTorch 2.6 has the function here, later ones here, too
 
@@ -99,8 +99,9 @@ def _prepare_inductor(model: Model, device: str) -> None:
 
 
 def _own_directory() -> Path:
-    """``$HEADRACE_CACHE/torchinductor``. PyTorch loads libraries and pickles from there, and its own default lies in
-    ``/tmp`` under a name that anybody can take first. Raises `LoadError` if others may write there."""
+    """Return ``$HEADRACE_CACHE/torchinductor``. PyTorch loads libraries and pickles from there, and its own default
+    lies in ``/tmp`` under a name that anybody can take first. Raises `LoadError` if others may write there.
+    """
     given = os.environ.get("HEADRACE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "headrace")
     folder = Path(given).expanduser().absolute() / "torchinductor"
     try:
@@ -117,10 +118,10 @@ def _own_directory() -> Path:
 
 
 class CompiledInstance(ForwardInstance):
-    """An instance whose module compiles itself: all that the config foretells before the first request."""
+    """An instance with a compiled module. Shapes that follow from the config are compiled before the first request."""
 
     def warm_up(self) -> None:
-        """Raises `LoadError` with the compiler's words if it fails."""
+        """Raise `LoadError` with the compiler's words if it fails."""
         self._compile_all()
         self.capture()
 
@@ -151,8 +152,9 @@ class CompiledInstance(ForwardInstance):
 
 
 def _batches(config: ModelConfig, is_static: bool) -> tuple[Sequence[Tensors], str]:
-    """Inputs that make PyTorch compile all that requests will need; and what stands in the way, if anything does.
-    ``is_static``: each number of rows is compiled for itself."""
+    """Return inputs that make PyTorch compile for all requests; and the obstacle, if there is one. ``is_static``: each
+    number of rows is compiled for itself.
+    """
     most = config.max_batch_size
     if is_static and most > _MOST_VARIANTS:
         return (), f"each number of rows is compiled for itself, and the first {_MOST_VARIANTS} that come, only"

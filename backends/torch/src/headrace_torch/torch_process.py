@@ -1,4 +1,4 @@
-"""PyTorch itself, imported when the first model needs it, and what is the same for the whole process."""
+"""Import PyTorch when the first model needs it, and keep its settings for the whole process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PINNED_BYTES, _DEFAULT_PINNED_BYTES = "pinned-memory-pool-byte-size", "26843545
 
 
 def load_engine() -> Any:
-    """The module ``torch``; raises `LoadError` saying how to install it."""
+    """Return the module ``torch``; raises `LoadError` saying how to install it."""
     read_libraries("torch", "lib")
     try:
         with import_environment():
@@ -77,7 +77,7 @@ def not_capturing() -> threading.Lock:
 
 
 def release_gpu_memory() -> None:
-    """Return to the driver what PyTorch keeps of every GPU for tensors to come. Any thread.
+    """Return PyTorch's free memory of every GPU to the driver. Any thread.
 
     Modules may be part of reference cycles, so garbage is collected first: that blocks all threads for up to 90 ms.
     Does nothing if no model has used a GPU.
@@ -138,7 +138,7 @@ def compute_alone(torch: Any) -> None:
         set_torch_threads(torch, 1)
 
 
-#: The settings of TorchScript that are the process's, and what changes each. Source: what Triton's backend calls.
+#: TorchScript's settings for the whole process, and the function that changes each. Source: Triton's backend.
 _JIT = {
     "ENABLE_JIT_EXECUTOR": ("enable_jit_executor", "_jit_set_profiling_executor"),
     "ENABLE_JIT_PROFILING": ("enable_jit_profiling", "_jit_set_profiling_mode"),
@@ -148,7 +148,7 @@ _jit_chosen: dict[str, bool] = {}
 
 
 def set_jit(torch: Any, model: Model) -> None:
-    """Set how TorchScript runs in this process, as the first model that says so wants it."""
+    """Set how TorchScript runs in this process, by the first model that sets it."""
     for key, (field, setter) in _JIT.items():
         asked = getattr(model.parameters, field)
         if asked is None:

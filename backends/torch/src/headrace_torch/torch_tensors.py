@@ -53,7 +53,7 @@ class TorchTensor(DeviceTensor):
     ) -> None:
         super().__init__(tensor.shape, dtype)
         self.tensor, self.stream, self.complete, self.computation = tensor, stream, complete, computation
-        #: A `headrace_torch.borrowed_tensors.Borrowed`: what is read to compute it.
+        #: A `headrace_torch.borrowed_tensors.Borrowed`: the tensors that are read to compute it.
         self.borrowed: Any = None
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -123,7 +123,7 @@ def as_array(torch: Any, value: Any) -> npt.NDArray[Any]:
 
 def as_tensor(torch: Any, array: npt.NDArray[Any]) -> Any:
     """Return ``array`` as a tensor on its memory."""
-    if array.dtype == dtypes.BF16.numpy:  # neither library knows the other's
+    if array.dtype == dtypes.BF16.numpy:  # neither library has the other's type
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from headrace import Model, ModelConfig, read_isolation
 
-#: Of models that can share their weights, where the config gives no count.
+#: The default number of instances of a model that can share its weights.
 SHARING_INSTANCES = 2
 
 
 def default_instances(config: ModelConfig) -> int:
-    """Instances on the CPU where ``config`` gives no count; each that shares no weights would have its own.
+    """Return the instances on the CPU if ``config`` gives no count. Instances that do not share have a copy of the
+    weights each.
 
     Raises `ConfigError` for an ``isolation`` that there is not."""
     given = config.parameters

@@ -20,9 +20,9 @@ from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
 
 log = logging.getLogger("headrace.pytorch")
 
-#: Where they stand in front of the numbers of all weights.
+#: The most bytes of the pickles in a file from before PyTorch 1.6, where they precede the data of all weights.
 _MOST_BYTES_OF_PICKLES = 64 << 20
-#: What PyTorch knows the others by.
+#: The start of all other files of PyTorch: the magic number of zip archives.
 _ZIP = b"PK\3\4"
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 
@@ -87,8 +87,9 @@ def _read_safetensors(model: Model, path: Path, opened: str) -> Any:
 
 
 def _read_pickle(torch: Any, model: Model, path: Path, opened: str) -> Any:
-    """On the CPU: from there each weight is copied to where the module has it. The file is mapped, so that a large one
-    is not in memory twice."""
+    """Return the weights on the CPU; each is copied to its place in the module later. The file is mapped, so that a
+    large one is not in memory twice.
+    """
     can_map = _is_stored(opened)
     if is_trusted(model):
         return _run_pickle(torch, opened, can_map)
@@ -132,7 +133,7 @@ def _is_stored(path: str) -> bool:
 
 
 def _run_pickle(torch: Any, path: str, can_map: bool) -> Any:
-    """Whatever the pickle makes; it can do anything, so only for models with ``trust``."""
+    """Return the object in the pickle. A pickle can run any code: only for models with ``trust``."""
     return torch.load(path, map_location="cpu", weights_only=False, mmap=can_map)
 
 
