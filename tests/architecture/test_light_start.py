@@ -33,10 +33,9 @@ MOST = 5
 MORE = {
     "headrace_access": 6,
     "headrace_ensemble": 7,
-    "headrace_llm": 7,
     "headrace_logging": 12,
     "headrace_on_demand": 9,
-    "headrace_openai": 33,
+    "headrace_openai": 13,
     "headrace_quotas": 12,
     "headrace_router": 9,
     "headrace_sequence": 11,

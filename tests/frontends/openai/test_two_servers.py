@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from headrace import HeadraceError
 from headrace_openai.catalog import ModelCatalog
@@ -30,6 +33,31 @@ def test_a_model_that_one_server_unloads_stays_in_another(tmp_path: Path, wait_u
         on_loop(first, first.unload("same"))
         wait_until(lambda: "same" not in one._kept, "it is forgotten")
         assert not has(one, "same")
+
+
+def test_the_handlers_of_a_task_are_imported_when_a_model_of_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        "headrace_openai.openai_extension.import_module",
+        lambda name: imported.append((name.rpartition(".")[2], threading.get_ident())),
+    )
+    with serve(tmp_path):
+        assert imported == []
+    (tmp_path / "text/1").mkdir(parents=True)
+    (tmp_path / "text/config.pbtxt").write_text(
+        """backend: "identity" input { name: "text_input" data_type: TYPE_STRING dims: 1 }
+        output { name: "text_output" data_type: TYPE_STRING dims: 1 }"""
+    )
+    with serve(tmp_path) as server:
+        event_loop = on_loop(server, this_thread())
+    assert [name for name, _ in imported] == ["chat_routes", "completion_routes", "response_route"]
+    assert event_loop not in {thread for _, thread in imported}
+
+
+async def this_thread() -> int:
+    return threading.get_ident()
 
 
 def catalog_of(server: Any) -> ModelCatalog:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import time
+from typing import TYPE_CHECKING
 
 from headrace import Engine, HeadraceError, ModelView, NotFound, one_line
 from headrace_llm import Contract, Task
 from headrace_openai.chat_templates import LoadedTemplates
 from headrace_openai.openai_errors import BadMember
-from headrace_openai.text_models import TextModel
+
+if TYPE_CHECKING:
+    from headrace_openai.text_models import TextModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,6 +103,9 @@ class ModelCatalog:
         contract = Contract.of(view)
         if contract is None:
             return None
-        is_text = contract.task is Task.GENERATION
-        texts = TextModel(view, contract, self.templates.of(view)) if is_text else None
+        texts = None
+        if contract.task is Task.GENERATION:
+            from headrace_openai.text_models import TextModel
+
+            texts = TextModel(view, contract, self.templates.of(view))
         return LanguageModel(view, contract, int(time()), texts)

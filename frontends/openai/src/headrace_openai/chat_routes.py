@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``."""
+"""The answers of ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace import ExtensionOperation, HttpReply, HttpStream
+from headrace import HttpReply, HttpStream
 from headrace_openai.body_members import encoded, encoded_in_parts, members, whole
 from headrace_openai.chat_answers import ChatChoice, ChatChunks, ChatText, chat_document
 from headrace_openai.chat_messages import images_in, read_messages
 from headrace_openai.chat_templates import plain_prompt
 from headrace_openai.choices import MAX_CHOICES, Usage, numbered
-from headrace_openai.descriptions import CHAT
 from headrace_openai.generation_route import GenerationRoute, TextCall, asked_of, event_stream, wants_stream
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.openai_route import json_answer, off_loop
@@ -80,12 +79,8 @@ class ChatRoute(GenerationRoute):
         return Prompt(text=text, images=images, tools=tools, tool_choice=choice)
 
 
-class ChatCompletions(ChatRoute):
-    """The next message of a chat, in OpenAI's form"""
-
-    name = "POST /v1/chat/completions"
-    operation = ExtensionOperation("chat_completions", has_parts=True)
-    openapi = CHAT
+class ChatHandler(ChatRoute):
+    """Answers in the form of chat completions."""
 
     async def generate(self, call: TextCall) -> HttpReply | HttpStream:
         stream, wants_usage = wants_stream(call.document)

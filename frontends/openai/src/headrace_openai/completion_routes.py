@@ -1,4 +1,4 @@
-"""``/v1/completions``: the text that follows a prompt."""
+"""The answers of ``/v1/completions``: the text that follows a prompt."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from headrace import ExtensionOperation, HttpReply, HttpStream
+from headrace import HttpReply, HttpStream
 from headrace_openai.body_members import flag, shown, whole
 from headrace_openai.choices import MAX_CHOICES, Usage, numbered
 from headrace_openai.completion_answers import CompletionChunks, CompletionText, TokenOffsets, completion_document
-from headrace_openai.descriptions import COMPLETION
 from headrace_openai.generation_route import GenerationRoute, TextCall, asked_of, event_stream, wants_stream
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.openai_route import json_answer
@@ -20,12 +19,8 @@ from headrace_openai.text_models import Prompt, TextPart
 _MOST_TOKEN = 2**31 - 1
 
 
-class Completions(GenerationRoute):
-    """The text that follows a prompt, in OpenAI's form"""
-
-    name = "POST /v1/completions"
-    operation = ExtensionOperation("completions", has_parts=True)
-    openapi = COMPLETION
+class CompletionHandler(GenerationRoute):
+    """Answers in the form of completions."""
 
     async def generate(self, call: TextCall) -> HttpReply | HttpStream:
         document = call.document

@@ -20,14 +20,13 @@ from headrace import BackendError, InferRequest, InferResponse
 from headrace_openai.body_members import shown
 from headrace_openai.catalog import LanguageModel
 from headrace_openai.inferences import MAX_ROWS, encode_text, row_requests
+from headrace_openai.language_models import SHORTENS
 from headrace_openai.openai_errors import BadMember
 
 #: The most tokens of one text.
 _MAX_TOKENS = 1 << 17
 #: Beyond this many numbers, they are printed on a thread.
 _PRINTED_AT_ONCE = 1 << 14
-#: The model parameter that is ``true`` if a vector may be cut to its first numbers: the model was trained for it.
-SHORTENS = "is_matryoshka"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,11 @@ from headrace_llm import TASK
 from headrace_openai.catalog import ModelCatalog
 from headrace_openai.chat_templates import PARAMETER as TEMPLATE
 from headrace_openai.chat_templates import PARSER
-from headrace_openai.embeddings import SHORTENS
 from headrace_openai.image_addresses import ImageFetcher, ImageHosts
 from headrace_openai.openai_options import OpenAiOptions
+
+#: The model parameter that is ``true`` if a vector may be cut to its first numbers: the model was trained for it.
+SHORTENS = "is_matryoshka"
 
 
 class LanguageModels(Extension):

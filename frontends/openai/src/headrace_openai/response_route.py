@@ -1,4 +1,4 @@
-"""``/v1/responses``: a chat in OpenAI's newer form, without what needs a store."""
+"""The answers of ``/v1/responses``: a chat in OpenAI's newer form, without what needs a store."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 
 import orjson
 
-from headrace import Code, ExtensionOperation, HeadraceError, HttpCall, HttpReply, HttpStream
+from headrace import Code, HeadraceError, HttpCall, HttpReply, HttpStream
 from headrace_openai.body_members import flag
 from headrace_openai.chat_routes import Chat, ChatRoute
 from headrace_openai.choices import Usage, numbered
-from headrace_openai.descriptions import RESPONSE
 from headrace_openai.event_lines import event_line
 from headrace_openai.generation_route import EVENT_HEADERS, TextCall
 from headrace_openai.openai_errors import message_in
@@ -22,12 +21,8 @@ from headrace_openai.response_items import ResponseItems
 from headrace_openai.response_requests import chat_document
 
 
-class Responses(ChatRoute):
-    """The next answer of a conversation, in the form of OpenAI's responses"""
-
-    name = "POST /v1/responses"
-    operation = ExtensionOperation("responses", has_parts=True)
-    openapi = RESPONSE
+class ResponseHandler(ChatRoute):
+    """Answers in the form of responses."""
 
     async def generate(self, call: TextCall) -> HttpReply | HttpStream:
         stream = flag(call.document, "stream")

@@ -1,14 +1,13 @@
-"""``/v1/embeddings`` and ``/v1/rerank``: the routes of models that read texts and write none. All but generation."""
+"""The answers of ``/v1/embeddings`` and ``/v1/rerank``: models that read texts and write none."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from headrace import Addition, ExtensionOperation, HttpCall, HttpReply, InferRequest, InferResponse
+from headrace import HttpCall, HttpReply, InferRequest, InferResponse
 from headrace_llm import Task
 from headrace_openai.catalog import LanguageModel
-from headrace_openai.descriptions import EMBEDDINGS, RERANK
 from headrace_openai.embeddings import (
     EmbeddingsRequest,
     embedding_requests,
@@ -27,7 +26,6 @@ from headrace_openai.openai_route import (
     request_id,
 )
 from headrace_openai.rerank import RerankRequest, print_rerank, read_rerank, rerank_requests
-from headrace_openai.transcription_routes import Transcriptions
 
 
 class RowsRoute(OpenAiRoute):
@@ -62,12 +60,9 @@ class RowsRoute(OpenAiRoute):
         raise NotImplementedError
 
 
-class Embeddings(RowsRoute):
-    """Return a vector for each text"""
+class EmbeddingHandler(RowsRoute):
+    """Answers with a vector for each text."""
 
-    name = "POST /v1/embeddings"
-    operation = ExtensionOperation("embeddings", has_parts=True)
-    openapi = EMBEDDINGS
     task = Task.EMBEDDING
 
     def read(self, document: dict[str, Any]) -> EmbeddingsRequest:
@@ -83,12 +78,9 @@ class Embeddings(RowsRoute):
         return await print_embeddings(vectors, tokens, model.name, asked.is_base64)
 
 
-class Rerank(RowsRoute):
-    """Return documents by their relevance to a query"""
+class RerankHandler(RowsRoute):
+    """Answers with documents by their relevance to a query."""
 
-    name = "POST /v1/rerank"
-    operation = ExtensionOperation("rerank", has_parts=True)
-    openapi = RERANK
     task = Task.RERANKING
 
     def read(self, document: dict[str, Any]) -> RerankRequest:
@@ -101,18 +93,3 @@ class Rerank(RowsRoute):
         self, asked: RerankRequest, responses: Sequence[InferResponse], model: LanguageModel, request_id: str
     ) -> bytes:
         return print_rerank(asked, responses, model, request_id)
-
-
-class RerankOfJina(Rerank):
-    """The same, on the path of Jina's local servers"""
-
-    name = "POST /rerank"
-
-
-class RerankOfCohere(Rerank):
-    """The same, on the path of Cohere's second API"""
-
-    name = "POST /v2/rerank"
-
-
-TASK_ROUTES: tuple[type[Addition], ...] = (Embeddings, Rerank, RerankOfJina, RerankOfCohere, Transcriptions)

@@ -1,36 +1,26 @@
-"""``/v1/audio/transcriptions``: the route of models for speech."""
+"""The answers of ``/v1/audio/transcriptions``: models for speech."""
 
 from __future__ import annotations
 
-from headrace import ExtensionOperation, HttpCall, HttpReply, HttpStream
+from headrace import HttpCall, HttpReply, HttpStream
 from headrace_llm import Task
-from headrace_openai.descriptions import TRANSCRIPTION
+from headrace_openai.forms import read_form
 from headrace_openai.generation_route import EVENT_HEADERS, ending_with, with_last_event
 from headrace_openai.inferences import ending
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.openai_route import OpenAiRoute, id_header, request_id
+from headrace_openai.transcriptions import (
+    print_transcription,
+    read_transcription,
+    transcription_events,
+    transcription_request,
+)
 
 
-class Transcriptions(OpenAiRoute):
-    """Return the text of a file with speech"""
-
-    name = "POST /v1/audio/transcriptions"
-    operation = ExtensionOperation("transcriptions", has_parts=True)
-    openapi = TRANSCRIPTION
-
-    @property
-    def max_body_bytes(self) -> int | None:
-        return None  # a file: that of the port
+class TranscriptionHandler(OpenAiRoute):
+    """Answers with the text of a file with speech."""
 
     async def answer(self, call: HttpCall) -> HttpReply | HttpStream:
-        from headrace_openai.forms import read_form
-        from headrace_openai.transcriptions import (
-            print_transcription,
-            read_transcription,
-            transcription_events,
-            transcription_request,
-        )
-
         form, id_ = await read_form(call.request.body, call.request.headers, file="file"), request_id(call.request)
         name = form.fields.get("model", "")
         if not name:
