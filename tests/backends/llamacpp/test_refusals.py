@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from base64 import b64encode
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from headrace import BackendError, InvalidArgument, Server
 from headrace_llamacpp import checker_process, repetitions
 from tests.backends.llamacpp.smol import ask, numbers, text
+from tests.backends.llamacpp.test_queue import instance
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -66,6 +69,30 @@ def items(count: int) -> Any:
 def test_what_the_model_cannot_do_is_named(server: Server, inputs: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidArgument, match=reason):
         ask(server, inputs.pop("text", "x"), **inputs)
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        (b"RIFF\0\0\0\0WAVEfmt ", "image 1 cannot be read as PNG, JPEG, GIF or BMP: it begins with 'RIFF"),
+        (b"RIFF\0\0\0\0WEBPVP8 " + bytes(10), "image 1 cannot be read as PNG, JPEG, GIF or BMP: it begins with 'RIFF"),
+        (
+            b"BM" + bytes(12) + b"\x0c\0\0\0\x01\x20\0\x20",
+            "image 1 has 8193 x 8192 pixels: the images of a request may",
+        ),
+        (b"BM" + bytes(12) + b"\x0c\0\0\0\x01\0\x01\0", "image input is not supported"),  # llama.cpp's
+    ],
+    ids=("audio", "WEBP", "large", "small"),
+)
+def test_images_are_bounded_before_llama_cpp_decodes_them(
+    server: Server, monkeypatch: pytest.MonkeyPatch, file: bytes, reason: str
+) -> None:
+    """No model of images is at hand: this one passes all that comes before its projector."""
+    limits = instance()._limits
+    files = replace(limits.files, projector=limits.files.weights)
+    monkeypatch.setattr(instance(), "_limits", replace(limits, files=files))
+    with pytest.raises(InvalidArgument, match=reason):
+        ask(server, "", messages=image(f"data:image/png;base64,{b64encode(file).decode()}"))
 
 
 def test_a_prompt_of_10_mb_is_refused_at_once(server: Server) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import struct
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import orjson
@@ -13,7 +10,6 @@ import pytest
 
 from headrace import BytesTensor, InferRequest, InvalidArgument
 from headrace_llm import GenerationRequest, read_generation
-from headrace_vllm.prompts import addresses_in, check_pixels, data_in
 from headrace_vllm.sampling_parameters import MAX_ITEMS, sampling_arguments, template_arguments
 
 
@@ -91,32 +87,3 @@ def test_arguments_of_the_template_are_no_template() -> None:
     ):
         with pytest.raises(InvalidArgument, match=told):
             template_arguments(wrong)
-
-
-def test_addresses_are_found_wherever_vllm_would_read_them() -> None:
-    messages = [
-        {"role": "user", "content": "http://in.a.text/"},
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/", "detail": "low"}}]},
-        {"role": "user", "content": [{"image_url": "file:///b"}, {"type": "text", "text": "url"}]},
-        {"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,aGk="}}]},
-        {"role": "user", "content": [{"type": "audio_url", "audio_url": {"url": "gopher://c"}}]},
-    ]
-    assert sorted(addresses_in(messages)) == ["data:video/mp4;base64,aGk=", "file:///b", "gopher://c", "http://a/"]
-
-
-def png(width: int, height: int) -> bytes:
-    """Return the head of a PNG without its pixels, as base64."""
-    chunks = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", b""))
-    made = [struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc32(kind + data)) for kind, data in chunks]
-    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(made))
-
-
-def test_images_with_too_many_pixels_are_refused_before_vllm_decodes_them() -> None:
-    check_pixels([png(8192, 4096)] * 2)
-    check_pixels([b"aGk=", b"*", b""])  # vLLM words their error
-    with pytest.raises(InvalidArgument, match="image 2 has 8192 x 4097 pixels: the images of a request may have"):
-        check_pixels([png(8192, 4096), png(8192, 4097)])
-    with pytest.raises(InvalidArgument, match=r"image 1: .*2500000000 pixels"):
-        check_pixels([png(50_000, 50_000)])
-    parts = [{"type": "image_url", "image_url": {"url": f"{head}:image/png;base64,YQ=="}} for head in ("data", "DATA")]
-    assert list(data_in([{"role": "user", "content": parts}])) == [b"YQ=="] * 2

@@ -17,15 +17,16 @@ from typing import Any, Final
 from headrace import BackendError, Cancelled, HeadraceError, InvalidArgument, Model
 from headrace_llamacpp.chunks import ChunkReader
 from headrace_llamacpp.constraints import Constraints, TextGuard, grammar_of
-from headrace_llamacpp.image_sizes import check_images
 from headrace_llamacpp.llama_bodies import ModelLimits, body_of
 from headrace_llamacpp.llama_server import ModelFiles, context_of
 from headrace_llamacpp.parameters import Parameters
 from headrace_llamacpp.template_checks import TemplateChecks
-from headrace_llm import GenerationInstance, GenerationRequest, StopStrings, TokenStream
+from headrace_llm import GenerationInstance, GenerationRequest, ImageBudget, StopStrings, TokenStream, images_in
 
 log = logging.getLogger("headrace.llamacpp")
 
+#: The forms of images that a model reads. llama.cpp would read others, and audio, in the place of an image.
+IMAGE_FORMS: Final = ("PNG", "JPEG", "GIF", "BMP")
 #: A running request updates the metric of the cache each time it has this many tokens more.
 _USAGE_STEP: Final = 16
 #: The place of a request without a priority: after all others.
@@ -110,7 +111,7 @@ class LlamaInstance(GenerationInstance):
             if stream.is_cancelled:
                 raise Cancelled("the caller has gone")
             stream.note_start()
-            check_images(body)
+            ImageBudget(IMAGE_FORMS).take(images_in(stream.request))
             if self._templates is not None and "messages" in body:
                 self._templates.check(body)
             run = _SlotRun(stream, self._engine, self._constraints, body, self._note_usage)

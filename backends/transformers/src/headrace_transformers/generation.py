@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from headrace import BackendError, HeadraceError, InvalidArgument, LoadError, Model, Unavailable, Unsupported, one_line
-from headrace_llm import GenerationInstance, GenerationRequest, HermesParser, TokenStream, shown
+from headrace_llm import GenerationInstance, GenerationRequest, HermesParser, TokenStream, images_in, shown
 from headrace_transformers.chat import ChatPrompts
 from headrace_transformers.continuous import ContinuousEngine
 from headrace_transformers.generation_job import GenerationJob
-from headrace_transformers.image_prompts import ImagePrompts, images_of
+from headrace_transformers.image_prompts import ImagePrompts
 from headrace_transformers.one_by_one import OneByOneEngine
 from headrace_transformers.structured_texts import StructuredTexts
 from headrace_transformers.text_stream import TextStream, decoder_of, text_of
@@ -143,7 +143,7 @@ class TransformersGenerator(GenerationInstance):
                 f"the prompt has {len(text)} characters: more than {self._limit} tokens, the limit of this model"
             )
         if self._images is not None:
-            images = self._images.decode(images_of(request))
+            images = self._images.decode(images_in(request))
             with self._opened.tokenizing:
                 return self._images.read(text, images)
         with self._opened.tokenizing:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import io
-import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from headrace import InvalidArgument, LoadError, Model, Unsupported, one_line
-from headrace_llm import GenerationRequest
+from headrace_llm import GenerationRequest, ImageBudget, base64_of, image_size
 from headrace_vllm.output_reader import DeltaReader, partial_text
 from headrace_vllm.sampling_parameters import template_arguments
 
-log = logging.getLogger("headrace.vllm")
-
-#: The most pixels of all images of a request: about 200 MB of RGB.
-MAX_PIXELS: Final = 1 << 26
 #: Members of a part of a message that hold an address.
 _ADDRESSES: Final = ("audio_url", "file", "image_url", "video_url")
 
@@ -76,7 +71,7 @@ class PromptRenderer:
         if request.images:
             if not self._config.is_multimodal_model:
                 raise InvalidArgument(f"model '{self._name}' takes no images")
-            check_pixels(request.images)
+            await asyncio.to_thread(ImageBudget().take, request.images)
             prompt["multi_modal_data"] = {"image": [_image(each) for each in request.images]}
         (rendered,) = await self._renderer.render_cmpl_async([parse_model_prompt(self._config, prompt)])
         return RenderedPrompt(rendered, DeltaReader(sampling.logprobs, self._partial_text))
@@ -85,7 +80,8 @@ class PromptRenderer:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
         self._check_addresses(request)
-        check_pixels(data_in(request.messages or ()))
+        if next(media_in(request.messages or ()), None) is not None:
+            await asyncio.to_thread(check_media, request.messages)
         asked: dict[str, Any] = {
             "messages": request.messages,
             "structured_outputs": sampling.structured_outputs,
@@ -128,7 +124,7 @@ class PromptRenderer:
     def _check_addresses(self, request: GenerationRequest) -> None:
         """Raise `InvalidArgument` for an address that vLLM would fetch, unless the model's arguments name the hosts."""
         if not self._allows_addresses:
-            for address in addresses_in(request.messages or ()):
+            for _, address in addresses_in(request.messages or ()):
                 if urlsplit(address).scheme != "data":
                     raise InvalidArgument(
                         f"a message has the address '{one_line(address)[:100]}': only data: is allowed. To fetch from "
@@ -136,50 +132,58 @@ class PromptRenderer:
                     )
 
 
-def addresses_in(messages: Any) -> Iterator[str]:
-    """Yield the addresses in ``messages``: strings beside the member names that hold them, at any depth."""
-    waiting = list(messages)
+def addresses_in(messages: Any) -> Iterator[tuple[str, str]]:
+    """Yield the addresses in ``messages`` at any depth, each after the name of its member, such as ``image_url``.
+
+    An address is a string, or the member ``url`` of an object. The name is ``url`` if no known member has the object.
+    """
+    waiting = [("", message) for message in reversed(messages)]
     while waiting:
-        value = waiting.pop()
+        member, value = waiting.pop()
         if isinstance(value, Mapping):
             for name, inner in value.items():
-                if (name in _ADDRESSES or name == "url") and isinstance(inner, str):
-                    yield inner
+                if name == "url" and isinstance(inner, str):
+                    yield member or name, inner
+                elif name in _ADDRESSES and isinstance(inner, str):
+                    yield name, inner
                 else:
-                    waiting.append(inner)
+                    waiting.append((name if name in _ADDRESSES else "", inner))
         elif isinstance(value, list):
-            waiting += value
+            waiting += [("", each) for each in reversed(value)]
 
 
-def data_in(messages: Any) -> Iterator[bytes]:
-    """Yield the files in the data URLs of ``messages``, as base64."""
-    for address in addresses_in(messages):
-        if address[:5].lower() == "data:":
-            yield address.partition(",")[2].encode("ascii", "replace")
+def media_in(messages: Any) -> Iterator[tuple[str, str]]:
+    """Yield the files in the data URLs of images and videos in ``messages``, as vLLM reads them.
 
-
-def check_pixels(files: Iterable[bytes]) -> None:
-    """Raise `InvalidArgument` if the images among ``files``, which are base64, have more than `MAX_PIXELS` together.
-
-    A PNG of 100 KB may have 10,000 x 10,000 pixels, which vLLM would decode. What is no image is left to vLLM.
+    Each is its kind and its base64. The kind is ``image`` in an ``image_url``, and the type of its URL in a
+    ``video_url``, such as ``video/jpeg``. A data URL without base64 is left to vLLM, which refuses it.
     """
-    from PIL import Image
+    for member, address in addresses_in(messages):
+        if member in ("image_url", "video_url") and (text := base64_of(address)) is not None:
+            yield "image" if member == "image_url" else address[5:200].partition(";")[0].lower(), text
 
-    pixels = 0
-    for number, text in enumerate(files, 1):
-        try:
-            with Image.open(io.BytesIO(base64.b64decode(text))) as image:  # reads its first bytes
-                width, height = image.size
-        except Image.DecompressionBombError as error:
-            raise InvalidArgument(f"image {number}: {one_line(str(error))[:200]}") from None
-        except Exception as error:  # a damaged file raises what its decoder stumbles over
-            log.debug("image %d cannot be opened: %s", number, error)
-            continue
-        pixels += width * height
-        if pixels > MAX_PIXELS:
-            raise InvalidArgument(
-                f"image {number} has {width} x {height} pixels: the images of a request may have {MAX_PIXELS} together"
-            )
+
+def check_media(messages: Any) -> None:
+    """Raise `InvalidArgument` if the images in the data URLs of ``messages`` are too many, too large or no images.
+
+    vLLM decodes the file of an ``image_url`` as an image, whatever type the URL names. It decodes the frames of a video
+    of the type video/jpeg as images, too. Another video counts if it begins as an image, such as GIF; if not, its size
+    is not known here.
+    """
+    media, budget = list(media_in(messages)), ImageBudget()
+    budget.take(text for kind, text in media if kind == "image")
+    for kind, text in media:
+        if kind == "video/jpeg":
+            budget.take(text.split(","), "video frame", most=None)
+        elif kind != "image" and _is_image(text):
+            budget.take([text], "video", most=None)
+
+
+def _is_image(text: str) -> bool:
+    try:
+        return 0 not in image_size(base64.b64decode(text, validate=True))
+    except ValueError:  # vLLM words this error
+        return False
 
 
 def _first_problem(error: ValueError) -> str:

@@ -8,6 +8,7 @@ protocols (``headrace-openai``) depend on it, and not on each other.
 - `GenerationRequest`, `Sampling`: the request of a caller
 - `read_json_file`, `shown`: a JSON file of a model; a value in the text of an error
 - `read_logprobs`, `print_logprobs`, `token_text`, `token_bytes`, `piece_text`: the form of log probabilities
+- `ImageBudget`, `images_in`: the images of a request, bounded before they are decoded
 - `StopStrings`: the end of a text, for engines that do not find it themselves
 - `BoundedProcess`, `serve_job`: a job with limits of time and memory, in a process
 - `HermesParser`, `ToolCallParser`, `read_calls`: the tool calls in a text, while it arrives
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from headrace_llm.deltas import Delta, TokenLogprob, print_logprobs, read_logprobs, token_bytes, token_text
     from headrace_llm.generation_instance import GenerationInstance, TokenStream
     from headrace_llm.generation_request import GenerationRequest, read_generation
+    from headrace_llm.image_budget import IMAGE_FORMS, MAX_IMAGE_PIXELS, ImageBudget, base64_of, image_size, images_in
     from headrace_llm.json_files import read_json_file
     from headrace_llm.sampling import Sampling, depth_of, read_sampling, sampling_of, shown
     from headrace_llm.stop_strings import StopStrings
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "GENERATION_INPUTS": "contract",
     "GENERATION_OUTPUTS": "contract",
+    "IMAGE_FORMS": "image_budget",
+    "MAX_IMAGE_PIXELS": "image_budget",
     "TASK": "contract",
     "BoundedProcess": "bounded_process",
     "Contract": "contract",
@@ -51,15 +55,19 @@ _HOMES = {
     "GenerationInstance": "generation_instance",
     "GenerationRequest": "generation_request",
     "HermesParser": "tool_calls",
+    "ImageBudget": "image_budget",
     "Sampling": "sampling",
     "StopStrings": "stop_strings",
     "Task": "contract",
     "TokenLogprob": "deltas",
     "TokenStream": "generation_instance",
     "ToolCallParser": "tool_calls",
+    "base64_of": "image_budget",
     "complete_generation": "contract",
     "complete_task": "contract",
     "depth_of": "sampling",
+    "image_size": "image_budget",
+    "images_in": "image_budget",
     "piece_text": "token_pieces",
     "print_logprobs": "deltas",
     "read_calls": "tool_calls",
@@ -77,6 +85,8 @@ _HOMES = {
 __all__ = [
     "GENERATION_INPUTS",
     "GENERATION_OUTPUTS",
+    "IMAGE_FORMS",
+    "MAX_IMAGE_PIXELS",
     "TASK",
     "BoundedProcess",
     "Contract",
@@ -85,15 +95,19 @@ __all__ = [
     "GenerationInstance",
     "GenerationRequest",
     "HermesParser",
+    "ImageBudget",
     "Sampling",
     "StopStrings",
     "Task",
     "TokenLogprob",
     "TokenStream",
     "ToolCallParser",
+    "base64_of",
     "complete_generation",
     "complete_task",
     "depth_of",
+    "image_size",
+    "images_in",
     "piece_text",
     "print_logprobs",
     "read_calls",
