@@ -56,7 +56,7 @@ def encode(
 def _encode_changed(
     response: InferResponse, model: ModelView, changes: Mapping[str, Change], final: bool | None, loop_limit_bytes: int
 ) -> bytes:
-    """`encode` where some outputs are not sent as they are: their classes are, or they are written elsewhere."""
+    """Do as `encode`, if classes are sent instead of some outputs, or some are written elsewhere."""
     described: list[tuple[str, str, tuple[int, ...]]] = []
     raw: list[Buffer] = []
     for name, output in response.outputs.items():

@@ -27,8 +27,8 @@ class BoundedProcess:
     """Runs ``python -m program`` and sends it inputs, one at a time. Any thread.
 
     It starts with the first input. If it exits or is late, it is killed, and the next input starts it again. It ends
-    with `close`, or with the last reference to this object. ``limit_bytes`` is the memory that jobs may have, beyond
-    what the program has before the first.
+    with `close`, or with the last reference to this object. ``limit_bytes`` is the memory that jobs may use, beyond the
+    program's memory before the first job.
     """
 
     def __init__(self, program: str, limit_bytes: int) -> None:
@@ -38,7 +38,7 @@ class BoundedProcess:
         self._finalizer: finalize[..., Any] | None = None
 
     def ask(self, given: bytes, limit_s: float) -> bytes | None:
-        """Return what the job makes of ``given``; None if it takes more than ``limit_s`` or the memory.
+        """Return the job's result for ``given``; None if the job exceeds ``limit_s`` or the memory.
 
         Blocks, for at most ``limit_s`` and a start. Raises `BackendError` if the process cannot start.
         """
@@ -73,7 +73,7 @@ class BoundedProcess:
 def serve_job(job: Callable[[bytes], bytes]) -> None:
     """Answer each input with ``job`` until there are no more: the program of a `BoundedProcess`.
 
-    What ``job`` raises ends the process. What the program imports before is not limited.
+    An exception of ``job`` ends the process. Imports of the program before this call are not limited.
     """
     import resource  # not on Windows
 

@@ -1,7 +1,7 @@
 """The tensors of models that generate text, and of the other tasks of language models.
 
 The contract for text is that of Triton's vLLM backend (docs/spec/behaviours.md section 10.7): ``text_input`` to
-``text_output``, one request without a batch axis, any number of responses. What chat needs is added as optional inputs.
+``text_output``, one request without a batch axis, any number of responses. Chats add optional inputs.
 A model need not have all of them: `Contract.of` returns those that it has.
 """
 
@@ -100,7 +100,7 @@ class Contract:
     def of(cls, model: ModelView) -> Contract | None:
         """Return the contract of ``model``; None if it declares none.
 
-        Raises `ConfigError` if it declares a task and lacks a tensor of it, with the name of what is missing.
+        Raises `ConfigError` with the name of the tensor if it declares a task and lacks a tensor of it.
         """
         said = model.config.parameters[TASK].string_value if TASK in model.config.parameters else ""
         if not said:

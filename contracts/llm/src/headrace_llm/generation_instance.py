@@ -126,7 +126,7 @@ class TokenStream:
             self._call.send(error, final=True)
 
     def send_unsent(self) -> None:
-        """Send what waits, if the caller has read enough. Called every `CHECK_S`."""
+        """Send the unsent parts, if the caller has read enough. Called every `CHECK_S`."""
         with self._lock:
             if self._unsent and self.request.stream and not self._has_ended and not self._call.would_block:
                 self._send(self._unsent.pop())
@@ -140,7 +140,7 @@ class TokenStream:
         return True
 
     def _send(self, delta: Delta) -> None:
-        """Send what waits and ``delta``. Never blocks: the last response may always be sent."""
+        """Send the unsent parts and ``delta``. Never blocks: the last response may always be sent."""
         if self._unsent:
             delta = joined([*self._unsent, delta])
             self._unsent = []
@@ -221,7 +221,7 @@ class GenerationInstance(DeferredInstance, ABC):
         self._streams.pop(stream, None)
 
     def fail_all(self, error: HeadraceError) -> None:
-        """End all streams with ``error``: the engine has died. Any thread."""
+        """End all streams with ``error``: the engine has crashed. Any thread."""
         for stream in tuple(self._streams):
             stream.fail(error)
 
@@ -233,7 +233,7 @@ class GenerationInstance(DeferredInstance, ABC):
         self.metrics.close()
 
     def _look_after(self) -> None:
-        """Until `close`: cancel streams, send what waits for slow readers, write metrics. Sleep without streams."""
+        """Cancel streams, send unsent parts to slow readers and write metrics, until `close`. Sleep without streams."""
         while self._has_streams.wait() and not self._closed.wait(CHECK_S):
             self._has_streams.clear()
             now_ns = monotonic_ns()

@@ -65,11 +65,11 @@ class GenerationMetrics:
         self._tokens.append((count, took_ns, is_first))
 
     def note_cache_usage(self, ratio: float) -> None:
-        """Note how much of its cache of keys and values the engine uses, from 0 to 1. Any thread; never blocks."""
+        """Note the used part of the engine's cache of keys and values, from 0 to 1. Any thread; never blocks."""
         self._cache_usage = ratio
 
     def publish(self, streams: int) -> None:
-        """Write what was noted, and how many ``streams`` are open.
+        """Write the noted events, and the number of open ``streams``.
 
         Values of one bucket are written as one, because each write of a model in a process is a message.
         """

@@ -24,7 +24,7 @@ from headrace_llm.sampling import (
 
 #: The most tokens of ``input_ids``, and the most messages and tools.
 MAX_INPUT_IDS, MAX_MESSAGES, MAX_TOOLS, MAX_IMAGES = 1 << 20, 4096, 128, 64
-#: The most values in the JSON of an input, roughly. Parsing holds the interpreter: 10 MB of ``{}`` would, for a second.
+#: The most values in the JSON of an input, roughly. Parsing holds the interpreter's lock: for 1 s with 10 MB of ``{}``.
 MAX_JSON_VALUES = 1 << 19
 
 DEFAULT_MAX_TOKENS = 16

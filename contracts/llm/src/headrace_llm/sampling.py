@@ -13,9 +13,9 @@ import orjson
 
 from headrace import InvalidArgument, one_line
 
-#: The longest JSON of sampling parameters: parsing it holds the interpreter.
+#: The longest JSON of sampling parameters: parsing it holds the interpreter's lock.
 MAX_SAMPLING_BYTES = 1 << 20
-#: A JSON schema or a grammar is compiled by the engine: a large or deep one would take its time from all others.
+#: A JSON schema or a grammar is compiled by the engine: a large or deep one would delay all other requests.
 MAX_CONSTRAINT_BYTES, MAX_CONSTRAINT_DEPTH = 64 << 10, 64
 MAX_CHOICES = 4096
 MAX_STOPS, MAX_STOP_BYTES, MAX_LOGPROBS, MAX_BIASES = 16, 1024, 20, 1024
@@ -25,7 +25,8 @@ CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar")
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling parameters of one request. A default is what a request without it gets; None is the engine's own.
+    """The sampling parameters of one request. Defaults are for requests without the member; None is the engine's own
+    default.
 
     ``structured`` has at most one member, of `CONSTRAINTS`: the text must match it. Its ``json`` is a schema, an object
     or true, also if the caller sent it as a string. ``more`` are the members that are none of the others, for engines
@@ -44,7 +45,7 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  #: how many alternatives of each token are reported; None: no log probabilities
+    logprobs: int | None = None  #: the number of reported alternatives per token; None: no log probabilities
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     structured: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     lora_name: str = ""
@@ -198,7 +199,7 @@ def _checked_constraint(name: str, kind: str, value: Any) -> Any:
 
 
 def depth_of(value: Any) -> int:
-    """Return how deep the arrays and objects of ``value`` are nested. No recursion."""
+    """Return the depth of the nested arrays and objects of ``value``. No recursion."""
     depth, level = 0, [value]
     while level := [each for each in level if type(each) in (dict, list)]:
         depth += 1

@@ -1,4 +1,4 @@
-"""The strings of ``stop`` in a text that arrives in parts: nothing from the first one on is passed on."""
+"""The strings of ``stop`` in a text that arrives in parts: the text ends before the first one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StopStrings:
         self.has_stopped = False
 
     def feed(self, text: str) -> str:
-        """Return what is certain to be in the text, now that ``text`` follows: not what may begin a stop string."""
+        """Return the text that may be sent after ``text`` was added: all but an end that may begin a stop string."""
         if not self._stop or not text:
             return text
         held = self._held + text
@@ -31,7 +31,7 @@ class StopStrings:
         return held[: len(held) - keep]
 
     def rest(self) -> str:
-        """Return what was held back; the answer ends here."""
+        """Return the held part; the answer ends here."""
         held, self._held = self._held, ""
         return held
 

@@ -117,7 +117,7 @@ class OutputSchema:
         return InferResponse(outputs, response.parameters, self.name, self.version, request.id)
 
     def signed(self, request: InferRequest, answer: Answer) -> Answer:
-        """`sign` for any answer. If the response is wrong, return the error instead."""
+        """Do as `sign` for any answer. If the response is wrong, return the error instead."""
         if not isinstance(answer, InferResponse):
             return answer
         try:

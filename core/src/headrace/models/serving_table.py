@@ -75,7 +75,7 @@ class ServingTable:
         return view
 
     def resolve_loaded(self, name: str, version: str | int = "") -> ModelView:
-        """`resolve` for models and for the program that runs the server: works before `open`, too."""
+        """Do as `resolve` for models and for the program that runs the server: works before `open`, too."""
         return self._views.get((name, version)) or self._search(name, version).view
 
     def served(self, name: str, version: str | int = "") -> ServedModel:

@@ -87,7 +87,7 @@ class RequestSubmitter:
         return RequestSubmitter(self._resolve, self._refusal)
 
     def submit(self, ticket: Ticket, caller: Caller | None = None) -> ModelView:
-        """`find` and `start`, for a request that took long to create: another version may be the latest by now.
+        """`find` and `start` a request that took long to create: another version may be the latest by now.
 
         ``caller`` has sent it.
         """
