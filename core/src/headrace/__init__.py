@@ -1,4 +1,4 @@
-"""Headrace: an inference server that pip installs, and that takes over from Triton.
+"""Headrace: an inference server that pip installs, and that replaces Triton.
 
 Serve a repository from Python, without a port::
 

@@ -23,9 +23,9 @@ class Command(ABC):
     """A command: ``headrace NAME``. The command line makes one object, parses the arguments, and runs it."""
 
     name: ClassVar[str]
-    #: What it does, in a few words: its line in ``headrace --help``.
+    #: Its purpose in a few words: its line in ``headrace --help``.
     help: ClassVar[str]
-    #: What follows its name in the usage line.
+    #: The words after its name in the usage line.
     synopsis: ClassVar[str] = "[options]"
     #: The first lines of ``headrace NAME --help``; `help` if it is empty.
     description: ClassVar[str] = ""

@@ -61,7 +61,7 @@ _PARTS = {
     "scheduler": _SCHEDULERS,
     "storage": _STORAGES,
 }
-#: What is said of a missing part, by its kind: ``{0}`` is its name, ``{1}`` its distribution.
+#: The hint for a missing part, by its kind: ``{0}`` is its name, ``{1}`` its distribution.
 _HINTS = {
     "agent": "The agent '{0}' comes with the distribution {1}: pip install {1};",
     "cache": "The cache '{0}' comes with the distribution {1}: pip install {1};",

@@ -95,7 +95,7 @@ _TRITONS_ORDER = (
     "trace",
     "logging",
 )
-#: A kind of what extensions add: routes, methods.
+#: A kind of addition of extensions: routes, methods.
 A = TypeVar("A")
 
 
@@ -207,7 +207,7 @@ class Engine:
             await self.relay(extension.name, key, change, is_kept)
 
     def close_extensions(self) -> None:
-        """Close the extensions. The server's to call, once. One that fails keeps no other open."""
+        """Close the extensions, once. Only the server calls this. If one fails, the others are still closed."""
         for extension in self.__dict__.get("extensions", ()):
             try:
                 extension.close()
@@ -323,7 +323,7 @@ class Engine:
         return self.options.strict_readiness and any(model.has_checks for model in self._table.all_ready())
 
     async def check_ready(self) -> bool:
-        """`ready`, and with strict readiness also the ``is_ready`` of each instance."""
+        """True if `ready`, and with strict readiness also the ``is_ready`` of each instance."""
         if not self.ready or not self.options.strict_readiness:
             return self.ready
         return all(await asyncio.gather(*(model.check_ready() for model in self._table.all_ready())))
@@ -349,7 +349,7 @@ class Engine:
         return None if model.has_checks else model.ready
 
     async def check_model(self, name: str, version: str | int = "") -> bool:
-        """`is_model_alive`, and the ``is_ready`` of each instance. Raises as `resolve`."""
+        """True if `is_model_alive`, and the ``is_ready`` of each instance. Raises as `resolve`."""
         return self._is_loadable(name) or await self._table.served(name, version).check_ready()
 
     async def is_model_ready(self, name: str, version: str | int = "") -> bool:

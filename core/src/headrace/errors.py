@@ -74,8 +74,9 @@ def summary(error: BaseException) -> str:
 def plugin_failure(error: BaseException, has_left: bool = False) -> Exception:
     """Return ``error``, which code of a plugin raised on the event loop, as an `Exception`.
 
-    A `SystemExit` would end the loop. A `CancelledError` would be taken for the caller's, who has not left. Raises
-    ``error`` if it is not the plugin's: a `KeyboardInterrupt`, or a `CancelledError` because the caller ``has_left``.
+    A `SystemExit` would end the loop. A `CancelledError` would count as the caller's, although it is still connected.
+    Raises ``error`` if it is not the plugin's: a `KeyboardInterrupt`, or a `CancelledError` because the caller
+    ``has_left``.
     """
     if isinstance(error, Exception):
         return error
@@ -112,7 +113,7 @@ class AlreadyExists(CallerError):
 
 
 class Unsupported(CallerError):
-    """The request is well formed but asks for something this server does not do."""
+    """The request is valid, but this server does not support it."""
 
     code = Code.UNSUPPORTED
 
@@ -124,7 +125,7 @@ class Cancelled(CallerError):
 
 
 class Unauthenticated(CallerError):
-    """The server does not know the caller. ``challenge`` is the value of the HTTP header ``WWW-Authenticate``.
+    """The caller is unknown. ``challenge`` is the value of the HTTP header ``WWW-Authenticate``.
 
     If it is empty, the header is not sent.
     """

@@ -104,7 +104,7 @@ def register_agents() -> Sequence[type[RepositoryAgent]]:  # type: ignore[empty-
 
 @hookspec
 def register_extensions() -> Sequence[type[Extension]]:  # type: ignore[empty-body]
-    """Return the extension classes of this plugin: what it adds to the protocols. The server makes one object of each.
+    """Return the extension classes of this plugin: its additions to the protocols. The server makes one object of each.
 
     Called once per server, before anything is loaded; same rules as `register_backends`. Two additions that callers
     could not tell apart, such as two routes to one path, are an error that names both distributions. An addition that
@@ -124,7 +124,7 @@ def register_interceptors() -> Sequence[type[Interceptor]]:  # type: ignore[empt
 
 @hookspec
 def register_commands() -> Sequence[type[Command]]:  # type: ignore[empty-body]
-    """Return the command classes of this plugin; ``name`` is what follows ``headrace`` on the command line.
+    """Return the command classes of this plugin; ``name`` follows ``headrace`` on the command line.
 
     Called by the command line for a command that is not core's own, and once per server; same rules as
     `register_backends`. A command that has the name of one of core's breaks its plugin.

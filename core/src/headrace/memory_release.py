@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-# From glibc's malloc.h. Setting one of the thresholds keeps glibc from raising both with what is freed.
+# From glibc's malloc.h. If one of the thresholds is set, glibc raises neither of them with the freed sizes.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _TRIM_THRESHOLD_BYTES, _MMAP_THRESHOLD_BYTES = 64 << 20, 32 << 20
 #: Freeing 128 KiB makes glibc trim the end of the heap.

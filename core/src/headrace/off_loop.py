@@ -101,7 +101,7 @@ class OffLoopWork:
         return job.cancel
 
     async def run(self, work: Callable[[], T], log_id: str = "") -> T:
-        """Return or raise what ``work`` does, on a thread. Cancelled and refused as in `begin`."""
+        """Return or raise the outcome of ``work``, on a thread. Cancelled and refused as in `begin`."""
         future: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
         cancel = self.begin(work, partial(_settle, future), log_id)
         del work  # only the job holds it, and drops it in time

@@ -141,7 +141,7 @@ class Plugins:
             registry.add(part, info)
 
     def _is_unmarked(self, plugin: object, hook: str) -> bool:
-        """True if ``plugin`` has a function named ``hook`` that pluggy does not call, for want of ``@hookimpl``."""
+        """True if ``plugin`` has a function named ``hook`` without ``@hookimpl``, which pluggy does not call."""
         if hook not in dir(plugin) or self._manager.parse_hookimpl_opts(plugin, hook) is not None:
             return False
         return callable(getattr(plugin, hook))
@@ -156,7 +156,7 @@ class Plugins:
                     raise TypeError(f"there is no hook '{hook.name}'{hint}")
 
     def _collect(self, plugin: object, parts: list[tuple[Registry[Any], Any]]) -> None:
-        """Call the hooks of ``plugin`` that return parts. If one raises, ``parts`` has what the others returned."""
+        """Call the hooks of ``plugin`` that return parts. If one raises, ``parts`` has the results of the others."""
         for registry in self.registries:
             hook = self._hook_of(plugin, registry.hook)
             returned = hook()

@@ -27,8 +27,8 @@ class PluginInfo:
     """One plugin: its origin, its parts, and the reason if it is broken.
 
     A broken plugin has no parts: ``withheld`` has those that it returned before the error. ``unmarked`` has the
-    functions with a hook's name and without ``@hookimpl``, which are not called. ``hardware`` says of its
-    backends on which accelerators they have run.
+    functions with a hook's name and without ``@hookimpl``, which are not called. ``hardware`` has the accelerators on
+    which each of its backends has run.
     """
 
     name: str
@@ -219,12 +219,12 @@ class CommandRegistry(Registry[type[Command]]):
 
 
 class ExtensionRegistry(Registry[type[Extension]]):
-    """The extensions by name, and what each adds. Two additions that callers could not tell apart are a conflict."""
+    """The extensions by name, with their additions. Two additions that callers could not distinguish are a conflict."""
 
     def __init__(self, plugins: Sequence[PluginInfo]) -> None:
         super().__init__("extension", Extension, plugins)
         self._additions: list[tuple[type[Addition], PluginInfo]] = []
-        #: What is added twice, by the words that say so.
+        #: The additions that are made twice, by the text about each.
         self._clashes: dict[str, list[PluginInfo]] = {}
         self.keys = set[str]()  # the `Extension.model_parameters` of all
 

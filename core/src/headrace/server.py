@@ -384,7 +384,7 @@ class Server:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, self.loop))
 
     def infer(self, model: str, inputs: Mapping[str, npt.ArrayLike | BytesTensor], **settings: Any) -> InferResponse:
-        """`infer_async` for threads: block until the response arrives. Refused on the event loop."""
+        """Do as `infer_async` for threads: block until the response arrives. Refused on the event loop."""
         self._require_running()
         if asyncio._get_running_loop() is self.loop:
             raise Unsupported("infer would block the event loop that is to answer it: await infer_async instead")

@@ -1,4 +1,4 @@
-"""``headrace plugins --backends``: a Markdown table of what each backend declares that it can do."""
+"""``headrace plugins --backends``: a Markdown table of the declared features of each backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 
 _HEAD = ("Backend", "Devices", "Data types", "Batches", "Streams", "Shares", "Completes configs", "Hardware")
-#: What one execution gets: the rows of many requests as one tensor, or the requests of a batch.
+#: The input of one execution: the rows of many requests as one tensor, or the requests of a batch.
 _BATCHES: dict[type[BaseInstance], str] = {
     Instance: "rows",
     RequestInstance: "requests",

@@ -28,7 +28,9 @@ def wants_help(words: Sequence[str]) -> bool:
 
 
 def allowed_plugins(words: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the value of ``--plugins``, or None. It is parsed first, because it selects whose options are known."""
+    """Return the value of ``--plugins``, or None. It is parsed first, because it selects the plugins whose options are
+    valid.
+    """
     given = [one for one in split(words)[0] if one.flag.name == "plugins"]
     return _read(given[-1]) if given else None
 

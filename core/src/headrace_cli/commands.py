@@ -1,5 +1,6 @@
 """The plugin ``commands``: the commands that come with core, and the flags ``--security-...``, registered through the
-same hooks as everybody else's."""
+same hooks as those of plugins.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ports may be used together (docs/spec/behaviours.md section 8)."""
+"""Check which ports may be used together (docs/spec/behaviours.md section 8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of flags whose names say that they may be secrets. No error repeats them."""
+"""Values of flags with names that suggest a secret. No error repeats them."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Serve(Command):
     def check(self, words: Sequence[str]) -> ServerOptions:
         """Return the options in ``words`` by the rules of `run`, but without the environment. Nothing is started.
 
-        Raises SystemExit, after it has printed why, if they are refused.
+        If they are refused, prints the reason and raises SystemExit.
         """
         words, groups = self.parse(words).words, list[type[OptionGroup]]()
         try:
@@ -78,7 +78,7 @@ class Serve(Command):
         return 0
 
     def refuse(self, error: ConfigError, groups: Sequence[type[OptionGroup]]) -> int:
-        """Print why a command line is refused. Return the exit code."""
+        """Print the reason why a command line is refused. Return the exit code."""
         return complain("headrace serve", "[options]", error.message)
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -140,7 +140,9 @@ async def _serve(words: Sequence[str], options: ServerOptions, plugins: Plugins,
 
 
 def enforce_profile(server: Server, words: Sequence[str]) -> None:
-    """Raise `ConfigError` if ``server``, with the command line ``words``, has open what its profile closes."""
+    """Raise `ConfigError` if ``server``, with the command line ``words``, has an operation open that its profile
+    closes.
+    """
     if server.options.group(SecurityOptions).profile != "none":
         from headrace_cli.security.profiles import enforce
 

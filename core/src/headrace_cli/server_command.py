@@ -23,15 +23,15 @@ _MOST_BYTES = 16 << 20
 class ServerCommand(Command):
     """Asks ``/v2/models/<model>[/versions/<version>]/<path>`` of a server, and prints a picture of the answer.
 
-    ``add_arguments`` of a subclass adds ``model``, and calls `add_server_arguments`. A command that asks something else
-    overrides `question`.
+    ``add_arguments`` of a subclass adds ``model``, and calls `add_server_arguments`. A command that sends another
+    request overrides `question`.
     """
 
     #: The end of the path.
     path: ClassVar[str]
     #: How long the server may be silent before the command fails, in seconds; None for any time.
     timeout_s: ClassVar[float | None] = 10.0
-    #: What the key of ``--header`` is for, in its help.
+    #: The purpose of the key of ``--header``, in its help.
     restricted: ClassVar[str]
 
     def add_server_arguments(self, parser: ArgumentParser, *, version: bool = True) -> None:

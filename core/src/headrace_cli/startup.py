@@ -118,7 +118,7 @@ def _lets_load(options: ServerOptions, restricted: Collection[str]) -> bool:
 
 
 def _rights(options: ServerOptions, restricted: Collection[str]) -> str:
-    """Return what any client may do over one protocol."""
+    """Return the permissions of any client over one protocol."""
     rights = "inference with its key" if "inference" in restricted else "inference"
     if options.model_control_mode != "explicit":
         return rights

@@ -92,12 +92,12 @@ class MessageAssembler:
 
     @property
     def size_bytes(self) -> int:
-        """Of the message that is arriving, or has arrived last."""
+        """The size of the message that is arriving, or has arrived last."""
         return self._size
 
     @property
     def missing_bytes(self) -> int:
-        """Of the message that is arriving."""
+        """The missing bytes of the message that is arriving."""
         return self._size - self._filled if self._memory is not None else 0
 
     @property

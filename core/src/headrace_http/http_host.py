@@ -48,7 +48,7 @@ class HttpPort(Frontend):
 
     #: The name of the port in log lines and errors; ``name`` if empty.
     service: ClassVar[str] = ""
-    #: What it answers. `make_routes` makes one object of each class, with this frontend as its ``extension``.
+    #: Its routes. `make_routes` makes one object of each class, with this frontend as its ``extension``.
     routes: ClassVar[Sequence[type[HttpRoute]]] = ()
     #: Answers every other path, by any method; the path in its name is not used. None: other paths are not found.
     otherwise: ClassVar[type[HttpRoute] | None] = None

@@ -63,7 +63,7 @@ class Pieces(NamedTuple):
             begin = at + 1
 
     def check(self) -> None:
-        """Raise what `read` would raise."""
+        """Raise the same as `read`."""
         for _ in self.read():
             pass
 
@@ -229,7 +229,7 @@ def _without(body: memoryview, spans: list[tuple[int, int]], mark: bytes) -> byt
 
 
 def _depth_of(window: Window, body: memoryview) -> int:
-    """Return how deep ``window`` of ``body`` is nested. Raises `InvalidArgument` if that is too deep for the parser."""
+    """Return the depth of ``window`` of ``body``. Raises `InvalidArgument` if that is too deep for the parser."""
     deepest = int(window.depth.max())
     if deepest > _PARSED_DEPTH:
         raise too_deep() if is_complete(body) else unreadable("Invalid value.", body.nbytes)

@@ -25,7 +25,7 @@ from headrace_locations.tensor_locations import LocatedTensors, Parameters, Targ
 if TYPE_CHECKING:
     from headrace.engine import Engine, ModelView
 
-#: How Triton reads the parameters that say where in shared memory a tensor lies.
+#: Triton's readers of the parameters for a tensor in shared memory.
 _TYPES: dict[str, Callable[[Any, str], Parameter]] = {
     "shared_memory_region": as_string,
     "shared_memory_offset": as_unsigned,
@@ -110,7 +110,7 @@ def _read_inputs(
     max_bytes: int,
     loop_limit_bytes: int,
 ) -> dict[str, Tensor | Undecoded]:
-    """`read_inputs`, if some of the tensors may lie in ``locations``. Adds these to ``tensors``."""
+    """Do as `read_inputs`, if some tensors may lie in ``locations``. Adds these to ``tensors``."""
     entries, located = list(as_array(entries, "inputs")), {}
     for number, entry in enumerate(entries):
         found = _location_of(locations, entry, "data")

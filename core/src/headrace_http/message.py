@@ -160,7 +160,7 @@ def error_reply(error: HeadraceError) -> ErrorReply:
 
 
 def _advice(error: HeadraceError) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the headers that tell a refused caller what to do."""
+    """Yield the headers with advice for a refused caller."""
     if isinstance(error, Unauthenticated) and error.challenge:
         yield b"WWW-Authenticate", " ".join(error.challenge.split()).encode("latin-1", "replace")
     if isinstance(error, ResourceExhausted | Unavailable) and error.retry_after_s is not None:

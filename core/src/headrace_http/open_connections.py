@@ -47,7 +47,7 @@ class OpenConnection(Protocol):
 
     @property
     def idle_seconds(self) -> int:
-        """For how long it `is_idle`, about."""
+        """The approximate time for which it `is_idle`."""
 
     @property
     def has_left(self) -> bool:
@@ -114,7 +114,7 @@ class OpenConnections:
         self.give_back()
 
     def give_back(self) -> None:
-        """Return memory to the system soon, after something large was dropped."""
+        """Return memory to the system soon, after a large object was dropped."""
         self._large.give_back_later()
 
     def watch_for_reset(self, connection: OpenConnection, wait_s: float = _FIRST_LOOK_S) -> None:
@@ -182,7 +182,7 @@ class NativeConnections(OpenConnections):
     """The connections of the native host.
 
     ``received`` is one receive buffer for all, and ``buffer`` a view of it. The loop fills and parses it in one step,
-    so ten thousand idle connections need no memory for it. ``budget`` counts what they hold, in `held`: within it, or
+    so ten thousand idle connections need no memory for it. ``budget`` counts their bytes, in `held`: within it, or
     within the port's own limit, too.
     """
 

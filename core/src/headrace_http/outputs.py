@@ -201,7 +201,7 @@ def _encode_binary(
             header = _binary_header(response.model_name, response.model_version, *described)
         if response.id:
             header = b'{"id":%b,%b' % (orjson.dumps(response.id), header[1:])
-    except TypeError:  # `encode` says what can not be sent
+    except TypeError:  # `encode` reports values that can not be sent
         return None
     parts[0] = header
     return HttpReply(200, (BINARY_TYPE, (HEADER_LENGTH_NAME, b"%d" % len(header))), parts)
@@ -218,7 +218,7 @@ def _binary_header(model_name: str, model_version: str, *described: Any) -> byte
 def _header_with_parameters(
     model_name: str, model_version: str, said: tuple[tuple[str, Any], ...], *described: Any
 ) -> bytes:
-    """`_binary_header` with the parameters ``said``."""
+    """Return `_binary_header` with the parameters ``said``."""
     head = {"model_name": model_name, "model_version": model_version, "parameters": dict(said)}
     return _print_header(head, described)
 

@@ -113,7 +113,7 @@ def are_powers_of_two(bounds: Sequence[float]) -> bool:
 def _fill_buckets(histogram: pb.Histogram, cumulative: Sequence[int]) -> None:
     """Write the buckets that have samples. Bucket n of schema 0 has the values above 2**(n-1) up to 2**n.
 
-    Zeros are in bucket 0, and what is above the last bound is in the bucket behind it: its values are longer than a
+    Zeros are in bucket 0, and values above the last bound are in the bucket behind it: its values are longer than a
     minute, and a bucket without an upper bound would make every quantile in it infinite.
     """
     before = written = 0

@@ -229,7 +229,7 @@ class HttpProtocol(AnsweringProtocol):
             self._transport.abort()
 
     def _observe(self) -> tuple[ConnectionPhase, int]:
-        """Return what the connection waits for, and a count of its bytes so far. Only differences of counts matter."""
+        """Return the phase of the connection, and a count of its bytes so far. Only differences of counts matter."""
         unsent = self._transport.get_write_buffer_size()
         if unsent or self._is_lingering:
             unsent += unsent_bytes(self._transport.get_extra_info("socket"))
@@ -251,7 +251,7 @@ class HttpProtocol(AnsweringProtocol):
         else:
             self._transport.close()  # connected, and never sent a byte
 
-    # ------------------------------------------------------------------ taking what is received
+    # ------------------------------------------------------------------ reading received bytes
 
     def _take_all(self) -> None:
         """Take the requests that have arrived, one after the other, as many as one turn of the loop allows."""
@@ -337,7 +337,7 @@ class HttpProtocol(AnsweringProtocol):
             self._is_reading = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
-    # ------------------------------------------------------------------ what is held
+    # ------------------------------------------------------------------ held bytes
 
     @property
     def waits_for_peer(self) -> bool:

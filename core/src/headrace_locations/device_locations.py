@@ -34,7 +34,7 @@ class DeviceTarget(Target):
         self._copy = copy
 
     def write(self, name: str, tensor: Any, loop_limit_bytes: int = UNBOUNDED) -> None:
-        """As `Target.write`. A `DeviceTensor` of any size raises `TooLargeForLoop` on the event loop."""
+        """Do as `Target.write`. A `DeviceTensor` of any size raises `TooLargeForLoop` on the event loop."""
         if isinstance(tensor, DeviceTensor) and tensor.nbytes <= self.memory.nbytes:
             if loop_limit_bytes < UNBOUNDED:  # the copy waits for the device
                 raise TooLargeForLoop

@@ -61,7 +61,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """How the instances of a model run in processes of their own.
+    """The settings of a model whose instances run in processes of their own.
 
     - ``python``: the interpreter. ``environ`` is added to the server's environment variables.
     - ``entry``: ``module:function`` in that interpreter. It gets an `InstanceSpec` and returns the instance.

@@ -1,4 +1,4 @@
-"""Which fields a config has set, and one that was completed: for ``headrace check`` and the log."""
+"""The set fields of a config, and one that was completed: for ``headrace check`` and the log."""
 
 from __future__ import annotations
 

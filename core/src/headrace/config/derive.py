@@ -156,7 +156,7 @@ def _derive_from_name(config: ModelConfig, folder: _Folder | None) -> None:
 
 
 def _found_in(folder: _Folder | None) -> str:
-    """Return a sentence about what the model's directory holds, for a model without a known model file."""
+    """Return a sentence about the files in the model's directory, for a model without a known model file."""
     names = ", ".join(rule.filename for rule in _RULES)
     if folder is None:
         return f"It has no version directory with one of {names}"

@@ -78,7 +78,7 @@ class LogOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RepositoryOptions:
-    """The model repositories. Read by `headrace.storage` and by what opens a model."""
+    """The model repositories. Read by `headrace.storage` and by the code that opens a model."""
 
     model_repository: tuple[str, ...] = ()
     #: Links of a model may lead out of the model repository.
@@ -88,7 +88,7 @@ class RepositoryOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ControlOptions:
-    """Who loads which models, and when. Read by `headrace.models.control`, and by the loads of a server."""
+    """The control of loads. Read by `headrace.models.control`, and by the loads of a server."""
 
     #: One of `CONTROL_MODES`, or the name of a plugin's.
     model_control_mode: str = "none"
@@ -105,7 +105,7 @@ class ControlOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigOptions:
-    """How a config is completed and judged, and what backends get. Read by `headrace.models.configuring`."""
+    """The completion and check of configs, and the settings of backends. Read by `headrace.models.configuring`."""
 
     model_config_name: str = ""
     disable_auto_complete_config: bool = False
@@ -131,7 +131,7 @@ class MemoryOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class HttpLimitOptions:
-    """What a caller of HTTP may occupy, also on the metrics port. 0 is no limit. Read by `headrace_http`."""
+    """The limits of one HTTP caller, also on the metrics port. 0 is no limit. Read by `headrace_http`."""
 
     http_max_input_size: int = 64 * 1024 * 1024
     http_max_connections: int = 4096

@@ -23,7 +23,7 @@ T = TypeVar("T")
 #: If instances run on the event loop; ``auto``: if their executions are short.
 OnLoop: TypeAlias = Literal["on", "off", "auto"]
 
-#: The key that says where the instances of a model run, whatever its backend: the name of a kind of executor.
+#: The key for the place where the instances of a model run, for all backends: the name of a kind of executor.
 ISOLATION = "isolation"
 #: A thread of the server, and a process per instance. Plugins may have other kinds.
 THREAD, PROCESS = "thread", "process"

@@ -158,7 +158,7 @@ def _reword(reason: str, place: SourcePlace, found: str, hint: str) -> str:
 
 
 def _hint(rest: str, place: SourcePlace, reason: str) -> str:
-    """Return what to write in place of JSON or of a comment of another language, which ``rest`` begins with."""
+    """Return a hint if ``rest`` begins with JSON or with a comment of another language: the text to write instead."""
     if rest.startswith(("//", "/*")):
         return "; a comment begins with '#'"
     if not reason.startswith("Expected identifier"):

@@ -36,7 +36,7 @@ class ExecutorResources:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VersionPlan:
-    """What all instances of one version share.
+    """The common data of all instances of one version.
 
     - ``schema``: the outputs that the instances must write. ``samples``: the warm-up.
     - ``isolation``: what the backend, or the config, says about processes; None for an executor in the server.

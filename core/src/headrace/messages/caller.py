@@ -19,7 +19,7 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class Outcome(NamedTuple):
-    """How an operation ended: by ``error``, or None. The times are monotonic."""
+    """The end of an operation: its ``error``, or None. The times are monotonic."""
 
     error: HeadraceError | None
     begun_ns: int

@@ -73,7 +73,7 @@ class Waiting(Protocol):
 
 
 class Occupancy(Protocol):
-    """How busy the instances of a version are. Any thread may read it."""
+    """The load of the instances of a version. Any thread may read it."""
 
     @property
     def in_flight(self) -> int:

@@ -91,7 +91,7 @@ class Priorities:
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
-    """How requests join a batch. Both ``max_rows`` and ``max_requests`` bound it."""
+    """The rule by which requests join a batch. Both ``max_rows`` and ``max_requests`` bound it."""
 
     max_rows: int = 1
     max_requests: int = 1
@@ -222,7 +222,7 @@ class DynamicScheduler(FullScheduler):
             self.next = self._next_after_delay  # type: ignore[method-assign]  # a server that is not tested has no such step
 
     def rule(self, context: SchedulerContext) -> BatchRule:
-        """Return how requests join. Other schedulers with a queue override this."""
+        """Return the rule by which requests join. Other schedulers with a queue override this."""
         return BatchRule.from_config(context.config)
 
     def submit(self, ticket: Ticket) -> int | None:

@@ -32,7 +32,7 @@ _Integers: TypeAlias = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Duration:
-    """How often something happened, and how long it took in total."""
+    """The count and the total duration of one kind of event."""
 
     count: int = 0
     ns: int = 0

@@ -76,7 +76,7 @@ class LogRateLimit(logging.Filter):
         return False
 
     def flush(self) -> None:
-        """Log now how many records were left out, and begin a new window."""
+        """Log now the number of omitted records, and begin a new window."""
         with self._lock:
             kinds, self._kinds, self._is_waiting = list(self._kinds.values()), {}, False
         for kind in kinds:
@@ -148,7 +148,7 @@ def _is_new(record: logging.LogRecord) -> bool:
 
 
 def flush() -> None:
-    """Log now how many records all rate limits have left out. Called before the log closes."""
+    """Log now the number of records that all rate limits have omitted. Called before the log closes."""
     for rate_limit in tuple(_rate_limits):
         rate_limit.flush()
 

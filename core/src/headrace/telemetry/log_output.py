@@ -165,7 +165,7 @@ def prints_are_records() -> bool:
 
 
 def record_prints() -> Callable[[], None]:
-    """Write what this process prints as JSON records, to the same descriptors, from now on.
+    """Write all output of this process as JSON records, to the same descriptors, from now on.
 
     Returns a function that restores the streams. Streams without a descriptor, as in notebooks, are not replaced.
     """

@@ -99,7 +99,7 @@ class Log:
     """The log of one process, from construction to `close`. Raises OSError if the file cannot be opened."""
 
     def __init__(self, settings: LogSettings, environ: Mapping[str, str] = os.environ) -> None:
-        #: Called after each change, for what is chosen by the settings. On the thread of the change.
+        #: Called after each change of the settings, on the thread of the change.
         self.on_change: list[Callable[[], None]] = []
         self._escape = environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "1") != "0"
         self._handler = LogOutput(settings.file)
@@ -128,7 +128,7 @@ class Log:
         self._handler.addFilter(lambda record: add(record) is None)  # type: ignore[func-returns-value]
 
     def close(self) -> None:
-        """Log how many records were left out, and restore the logging configuration from before."""
+        """Log the number of omitted records, and restore the logging configuration from before."""
         self._end_prints()
         log_limits.flush()
         _ROOT.removeHandler(self._handler)

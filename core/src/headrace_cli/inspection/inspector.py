@@ -172,7 +172,7 @@ class InspectedModel:
 
     @contextmanager
     def _left_by_agents(self) -> Iterator[OpenedModel]:
-        """Give the model as its repository agents leave it."""
+        """Yield the model after its repository agents have changed it."""
         opened = open_model(self._entry, self._fingerprint, self._options, self._plugins.agents)
         try:
             yield opened

@@ -16,7 +16,7 @@ NOBODY = "nobody"
 
 
 class ClosedOperations(Interceptor):
-    """Refuses what is closed, whoever asks. The program that runs the server, and its models, may do it."""
+    """Refuses closed operations for every caller. The program that runs the server, and its models, may do them."""
 
     name: ClassVar[str] = "closed-operations"
 

@@ -35,7 +35,7 @@ class ModelCode:
 
 @dataclass(frozen=True, slots=True)
 class UnreadModel:
-    """A model, or all of them if ``name`` is empty, of which ``reason`` says why nothing is known."""
+    """A model that could not be read, or all of them if ``name`` is empty, with the ``reason``."""
 
     name: str
     reason: str

@@ -1,4 +1,4 @@
-"""``--security-profile``: what the server of a profile must have to start."""
+"""``--security-profile``: the conditions for the start of a server with a profile."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ log = logging.getLogger("headrace.security")
 
 
 def enforce(server: Server, words: Sequence[str]) -> None:
-    """Check what the profile of ``server`` asks for. ``words`` are the command line, behind those of the profile.
+    """Check the conditions of the profile of ``server``. ``words`` are the command line, behind those of the profile.
 
-    Logs a warning for each thing that a flag opens. Raises `ConfigError` for what is open though no flag asks for it.
+    Logs a warning for each thing that a flag opens. Raises `ConfigError` for an operation that is open without a flag.
     """
     profile = server.options.group(SecurityOptions).profile
     given = _given(words[len(PROFILES[profile]) :])

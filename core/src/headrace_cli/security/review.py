@@ -33,7 +33,7 @@ _CONTROL = frozenset(("model-repository", "trace", "logging", "shared-memory"))
 _LOADS = (Operation.LOAD, Operation.UNLOAD)
 #: The control modes in which no caller loads a model.
 _WITHOUT_LOADS = ("none", "poll")
-#: What a model does whose files are code.
+#: The text about a model whose files are code.
 _RUNS = "runs code of the repository in"
 _IN_PROCESS = 'in its config, parameters { key: "isolation" value { string_value: "process" } }'
 _REGIONS = (Operation.SHARED_MEMORY_REGISTER, Operation.SHARED_MEMORY_UNREGISTER)
@@ -43,7 +43,7 @@ _REGIONS = (Operation.SHARED_MEMORY_REGISTER, Operation.SHARED_MEMORY_UNREGISTER
 class Exposure:
     """One line of a review: ``who`` may have ``what``. ``is_open`` if the profile ``public`` closes that.
 
-    ``flags`` are those that decide it, without their values. ``remedy`` says what to give to close it.
+    ``flags`` are those that decide it, without their values. ``remedy`` has the setting that closes it.
     """
 
     where: str
@@ -219,7 +219,7 @@ class SecurityReview:
                 yield Exposure("limits", f"{flag}={host}", who, True, (flag,), f"{flag}=native")
 
     def _files(self) -> Iterator[Exposure]:
-        """Yield files that others can write, and what the flags of plugins open."""
+        """Yield files that others can write, and operations that the flags of plugins open."""
         options = self._options
         for flag in ("http_server_key", "grpc_server_key"):
             path = getattr(options, flag)
@@ -266,13 +266,13 @@ def _is_control(operation: AnyOperation) -> bool:
 
 
 def _closing_control(operations: Sequence[AnyOperation]) -> tuple[tuple[str, ...], str]:
-    """Return the flags that have opened ``operations``, and what closes them."""
+    """Return the flags that have opened ``operations``, and the flags that close them."""
     flags = ("--security-closed", "--model-control-mode", "--allow-client-shm")
     return flags, f"--security-closed={','.join(map(str, operations))}"
 
 
 def _closing(port: ReviewedPort) -> tuple[tuple[str, ...], str]:
-    """Return the flags that have opened operations of ``port`` to anybody, and what closes them."""
+    """Return the flags that have opened operations of ``port`` to anybody, and the flags that close them."""
     flags = ("--access-open", *(("--metrics-address",) if port.transport == "metrics" else ()))
     mutual, restricted = "--http-use-ssl-mutual", "--http-restricted-api"
     if port.transport == "grpc":

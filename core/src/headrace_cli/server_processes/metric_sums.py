@@ -1,4 +1,4 @@
-"""One metrics page for several server processes (``--workers``): the sum of what each has measured.
+"""One metrics page for several server processes (``--workers``): the sum of their measurements.
 
 Counters: a counter of the page must not fall, because Prometheus would read that as a restart and count everything
 again. If the counter of one server falls, that server or its model has restarted: its last value stays in the sum. The
