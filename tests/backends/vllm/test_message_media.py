@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import base64
+import io
 import struct
+import sys
+from types import ModuleType
 from typing import Any
 from zlib import crc32
 
 import pytest
+from PIL import Image
 
 from headrace import InvalidArgument
-from headrace_vllm.prompts import addresses_in, check_media, media_in
+from headrace_llm import image_size
+from headrace_vllm.prompts import addresses_in, check_media, decode_bounded_forms_only, media_in
 
 AUDIO = b"RIFF\0\0\0\0WAVEfmt "
 
@@ -94,3 +99,28 @@ def test_other_media_pass() -> None:
     assert list(media_in(message({"type": "text", "text": "a"}))) == []
     frames = ",".join([png(1, 1)] * 100)
     check_media(message(media("video_url", frames, "data:video/jpeg;base64,")))
+
+
+def fli_in_jpeg() -> bytes:
+    """Return a JPEG of 40 x 30 pixels whose first segment is the header of a FLI of 13,000 x 13,000 pixels."""
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(file, "JPEG")
+    header = b"\xff\xd8\xff\xe0\x11\xaf\1\0" + struct.pack("<HHH", 13000, 13000, 8)
+    return header.ljust(4 + 0x11AF, b"\0") + file.getvalue()[2:]
+
+
+def test_vllm_decodes_no_file_as_a_form_that_is_not_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module is that of vLLM 0.32, in short: it has the order of its forms."""
+    vllm: Any = ModuleType("vllm.multimodal.image")
+    vllm.ALLOWED_IMAGE_FORMATS = ("AVIF", "BMP", "FLI", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+    monkeypatch.setitem(sys.modules, "vllm.multimodal.image", vllm)
+
+    def opened() -> tuple[str | None, int]:
+        with Image.open(io.BytesIO(fli_in_jpeg()), formats=vllm.ALLOWED_IMAGE_FORMATS) as image:
+            return image.format, image.width
+
+    assert image_size(fli_in_jpeg()) == (40, 30)
+    with pytest.warns(Image.DecompressionBombWarning):
+        assert opened() == ("FLI", 13000)
+    decode_bounded_forms_only()
+    assert opened() == ("JPEG", 40)

@@ -7,11 +7,12 @@ import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from importlib import import_module
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from headrace import InvalidArgument, LoadError, Model, Unsupported, one_line
-from headrace_llm import GenerationRequest, ImageBudget, base64_of, image_size
+from headrace_llm import IMAGE_FORMS, GenerationRequest, ImageBudget, base64_of, image_size
 from headrace_vllm.output_reader import DeltaReader, partial_text
 from headrace_vllm.sampling_parameters import template_arguments
 
@@ -37,6 +38,7 @@ class PromptRenderer:
     def __init__(self, client: Any, model: Model) -> None:
         from vllm.renderers.online_renderer import OnlineRenderer
 
+        decode_bounded_forms_only()
         parameters = model.parameters
         self._name, self._config, self._renderer = model.name, client.model_config, client.renderer
         self._partial_text = lru_cache(1 << 16)(partial(partial_text, client.renderer.tokenizer))
@@ -177,6 +179,15 @@ def check_media(messages: Any) -> None:
             budget.take(text.split(","), "video frame", most=None)
         elif kind != "image" and _is_image(text):
             budget.take([text], "video", most=None)
+
+
+def decode_bounded_forms_only() -> None:
+    """Let vLLM, in this process, decode the forms of images whose sizes are read before, and no other ones.
+
+    vLLM opens about 35 forms, some by a few bytes in the middle: a file that begins as a JPEG can be a FLI to it, of
+    another size. Images from ``allowed_media_domains`` have these forms, too.
+    """
+    import_module("vllm.multimodal.image").ALLOWED_IMAGE_FORMATS = IMAGE_FORMS  # type: ignore[attr-defined]
 
 
 def _is_image(text: str) -> bool:
