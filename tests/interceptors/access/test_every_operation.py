@@ -460,17 +460,28 @@ def test_odd_headers_are_read_or_refused(plain: Running) -> None:
         (["{key}"], "UNAUTHENTICATED"),
         (["Bearer {key}", "Bearer {other}"], "UNAUTHENTICATED"),
         (["Bearer {key}", "Bearer {key}"], "UNAUTHENTICATED"),
+        (["x-api-key:{key}"], "OK"),
+        (["x-api-key:{key}", "x-api-key:{other}"], "UNAUTHENTICATED"),
+        (["x-api-key:{key}", "x-api-key:{key}"], "UNAUTHENTICATED"),
+        (["Bearer x", "Bearer x", "x-api-key:{key}"], "UNAUTHENTICATED"),
     ],
 )
 def test_odd_metadata_is_read_or_refused(plain: Running, metadata: list[str], code: str) -> None:
     named = {"key": plain.keys["admin"], "other": plain.keys["tenant"]}
-    sent = tuple(("authorization", each.format(**named)) for each in metadata)
+    pairs = [each.format(**named).rpartition(":") for each in metadata]
+    sent = tuple((name or "authorization", value) for name, _, value in pairs)
     with grpc.insecure_channel(f"127.0.0.1:{plain.ports['grpc']}") as channel:
         for where in ("ServerMetadata", "RepositoryIndex"):
             call: Any = channel.unary_unary(f"/inference.GRPCInferenceService/{where}", bytes, bytes).future(
                 b"", metadata=sent, timeout=30
             )
             assert call.code().name == code
+        message = grpc_client.service_pb2.ModelInferRequest(model_name="own_1", raw_input_contents=[bytes(4)])
+        message.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+        infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", bytes, bytes)
+        for shown, ends in (((("x-api-key", named["key"]),), "OK"), (sent, code)):  # the first one is kept
+            call = infer.future(message.SerializeToString(), metadata=shown, timeout=30)
+            assert call.code().name == ends
 
 
 # ---------------------------------------------------------------------- files that change

@@ -143,12 +143,13 @@ class AccessControl(Interceptor):
 def _key_in(caller: Caller, credential: str | None) -> str:
     """Return what the caller sent in ``Authorization: Bearer`` or in ``X-Api-Key``; empty without one.
 
-    Raises `Unauthenticated` for several headers ``Authorization``: a proxy may have checked another one.
+    Raises `Unauthenticated` for several of one of these headers: a proxy may have checked another one.
     """
+    name = "x-api-key" if credential is None else "authorization"
+    if caller.transport == "grpc" and _has_several(caller, name):  # over HTTP, commas join them to no key
+        raise _refused("key", f"there are several headers '{name}'")
     if credential is None:
-        return (caller.header("x-api-key") or "").strip()
-    if caller.transport == "grpc" and not _is_single(caller):
-        raise _refused("key", "there are several headers 'authorization'")  # over HTTP, commas join them to no key
+        return (caller.header(name) or "").strip()
     scheme, _, key = credential.strip().partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
 
@@ -167,7 +168,8 @@ def _is_sure(caller: Caller, kept_as: Credential | int, principal: str) -> bool:
     """True if nothing else that the caller has sent, or that another interceptor has set, changes what is kept."""
     if isinstance(kept_as, int):
         return caller.principal == principal
-    return isinstance(kept_as, tuple) or caller.transport != "grpc" or _is_single(caller)
+    name = "x-api-key" if isinstance(kept_as, tuple) else "authorization"
+    return caller.transport != "grpc" or not _has_several(caller, name)
 
 
 def _names(certificate: Mapping[str, Any], principal: str) -> bool:
@@ -175,8 +177,8 @@ def _names(certificate: Mapping[str, Any], principal: str) -> bool:
     return Caller("", certificate=certificate).principal == principal
 
 
-def _is_single(caller: Caller) -> bool:
-    return [name for name, _ in caller.headers()].count("authorization") == 1
+def _has_several(caller: Caller, header: str) -> bool:
+    return [name for name, _ in caller.headers()].count(header) > 1
 
 
 def _right(token: Verified | str) -> Verified:
