@@ -13,7 +13,7 @@ from typing import Any
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _TRIM_THRESHOLD_BYTES, _MMAP_THRESHOLD_BYTES = 64 << 20, 32 << 20
 #: Freeing 128 KiB makes glibc trim the end of the heap.
-_LOOK_BYTES = 128 << 10
+_FREED_BYTES = 128 << 10
 #: The number of heaps that `release_left_heaps` checks: glibc makes 8 for each core.
 _HEAPS = 16
 
@@ -27,7 +27,7 @@ def release_memory() -> None:
         return
     libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
     libc.mallopt(_M_TRIM_THRESHOLD, 0)
-    libc.free(libc.malloc(_LOOK_BYTES))
+    libc.free(libc.malloc(_FREED_BYTES))
     libc.malloc_trim(0)
     libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
 
@@ -45,7 +45,7 @@ def release_left_heaps() -> None:
     def release() -> None:
         with suppress(threading.BrokenBarrierError):
             has_heap.wait()
-            libc.free(libc.malloc(_LOOK_BYTES))
+            libc.free(libc.malloc(_FREED_BYTES))
 
     threads = [threading.Thread(target=release, name="headrace-release", daemon=True) for _ in range(_HEAPS)]
     libc.mallopt(_M_TRIM_THRESHOLD, 0)

@@ -101,7 +101,7 @@ class ChunkedAnswer:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
-    def provoke(self) -> None:
+    def write_probe(self) -> None:
         """Write one harmless byte, a zero before the next chunk size: if the client has disconnected, the kernel
         answers with a reset."""
         if self.has_begun and not self._is_plain:
@@ -205,7 +205,7 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
         """Write the first bytes of the answer: if the client has disconnected, its kernel answers with a reset."""
         if self._is_writable and not self._has_begun:
             if self._stream is not None and self._stream.has_begun:
-                self._stream.provoke()
+                self._stream.write_probe()
             else:
                 self._has_begun = True
                 self._transport.write(BEGINNING)

@@ -31,7 +31,7 @@ _PER_TURN = 16
 _TURN_BYTES, _TURN_NS = 8 << 20, 10_000_000
 #: The first check of a caller that has closed its sending side. If it has disconnected, a reset arrives a round trip
 #: after the first write. Each further check waits twice as long.
-_FIRST_LOOK_S = 0.01
+_FIRST_CHECK_S = 0.01
 #: If there are too many connections, 1/16 of them are closed.
 _ROOM = 16
 #: Streamed answers of routes get this time to report that the server stops.
@@ -117,7 +117,7 @@ class OpenConnections:
         """Return memory to the system soon, after a large object was dropped."""
         self._large.give_back_later()
 
-    def watch_for_reset(self, connection: OpenConnection, wait_s: float = _FIRST_LOOK_S) -> None:
+    def watch_for_reset(self, connection: OpenConnection, wait_s: float = _FIRST_CHECK_S) -> None:
         """Abort ``connection`` soon after its caller, which has closed its sending side, has disconnected.
 
         Its request must not run until the next sweep but one.

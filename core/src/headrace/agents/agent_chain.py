@@ -77,7 +77,7 @@ class AgentChain:
                 if path != given.path:
                     _check_directory(agent.name, self._name, path)
         except BaseException:
-            self._tell(asked[::-1], "load_fail")
+            self._notify(asked[::-1], "load_fail")
             self._remove(given)
             raise
         name = self._name if path in self._made else ""
@@ -86,21 +86,21 @@ class AgentChain:
     def ended(self, *, is_loaded: bool) -> None:
         """Report the end of the load to the agents."""
         self._is_loaded = is_loaded
-        self._tell(self._agents[::-1], "load_complete" if is_loaded else "load_fail")
+        self._notify(self._agents[::-1], "load_complete" if is_loaded else "load_fail")
 
     def _end(self, given: LocalDirectory) -> None:
         if self._is_loaded:
-            self._tell(self._agents, "unload")
+            self._notify(self._agents, "unload")
         self._remove(given)
         if self._is_loaded:
-            self._tell(self._agents[::-1], "unload_complete")
+            self._notify(self._agents[::-1], "unload_complete")
 
     def _remove(self, given: LocalDirectory) -> None:
         for path in self._made:
             remove(path)
         given.give_back()
 
-    def _tell(self, agents: Sequence[RepositoryAgent], event: str) -> None:
+    def _notify(self, agents: Sequence[RepositoryAgent], event: str) -> None:
         for agent in agents:
             try:
                 getattr(agent, event)()

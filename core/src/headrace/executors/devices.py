@@ -142,13 +142,13 @@ def plan_instances(config: ModelConfig) -> list[Placement]:
         Placement(
             f"{group.name}_{number}", device, ResourceDemand.from_config(group.rate_limiter, device), (said, device)
         )
-        for group, said in zip(config.instance_group, map(_said_of_each, config.instance_group), strict=True)
+        for group, said in zip(config.instance_group, map(_settings_of_each, config.instance_group), strict=True)
         if not group.passive
         for number, device in enumerate(_devices(group))
     ]
 
 
-def _said_of_each(group: ModelInstanceGroup) -> bytes:
+def _settings_of_each(group: ModelInstanceGroup) -> bytes:
     """Return the settings of ``group`` that hold for each of its instances."""
     each = ModelInstanceGroup.FromString(group.SerializeToString())
     for field_name in ("name", "count", "gpus"):

@@ -183,7 +183,7 @@ class DeadlockDetector:
             reached.add(executor)
             is_blocked = False
             for ticket, target in self._blocking_calls(executor):
-                needed = self._able(ticket, target, calls)
+                needed = self._able_executors(ticket, target, calls)
                 if needed is None:
                     return None
                 is_blocked = True
@@ -206,7 +206,7 @@ class DeadlockDetector:
             if call.request.caller is None or call.request.caller in requests
         )
 
-    def _able(self, ticket: Ticket, target: AskedModel, calls: set[Ticket]) -> Sequence[Executor] | None:
+    def _able_executors(self, ticket: Ticket, target: AskedModel, calls: set[Ticket]) -> Sequence[Executor] | None:
         """Return the executors of which one must go on to answer ``ticket``; None if that needs no executor.
 
         Adds to ``calls`` the call itself, and the calls that its answer waits for.
@@ -220,7 +220,7 @@ class DeadlockDetector:
         # Its execution has returned. Its answer comes from elsewhere, perhaps from other calls.
         found: list[Executor] = []
         for call, further in self._sent_for.get(ticket.request, {}).items():
-            needed = self._able(call, further, calls)
+            needed = self._able_executors(call, further, calls)
             if needed is None:
                 return None
             found += needed

@@ -121,7 +121,7 @@ class Lifecycle:
             needed = self._dependencies.needed(name) if with_needed else ()
             self._dependencies.forget(name)
             self._by_name.discard(name)
-            self._let_go(name)
+            self._stop_serving(name)
         for other in needed:
             if not (other in self._by_name or self._dependencies.dependents(other)):
                 await self.unload(other, with_needed)
@@ -135,7 +135,7 @@ class Lifecycle:
         """`unload` ``name``, which was removed from the repository, and forget the reasons of its failed versions."""
         async with self._turn(name):
             self._dependencies.forget(name)
-            self._let_go(name)
+            self._stop_serving(name)
             record = self.records.get(name, ModelRecord(name))
             record.problem = ""
             for number in [number for number, version in record.versions.items() if version.has_failed]:
@@ -184,7 +184,7 @@ class Lifecycle:
             await self.background.settle()
         self._is_stopping = True
         for name in self.records:
-            self._let_go(name)
+            self._stop_serving(name)
         while self._drains:
             await asyncio.wait(self._drains)
         if not wait_for_loads:
@@ -292,7 +292,7 @@ class Lifecycle:
                     await self._load_planned_again(record, plan, progress)
                 except HeadraceError as error:
                     log.error("'%s' is not served any more: %s", name, error.message)
-                    self._let_go(name)
+                    self._stop_serving(name)
                 else:
                     progress.loaded(name)
 
@@ -468,7 +468,7 @@ class Lifecycle:
         if entry.is_temporary and not record.is_served:  # the repository does not have it
             del self.records[record.name]
 
-    def _let_go(self, name: str) -> None:
+    def _stop_serving(self, name: str) -> None:
         """Take all versions of ``name`` out of service, and end them in the background."""
         record = self.records.get(name)
         if record is None or not record.is_served:

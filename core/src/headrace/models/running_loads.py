@@ -205,9 +205,9 @@ class Progress:
             log.info("loaded %s in %.1f s%s", self._tally(), monotonic() - self._start, _longest(self._took))
 
     def _wait(self) -> None:
-        self._next = asyncio.get_running_loop().call_later(INTERVAL_S, self._tell)
+        self._next = asyncio.get_running_loop().call_later(INTERVAL_S, self._log_progress)
 
-    def _tell(self) -> None:
+    def _log_progress(self) -> None:
         running = {name: self._seconds(name) for name in tuple(self._began)}
         so_far = f"{monotonic() - self._start:.0f} s, {len(running)} being loaded"
         log.info("still loading: %s loaded after %s%s", self._tally(), so_far, _longest(running))

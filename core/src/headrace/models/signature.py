@@ -96,7 +96,7 @@ class Signature:
                 return
         inputs, checks = request.inputs, self._checks
         rows = -1
-        fits = self.required <= len(inputs) <= len(checks) and (not request.outputs or self._knows(request.outputs))
+        fits = self.required <= len(inputs) <= len(checks) and (not request.outputs or self._has_all(request.outputs))
         if fits:
             for name, tensor in inputs.items():
                 found = checks[name].rows(tensor) if name in checks else -1
@@ -131,7 +131,7 @@ class Signature:
         """Return the dims as in the metadata: with -1 in front if the model batches."""
         return (-1, *spec.dims) if self.batched else spec.dims
 
-    def _knows(self, names: Sequence[str]) -> bool:
+    def _has_all(self, names: Sequence[str]) -> bool:
         """True if ``names`` are outputs of this model, each named once."""
         return all(name in self.outputs for name in names) and len(set(names)) == len(names)
 

@@ -224,14 +224,14 @@ async def drain(draining: Iterable[Draining], unloaded: Callable[[ServedModel], 
 async def _drain_one(draining: Draining, unloaded: Callable[[ServedModel], None]) -> None:
     record, model = draining
     try:
-        await _telling(model.drain(), draining, "waits for its requests")
+        await _log_if_late(model.drain(), draining, "waits for its requests")
     except Exception:
         log.exception("'%s' version %d failed to wait for its requests", model.name, model.version)
     try:
         model.close()
         # It may take any time.
         closing = apart(partial(_end, model, unloaded), f"headrace-close-{model.name}")
-        await _telling(closing, draining, "waits for the close of its instances")
+        await _log_if_late(closing, draining, "waits for the close of its instances")
         log.log(VERBOSE_2, "OnDestroy callback() '%s' version %d", model.name, model.version)
         log.info("successfully unloaded '%s' version %d", model.name, model.version)
     except Exception:
@@ -239,7 +239,7 @@ async def _drain_one(draining: Draining, unloaded: Callable[[ServedModel], None]
     record.state, record.reason = State.UNAVAILABLE, UNLOADED
 
 
-async def _telling(work: Awaitable[None], draining: Draining, what: str) -> None:
+async def _log_if_late(work: Awaitable[None], draining: Draining, what: str) -> None:
     """Await ``work``. If it takes longer than `TELL_S`, write to the log and the index what it waits for."""
     record, model = draining
 
@@ -247,11 +247,11 @@ async def _telling(work: Awaitable[None], draining: Draining, what: str) -> None
         record.reason = f"{what} since {TELL_S:g} s{_busy(model)}"
         log.warning("'%s' version %d %s", model.name, model.version, record.reason)
 
-    telling = asyncio.get_running_loop().call_later(TELL_S, tell)
+    timer = asyncio.get_running_loop().call_later(TELL_S, tell)
     try:
         await work
     finally:
-        telling.cancel()
+        timer.cancel()
 
 
 def _busy(model: ServedModel) -> str:

@@ -21,7 +21,7 @@ def limits_for(demands: Iterable[ResourceDemand], given: Sequence[RateLimitResou
     for resource, needed in sorted(limits.items(), key=lambda item: item[0].order):
         if not given:
             break
-        limits[resource] = available = _said(resource, given)
+        limits[resource] = available = _operator_units(resource, given)
         if available < needed:
             raise ConfigError(
                 f'Resource count for "{resource.name}" is limited to {available} which will prevent scheduling of one '
@@ -52,7 +52,7 @@ def shown(limits: Mapping[Resource, int]) -> str:
     return "\n".join((*lines, ""))
 
 
-def _said(resource: Resource, given: Sequence[RateLimitResource]) -> int:
+def _operator_units(resource: Resource, given: Sequence[RateLimitResource]) -> int:
     """Return the units of ``resource`` that the operator has set; 0 if it is not named.
 
     As in Triton: the first value for a device counts, and so does the first value for all devices. Of the two, the
