@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import UNREAD, Ticket
 from headrace_processes.ipc.channel import FramedSocket
 from headrace_processes.ipc.codec import Decoder, Encoder, ReceivedRequest
 from headrace_processes.ipc.framing import Frame, Kind, ProtocolError, integers_frame, read_integers
@@ -31,6 +31,9 @@ AtOnce: TypeAlias = Callable[[int, InferResponse], bool]
 Change: TypeAlias = Callable[[Ticket], None]
 #: The most requests in flight of one peer; one that sends more breaks the protocol.
 MOST_INCOMING = 65536
+#: The reads of a request that are sent together. The peer waits with `UNREAD` unread responses until half of them are
+#: read; this divides both, so it always goes on.
+READS = UNREAD // 4
 
 
 # ---------------------------------------------------------------------- the side that sends requests
@@ -74,7 +77,7 @@ class OutgoingRequests:
         if reply.final:
             del self.in_flight[call]
         elif ticket.on_read is None:
-            ticket.on_read = partial(self._send_read, call)
+            ticket.on_read = self._reader(call)
         self._deliver(ticket, reply.answer, reply.final)
 
     def _deliver(self, ticket: Ticket, answer: Answer, final: bool) -> None:
@@ -84,22 +87,41 @@ class OutgoingRequests:
         if call in self.in_flight:
             self._send(integers_frame(Kind.CANCEL if ticket.abandoned else Kind.STOP, (call,)))
 
+    def _reader(self, call: int) -> Callable[[Ticket], None]:
+        """Return the function that notifies the peer of each read."""
+        return partial(self._send_read, call)
+
     def _send_read(self, call: int, ticket: Ticket) -> None:
         self._send(integers_frame(Kind.READ, (call,)))
 
 
 class LoopOutgoingRequests(OutgoingRequests):
-    """`OutgoingRequests` on an event loop: all reads of one turn of the loop are sent in one message."""
+    """`OutgoingRequests` on an event loop: a request sends `READS` of its reads together.
+
+    A message for each one would wake the child for each token of a stream.
+    """
 
     def __init__(self, decoder: Decoder, send: Callable[[bytes], None]) -> None:
         super().__init__(decoder, send)
         self._loop = asyncio.get_running_loop()
         self._read: list[int] = []
 
-    def _send_read(self, call: int, ticket: Ticket) -> None:
+    def _reader(self, call: int) -> Callable[[Ticket], None]:
+        unsent = 0
+
+        def read(ticket: Ticket) -> None:
+            nonlocal unsent
+            unsent += 1
+            if unsent == READS:
+                unsent = 0
+                self._send_soon(call)
+
+        return read
+
+    def _send_soon(self, call: int) -> None:
         if not self._read:
             self._loop.call_soon(self._send_reads)
-        self._read.append(call)
+        self._read += [call] * READS
 
     def _send_reads(self) -> None:
         calls, self._read = self._read, []

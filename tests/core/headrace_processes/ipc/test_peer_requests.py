@@ -12,14 +12,21 @@ import numpy as np
 import pytest
 
 from headrace.errors import HeadraceError
+from headrace.executors.stream_runners import CreditWindow
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import Tensor
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import UNREAD, Ticket
 from headrace_processes.ipc.channel import FramedSocket
 from headrace_processes.ipc.codec import Decoder, Encoder
 from headrace_processes.ipc.framing import FrameParser, Kind, read_integers
-from headrace_processes.ipc.peer_requests import FastPathCalls, FastPathReplies, OutgoingRequests
+from headrace_processes.ipc.peer_requests import (
+    READS,
+    FastPathCalls,
+    FastPathReplies,
+    LoopOutgoingRequests,
+    OutgoingRequests,
+)
 from headrace_processes.ipc.replies import Reply, reply_of
 from headrace_processes.ipc.tensors import INLINE
 
@@ -269,3 +276,39 @@ def test_a_request_that_is_cancelled_is_told_by_its_number_without_looking_at_th
     tickets[3].cancel()  # it has its last answer
     told = [(frame.kind, read_integers(frame)) for frame in FrameParser().feed(b"".join(sent))]
     assert told == [(Kind.CANCEL, [numbered[2][0]]), (Kind.STOP, [numbered[1][0]])]
+
+
+def test_the_reads_of_a_request_are_sent_together() -> None:
+    """One message for `READS` of them. The producer, which waits for half of its window to be read, goes on."""
+
+    async def scenario() -> None:
+        frames = FrameParser()
+        sent: list[list[int]] = []
+
+        def send(message: bytes) -> None:
+            sent.extend(list(read_integers(frame)) for frame in frames.feed(message) if frame.kind == Kind.READ)
+
+        requests = LoopOutgoingRequests(Decoder(None, lambda offset: None), send)
+        tickets = [Ticket(InferRequest("any", {}), lambda answer, final: None) for _ in range(2)]
+        for call, ticket in enumerate(tickets, 1):
+            requests.enter([(call, ticket)])
+            requests.take(reply_of(call, response(), False))
+        window = CreditWindow()
+        for _ in range(UNREAD):
+            window.acquire()
+        for number in range(1, UNREAD + 1):
+            for ticket in tickets:
+                ticket.read()
+            await asyncio.sleep(0)
+            if number == READS - 1:
+                assert sent == []
+            if number == READS:
+                assert [sorted(set(calls)) for calls in sent] == [[1, 2]]
+                assert [calls.count(1) for calls in sent] == [READS]
+            if number == UNREAD // 2:
+                for _ in range(sum(calls.count(2) for calls in sent)):
+                    window.release()
+                assert not window.is_full
+                await asyncio.to_thread(window.acquire)  # it does not wait
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
