@@ -77,7 +77,7 @@ class OutgoingRequests:
         if reply.final:
             del self.in_flight[call]
         elif ticket.on_read is None:
-            ticket.on_read = self._reader(call)
+            ticket.on_read = self._on_read(call)
         self._deliver(ticket, reply.answer, reply.final)
 
     def _deliver(self, ticket: Ticket, answer: Answer, final: bool) -> None:
@@ -87,7 +87,7 @@ class OutgoingRequests:
         if call in self.in_flight:
             self._send(integers_frame(Kind.CANCEL if ticket.abandoned else Kind.STOP, (call,)))
 
-    def _reader(self, call: int) -> Callable[[Ticket], None]:
+    def _on_read(self, call: int) -> Callable[[Ticket], None]:
         """Return the function that notifies the peer of each read."""
         return partial(self._send_read, call)
 
@@ -106,7 +106,7 @@ class LoopOutgoingRequests(OutgoingRequests):
         self._loop = asyncio.get_running_loop()
         self._read: list[int] = []
 
-    def _reader(self, call: int) -> Callable[[Ticket], None]:
+    def _on_read(self, call: int) -> Callable[[Ticket], None]:
         unsent = 0
 
         def read(ticket: Ticket) -> None:
