@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
-from headrace.messages.ticket import UNREAD, Ticket
+from headrace.messages.ticket import Ticket
 from headrace_processes.ipc.channel import FramedSocket
 from headrace_processes.ipc.codec import Decoder, Encoder, ReceivedRequest
 from headrace_processes.ipc.framing import Frame, Kind, ProtocolError, integers_frame, read_integers
@@ -31,9 +31,9 @@ AtOnce: TypeAlias = Callable[[int, InferResponse], bool]
 Change: TypeAlias = Callable[[Ticket], None]
 #: The most requests in flight of one peer; one that sends more breaks the protocol.
 MOST_INCOMING = 65536
-#: The reads of a request that are sent together. The peer waits with `UNREAD` unread responses until half of them are
-#: read; this divides both, so it always goes on.
-READS = UNREAD // 4
+#: The reads of a request that are sent together. A peer with 64 unread responses waits until 32 are read: this divides
+#: both, so it always goes on.
+READS = 16
 
 
 # ---------------------------------------------------------------------- the side that sends requests

@@ -280,6 +280,7 @@ def test_a_request_that_is_cancelled_is_told_by_its_number_without_looking_at_th
 
 def test_the_reads_of_a_request_are_sent_together() -> None:
     """One message for `READS` of them. The producer, which waits for half of its window to be read, goes on."""
+    assert UNREAD // 2 % READS == 0
 
     async def scenario() -> None:
         frames = FrameParser()
