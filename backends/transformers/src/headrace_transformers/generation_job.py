@@ -51,7 +51,7 @@ class GenerationJob:
     def start(self) -> None:
         """Note that the engine begins to work on the request."""
         self.has_started = True
-        self.stream.note_start()
+        self.stream.note_start(num_input_tokens=len(self.prompt))
 
     def take(self, token: int) -> bool:
         """Send ``token``. Return False if it is the last one, or the caller has disconnected."""

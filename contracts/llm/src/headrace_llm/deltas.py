@@ -74,6 +74,25 @@ def joined(deltas: Sequence[Delta]) -> Delta:
     return first
 
 
+@dataclass(slots=True)
+class UsedTokens:
+    """The tokens of a request: of its prompt once the engine has begun, and those written and sent so far."""
+
+    declares_input: bool
+    input: int = 0
+    written: int = 0
+    sent: int = 0
+
+    def response(self) -> InferResponse | None:
+        """Return what was used and not sent, without text, for a request that fails. None if nothing was used."""
+        if not self.input and self.written <= self.sent:
+            return None
+        given: dict[str, Tensor] = {"text_output": _string(""), "num_output_tokens": _count(self.written - self.sent)}
+        if self.declares_input:
+            given["num_input_tokens"] = _count(self.input)
+        return InferResponse(given)
+
+
 def response_of(request: GenerationRequest, delta: Delta, outputs: Sequence[str] = ()) -> InferResponse:
     """Return ``delta`` as the response to ``request``. ``outputs`` are those that the caller names; empty for all."""
     given: dict[str, Tensor] = {"text_output": _string(delta.text)}

@@ -36,7 +36,7 @@ from headrace import (
     ResourceExhausted,
     Unavailable,
 )
-from headrace_llm.deltas import Delta, joined, response_of
+from headrace_llm.deltas import Delta, UsedTokens, joined, response_of
 from headrace_llm.generation_metrics import GenerationMetrics
 from headrace_llm.generation_request import GenerationRequest, read_generation
 
@@ -62,6 +62,10 @@ class TokenStream:
         self._arrival_ns = self._last_ns = monotonic_ns()
         #: Parts that are written and not sent: the caller reads slowly, or gets one response.
         self._unsent: list[Delta] = [Delta(text=request.text or "")] if request.echoes_prompt else []
+        #: For a caller that is told the tokens, or pays for them.
+        self._usage = UsedTokens(owner.declares_input_tokens) if request.wants_num_output_tokens else None
+        if self._usage is not None:
+            call.used = self._usage.response
         self._num_input_tokens = 0
         self._has_started = self._has_ended = False
         #: Held while something is sent, so that nothing follows the last answer.
@@ -77,11 +81,14 @@ class TokenStream:
         """True if the answer has not ended, and its caller has disconnected."""
         return not self._has_ended and self._call.request.cancelled
 
-    def note_start(self, at_ns: int = 0) -> None:
+    def note_start(self, at_ns: int = 0, num_input_tokens: int = 0) -> None:
         """Note that the engine has begun to work on the request, which waited in it until then. Optional; once.
 
-        ``at_ns`` is the time, of `monotonic_ns`, for an engine that reports it later; 0 is now.
+        ``at_ns`` is the time, of `monotonic_ns`, for an engine that reports it later; 0 is now. ``num_input_tokens``
+        are the tokens of the prompt, if they are known: a caller that leaves from now on has used them.
         """
+        if self._usage is not None:
+            self._usage.input = self._usage.input or num_input_tokens
         if not self._has_started:
             self._has_started = True
             now_ns = monotonic_ns()
@@ -144,6 +151,8 @@ class TokenStream:
         if self._unsent:
             delta = joined([*self._unsent, delta])
             self._unsent = []
+        if self._usage is not None:
+            self._usage.sent += delta.num_tokens
         self._call.send(response_of(self.request, delta, self._outputs), final=bool(delta.finish_reason))
 
     def _count(self, delta: Delta) -> None:
@@ -152,6 +161,9 @@ class TokenStream:
             self._num_input_tokens = delta.num_input_tokens
             metrics.note("nv_llm_input_tokens", delta.num_input_tokens)
         delta.num_input_tokens = delta.num_input_tokens or self._num_input_tokens
+        if self._usage is not None:
+            self._usage.written += delta.num_tokens
+            self._usage.input = delta.num_input_tokens
         if delta.num_tokens:
             now_ns, last_ns = monotonic_ns(), self._last_ns
             self._last_ns = now_ns
@@ -167,6 +179,7 @@ class GenerationInstance(DeferredInstance, ABC):
 
     def __init__(self, model: Model, most_streams: int = 256) -> None:
         self._name, self._most = model.name, most_streams
+        self.declares_input_tokens = any(output.name == "num_input_tokens" for output in model.config.output)
         self.metrics = GenerationMetrics(model)
         self._streams: dict[TokenStream, None] = {}
         self._closed, self._has_streams = threading.Event(), threading.Event()

@@ -27,7 +27,7 @@ from __future__ import annotations
 import posixpath
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -350,6 +350,9 @@ class Call(ABC):
     request: InferRequest
     #: True if `send` would block now, because the caller reads slowly. Any thread.
     would_block: bool = False
+    #: Returns what the model has used and not reported, for a request that ends with an error or whose caller leaves.
+    #: It is sent before the error. It must not refer to this call. Any thread.
+    used: Callable[[], InferResponse | None] | None = None
 
     @abstractmethod
     def send(self, answer: InferResponse | HeadraceError | None, final: bool = True) -> None:

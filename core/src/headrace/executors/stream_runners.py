@@ -238,7 +238,10 @@ class DeferredCall(Call):
     def end(self, answer: Answer) -> None:
         """Make ``answer`` the last one. Do nothing if there is one already. Any thread."""
         if self.remove():
-            self._runner.finish(self.ticket, self._batch, self._place, answer)
+            runner = self._runner
+            if isinstance(answer, HeadraceError) and self.used is not None and (used := self.used()) is not None:
+                runner.sink.send(self.ticket, runner.schema.signed(self.request, used), False)
+            runner.finish(self.ticket, self._batch, self._place, answer)
 
     def remove(self) -> bool:
         """Remove the call from the open ones. Return True to one thread only, which then gives the last answer."""

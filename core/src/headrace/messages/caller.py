@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from headrace.errors import HeadraceError, plugin_failure
 from headrace.messages.operation import AnyOperation
@@ -28,6 +28,9 @@ class Outcome(NamedTuple):
 
 class Watch:
     """Watches one operation that an `Interceptor` has let pass. Subclasses override what they need."""
+
+    #: True to be shown answers after `ended`, too: what a model has used for a caller that has left (`Call.used`).
+    is_late: ClassVar[bool] = False
 
     def answered(self, answer: Answer, final: bool) -> None:
         """An inference has an answer, which the caller gets next. ``final`` is true for the last one."""
@@ -141,12 +144,11 @@ class Caller:
 
     def answered(self, answer: Answer, final: bool) -> None:
         """Pass an answer to the watches, the last interceptor first."""
-        if not self.is_over:
-            for watch in reversed(self._watches):
-                try:
-                    watch.answered(answer, final)
-                except BaseException as error:
-                    log.error("an interceptor failed at an answer", exc_info=plugin_failure(error))
+        for watch in reversed(self._watches):
+            try:
+                watch.answered(answer, final)
+            except BaseException as error:
+                log.error("an interceptor failed at an answer", exc_info=plugin_failure(error))
 
     def end(self, error: HeadraceError | None = None) -> None:
         """End the operation; only the first call counts."""
@@ -156,6 +158,8 @@ class Caller:
         watches, self._watches = self._watches, ()
         if not watches:
             return
+        if self.shows_answers:
+            self._watches = tuple([watch for watch in watches if watch.is_late])
         outcome = Outcome(error, self.arrival_ns, monotonic_ns())
         for watch in reversed(watches):
             try:

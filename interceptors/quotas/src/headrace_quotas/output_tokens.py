@@ -9,21 +9,32 @@ from headrace_quotas.fair_gate import Use
 
 #: The output: for each response, the tokens that are new in it.
 TOKENS = "num_output_tokens"
+#: The output with the tokens of the prompt, which an engine on headrace-llm has in the last response of a request that
+#: fails.
+INPUT_TOKENS = "num_input_tokens"
 #: The input that asks for it.
 ASK = f"return_{TOKENS}"
 
 
 class TokenCounter(Watch):
-    """Counts the tokens in the answers to a request of ``use``."""
+    """Counts the tokens in the answers to a request of ``use``.
 
-    __slots__ = ("_use",)
+    If the request fails or its caller leaves, it counts those of the prompt, too, as far as the model reports them.
+    """
+
+    is_late = True
+    __slots__ = ("_input", "_use")
 
     def __init__(self, use: Use) -> None:
-        self._use = use
+        self._use, self._input = use, 0
 
     def answered(self, answer: Answer, final: bool) -> None:
         if isinstance(answer, InferResponse):
             self._use.charge_tokens(tokens_in(answer))
+            if INPUT_TOKENS in answer.outputs:
+                self._input = number_in(answer, INPUT_TOKENS) or 0
+        elif final and answer is not None and self._input:
+            self._use.charge_tokens(self._input)
 
 
 def reports_tokens(model: ModelView) -> bool:
@@ -33,9 +44,15 @@ def reports_tokens(model: ModelView) -> bool:
 
 def tokens_in(response: InferResponse) -> int:
     """Return the tokens that ``response`` reports, or 1 if it reports none."""
-    reported = response.outputs.get(TOKENS)
+    reported = number_in(response, TOKENS)
+    return 1 if reported is None else reported
+
+
+def number_in(response: InferResponse, name: str) -> int | None:
+    """Return the sum of the numbers in output ``name``, at least 0. None if it has no integers."""
+    reported = response.outputs.get(name)
     if not isinstance(reported, np.ndarray) or reported.dtype.kind not in "iu":
-        return 1
+        return None
     return max(0, int(reported.sum()))
 
 
