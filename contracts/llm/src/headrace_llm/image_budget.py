@@ -24,6 +24,8 @@ MAX_IMAGE_PIXELS: Final = 1 << 26
 
 #: The most blocks of a file before its pixels. Real files have a few hundred at most.
 _MAX_BLOCKS: Final = 1 << 14
+#: The most bytes between two segments of a JPEG. A search holds the interpreter: 48 MB of FF would, for 0.5 s.
+_MAX_GAP: Final = 1 << 16
 #: A marker of a JPEG. Decoders skip other bytes between segments, and repeat the byte FF.
 _MARKER: Final = re.compile(rb"\xff([\x01-\xfe])")
 #: Markers of a JPEG with its size: all of C0 to CF but tables, an extension and arithmetic conditions; Pillow adds DE.
@@ -148,7 +150,7 @@ def _jpeg(file: bytes, blocks: Iterator[None]) -> Iterator[_Size]:
     """Yield the size in each frame header before the first scan. Segments, such as a thumbnail, are skipped."""
     place = 2
     for _ in blocks:
-        found = _MARKER.search(file, place)
+        found = _MARKER.search(file, place, place + _MAX_GAP)
         if found is None or (marker := found[1][0]) == _START_OF_SCAN:
             return
         place = found.end()
