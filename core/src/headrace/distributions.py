@@ -85,7 +85,7 @@ def need(module: str, who: str) -> None:
     Blocks: it searches files.
     """
     if find_spec(module) is None:
-        raise ConfigError(f"{who} needs what is not installed here: {installs(module)}")
+        raise ConfigError(f"{who} needs a package that is not installed: {installs(module)}")
 
 
 def distribution_of(kind: str, name: str) -> str:

@@ -172,7 +172,7 @@ class Engine:
             try:
                 await waiting
             except asyncio.CancelledError:
-                caller.end(Cancelled("the caller has gone"))
+                caller.end(Cancelled("the caller has disconnected"))
                 raise
 
     # ------------------------------------------------------------------ extensions

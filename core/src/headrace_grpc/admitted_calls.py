@@ -383,4 +383,4 @@ def _worded(error: Exception) -> HeadraceError:
 
 
 def _left() -> Cancelled:
-    return Cancelled("the caller has gone")
+    return Cancelled("the caller has disconnected")

@@ -209,7 +209,7 @@ class GrpcCall(Stream):
             self._assembler = MessageAssembler(self._calls.take_received)
         limits = self.connection.limits
         if self._assembler.stalled_seconds(now) > limits.message_seconds:
-            text = f"The request message has not gone on to arrive for {limits.message_seconds:g} s."
+            text = f"No more of the request message has arrived for {limits.message_seconds:g} s."
             self.finish(DEADLINE_EXCEEDED, text)
             self._cancel_handler()
 

@@ -109,7 +109,7 @@ class AdmittedReply:
         if cancel is not None:
             self._has_left = True
             cancel()
-            self.caller.end(Cancelled("the caller has gone"))
+            self.caller.end(Cancelled("the caller has disconnected"))
 
 
 class _EndingStream:

@@ -79,7 +79,7 @@ def read_path(path: str) -> PathTemplate:
         if root or not segments or not all(map(_SEGMENT.fullmatch, segments)):
             raise TypeError(
                 f"the path {path!r} is not '/', words and placeholders like {{name}}, with '/' between them or at "
-                "the end; what may be missing stands in brackets"
+                "the end; optional parts are in brackets"
             )
     names = _PLACEHOLDER.findall(path)
     if len(names) > len(set(names)):

@@ -121,7 +121,7 @@ class InterceptorChecks:
         """However an operation ends, nothing of it counts when it is over."""
 
         async def ask() -> None:
-            made, error = self.make(), Cancelled("the caller has gone")
+            made, error = self.make(), Cancelled("the caller has disconnected")
             for number in range(self.repeats):
                 caller = _caller(self.headers())
                 refusal = await self._refusal(made, caller)

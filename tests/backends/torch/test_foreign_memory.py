@@ -96,7 +96,7 @@ def test_a_script_that_leaves_memory_unwritten_is_refused(scripts: Any, rewrite:
 )
 def test_a_script_that_reads_beyond_its_tensors_is_refused(scripts: Any, rewrite: Any, code: str) -> None:
     with_code(rewrite, scripts.save(Returns()), code)
-    with pytest.raises(LoadError, match=r"'aten::\w+', which does not check what it is told about memory; .*'trust'"):
+    with pytest.raises(LoadError, match=r"'aten::\w+', which does not check its arguments about memory; .*'trust'"):
         scripts.load(None, CONFIG)
     scripts.load(None, CONFIG, trust=True, warm_up=False)
 

@@ -109,7 +109,7 @@ def test_entries_upon_each_other_are_refused(programs: Any, path: Path) -> None:
             archive.filelist.append(again)
             archive.NameToInfo[again.filename] = again
         archive._didModify = True  # type: ignore[attr-defined]
-    refused(programs, "entries that lie upon each other")
+    refused(programs, "entries that overlap")
 
 
 def test_an_entry_twice_is_refused(programs: Any, path: Path) -> None:

@@ -460,7 +460,7 @@ def test_a_message_that_does_not_go_on_to_arrive_ends_its_call_and_no_other(
     for stream in (1, 3, 5):
         answer = peer.answer(stream)
         assert (answer.status, answer.trailers["grpc-message"]) == (
-            DEADLINE, "The request message has not gone on to arrive for 1 s.")  # fmt: skip
+            DEADLINE, "No more of the request message has arrived for 1 s.")  # fmt: skip
     gate.open()
     assert peer.answer(9).status == OK
     peer.send(peer.data(7, peer.framed(peer.infer()), "END_STREAM"))

@@ -198,7 +198,7 @@ def test_interceptors_refuse_before_the_socket_is_accepted(serving: Callable[...
             client.send("x")
             assert client.recv(10) == "x"
             assert Guard.outcomes == []
-        until(lambda: Guard.outcomes == ["the caller has gone"])
+        until(lambda: Guard.outcomes == ["the caller has disconnected"])
 
 
 def test_a_client_that_disconnects_cancels_the_route(serving: Callable[..., Any]) -> None:

@@ -114,7 +114,7 @@ class _Expansion:
         total = 1 + sum(sizes)
         if total > _MOST_MEMBERS:
             raise InvalidArgument(
-                f"{self._owner} has more than {_MOST_MEMBERS} members, with what its references name in their place"
+                f"{self._owner} has more than {_MOST_MEMBERS} members, counting those of its references"
             )
         return total
 

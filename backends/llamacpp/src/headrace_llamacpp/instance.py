@@ -109,7 +109,7 @@ class LlamaInstance(GenerationInstance):
     def _run(self, stream: TokenStream, body: dict[str, Any]) -> None:
         try:
             if stream.is_cancelled:
-                raise Cancelled("the caller has gone")
+                raise Cancelled("the caller has disconnected")
             stream.note_start()
             ImageBudget(IMAGE_FORMS).take(images_in(stream.request))
             if self._templates is not None and "messages" in body:

@@ -144,7 +144,7 @@ def _profile(model: Model, backend_options: Mapping[str, str]) -> Path:
     option = "profiling-directory"
     if not (told := backend_options.get(option, "")):
         raise ConfigError(
-            f"parameter 'enable_profiling' of model '{model.name}' needs a directory for what is written: "
+            f"parameter 'enable_profiling' of model '{model.name}' needs a directory for its files: "
             f"--backend-config=onnxruntime,{option}=<directory>"
         )
     folder = Path(told).resolve()

@@ -119,7 +119,7 @@ def _set_prefix(archive: Path, into: Path, script: Path) -> None:
         said = output.read(4096).decode(errors="backslashreplace").strip()
     if code != 0:
         log.error("conda-unpack of environment '%s' %s:\n%s", archive, ending(code), said)
-        raise LoadError(f"conda-unpack of environment '{archive}' {ending(code)}; what it said is in the server's log")
+        raise LoadError(f"conda-unpack of environment '{archive}' {ending(code)}; its output is in the server's log")
 
 
 def _activated(root: Path) -> Mapping[str, str]:

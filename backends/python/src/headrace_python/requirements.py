@@ -69,10 +69,10 @@ def _included(file: Path, number: int, name: str, room: Path) -> Path:
     path = (file.parent / name).resolve()
     if not path.is_relative_to(room):
         log.error("'%s' includes '%s', which is outside the directory '%s'", file, name, room)
-        raise LoadError(f"requirement {number} of '{file}' includes what is outside the directory '{room}'")
+        raise LoadError(f"requirement {number} of '{file}' includes a file outside the directory '{room}'")
     if not path.is_file():
         log.error("'%s' includes '%s', which is no file", file, name)
-        raise LoadError(f"requirement {number} of '{file}' includes what is no file")
+        raise LoadError(f"requirement {number} of '{file}' includes a path that is no file")
     return path
 
 

@@ -55,9 +55,9 @@ def open_package(torch: Any, model: Model, archive: Pt2Archive, device: str, ins
     libraries = [each for each in names if each.endswith(".so")]
     wrapper = [each for each in libraries if each.endswith(".wrapper.so")] or libraries
     if len(wrapper) != 1:
-        raise archive.failure(f"has {len(wrapper)} libraries in '{folder}', and one is what is served")
+        raise archive.failure(f"has {len(wrapper)} libraries in '{folder}', expected one")
     if any(each.endswith("/weights_config.json") for each in names):
-        raise archive.failure("keeps its weights outside of its library: package it with them in it")
+        raise archive.failure("keeps its weights outside of its library: package it with the weights inside")
     library: AotiLibrary | _LoaderOfPyTorch
     try:
         if device != "cpu":  # `AotiLibrary` crashed on an H100, with PyTorch 2.11, for an unknown reason

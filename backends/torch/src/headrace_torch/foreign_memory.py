@@ -38,7 +38,7 @@ def why_refused(name: str) -> str:
     """Return why the operator ``name`` needs trust; empty if it does not."""
     if name in UNWRITTEN:
         return "which returns memory that it has not written"
-    return "which does not check what it is told about memory" if name in UNCHECKED else ""
+    return "which does not check its arguments about memory" if name in UNCHECKED else ""
 
 
 def finding(functions: Sequence[Any]) -> str:

@@ -240,7 +240,7 @@ class _Builder:
             return getattr(torch, _LAYOUTS.get(content, "strided"))
         if kind == "as_device":
             return torch.device(self._place(_device(content)))
-        raise Distrusted(f"it gives an operator what is no tensor and no number ({kind})")
+        raise Distrusted(f"it gives an operator an argument that is neither a tensor nor a number ({kind})")
 
     # ------------------------------------------------------------------ graphs within the graph
 

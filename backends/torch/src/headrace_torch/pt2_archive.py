@@ -156,7 +156,7 @@ class Pt2Archive:
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
                 raise self.failure(f"has a compressed entry '{one_line(entry.filename)}', and PyTorch compresses none")
         if sum(entry.file_size for entry in entries) > self.path.stat().st_size:
-            raise self.failure("has entries that lie upon each other, larger in all than the file")
+            raise self.failure("has entries that overlap, larger in all than the file")
 
     def _require_format(self) -> None:
         if self.read("archive_format") != b"pt2":

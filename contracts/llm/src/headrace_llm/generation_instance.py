@@ -98,7 +98,7 @@ class TokenStream:
     def write(self, delta: Delta) -> bool:
         """Send ``delta``; one with a ``finish_reason`` is the last. Return False if the engine should stop."""
         if self.is_cancelled:
-            self.fail(Cancelled("the caller has gone"))
+            self.fail(Cancelled("the caller has disconnected"))
             return False
         if not (delta.num_tokens or delta.text or delta.finish_reason or delta.num_input_tokens or delta.tool_calls
                 or delta.reasoning):  # fmt: skip
@@ -265,4 +265,4 @@ class GenerationInstance(DeferredInstance, ABC):
             self.cancel(stream)
         except Exception:
             log.exception("model '%s' failed to cancel a request", self._name)
-        stream.fail(Cancelled("the caller has gone"))
+        stream.fail(Cancelled("the caller has disconnected"))

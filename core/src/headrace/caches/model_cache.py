@@ -176,7 +176,7 @@ class ModelCache:
         try:
             check_parameters(response.parameters)
         except ValueError as error:
-            raise InvalidArgument(f"the cache has what model '{self.name}' cannot answer: {error}") from None
+            raise InvalidArgument(f"the cache has a response that model '{self.name}' cannot send: {error}") from None
         for name, tensor in response.outputs.items():
             spec = self._outputs.get(name)
             if spec is None:

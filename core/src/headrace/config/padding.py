@@ -194,7 +194,7 @@ class _Reader:
         if datatype not in _MADE_TYPES:
             raise _Wrong(f"{where}: data_type is '{datatype}', expected one of {', '.join(_MADE_TYPES)}")
         if name in self._inputs or name in self._made:
-            raise _Wrong(f"{where}: '{name}' is an input already; what the server makes is not in the config's inputs")
+            raise _Wrong(f"{where}: '{name}' is an input already; the server makes this one itself")
         self._made.add(name)
         return MadeInput(name, dtypes.BY_CONFIG_NAME[datatype])
 

@@ -319,7 +319,7 @@ class Watcher:
 
     async def _follow_one(self, name: str, found: Fingerprints) -> None:
         if name not in found:
-            log.info("'%s' is gone from the repository: unloading it", name)
+            log.info("'%s' was removed from the repository: unloading it", name)
             await self._lifecycle.remove(name)
             del self._handled[name]
             self._failed.pop(name, None)

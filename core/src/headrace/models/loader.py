@@ -308,7 +308,7 @@ class Loader:
         told = scheduler_parameters(config, scheduler)
         delay = DelayedStart.from_environ(os.environ)
         if delay.requests or delay.backlog:
-            text = "model '%s' runs nothing until %d requests wait, and %d in a backlog: the environment says so"
+            text = "model '%s' runs nothing until %d requests wait, and %d in a backlog: set by the environment"
             log.warning(text, config.name, delay.requests, delay.backlog, extra={"model": config.name})
         inputs, outputs, version = signature.inputs, signature.outputs, str(model.version)
         scheduled = ScheduledModel(

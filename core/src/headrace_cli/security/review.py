@@ -107,7 +107,7 @@ class SecurityReview:
         Reads the configs of all models, and blocks meanwhile.
         """
         found = [line for port in self.ports for line in (self.tls_of(port), *self.operations_of(port))]
-        remedy = "leave its plugin out (--plugins), unless you know what it answers to whom"
+        remedy = "leave its plugin out (--plugins), unless you know its operations and callers"
         found += [Exposure(name, "a protocol of its own", "not reviewed", True, (), remedy) for name in self.unknown]
         return [*found, *self._limits(), *self._files(), *self._models()]
 
@@ -234,7 +234,7 @@ class SecurityReview:
                 if isinstance(value, str) and Path(value).is_file() and (mode := _mode(value)) & 0o022:
                     yield _file(value, "the file can be written", mode, flag)
                 for text in each.metadata.get("opens", _nothing)(value):
-                    yield Exposure(flag, text, "all callers of what it is for", True, (flag,), f"{flag} without it")
+                    yield Exposure(flag, text, "all callers of this feature", True, (flag,), f"{flag} without it")
         if options.dev:
             what, who = "Python models in the process of the server", "the models"
             yield Exposure("models", what, who, True, ("--dev",), "no --dev")

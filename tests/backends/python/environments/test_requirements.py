@@ -111,14 +111,14 @@ def test_an_include_that_leaves_the_model_is_refused(model: Path, tmp_path: Path
     (model / "link.txt").symlink_to(tmp_path / "secret.txt")
     write(model / "inner.txt", "-r ../secret.txt")
     file = write(model / "requirements.txt", f"colour\n{line.format(tmp=tmp_path)}\n")
-    with pytest.raises(LoadError, match=r"^requirement \d+ of '.*' includes what is outside the directory '[^']*'$"):
+    with pytest.raises(LoadError, match=r"^requirement \d+ of '.*' includes a file outside the directory '[^']*'$"):
         install(file, model)
     assert not cache.exists()
 
 
 @pytest.mark.parametrize("name", ["nothing.txt", "https://example.invalid/r.txt", "${HOME}/x"])
 def test_an_include_that_is_no_file_is_refused(model: Path, name: str) -> None:
-    with pytest.raises(LoadError, match=r"^requirement \d+ of .* includes what is no file$"):
+    with pytest.raises(LoadError, match=r"^requirement \d+ of .* includes a path that is no file$"):
         install(write(model / "requirements.txt", f"-r {name}\n"), model)
 
 
