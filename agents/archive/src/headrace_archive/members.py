@@ -44,7 +44,7 @@ class ArchiveMember:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLimits:
-    """What an archive may unpack to: bytes, files and directories, and bytes per byte of the archive."""
+    """The limits of an unpacked archive: bytes, files and directories, and bytes per byte of the archive."""
 
     max_bytes: int = 64 << 30
     max_files: int = 10_000

@@ -1,4 +1,4 @@
-"""What becomes of TorchServe's ``.mar``: a zip file with a manifest, a handler, and a serialized model.
+"""Convert TorchServe's ``.mar``: a zip file with a manifest, a handler, and a serialized model.
 
 Source: the manifest of ``torch-model-archiver`` (``MAR-INF/MANIFEST.json``). The model itself is taken over. The
 handler is not: it is code for TorchServe's own interface, and turns other data into tensors. Clients send tensors to
@@ -27,7 +27,7 @@ _SERIALIZED = {".onnx": "model.onnx", ".pt2": "model.pt2", ".safetensors": "mode
 
 @dataclass(frozen=True, slots=True)
 class TorchServeArchive:
-    """What a manifest says: ``renamed`` has the new names of files, and ``left_out`` why others are not taken over."""
+    """A manifest: ``renamed`` has the new names of files, and ``left_out`` the reasons for omitted ones."""
 
     renamed: dict[str, str]
     left_out: dict[str, str]

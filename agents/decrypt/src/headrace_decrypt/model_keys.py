@@ -29,7 +29,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Where keys are: ``kind`` is ``key_file`` or ``key_env``, and ``name`` the path or the variable."""
+    """The place of keys: ``kind`` is ``key_file`` or ``key_env``, and ``name`` the path or the variable."""
 
     kind: str
     name: str

@@ -95,7 +95,7 @@ class RedisCache(ResponseCache):
         return unpack_response(found)
 
     def put(self, key: bytes, response: CachedResponse) -> None:
-        """Nothing if another server was faster, or if it is too large."""
+        """Store the response. Do nothing if another server was faster, or if it is too large."""
         packed = pack_response(response)
         if len(packed) <= self._most:
             self._client.set(PREFIX + key.hex().encode(), packed, ex=self._expire_s, nx=True)

@@ -23,7 +23,7 @@ _CHUNKS = 3
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What ``headrace batch`` does. ``inputs`` maps inputs to patterns of columns; empty ``outputs`` are all."""
+    """The settings of a run. ``inputs`` maps inputs to patterns of columns; empty ``outputs`` are all."""
 
     repository: Sequence[str]
     model: str
@@ -103,7 +103,7 @@ class _Run:
             raise InvalidArgument(f"output '{name}' has {spec.datatype} {list(spec.dims)}, which no NumPy file holds")
 
     def _identity(self, model: ModelView) -> Mapping[str, Any]:
-        """What a run must have in common with the one that it goes on."""
+        """The settings that a run must share with the run that it continues."""
         job, state = self._job, self._job.source.stat()
         return {
             "input": str(job.source.absolute()),

@@ -21,7 +21,7 @@ _CORE = "headrace"
 
 @dataclass
 class DistributionChoice:
-    """What pip shall find. ``engines`` are the distributions of backends that models need."""
+    """The distributions that pip must find. ``engines`` are the distributions of backends that models need."""
 
     #: Folders and wheels from which distributions were installed: no index has them.
     sources: list[str] = field(default_factory=list)

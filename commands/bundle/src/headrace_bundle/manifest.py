@@ -28,7 +28,7 @@ _PYTHON, _CONFIG = "bin/python", "pyvenv.cfg"
 
 @dataclass
 class Manifest:
-    """What is in a bundle. ``machine`` is empty if it runs on any."""
+    """The content of a bundle. ``machine`` is empty if it runs on any."""
 
     python: str
     machine: str

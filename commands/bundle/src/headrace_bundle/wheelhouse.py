@@ -45,7 +45,7 @@ class TargetMachine:
 
     @property
     def machine(self) -> str:
-        """What ``uname -m`` prints there; empty if the platform does not say."""
+        """The output of ``uname -m`` there; empty if the platform does not have it."""
         if not self.platform:
             return os.uname().machine
         found = _MANYLINUX.fullmatch(self.platform) or re.fullmatch(r"(manylinux\d+)_(\w+)", self.platform)

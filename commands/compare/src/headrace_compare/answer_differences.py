@@ -1,4 +1,4 @@
-"""What differs between two answers, two tensors or two documents."""
+"""The differences between two answers, two tensors or two documents."""
 
 from __future__ import annotations
 

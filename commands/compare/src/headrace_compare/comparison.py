@@ -69,7 +69,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ModelDocuments:
-    """What the first server says of a model."""
+    """The first server's description of a model."""
 
     metadata: Mapping[str, Any]
     config: Mapping[str, Any]

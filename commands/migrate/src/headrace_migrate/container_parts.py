@@ -1,4 +1,4 @@
-"""What a container of Triton has beside its command: image, ports, probes, volumes, memory and GPUs."""
+"""The parts of a container of Triton beside its command: image, ports, probes, volumes, memory and GPUs."""
 
 from __future__ import annotations
 

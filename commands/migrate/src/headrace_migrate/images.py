@@ -18,7 +18,7 @@ _ENDS = {
 
 
 class ImageKind(Enum):
-    """What an image of Triton is for."""
+    """The purpose of an image of Triton."""
 
     SERVER = "the server"
     CLIENT = "the clients"

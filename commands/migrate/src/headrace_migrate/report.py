@@ -1,4 +1,4 @@
-"""What a migration finds, and the report on it."""
+"""The findings of a migration, and the report on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace import draw_table
 
 
 class Verdict(Enum):
-    """What becomes of a thing. The values are the words of the report."""
+    """The result for one item. The values are the words of the report."""
 
     AS_IT_IS = "as it is"
     CHANGED = "changed"

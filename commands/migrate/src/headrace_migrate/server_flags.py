@@ -36,7 +36,9 @@ def has_variable(word: str) -> bool:
 
 @dataclass(slots=True)
 class ReviewedFlags:
-    """What the words of a command line are. ``dropped`` are the indices of words that a new command line leaves out."""
+    """The meaning of the words of a command line. ``dropped`` are the indices of words that a new command line leaves
+    out.
+    """
 
     dropped: set[int] = field(default_factory=set)
     repositories: list[str] = field(default_factory=list)

@@ -14,7 +14,7 @@ log = logging.getLogger("headrace.service")
 
 
 class Notifications:
-    """What one server sends to systemd. Event loop only.
+    """The messages of one server to systemd. Event loop only.
 
     While the server runs, a timer of the event loop says that it is alive, twice in each interval of the watchdog. If
     something blocks the loop for longer, systemd ends the process by SIGABRT, and starts it again.

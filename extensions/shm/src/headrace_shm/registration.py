@@ -33,7 +33,7 @@ class ShmOptions(OptionGroup):
 
 
 class RegionExtension(Extension):
-    """What the extension has: the regions of one server."""
+    """The regions of one server."""
 
     name = "shm"
     announces = ("system_shared_memory", "cuda_shared_memory")

@@ -1,4 +1,4 @@
-"""Where traces go: the interface that a trace file and OpenTelemetry have in common."""
+"""The destination of traces: the common interface of a trace file and OpenTelemetry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of one traced request, from its arrival to its answer.
+"""The record of one traced request, from its arrival to its answer.
 
 ::
 

@@ -23,7 +23,7 @@ _OPENTELEMETRY = ("url", "protocol", "resource", *_BATCHES)
 
 @dataclass(frozen=True)
 class StartSettings:
-    """What a server starts with. ``exporter`` and ``resource`` are for mode ``opentelemetry``."""
+    """The settings of a server at its start. ``exporter`` and ``resource`` are for mode ``opentelemetry``."""
 
     settings: TraceSettings = field(default_factory=TraceSettings)
     exporter: Mapping[str, str] = field(default_factory=dict)

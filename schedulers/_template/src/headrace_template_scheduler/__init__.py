@@ -22,7 +22,7 @@ class Template(Scheduler):
         self._patience_ns = context.parameters.patience_us * 1000
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-        """As many of those that wait as fit, the smallest first."""
+        """Return as many waiting requests as fit, the smallest first."""
         batch: list[Ticket] = []
         rows = 0
         for ticket in sorted(self.context.waiting, key=lambda each: self._rank(each, now_ns)):

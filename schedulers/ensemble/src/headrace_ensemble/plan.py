@@ -56,7 +56,7 @@ class Step:
 
 @dataclass(slots=True, eq=False)
 class DataflowPlan:
-    """How one set of requested outputs is computed.
+    """The steps that compute one set of requested outputs.
 
     - ``inputs``: the ensemble's. ``first``: the steps that need nothing else.
     - ``waits``: per step, the number of tensors that it waits for.

@@ -21,7 +21,7 @@ class Change(TypedDict):
 
 @dataclass(slots=True)
 class TrafficBoard:
-    """What the routers of one server share."""
+    """The common state of the routers of one server."""
 
     #: The last change of each router, by model and version.
     changes: dict[tuple[str, str], Change] = field(default_factory=dict)

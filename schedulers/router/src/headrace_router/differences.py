@@ -1,4 +1,4 @@
-"""How the outputs of two models differ: numbers by how much, all others in how many elements."""
+"""The differences between the outputs of two models: for numbers their size, for all others the number of elements."""
 
 from __future__ import annotations
 

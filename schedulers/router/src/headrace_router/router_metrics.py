@@ -1,4 +1,4 @@
-"""What is shown of a router: its metrics, and its state as JSON."""
+"""The metrics of a router, and its state as JSON."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class RouterOptions(OptionGroup):
 
     @cached_property
     def board(self) -> TrafficBoard:
-        """What the routers of the one server that has these options share."""
+        """The common state of the routers of the server with these options."""
         from headrace_router.board import TrafficBoard
 
         return TrafficBoard()

@@ -27,7 +27,7 @@ class RouteTarget:
 
 @dataclass(frozen=True, slots=True)
 class RequestValue:
-    """Where a value of a request comes from: ``kind`` is ``header``, ``parameter`` or ``sequence``."""
+    """The source of a value of a request: ``kind`` is ``header``, ``parameter`` or ``sequence``."""
 
     kind: str
     name: str = ""

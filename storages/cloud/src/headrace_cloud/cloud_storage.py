@@ -83,7 +83,7 @@ class AzureStorage(CloudStorage):
 
 
 class OtherStorage(CloudStorage):
-    """What else fsspec reads, if ``--cloud-schemes`` has its scheme."""
+    """Any other storage of fsspec, if ``--cloud-schemes`` has its scheme."""
 
     name = "*"
 

@@ -1,4 +1,4 @@
-"""What a client of a cloud is made with: who asks, and where that was found.
+"""The credentials of a cloud's client: the identity, and its source.
 
 Sources, the first one counts:
 

@@ -196,7 +196,7 @@ class FileCache:
             os.close(descriptor)
 
     def sync_later(self, names: Collection[str]) -> None:
-        """Have a thread write the entries ``names`` to the disk. Until then they are lost if the machine stops."""
+        """Write the entries ``names`` to the disk, on a thread. Until then they are lost if the machine stops."""
 
         def sync_all() -> None:
             for name in names:

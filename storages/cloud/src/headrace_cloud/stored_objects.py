@@ -1,4 +1,4 @@
-"""What a repository is read through: a listing of objects, and ranges of their bytes."""
+"""The interface for reading a repository: a listing of objects, and ranges of their bytes."""
 
 from __future__ import annotations
 
