@@ -34,37 +34,28 @@ if TYPE_CHECKING:
 
 #: The module of each name, imported on first use: a process of a model may have no protobuf.
 _HOMES = {
-    "DLPACK_CODES": "addressed_tensors",
-    "IPC_HANDLE_BYTES": "cuda_calls",
-    "MOST_AXES": "addressed_tensors",
-    "AddressedMemory": "addressed_tensors",
-    "AddressedTensor": "addressed_tensors",
-    "CudaError": "cuda_calls",
-    "CudaLibrary": "cuda_calls",
-    "DLTensor": "addressed_tensors",
-    "Graph": "graph",
-    "GraphTensor": "graph",
-    "OnnxFile": "onnx_references",
-    "PrivateModules": "private_modules",
-    "address_of": "addressed_tensors",
-    "check_against_graph": "graph_config",
-    "check_engine_version": "engine_version",
-    "check_onnx_references": "onnx_references",
-    "complete_from_graph": "graph_config",
-    "cuda_library": "cuda_calls",
-    "default_max_batch_size": "graph_config",
-    "dl_tensor": "addressed_tensors",
-    "import_environment": "import_environment",
-    "is_contiguous": "addressed_tensors",
-    "is_dlpack": "addressed_tensors",
-    "onnx_repeats": "onnx_references",
-    "read_libraries": "engine_libraries",
-    "read_onnx_file": "onnx_references",
-    "set_torch_threads": "instance_threads",
-    "threads_beside_server": "instance_threads",
-    "threads_per_instance": "instance_threads",
-    "wait_policy": "import_environment",
+    "addressed_tensors": (
+        "DLPACK_CODES",
+        "MOST_AXES",
+        "AddressedMemory",
+        "AddressedTensor",
+        "DLTensor",
+        "address_of",
+        "dl_tensor",
+        "is_contiguous",
+        "is_dlpack",
+    ),
+    "cuda_calls": ("IPC_HANDLE_BYTES", "CudaError", "CudaLibrary", "cuda_library"),
+    "engine_libraries": ("read_libraries",),
+    "engine_version": ("check_engine_version",),
+    "graph": ("Graph", "GraphTensor"),
+    "graph_config": ("check_against_graph", "complete_from_graph", "default_max_batch_size"),
+    "import_environment": ("import_environment", "wait_policy"),
+    "instance_threads": ("set_torch_threads", "threads_beside_server", "threads_per_instance"),
+    "onnx_references": ("OnnxFile", "check_onnx_references", "onnx_repeats", "read_onnx_file"),
+    "private_modules": ("PrivateModules",),
 }
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "DLPACK_CODES",
@@ -101,8 +92,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME:
         raise AttributeError(f"module 'headrace_engines' has no attribute '{name}'")
-    value = getattr(import_module(f"headrace_engines.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"headrace_engines.{_HOME[name]}"), name)
     globals()[name] = value
     return value

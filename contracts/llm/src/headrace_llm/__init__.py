@@ -43,44 +43,28 @@ if TYPE_CHECKING:
 
 #: The module of each name, imported on first use: a protocol without a model needs few of them.
 _HOMES = {
-    "GENERATION_INPUTS": "contract",
-    "GENERATION_OUTPUTS": "contract",
-    "IMAGE_FORMS": "image_budget",
-    "MAX_IMAGE_PIXELS": "image_budget",
-    "TASK": "contract",
-    "BoundedProcess": "bounded_process",
-    "Contract": "contract",
-    "ContractTensor": "contract",
-    "Delta": "deltas",
-    "GenerationInstance": "generation_instance",
-    "GenerationRequest": "generation_request",
-    "HermesParser": "tool_calls",
-    "ImageBudget": "image_budget",
-    "Sampling": "sampling",
-    "StopStrings": "stop_strings",
-    "Task": "contract",
-    "TokenLogprob": "deltas",
-    "TokenStream": "generation_instance",
-    "ToolCallParser": "tool_calls",
-    "base64_of": "image_budget",
-    "complete_generation": "contract",
-    "complete_task": "contract",
-    "depth_of": "sampling",
-    "image_size": "image_budget",
-    "images_in": "image_budget",
-    "piece_text": "token_pieces",
-    "print_logprobs": "deltas",
-    "read_calls": "tool_calls",
-    "read_generation": "generation_request",
-    "read_json_file": "json_files",
-    "read_logprobs": "deltas",
-    "read_sampling": "sampling",
-    "sampling_of": "sampling",
-    "serve_job": "bounded_process",
-    "shown": "sampling",
-    "token_bytes": "deltas",
-    "token_text": "deltas",
+    "bounded_process": ("BoundedProcess", "serve_job"),
+    "contract": (
+        "GENERATION_INPUTS",
+        "GENERATION_OUTPUTS",
+        "TASK",
+        "Contract",
+        "ContractTensor",
+        "Task",
+        "complete_generation",
+        "complete_task",
+    ),
+    "deltas": ("Delta", "TokenLogprob", "print_logprobs", "read_logprobs", "token_bytes", "token_text"),
+    "generation_instance": ("GenerationInstance", "TokenStream"),
+    "generation_request": ("GenerationRequest", "read_generation"),
+    "image_budget": ("IMAGE_FORMS", "MAX_IMAGE_PIXELS", "ImageBudget", "base64_of", "image_size", "images_in"),
+    "json_files": ("read_json_file",),
+    "sampling": ("Sampling", "depth_of", "read_sampling", "sampling_of", "shown"),
+    "stop_strings": ("StopStrings",),
+    "token_pieces": ("piece_text",),
+    "tool_calls": ("HermesParser", "ToolCallParser", "read_calls"),
 }
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "GENERATION_INPUTS",
@@ -124,8 +108,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME:
         raise AttributeError(f"module 'headrace_llm' has no attribute '{name}'")
-    value = getattr(import_module(f"headrace_llm.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"headrace_llm.{_HOME[name]}"), name)
     globals()[name] = value
     return value
