@@ -326,10 +326,3 @@ class _RecordedAnswer(Recorded, _Answer):
     ) -> None:
         self._answer, self._count = None, 0  # what the bases do, without their calls
         self.view, self.send, self._large, self.recorder, self.classes = view, reply, large, recorder, classes
-
-    def encode(self, response: InferResponse, loop_limit_bytes: int) -> bytes:
-        size = 0
-        for tensor in response.outputs.values():
-            size += tensor.nbytes
-        self.outcome = None, size
-        return encode(response, self.view, self.classes, None, loop_limit_bytes)

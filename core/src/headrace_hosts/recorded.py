@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.engine import Caller, Recorder
 from headrace.errors import Code, HeadraceError
+from headrace.messages.response import InferResponse
 from headrace.off_loop import worded
 
 #: The slots of a class with `Recorded`, which can have none itself beside another base that has some.
@@ -21,7 +22,7 @@ class Recorded:
     """Adds a record to a `ResponseWriter`, which sends each reply by ``_reply``. ``send`` is what sends it.
 
     ``origin`` are the fields of a `FinishedInference` that are known from the start, and ``outcome`` are its code and
-    the bytes of its response, which ``encode`` sets.
+    the bytes of its response.
     """
 
     __slots__ = ()
@@ -39,6 +40,13 @@ class Recorded:
             ended = monotonic_ns(), ticket.queued_ns, getattr(ticket, "times", None)
             self.recorder.add(self.origin + (_CANCELLED if ticket.abandoned else self.outcome) + ended)
         self.send(reply)
+
+    def encode(self, response: InferResponse, loop_limit_bytes: int) -> Any:
+        size = 0
+        for tensor in response.outputs.values():
+            size += tensor.nbytes
+        self.outcome = None, size  # type: ignore[misc]
+        return super().encode(response, loop_limit_bytes)  # type: ignore[misc]
 
     def refuse(self, error: Exception) -> None:
         """Answer a request that could not be submitted."""

@@ -375,15 +375,6 @@ class RecordedAnswer(Recorded, Answer):
         self.view, self.send, self._large, self.recorder = view, reply, large, recorder
         self.formats, self.default, self._encoding = _NO_FORMATS, JSON, encoding
 
-    def encode(self, response: InferResponse, loop_limit_bytes: int) -> HttpReply:
-        view, size = self.view, 0
-        for tensor in response.outputs.values():
-            size += tensor.nbytes
-        self.outcome = None, size
-        return encode(
-            response, self.formats, self.default, view.labels, view.max_batch_size > 0, self._encoding, loop_limit_bytes
-        )
-
 
 def _shown(headers: Mapping[bytes, bytes], other: bytes, reply: Reply) -> tuple[bytes, bytes] | int:
     """Return what a caller without ``authorization`` has shown, as permits have it: ``other``, or his certificate."""

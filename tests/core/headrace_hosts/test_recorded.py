@@ -33,10 +33,6 @@ class Noted(Recorded, Plain):
         self.recorder = SimpleNamespace(add=made.append)
         self.origin = ("what is known before",)
 
-    def encode(self, response: InferResponse, loop_limit_bytes: int) -> str:
-        self.outcome = None, 7
-        return super().encode(response, loop_limit_bytes)
-
 
 def answered(answer: Answer, leaves: bool = False) -> tuple[list[str], list[Any]]:
     sent: list[str] = []
@@ -53,7 +49,7 @@ def answered(answer: Answer, leaves: bool = False) -> tuple[list[str], list[Any]
 @pytest.mark.parametrize(
     ("answer", "leaves", "sent", "outcome"),
     [
-        (InferResponse({}), False, "encoded", (None, 7)),
+        (InferResponse({"y": np.zeros(7, np.uint8)}), False, "encoded", (None, 7)),
         (Unavailable("busy"), False, "refused: busy", (Code.UNAVAILABLE, 0)),
         (InferResponse({}), True, "encoded", (Code.CANCELLED, 0)),
     ],
