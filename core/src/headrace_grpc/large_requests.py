@@ -59,7 +59,7 @@ def unpack_large(body: Buffer) -> RawRequest:
 
     Raises `DecodeError`, and `InvalidArgument` if the rest has more than `MAX_SHORT_BYTES`.
     """
-    walk = _Walk(memoryview(body))
+    walk = _FieldWalk(memoryview(body))
     rest = walk.rest(0, len(body), ModelInferRequest.DESCRIPTOR)
     return RawRequest(ModelInferRequest.FromString(b"".join(rest)), walk.raw, body, walk.contents)
 
@@ -68,13 +68,13 @@ def bounded_parser(message: type[M]) -> Callable[[Buffer], M]:
     """Return a function that parses another kind of message, with the same limit."""
 
     def parse(body: Buffer) -> M:
-        _Walk(memoryview(body)).rest(0, len(body), message.DESCRIPTOR)
+        _FieldWalk(memoryview(body)).rest(0, len(body), message.DESCRIPTOR)
         return message.FromString(body)  # type: ignore[arg-type]  # a memoryview is taken, too
 
     return parse
 
 
-class _Walk:
+class _FieldWalk:
     """The result of a scan of a message."""
 
     def __init__(self, view: memoryview) -> None:
