@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import sys
 from typing import TYPE_CHECKING, cast
@@ -17,6 +18,8 @@ from headrace_hypercorn.hypercorn_connection import HypercornConnection, Receive
 
 if TYPE_CHECKING:
     from headrace import HttpHost
+
+log = logging.getLogger(__name__)
 
 #: Between two attempts to end what serves a connection that is gone.
 _AGAIN_S = 0.1
@@ -68,8 +71,10 @@ class HypercornServer:
         finally:
             ending.cancel()
             await asyncio.wait((ending,))
-        if not serving.cancelled():
-            serving.result()
+        if not serving.cancelled() and (error := serving.exception()) is not None:
+            if not connection.is_http_2:
+                raise error
+            log.debug("a connection of HTTP/2 ends: %r", error)  # its peer breaks a limit of h2 or priority
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):

@@ -12,6 +12,8 @@ try:
 except ImportError:  # Windows
     ioctl = None  # type: ignore[assignment]
 
+#: The first byte of Linux's ``tcp_info``.
+_ESTABLISHED = 1
 #: Of ``SO_LINGER``: what is closed is reset, and drops what it has not sent.
 _AT_ONCE = struct.pack("ii", 1, 0)
 
@@ -26,6 +28,14 @@ def unsent_bytes(connection: socket.socket) -> int:
 def has_left(connection: socket.socket) -> bool:
     """Return True if a client that closed its side has closed the other side, too."""
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+
+
+def has_closed(connection: socket.socket) -> bool:
+    """Return True if the client has closed its side, also while nothing is read; False if the kernel does not tell."""
+    try:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+    except (OSError, AttributeError):  # not TCP, or not Linux
+        return False
 
 
 def reset(transport: asyncio.Transport) -> None:
