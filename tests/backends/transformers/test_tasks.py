@@ -226,6 +226,27 @@ def test_segments_are_those_of_transformers_pipeline(
         assert 0 <= each["start"] <= each["end"]
 
 
+@pytest.mark.parametrize("seconds", [0.7, 2.5])
+def test_words_are_those_of_transformers_pipeline(loop: Loop, repository: Path, seconds: float) -> None:
+    pipeline = transformers.pipeline("automatic-speech-recognition", str(repository / "timed" / "1"))
+    samples = sound(seconds) * np.sin(np.arange(int(seconds * RATE)) / 3000).astype(np.float32)
+    sent = {"raw": samples.copy(), "sampling_rate": RATE}
+    expected = pipeline(sent, return_timestamps="word", generate_kwargs={"num_beams": 1})["chunks"]
+    given = ask_speech(loop, "timed", file_of(samples), wanted=["text_output", "words"])
+    words = json.loads(given["words"][0])
+    assert words
+    assert [each["word"] for each in words] == [each["text"].strip() for each in expected]
+    for each, (start, end) in zip(words, [each["timestamp"] for each in expected], strict=True):
+        assert each["start"] == pytest.approx(start, abs=1e-3)
+        assert each["end"] == pytest.approx(seconds if end is None else end, abs=1e-3)
+    assert "words" not in ask_speech(loop, "timed", file_of(samples))
+
+
+def test_a_model_without_alignment_heads_has_no_words(loop: Loop) -> None:
+    with pytest.raises(InvalidArgument, match="lacks 'alignment_heads'"):
+        ask_speech(loop, "hear", file_of(sound(0.1)), wanted=["words"])
+
+
 def test_a_request_for_the_text_alone_is_read_without_timestamps(loop: Loop, repository: Path) -> None:
     folder = repository / "timed" / "1"
     features = transformers.WhisperFeatureExtractor.from_pretrained(folder)

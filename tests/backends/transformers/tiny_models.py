@@ -250,6 +250,7 @@ def timed_whisper(folder: Path) -> Path:
         prev_sot_token_id=ids["<|startofprev|>"],
         max_initial_timestamp_index=25,
         max_length=30,
+        alignment_heads=[[0, 0], [0, 1]],
     )
     tokenizer.save_pretrained(folder)
     transformers.WhisperFeatureExtractor(

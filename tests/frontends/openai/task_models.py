@@ -97,6 +97,7 @@ output { name: "text_output" data_type: TYPE_STRING dims: [1] }
 output { name: "language" data_type: TYPE_STRING dims: [1] }
 output { name: "duration" data_type: TYPE_FP32 dims: [1] }
 output { name: "segments" data_type: TYPE_STRING dims: [1] }
+output { name: "words" data_type: TYPE_STRING dims: [1] }
 """,
     """
     def answer(self, request):
@@ -119,6 +120,7 @@ output { name: "segments" data_type: TYPE_STRING dims: [1] }
             language=np.array([language], object),
             duration=np.array([frames / rate], np.float32),
             segments=np.array([json.dumps(segments)], object),
+            words=np.array([json.dumps([{"start": 0.0, "end": half, "word": str(frames)}])], object),
         )
 """,
 )

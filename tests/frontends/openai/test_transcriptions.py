@@ -32,6 +32,15 @@ def test_an_answer_has_the_form_that_is_asked(client: openai.OpenAI) -> None:
     verbose = ask("verbose_json")
     assert (verbose.text, verbose.language, verbose.duration) == (TEXT, "de", pytest.approx(0.1))
     assert [(each.id, each.start, each.end) for each in verbose.segments] == [(0, 0, 0.05), (1, 0.05, 0.1)]
+    assert not verbose.words
+    timed = client.audio.transcriptions.create(
+        model="listen",
+        file=("a.wav", speech()),
+        response_format="verbose_json",
+        timestamp_granularities=["word", "segment"],
+    )
+    assert timed.words is not None
+    assert [(each.word, each.start, each.end) for each in timed.words] == [("800", 0, 0.05)]
     first, second = "00:00:00{0}000 --> 00:00:00{0}050", "00:00:00{0}050 --> 00:00:00{0}100"
     assert ask("srt") == f"1\n{first.format(',')}\n800 frames\n\n2\n{second.format(',')}\nof 8000 Hz\n"
     assert ask("vtt") == f"WEBVTT\n\n{first.format('.')}\n800 frames\n\n{second.format('.')}\nof 8000 Hz\n"
@@ -77,7 +86,8 @@ def test_a_caller_that_leaves_frees_the_model(
         ({"temperature": "nan"}, "temperature", "a number from 0 to 2, got 'nan'"),
         ({"prompt": "names"}, "prompt", "model 'listen' takes no prompt"),
         ({"stream": "maybe"}, "stream", "true or false"),
-        ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "only 'segment'"),
+        ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "needs response_format"),
+        ({"timestamp_granularities[]": "char"}, "timestamp_granularities", "may be word and segment, got 'char'"),
         ({"model": "embed"}, "model", "does embedding"),
         ({"model": ""}, "model", "no field 'model'"),
         ({"prompt": "x" * 70_000}, None, "more than 65536 bytes"),

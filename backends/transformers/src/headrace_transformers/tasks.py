@@ -48,7 +48,7 @@ def _tensors(task: Task, config: Mapping[str, Any]) -> tuple[list[ContractTensor
         given = [ContractTensor("label", text, (labels,)), ContractTensor("score", dtypes.FP32, (labels,))]
         return [ContractTensor("text", text, (1,))], given
     inputs = [ContractTensor(name, text, (1,)) for name in ("audio", "language", "prompt")]
-    outputs = [ContractTensor(name, text, (1,)) for name in ("text_output", "language", "segments")]
+    outputs = [ContractTensor(name, text, (1,)) for name in ("text_output", "language", "segments", "words")]
     numbers = (ContractTensor(name, dtypes.FP32, (1,)) for name in ("temperature", "duration"))
     return [*inputs, next(numbers)], [*outputs, *numbers]
 

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace import InvalidArgument
 from headrace_transformers.transformers_engine import OpenedTransformer
+
+NO_WORDS = "this model has no times of words: its generation_config.json lacks 'alignment_heads'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,18 @@ class Segment:
 
     def json(self) -> dict[str, float | str]:
         return {"start": round(self.start, 3), "end": round(self.end, 3), "text": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a file, in seconds from its begin."""
+
+    start: float
+    end: float
+    word: str
+
+    def json(self) -> dict[str, float | str]:
+        return {"start": round(self.start, 3), "end": round(self.end, 3), "word": self.word}
 
 
 class TimedSpeech:
@@ -45,6 +60,24 @@ class TimedSpeech:
             device=opened.device,
         )
         return cls(pipeline, int(processor.feature_extractor.sampling_rate))
+
+    def words(self, samples: npt.NDArray[np.float32], duration: float, options: dict[str, Any]) -> Sequence[Word]:
+        """Return the words of ``samples`` with their times. ``options`` are for ``generate``.
+
+        Raises `InvalidArgument` if the model has no alignment heads, whose attention has the times.
+        """
+        if not getattr(self._pipeline.model.generation_config, "alignment_heads", None):
+            raise InvalidArgument(NO_WORDS)
+        found = self._pipeline(
+            {"raw": samples, "sampling_rate": self._rate},
+            return_timestamps="word",
+            generate_kwargs={"num_beams": self._beams, **options},
+        )
+        words: list[Word] = []
+        for chunk in found.get("chunks", ()):
+            start, end = chunk["timestamp"]
+            words.append(Word(start or 0.0, duration if end is None else end, chunk["text"].strip()))
+        return words
 
     def read(
         self, samples: npt.NDArray[np.float32], duration: float, options: dict[str, Any]

@@ -25,7 +25,7 @@ from headrace import (
 from headrace_transformers.audio import load_soundfile, read_audio, windows_of
 from headrace_transformers.encoders import texts_of
 from headrace_transformers.parameters import is_trusted
-from headrace_transformers.timed_speech import Segment, TimedSpeech
+from headrace_transformers.timed_speech import NO_WORDS, Segment, TimedSpeech, Word
 from headrace_transformers.transformers_engine import OpenedTransformer, reworded_execution
 
 #: Windows that are read together, and the seconds of one if the model has no such setting.
@@ -40,6 +40,7 @@ class Transcript:
     language: str
     duration: float
     segments: Sequence[Segment]
+    words: Sequence[Word] = ()
 
 
 class Transcriber(RequestInstance):
@@ -54,6 +55,7 @@ class Transcriber(RequestInstance):
         self._soundfile = load_soundfile()
         self._most_s = model.parameters.max_audio_s
         self._declared = [io.name for io in model.config.output]
+        self._usual = [name for name in self._declared if name != "words"]  # which cost a second reading
         self._has_rows = model.config.max_batch_size > 0
         try:
             self._processor = opened.transformers.AutoProcessor.from_pretrained(
@@ -69,7 +71,9 @@ class Transcriber(RequestInstance):
         self._rate = int(self._features.sampling_rate)
         self._window_s = int(getattr(self._features, "chunk_length", WINDOW_S))
         self._languages = getattr(opened.model.generation_config, "lang_to_id", None) or {}
-        self._timed = TimedSpeech.of(opened, self._processor) if {"segments", "language"} & {*self._declared} else None
+        self._timed = (
+            TimedSpeech.of(opened, self._processor) if {"segments", "language", "words"} & {*self._declared} else None
+        )
 
     def close(self) -> None:
         del self._opened, self._timed
@@ -79,7 +83,7 @@ class Transcriber(RequestInstance):
 
     def _answer(self, request: InferRequest) -> InferResponse | HeadraceError:
         try:
-            return InferResponse(self._outputs(cast("Tensors", request.inputs), request.outputs or self._declared))
+            return InferResponse(self._outputs(cast("Tensors", request.inputs), request.outputs or self._usual))
         except HeadraceError as error:
             return error
 
@@ -90,12 +94,13 @@ class Transcriber(RequestInstance):
         files = [bytes(item) for item in audio.items()]
         rows = zip(files, self._options(inputs, len(files)), strict=True)
         is_timed = "segments" in wanted or "language" in wanted
-        made = [self._transcribe(file, options, is_timed) for file, options in rows]
+        made = [self._transcribe(file, options, is_timed, "words" in wanted) for file, options in rows]
         shape = (len(made), 1) if self._has_rows else (len(made),)
         texts = {
             "text_output": [each.text for each in made],
             "language": [each.language for each in made],
             "segments": [json.dumps([segment.json() for segment in each.segments]) for each in made],
+            "words": [json.dumps([word.json() for word in each.words]) for each in made],
         }
         outputs: dict[str, Any] = {
             name: BytesTensor.from_items([each.encode("utf-8", "replace") for each in values], shape)
@@ -134,13 +139,16 @@ class Transcriber(RequestInstance):
         with self._opened.tokenizing:
             return self._torch.tensor(self._processor.get_prompt_ids(prompt), device=self._opened.device)
 
-    def _transcribe(self, file: bytes, options: dict[str, Any], is_timed: bool) -> Transcript:
+    def _transcribe(self, file: bytes, options: dict[str, Any], is_timed: bool, has_words: bool) -> Transcript:
+        if has_words and self._timed is None:
+            raise InvalidArgument(NO_WORDS)
         samples = read_audio(self._soundfile, file, self._rate, self._most_s)
         duration = len(samples) / self._rate
-        if is_timed and self._timed is not None:
+        if (is_timed or has_words) and self._timed is not None:
             with reworded_execution(), self._torch.inference_mode():
+                words = self._timed.words(samples, duration, options) if has_words else ()
                 text, language, timed = self._timed.read(samples, duration, options)
-            return Transcript(text, language, duration, timed)
+            return Transcript(text, language, duration, timed, words)
         parts = windows_of(samples, self._rate, self._window_s)
         segments: list[Segment] = []
         begin = 0.0

@@ -89,7 +89,7 @@ class Contract:
 
     ``outputs`` likewise: those of `GENERATION_OUTPUTS`; ``embedding``; ``score``; ``label`` and ``score``;
     ``text_output``. Embedding and reranking also have ``num_input_tokens`` if the model has it,
-    transcription ``language``, ``duration`` and ``segments``.
+    transcription ``language``, ``duration``, ``segments`` and ``words``.
     """
 
     task: Task
@@ -116,8 +116,9 @@ class Contract:
         return _generation(model) if task is Task.GENERATION else _other(model, task)
 
 
-#: Optional outputs for speech: its language, its duration in s, and a JSON array of ``start``, ``end`` and ``text``.
-_SPEECH = ("language", "duration", "segments")
+#: Optional outputs for speech: its language, its duration in s, and a JSON array of ``start``, ``end`` and ``text``,
+#: and one of ``start``, ``end`` and ``word``.
+_SPEECH = ("language", "duration", "segments", "words")
 #: The parts of the tasks beside generation: required inputs, optional ones, required outputs, optional ones.
 _PARTS: Mapping[Task, tuple[tuple[str, ...], ...]] = {
     Task.EMBEDDING: (("text",), ("input_ids",), ("embedding",), ("num_input_tokens",)),

@@ -118,7 +118,9 @@ class _FormReader:
             self.form.file = self._content
             return
         try:
-            self.form.fields[self._name] = self._content.decode()
+            value, before = self._content.decode(), self.form.fields.get(self._name)
+            is_list = before is not None and self._name.endswith("[]")
+            self.form.fields[self._name] = f"{before},{value}" if is_list else value
         except UnicodeDecodeError:
             raise InvalidArgument(f"the field '{self._name[:100]}' of the form is not UTF-8") from None
 

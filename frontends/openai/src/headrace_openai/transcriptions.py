@@ -42,6 +42,7 @@ class TranscriptionRequest:
     form: str
     options: dict[str, str | float]
     streams: bool
+    has_words: bool = False
 
 
 def read_transcription(form: Form) -> TranscriptionRequest:
@@ -52,16 +53,22 @@ def read_transcription(form: Form) -> TranscriptionRequest:
     asked = fields.get("response_format") or "json"
     if asked not in FORMS:
         raise BadMember("response_format", f"response_format must be one of {', '.join(FORMS)}, got {asked[:100]!r}")
-    granularities = [value for name, value in fields.items() if name.startswith("timestamp_granularities")]
-    if "word" in granularities:
-        raise BadMember("timestamp_granularities", "timestamp_granularities 'word' is not supported, only 'segment'")
+    times = {each for name in fields if name.startswith("timestamp_granularities") for each in fields[name].split(",")}
+    if unknown := times - {"word", "segment"}:
+        raise BadMember(
+            "timestamp_granularities", f"timestamp_granularities may be word and segment, got {min(unknown)[:100]!r}"
+        )
+    if "word" in times and asked != "verbose_json":
+        raise BadMember(
+            "timestamp_granularities", "timestamp_granularities 'word' needs response_format 'verbose_json'"
+        )
     options: dict[str, str | float] = {name: fields[name] for name in ("language", "prompt") if fields.get(name)}
     if fields.get("temperature"):
         options["temperature"] = _temperature(fields["temperature"])
     streams = fields.get("stream", "false").lower()
     if streams not in ("true", "false"):
         raise BadMember("stream", f"stream must be true or false, got {streams[:100]!r}")
-    return TranscriptionRequest(form.file, asked, options, streams == "true")
+    return TranscriptionRequest(form.file, asked, options, streams == "true", "word" in times)
 
 
 def _temperature(text: str) -> float:
@@ -79,6 +86,8 @@ def transcription_request(asked: TranscriptionRequest, model: LanguageModel, req
                 "response_format",
                 f"response_format '{asked.form}' needs a model with the output '{name}', which '{model.name}' lacks",
             )
+    if asked.has_words and "words" not in model.contract.outputs:
+        raise BadMember("timestamp_granularities", f"model '{model.name}' has no output 'words'")
     is_batched = model.view.max_batch_size > 0
     spec = model.contract.inputs["audio"]
     inputs: dict[str, Tensor] = {spec.name: BytesTensor(asked.audio, (1,) * (len(spec.dims) + is_batched))}
@@ -93,7 +102,8 @@ def transcription_request(asked: TranscriptionRequest, model: LanguageModel, req
         else:
             shape = (1,) * (len(option.dims) + is_batched)
             inputs[option.name] = np.full(shape, value, option.datatype.numpy)
-    outputs = [model.contract.outputs[name].name for name in ("text_output", *FORMS[asked.form])]
+    names = ("text_output", *FORMS[asked.form], *(("words",) if asked.has_words else ()))
+    outputs = [model.contract.outputs[name].name for name in names]
     return InferRequest(model.name, inputs, outputs, request_id)
 
 
@@ -124,6 +134,8 @@ def print_transcription(responses: Sequence[InferResponse], model: LanguageModel
             "text": text,
             "segments": segments,
         }
+        if "words" in model.contract.outputs and model.contract.outputs["words"].name in response.outputs:
+            document["words"] = orjson.loads(text_in(response, model, "words"))
         return b"application/json", orjson.dumps(document)
     return _subtitles(segments, form)
 
