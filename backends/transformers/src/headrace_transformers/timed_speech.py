@@ -28,7 +28,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class TimedWord:
     """A word of a file, in seconds from its begin."""
 
     start: float
@@ -61,7 +61,7 @@ class TimedSpeech:
         )
         return cls(pipeline, int(processor.feature_extractor.sampling_rate))
 
-    def words(self, samples: npt.NDArray[np.float32], duration: float, options: dict[str, Any]) -> Sequence[Word]:
+    def words(self, samples: npt.NDArray[np.float32], duration: float, options: dict[str, Any]) -> Sequence[TimedWord]:
         """Return the words of ``samples`` with their times. ``options`` are for ``generate``.
 
         Raises `InvalidArgument` if the model has no alignment heads, whose attention has the times.
@@ -73,10 +73,10 @@ class TimedSpeech:
             return_timestamps="word",
             generate_kwargs={"num_beams": self._beams, **options},
         )
-        words: list[Word] = []
+        words: list[TimedWord] = []
         for chunk in found.get("chunks", ()):
             start, end = chunk["timestamp"]
-            words.append(Word(start or 0.0, duration if end is None else end, chunk["text"].strip()))
+            words.append(TimedWord(start or 0.0, duration if end is None else end, chunk["text"].strip()))
         return words
 
     def read(

@@ -25,7 +25,7 @@ from headrace import (
 from headrace_transformers.audio import load_soundfile, read_audio, windows_of
 from headrace_transformers.encoders import texts_of
 from headrace_transformers.parameters import is_trusted
-from headrace_transformers.timed_speech import NO_WORDS, Segment, TimedSpeech, Word
+from headrace_transformers.timed_speech import NO_WORDS, Segment, TimedSpeech, TimedWord
 from headrace_transformers.transformers_engine import OpenedTransformer, reworded_execution
 
 #: Windows that are read together, and the seconds of one if the model has no such setting.
@@ -40,7 +40,7 @@ class Transcript:
     language: str
     duration: float
     segments: Sequence[Segment]
-    words: Sequence[Word] = ()
+    words: Sequence[TimedWord] = ()
 
 
 class Transcriber(RequestInstance):
