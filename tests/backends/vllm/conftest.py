@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 if importlib.util.find_spec("vllm") is None:  # the session `vllm` has it
-    collect_ignore = ["test_pooling.py", "test_with_engine.py"]
+    collect_ignore = ["test_images.py", "test_pooling.py", "test_with_engine.py"]
 
 
 @pytest.fixture(scope="session")

@@ -74,8 +74,18 @@ class PromptRenderer:
             if not self._config.is_multimodal_model:
                 raise InvalidArgument(f"model '{self._name}' takes no images")
             await asyncio.to_thread(ImageBudget().take, request.images)
-            prompt["multi_modal_data"] = {"image": [_image(each) for each in request.images]}
-        (rendered,) = await self._renderer.render_cmpl_async([parse_model_prompt(self._config, prompt)])
+            images = await asyncio.to_thread(lambda: [_image(each) for each in request.images])
+            prompt["multi_modal_data"] = {"image": images}
+        try:
+            (rendered,) = await self._renderer.render_cmpl_async([parse_model_prompt(self._config, prompt)])
+        except AssertionError as error:
+            if not request.images:
+                raise
+            # vLLM asserts that it finds the place of each image.
+            raise InvalidArgument(
+                f"the prompt needs the model's token for images once for each of {len(request.images)} images: "
+                f"{one_line(str(error))[:200]}"
+            ) from error
         return RenderedPrompt(rendered, DeltaReader(sampling.logprobs, self._partial_text))
 
     async def _chat(self, request: GenerationRequest, sampling: Any) -> RenderedPrompt:
