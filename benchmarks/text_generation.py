@@ -108,8 +108,8 @@ def in_process(process: subprocess.Popen[str], streams: int, tokens: int) -> Res
 def shifted_memory() -> Iterator[None]:
     """Give the processes that start now an environment of another size, and so other addresses of what they allocate.
 
-    By the alignment of its buffers, llama.cpp is up to 8 % slower or faster. Settings and arguments change it, and it is
-    often the same at the next start. So without this, a ratio of two servers compares two draws.
+    By the alignment of its buffers, llama.cpp is up to 8 % slower or faster. Settings and arguments change it, another
+    start often does not. So without this, a ratio of two servers compares two draws.
     """
     os.environ["SHIFT"] = "x" * random.randrange(4096)
     try:
