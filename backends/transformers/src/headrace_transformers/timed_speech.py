@@ -16,27 +16,15 @@ NO_WORDS = "this model has no times of words: its generation_config.json lacks '
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of a file, in seconds from its begin."""
+class TimedText:
+    """A segment or a word of a file, in seconds from its begin."""
 
     start: float
     end: float
     text: str
 
-    def json(self) -> dict[str, float | str]:
-        return {"start": round(self.start, 3), "end": round(self.end, 3), "text": self.text}
-
-
-@dataclass(frozen=True, slots=True)
-class TimedWord:
-    """A word of a file, in seconds from its begin."""
-
-    start: float
-    end: float
-    word: str
-
-    def json(self) -> dict[str, float | str]:
-        return {"start": round(self.start, 3), "end": round(self.end, 3), "word": self.word}
+    def json(self, text_name: str = "text") -> dict[str, float | str]:
+        return {"start": round(self.start, 3), "end": round(self.end, 3), text_name: self.text}
 
 
 class TimedSpeech:
@@ -61,42 +49,41 @@ class TimedSpeech:
         )
         return cls(pipeline, int(processor.feature_extractor.sampling_rate))
 
-    def words(self, samples: npt.NDArray[np.float32], duration: float, options: dict[str, Any]) -> Sequence[TimedWord]:
+    def words(self, samples: npt.NDArray[np.float32], duration: float, options: dict[str, Any]) -> Sequence[TimedText]:
         """Return the words of ``samples`` with their times. ``options`` are for ``generate``.
 
         Raises `InvalidArgument` if the model has no alignment heads, whose attention has the times.
         """
         if not getattr(self._pipeline.model.generation_config, "alignment_heads", None):
             raise InvalidArgument(NO_WORDS)
-        found = self._pipeline(
-            {"raw": samples, "sampling_rate": self._rate},
-            return_timestamps="word",
-            generate_kwargs={"num_beams": self._beams, **options},
-        )
-        words: list[TimedWord] = []
+        found = self._run(samples, options, return_timestamps="word")
+        words: list[TimedText] = []
         for chunk in found.get("chunks", ()):
             start, end = chunk["timestamp"]
-            words.append(TimedWord(start or 0.0, duration if end is None else end, chunk["text"].strip()))
+            words.append(TimedText(start or 0.0, duration if end is None else end, chunk["text"].strip()))
         return words
 
     def read(
         self, samples: npt.NDArray[np.float32], duration: float, options: dict[str, Any]
-    ) -> tuple[str, str, Sequence[Segment]]:
+    ) -> tuple[str, str, Sequence[TimedText]]:
         """Return the text of ``samples``, its language as an English word (empty if not known), and its segments.
 
         ``options`` are for ``generate``. A segment of which the model wrote no end ends with the file.
         """
-        found = self._pipeline(
-            {"raw": samples, "sampling_rate": self._rate},
-            return_timestamps=True,
-            return_language=True,
-            generate_kwargs={"num_beams": self._beams, **options},
-        )
-        segments: list[Segment] = []
+        found = self._run(samples, options, return_timestamps=True, return_language=True)
+        segments: list[TimedText] = []
         for chunk in found.get("chunks", ()):
             start, end = chunk["timestamp"]
             if start is None:
                 start = segments[-1].end if segments else 0.0
-            segments.append(Segment(start, max(start, duration if end is None else end), chunk["text"]))
+            segments.append(TimedText(start, max(start, duration if end is None else end), chunk["text"]))
         language = next((chunk["language"] for chunk in found.get("chunks", ()) if chunk.get("language")), "")
         return found["text"].strip(), language, segments
+
+    def _run(self, samples: npt.NDArray[np.float32], options: dict[str, Any], **asked: Any) -> dict[str, Any]:
+        found: dict[str, Any] = self._pipeline(
+            {"raw": samples, "sampling_rate": self._rate},
+            generate_kwargs={"num_beams": self._beams, **options},
+            **asked,
+        )
+        return found

@@ -25,7 +25,7 @@ from headrace import (
 from headrace_transformers.audio import load_soundfile, read_audio, windows_of
 from headrace_transformers.encoders import texts_of
 from headrace_transformers.parameters import is_trusted
-from headrace_transformers.timed_speech import NO_WORDS, Segment, TimedSpeech, TimedWord
+from headrace_transformers.timed_speech import NO_WORDS, TimedSpeech, TimedText
 from headrace_transformers.transformers_engine import OpenedTransformer, reworded_execution
 
 #: Windows that are read together, and the seconds of one if the model has no such setting.
@@ -39,8 +39,8 @@ class Transcript:
     text: str
     language: str
     duration: float
-    segments: Sequence[Segment]
-    words: Sequence[TimedWord] = ()
+    segments: Sequence[TimedText]
+    words: Sequence[TimedText] = ()
 
 
 class Transcriber(RequestInstance):
@@ -100,7 +100,7 @@ class Transcriber(RequestInstance):
             "text_output": [each.text for each in made],
             "language": [each.language for each in made],
             "segments": [json.dumps([segment.json() for segment in each.segments]) for each in made],
-            "words": [json.dumps([word.json() for word in each.words]) for each in made],
+            "words": [json.dumps([word.json("word") for word in each.words]) for each in made],
         }
         outputs: dict[str, Any] = {
             name: BytesTensor.from_items([each.encode("utf-8", "replace") for each in values], shape)
@@ -150,14 +150,14 @@ class Transcriber(RequestInstance):
                 text, language, timed = self._timed.read(samples, duration, options)
             return Transcript(text, language, duration, timed, words)
         parts = windows_of(samples, self._rate, self._window_s)
-        segments: list[Segment] = []
+        segments: list[TimedText] = []
         begin = 0.0
         for start in range(0, len(parts), WINDOWS):
             group = parts[start : start + WINDOWS]
             for part, text in zip(group, self._read(group, options), strict=True):
                 end = begin + len(part) / self._rate
                 if text.strip():
-                    segments.append(Segment(begin, end, text.strip()))
+                    segments.append(TimedText(begin, end, text.strip()))
                 begin = end
         return Transcript(" ".join(each.text for each in segments), "", duration, segments)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
 from typing import ClassVar
@@ -122,9 +121,10 @@ class OpenAi(LanguageModels):
     @hookimpl
     def model_loaded(self, model: ServedModel) -> None:
         """Import what answers requests for ``model``, on the thread that loads it: the first request need not."""
-        contract = None
-        with suppress(HeadraceError):  # a request gets the error
+        try:
             contract = Contract.of(model.view)
+        except HeadraceError:  # a request gets the error
+            return
         for route in _TASK_ROUTES:
             if contract is not None and route.task is contract.task:
                 import_module(f"headrace_openai.{route.answers[0]}")
