@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from time import process_time
 from typing import Any
 
@@ -11,6 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_llm import ToolCallParser
+from headrace_openai.chat_answers import ChatText
+from headrace_openai.choices import Usage
+from headrace_openai.response_items import ResponseItems
+from headrace_openai.text_models import TextPart
 from headrace_openai.tool_call_parsers import PARSERS, AnyToolParser, NamedToolParser
 
 CALL = '{"name": "weather", "arguments": {"town": "Ulm"}}'
@@ -85,3 +90,28 @@ def test_forced_texts_are_calls() -> None:
     assert parse(AnyToolParser(), [CALL[:20], CALL[20:]]) == ("", [WEATHER])
     assert parse(AnyToolParser(), ['{"name": "wea']) == ('{"name": "wea', [])
     assert parse(NamedToolParser("weather"), ["", '{"town": ', '"Ulm"}']) == ("", [WEATHER])
+
+
+def gathered_by_chats(pieces: list[str]) -> Any:
+    text, parser = ChatText(0), NamedToolParser("weather")
+    for piece in pieces:
+        text.add(TextPart(tool_calls=parser.feed(piece)[1]))
+    return text.document(0)["message"]["tool_calls"][0]["function"]
+
+
+def gathered_by_responses(pieces: list[str]) -> Any:
+    items, parser = ResponseItems({}, "m"), NamedToolParser("weather")
+    for piece in pieces:
+        list(items.add(TextPart(tool_calls=parser.feed(piece)[1])))
+    list(items.end(Usage()))
+    return items.document["output"][0]
+
+
+@pytest.mark.parametrize("gathered", [gathered_by_chats, gathered_by_responses])
+def test_long_arguments_are_gathered_in_proportional_time(gathered: Callable[[list[str]], Any]) -> None:
+    """It is 0.1 s. Arguments that are put together again for each part take 6 s."""
+    pieces = ["\U0001f4a7" * 64] * (1 << 14)
+    began_s = process_time()
+    call = gathered(pieces)
+    assert process_time() - began_s < 1
+    assert (call["name"], call["arguments"]) == ("weather", "".join(pieces))

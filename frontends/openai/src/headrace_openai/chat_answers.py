@@ -91,7 +91,8 @@ class ChatText:
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._logprobs: list[TokenLogprob] = []
-        self._calls: dict[int, dict[str, Any]] = {}
+        #: By index, the members of each call, and the parts of its function's members.
+        self._calls: dict[int, tuple[dict[str, Any], dict[str, list[str]]]] = {}
         self._finish_reason = ""
 
     def add(self, part: TextPart) -> None:
@@ -100,10 +101,10 @@ class ChatText:
         self._reasoning.append(part.reasoning)
         self._logprobs += part.logprobs
         for call in part.tool_calls:
-            known = self._calls.setdefault(call["index"], {"function": {"name": "", "arguments": ""}})
-            known |= {name: call[name] for name in ("id", "type") if name in call}
-            for name, text in call.get("function", {}).items():
-                known["function"][name] = known["function"].get(name, "") + (text or "")
+            members, function = self._calls.setdefault(call["index"], ({}, {"name": [], "arguments": []}))
+            members |= {name: call[name] for name in ("id", "type") if name in call}
+            for name, text in (call.get("function") or {}).items():
+                function.setdefault(name, []).append(text or "")
         self._finish_reason = part.finish_reason or self._finish_reason
 
     def document(self, index: int) -> dict[str, Any]:
@@ -114,9 +115,13 @@ class ChatText:
             message["reasoning_content"] = reasoning
         if self._calls:
             message["content"] = text or None
-            message["tool_calls"] = [self._calls[place] for place in sorted(self._calls)]
+            message["tool_calls"] = [_call(*self._calls[place]) for place in sorted(self._calls)]
         logprobs = logprobs_of(self._logprobs, self._top) if self._logprobs else None
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": self._finish_reason}
+
+
+def _call(members: Mapping[str, Any], function: Mapping[str, Sequence[str]]) -> Mapping[str, Any]:
+    return {**members, "function": {name: "".join(texts) for name, texts in function.items()}}
 
 
 def chat_document(model: str, choices: Sequence[ChatText], usage: Usage) -> bytes:

@@ -73,7 +73,9 @@ class ResponseItems:
         }
         self._number = 0
         self._item: dict[str, Any] | None = None
-        self._calls: dict[int, dict[str, Any]] = {}
+        #: By index, each call and the parts of its arguments.
+        self._calls: dict[int, tuple[dict[str, Any], list[str]]] = {}
+        #: The parts of the item that is open: of its text, or of its arguments.
         self._texts: list[str] = []
         #: Of the tokens of the text that is open, and of tokens whose text is still to come.
         self._logprobs: list[Any] = []
@@ -106,6 +108,8 @@ class ResponseItems:
         incomplete = _INCOMPLETE.get(self._reason)
         status = "incomplete" if incomplete else "completed"
         yield from self._close(status)
+        for item, arguments in self._calls.values():  # an engine may have added some after the next item
+            item["arguments"] = "".join(arguments)
         self._document |= {"status": status, "completed_at": None if incomplete else int(time())}
         if incomplete:
             self._document["incomplete_details"] = {"reason": incomplete}
@@ -156,10 +160,9 @@ class ResponseItems:
     def _add_call(self, call: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         function = call.get("function") or {}
         index, arguments = call.get("index", len(self._calls)), function.get("arguments") or ""
-        item = self._calls.get(index)
-        if item is None:
+        if index not in self._calls:
             call_id = call.get("id") or f"call_{uuid4().hex}"
-            item = self._calls[index] = {
+            item = {
                 "id": f"fc_{uuid4().hex}",
                 "type": "function_call",
                 "status": "in_progress",
@@ -168,7 +171,10 @@ class ResponseItems:
                 "arguments": "",
             }
             yield from self._open(item)
-        item["arguments"] += arguments
+            self._texts = []
+            self._calls[index] = item, self._texts
+        item, texts = self._calls[index]
+        texts.append(arguments)
         if arguments and item is self._item:
             yield self._event("response.function_call_arguments.delta", delta=arguments)
 
@@ -185,6 +191,7 @@ class ResponseItems:
             return
         item["status"] = status
         if item["type"] == "function_call":
+            item["arguments"] = "".join(self._texts)
             done = {"name": item["name"], "arguments": item["arguments"]}
             yield self._event("response.function_call_arguments.done", **done)
         else:
