@@ -50,7 +50,7 @@ def items(count: int) -> Any:
         ({"text": "", "messages": HELLO, "tools": [{"type": "function"}]}, "Missing tool function"),
         (
             {"text": "", "messages": HELLO, "tools": [tool({"type": "object"})], "tool_choice": "g"},
-            "tool_choice must be auto, none, required",
+            "tool_choice must be one of auto, none, required",
         ),
         ({"text": "", "messages": HELLO, "tools": [tool(items(2000))]}, "a tool has minItems 2000, the limit is 1000"),
         ({"text": "", "messages": HELLO, "tools": [tool(doubling(60))]}, "a tool has more than 100000 members"),

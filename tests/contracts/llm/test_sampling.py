@@ -120,6 +120,7 @@ def strings(*items: bytes) -> BytesTensor:
 
 
 HELLO = {"text_input": strings(b"hello")}
+NAMED = b'{"type": "function", "function": {"name": "f"}}'
 
 
 @pytest.mark.parametrize(
@@ -146,6 +147,12 @@ HELLO = {"text_input": strings(b"hello")}
         ({"messages": strings(b"[" + b"{}," * 5000 + b"{}]")}, "messages has 5001 members, the limit is 4096"),
         ({**HELLO, "tools": strings(b"[1]")}, "a member of tools must be a JSON object, got 1"),
         ({**HELLO, "tool_choice": strings(b"auto")}, "input 'tool_choice' is not JSON"),
+        ({**HELLO, "tool_choice": strings(b'"any"')}, "tool_choice must be one of auto, none, required, or a function"),
+        ({**HELLO, "tool_choice": strings(b'{"function": 1}')}, "tool_choice must be one of auto, none, required, or"),
+        ({**HELLO, "tool_choice": strings(b'"required"')}, "tool_choice is 'required', and there are no tools"),
+        ({**HELLO, "tool_choice": strings(NAMED)}, "tool_choice names the tool 'f', which is none of tools"),
+        ({**HELLO, "tools": strings(b'[{"function": {"name": "g"}}, {"function": 1}, {}]'),
+          "tool_choice": strings(NAMED)}, "tool_choice names the tool 'f', which is none of tools"),
         ({**HELLO, "stream": np.array([True, False])}, "input 'stream' must be one boolean"),
         ({**HELLO, "image": strings(*[b"x"] * 65)}, "input 'image' has 65 images, the limit is 64"),
         ({"input_ids": np.array([1], np.int32), "image": strings(b"x")}, "the input image goes with text_input"),

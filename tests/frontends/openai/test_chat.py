@@ -272,6 +272,18 @@ def test_a_tool_is_forced_by_structured_output(client: openai.OpenAI) -> None:
     assert calls_in(answer.choices[0].message) == [("weather", {"town": "Ulm"})]
 
 
+def test_a_call_of_a_tool_that_was_not_offered_reaches_the_caller(client: openai.OpenAI) -> None:
+    """As in vLLM's own server: clients answer the model that there is no such tool, and it tries again."""
+    text = '<tool_call>{"name": "wether", "arguments": {}}</tool_call>'
+    for model, part in (
+        ("templated", {"text_output": text}),
+        ("scripted", {"tool_calls": [{"index": 0, "function": {"name": "wether", "arguments": "{}"}}]}),
+    ):
+        choice = client.chat.completions.create(model=model, messages=say([part]), tools=[TOOL]).choices[0]
+        assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
+        assert calls_in(choice.message) == [("wether", {})]
+
+
 # ------------------------------------------------------------------------------------- structured output
 
 

@@ -152,19 +152,9 @@ def _tools(request: GenerationRequest) -> tuple[list[Mapping[str, Any]], str]:
     choice = request.tool_choice
     if choice is None or choice in ("auto", "required"):
         return list(request.tools), choice or "auto"
-    name = (
-        choice.get("function", {}).get("name")
-        if type(choice) is dict and type(choice.get("function")) is dict
-        else None
-    )
-    named = [
-        tool for tool in request.tools if type(tool.get("function")) is dict and tool["function"].get("name") == name
-    ]
-    if not name or not named:
-        raise InvalidArgument(
-            f"tool_choice must be auto, none, required or the name of one of the tools, got {shown(choice)}"
-        )
-    return named, "required"
+    name = choice["function"]["name"]
+    functions = ((tool, tool.get("function")) for tool in request.tools)
+    return [tool for tool, each in functions if type(each) is dict and each.get("name") == name], "required"
 
 
 def _check_message(message: Mapping[str, Any], limits: ModelLimits) -> int:

@@ -28,6 +28,7 @@ MAX_INPUT_IDS, MAX_MESSAGES, MAX_TOOLS, MAX_IMAGES = 1 << 20, 4096, 128, 64
 MAX_JSON_VALUES = 1 << 19
 
 DEFAULT_MAX_TOKENS = 16
+_CHOICES = ("auto", "none", "required")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,9 @@ class GenerationRequest:
     """A request for text, checked.
 
     The prompt is exactly one of ``text``, ``input_ids`` (never empty) and ``messages`` (never empty); the others are
-    None. ``messages``, ``tools`` and ``tool_choice`` are JSON values as in OpenAI's chat completions: an engine checks
-    what it uses. ``images`` are files as base64, beside ``text`` only. The ``wants_`` fields are the outputs that the
+    None. ``messages`` and ``tools`` are JSON values as in OpenAI's chat completions: an engine checks what it uses.
+    ``tool_choice`` is None, ``auto``, ``none``, ``required``, or an object whose ``function`` has the name of one of
+    ``tools``. ``images`` are files as base64, beside ``text`` only. The ``wants_`` fields are the outputs that the
     caller requests. ``echoes_prompt``: the one response begins with the prompt.
 
     ``priority`` is that of `InferRequest`: 1 is the highest, 0 the default. ``deadline_ns`` is the end of the time for
@@ -105,7 +107,7 @@ def read_generation(request: InferRequest) -> GenerationRequest:
         input_ids=ids or None,
         messages=messages or None,
         tools=tools,
-        tool_choice=_json(request, "tool_choice", object),
+        tool_choice=_tool_choice(request, tools),
         images=images,
         sampling=sampling,
         stream=stream,
@@ -119,6 +121,22 @@ def read_generation(request: InferRequest) -> GenerationRequest:
         priority=request.priority or _parameter(request, "priority", 2**64 - 1),
         deadline_ns=_deadline_ns(request),
     )
+
+
+def _tool_choice(request: InferRequest, tools: Sequence[Mapping[str, Any]]) -> Any:
+    choice = _json(request, "tool_choice", object)
+    if choice is None or (type(choice) is str and choice in _CHOICES):
+        if choice == "required" and not tools:
+            raise InvalidArgument("tool_choice is 'required', and there are no tools")
+        return choice
+    function = choice.get("function") if type(choice) is dict else None
+    name = function.get("name") if type(function) is dict else None
+    if type(name) is not str:
+        raise InvalidArgument(f"tool_choice must be one of {', '.join(_CHOICES)}, or a function, got {shown(choice)}")
+    functions = [each.get("function") for each in tools]
+    if name not in [each.get("name") for each in functions if type(each) is dict]:
+        raise InvalidArgument(f"tool_choice names the tool {shown(name)}, which is none of tools")
+    return choice
 
 
 def _deadline_ns(request: InferRequest) -> int:
