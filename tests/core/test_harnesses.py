@@ -30,7 +30,7 @@ from headrace import (
     Wait,
     dtypes,
 )
-from headrace_testing.played import TurnedClock
+from headrace_testing.simulated_parts import ManualClock
 
 CONFIG = """name: "m" max_batch_size: 4
     input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }"""
@@ -84,7 +84,7 @@ def test_a_request_that_does_not_fit_the_config_is_refused() -> None:
 
 def scheduled(kind: type[Scheduler], config: ModelConfig) -> SchedulerHarness:
     info = InstanceInfo("m_0_0", Device("cpu"), 4)
-    return SchedulerHarness(kind, config, [info], {"x": X}, {"y": Y}, TurnedClock(), other_model, {})
+    return SchedulerHarness(kind, config, [info], {"x": X}, {"y": Y}, ManualClock(), other_model, {})
 
 
 def other_model(ticket: Ticket) -> None:

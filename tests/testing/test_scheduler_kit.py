@@ -1,4 +1,4 @@
-"""The built-in schedulers pass the kit, in every way in which they can be told to run."""
+"""The built-in schedulers pass the kit in every configuration."""
 
 from __future__ import annotations
 

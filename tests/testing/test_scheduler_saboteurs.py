@@ -38,15 +38,17 @@ DELAY_NS = 2 * MS
 
 
 class Sound(FullScheduler):
-    """As many as fit of those that stack with the oldest; 2 ms for more, unless the batch is full. Keeps timeouts and
-    priorities."""
+    """Batches the oldest requests that stack, after a delay of 2 ms if the batch is not full.
+
+    It has timeouts and priorities.
+    """
 
     name = "sound"
     metrics = (
-        PublishedMetric("headrace_sound_asked_total", "How often it was asked", "counter"),
+        PublishedMetric("headrace_sound_submitted_total", "The number of requests", "counter"),
         PublishedMetric("headrace_sound_waiting", "Requests that wait"),
     )
-    asked_total = 0
+    submitted_total = 0
 
     @classmethod
     def check_config(cls, config: ModelConfig, *, completed: bool) -> Iterable[Problem]:
@@ -54,10 +56,13 @@ class Sound(FullScheduler):
             yield Problem("metric_tags", "it has no tags")
 
     def measure(self) -> Mapping[str, float]:
-        return {"headrace_sound_asked_total": self.asked_total, "headrace_sound_waiting": len(self.context.waiting)}
+        return {
+            "headrace_sound_submitted_total": self.submitted_total,
+            "headrace_sound_waiting": len(self.context.waiting),
+        }
 
     def submit(self, ticket: Ticket) -> int | None:
-        self.asked_total += 1
+        self.submitted_total += 1
         if ticket.request.timeout_us:
             ticket.deadline_ns = ticket.queued_ns + ticket.request.timeout_us * 1000
         return ticket.request.priority or None
@@ -83,7 +88,7 @@ class Sound(FullScheduler):
         return DELAY_NS
 
     def instances_changed(self) -> None:
-        """It has nothing to do with them."""
+        """Nothing depends on the instances."""
 
 
 class Postpones(Sound):
@@ -100,7 +105,7 @@ class KeepsOrder(Sound):
 
 
 class RunsAgain(Sound):
-    """Takes back what its model wants to run again."""
+    """Reschedules requests that their model hands back."""
 
     @classmethod
     def reschedules(cls, config: ModelConfig) -> bool:
@@ -110,29 +115,29 @@ class RunsAgain(Sound):
         return None
 
 
-class Asks(FullScheduler):
-    """Lets another model answer, and needs no instances."""
+class Forwards(FullScheduler):
+    """Forwards each request to another model, and needs no instances."""
 
     name, needs_instances = "sound", False
 
     def __init__(self, context: SchedulerContext) -> None:
         super().__init__(context)
-        self.asked: dict[Ticket, Ticket] = {}
+        self.calls: dict[Ticket, Ticket] = {}
 
     def submit(self, ticket: Ticket) -> int | None:
         request = ticket.request
         callers = (*request.callers, self.context.config.name)
-        asked = InferRequest("other", request.inputs, id=request.id, callers=callers, caller=request)
-        self.asked[ticket] = Ticket(asked, partial(self.heard, ticket))
-        self.context.call(self.asked[ticket])
+        forwarded = InferRequest("other", request.inputs, id=request.id, callers=callers, caller=request)
+        self.calls[ticket] = Ticket(forwarded, partial(self.answered, ticket))
+        self.context.call(self.calls[ticket])
         return 0
 
-    def heard(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+    def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         self.context.answer(ticket, answer, final)
 
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Any], instance: InstanceInfo | None) -> None:
         for ticket in tickets:
-            self.asked.pop(ticket).cancel()
+            self.calls.pop(ticket).cancel()
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         raise AssertionError("there are no instances")
@@ -153,14 +158,14 @@ class PostponingConformance(SoundConformance):
     postpones, kind = True, Postpones
 
 
-class AskingConformance(SoundConformance):
-    others, kind = ("other",), Asks
+class ForwardingConformance(SoundConformance):
+    others, kind = ("other",), Forwards
     mistakes: ClassVar = {}
 
 
-#: What a scheduler is held to that is made of the one in front.
+#: The conformance class of a scheduler that is derived from each sound one.
 CONFORMANCES: dict[type[Scheduler], type[SoundConformance]] = {
-    Asks: AskingConformance,
+    Forwards: ForwardingConformance,
     Postpones: PostponingConformance,
     KeepsOrder: SoundConformance,
     RunsAgain: SoundConformance,
@@ -170,7 +175,7 @@ CONFORMANCES: dict[type[Scheduler], type[SoundConformance]] = {
 # ---------------------------------------------------------------------- saboteurs
 
 
-class NeverLetsGo(Sound):
+class KeepsRemovedInstances(Sound):
     def lets_go(self, instance: InstanceInfo) -> bool:
         return False
 
@@ -190,32 +195,32 @@ class AnswersTwice(Sound):
 
 
 class SwapsAnswers(Sound):
-    """Hands what one caller sent to another."""
+    """Gives each caller the answer of another."""
 
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
         if isinstance(answers, list):
             answers.reverse()
 
 
-class LosesWhatComesBack(RunsAgain):
+class DropsRescheduled(RunsAgain):
     def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
         return 0
 
 
-class TakesNothingBack(RunsAgain):
+class DoesNotReschedule(RunsAgain):
     def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
         return Sound.rescheduled(self, ticket, outputs, instance)
 
 
-class AnswersWhatComesBack(RunsAgain):
-    """Takes a run for the last."""
+class AnswersRescheduled(RunsAgain):
+    """Answers after the first run."""
 
     def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
         self.context.answer(ticket, InferResponse({}, id=ticket.request.id), True)
         return 0
 
 
-class GivesUpAfterAFailure(Sound):
+class StopsAfterAFailure(Sound):
     is_broken = False
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
@@ -225,8 +230,8 @@ class GivesUpAfterAFailure(Sound):
         self.is_broken = not all(isinstance(answer, InferResponse) for answer in answers)
 
 
-class IgnoresWhoLeaves(Sound):
-    """Keeps a list of its own, and never hears of those who leave."""
+class IgnoresCancellation(Sound):
+    """Keeps its own list, which includes cancelled requests."""
 
     def __init__(self, context: SchedulerContext) -> None:
         super().__init__(context)
@@ -242,14 +247,14 @@ class IgnoresWhoLeaves(Sound):
         return batch
 
 
-class CancelsTheNeighbours(Sound):
+class CancelsOthers(Sound):
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Any], instance: InstanceInfo | None) -> None:
         if any(ticket.cancelled for ticket in tickets):
             for ticket in tuple(self.context.waiting):
                 ticket.cancel()
 
 
-class HoldsWhatIsLeft(Sound):
+class HoldsTheLastRequest(Sound):
     """Waits for a second request, of any kind."""
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
@@ -261,7 +266,7 @@ class TakesTooMany(Sound):
         return [ticket for ticket in waiting if ticket.batch_key == waiting[0].batch_key]
 
 
-class JoinsWhatDoesNotStack(Sound):
+class JoinsRequestsThatDoNotStack(Sound):
     def fitting(self, waiting: Sequence[Ticket], slots: int) -> list[Ticket]:
         return [ticket for ticket in self.context.waiting if ticket.rows == 1][:slots] or list(waiting[:1])
 
@@ -317,13 +322,13 @@ class LastComeFirstServed(Sound):
 
 
 class SmallestFirst(Sound):
-    """For ever."""
+    """Large requests starve."""
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         return self.fitting(sorted(self.context.waiting, key=lambda ticket: ticket.rows), instance.slots)
 
 
-class LikesOneInstance(Sound):
+class UsesOneInstance(Sound):
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         return super().next(instance, now_ns) if instance.name.endswith("_0") else ()
 
@@ -348,7 +353,7 @@ class IgnoresPriorities(Sound):
         return None
 
 
-class RejectsWhoIsToBePostponed(Postpones):
+class RejectsInsteadOfPostponing(Postpones):
     def expired(self, ticket: Ticket) -> int | None:
         return None
 
@@ -378,7 +383,7 @@ class WakesWithoutEnd(Sound):
 
 
 class WaitsForNothing(Sound):
-    """Asks to be called again every millisecond, even if no request waits."""
+    """Forwards to be called again every millisecond, even if no request waits."""
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         return super().next(instance, now_ns) or Wait(MS)
@@ -399,12 +404,12 @@ class Miscounts(Sound):
         return super().submit(ticket)
 
 
-class RaisesWhenItHears(Sound):
+class RaisesInFinished(Sound):
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Any], instance: InstanceInfo | None) -> None:
         raise KeyError("finished")
 
 
-class StumblesOverItsOldest(Sound):
+class FailsToMeasureWhenEmpty(Sound):
     """Reads the first waiting request although none waits."""
 
     def measure(self) -> Mapping[str, float]:
@@ -418,7 +423,7 @@ class ForgetsToMeasure(Sound):
 
 class CountsBackwards(Sound):
     def measure(self) -> Mapping[str, float]:
-        return {**super().measure(), "headrace_sound_asked_total": len(self.context.waiting)}
+        return {**super().measure(), "headrace_sound_submitted_total": len(self.context.waiting)}
 
 
 class MeasuresInWords(Sound):
@@ -426,49 +431,49 @@ class MeasuresInWords(Sound):
         return {**super().measure(), "headrace_sound_waiting": "none"}  # type: ignore[dict-item]
 
 
-class SwapsWhatItHears(Asks):
-    """Gives each the answer to the one before."""
+class SwapsForwardedAnswers(Forwards):
+    """Gives each caller the answer to the previous call."""
 
     last: Answer = None
 
-    def heard(self, ticket: Ticket, answer: Answer, final: bool) -> None:
-        given, self.last = self.last or answer, answer
-        super().heard(ticket, given, final)
+    def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        previous, self.last = self.last or answer, answer
+        super().answered(ticket, previous, final)
 
 
-class AsksForNobody(Asks):
+class CallsWithoutCaller(Forwards):
     def submit(self, ticket: Ticket) -> int | None:
-        self.asked[ticket] = Ticket(InferRequest("other", ticket.request.inputs), partial(self.heard, ticket))
-        self.context.call(self.asked[ticket])
+        self.calls[ticket] = Ticket(InferRequest("other", ticket.request.inputs), partial(self.answered, ticket))
+        self.context.call(self.calls[ticket])
         return 0
 
 
-class ForgetsItsOwnName(Asks):
+class CallsWithoutCallers(Forwards):
     def submit(self, ticket: Ticket) -> int | None:
-        asked = InferRequest("other", ticket.request.inputs, caller=ticket.request)
-        self.asked[ticket] = Ticket(asked, partial(self.heard, ticket))
-        self.context.call(self.asked[ticket])
+        forwarded = InferRequest("other", ticket.request.inputs, caller=ticket.request)
+        self.calls[ticket] = Ticket(forwarded, partial(self.answered, ticket))
+        self.context.call(self.calls[ticket])
         return 0
 
 
-class SwallowsFailures(Asks):
-    def heard(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+class SwallowsFailures(Forwards):
+    def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         if isinstance(answer, InferResponse):
-            super().heard(ticket, answer, final)
+            super().answered(ticket, answer, final)
 
 
-class EmbellishesFailures(Asks):
-    def heard(self, ticket: Ticket, answer: Answer, final: bool) -> None:
-        super().heard(ticket, answer if isinstance(answer, InferResponse) else InferResponse({}), final)
+class AnswersFailuresWithSuccess(Forwards):
+    def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        super().answered(ticket, answer if isinstance(answer, InferResponse) else InferResponse({}), final)
 
 
-class AsksOnForNobody(Asks):
+class ContinuesCancelledCalls(Forwards):
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Any], instance: InstanceInfo | None) -> None:
         pass
 
 
-class AnswersPastTheKernel(Asks):
-    def heard(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+class AnswersPastTheModelQueue(Forwards):
+    def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         ticket.respond(answer, final)
 
 
@@ -478,7 +483,7 @@ class RefusesAll(Sound):
         return [Problem("name", "no")]
 
 
-class ForgetsItsRules(Sound):
+class AcceptsEveryConfig(Sound):
     @classmethod
     def check_config(cls, config: ModelConfig, *, completed: bool) -> Iterable[Problem]:
         return ()
@@ -516,82 +521,94 @@ SABOTEURS = [
     ("test_every_request_is_answered_exactly_once", LosesOne, "requests ['7'] still wait"),
     ("test_every_request_is_answered_exactly_once", AnswersTwice, "is answered 2 times"),
     ("test_every_request_is_answered_exactly_once", SwapsAnswers, "gets the answer of"),
-    ("test_every_request_is_answered_exactly_once", RaisesWhenItHears, "finished raised KeyError('finished')"),
+    ("test_every_request_is_answered_exactly_once", RaisesInFinished, "finished raised KeyError('finished')"),
     ("test_every_request_is_answered_exactly_once", NeverWakes, "still wait"),
-    ("test_after_a_failed_batch_the_next_is_run", GivesUpAfterAFailure, "nothing will ever wake it"),
-    ("test_cancelling_a_waiting_request_answers_it_at_once_and_disturbs_nobody", IgnoresWhoLeaves, "does not wait"),
-    ("test_cancelling_a_running_request_disturbs_nobody", CancelsTheNeighbours, "is told Cancelled"),
-    ("test_what_its_model_hands_back_is_run_again_until_it_is_answered", LosesWhatComesBack, "] still wait"),
-    ("test_what_its_model_hands_back_is_run_again_until_it_is_answered", TakesNothingBack, "is told Rescheduled"),
-    ("test_what_its_model_hands_back_is_run_again_until_it_is_answered", AnswersWhatComesBack, "have run so often"),
-    ("test_draining_runs_what_was_taken_in_and_takes_no_more", HoldsWhatIsLeft, "requests ['0'] still wait"),
-    ("test_abandoning_answers_everybody_at_once", AnswersTwice, "is told ["),
-    ("test_abandoning_answers_everybody_at_once", ForgetsItsTimer, "timers are left when all is over"),
+    ("test_after_a_failed_batch_the_next_is_run", StopsAfterAFailure, "nothing will ever wake it"),
+    ("test_a_cancelled_waiting_request_is_answered_at_once_and_alone", IgnoresCancellation, "does not wait"),
+    ("test_a_cancelled_running_request_is_answered_alone", CancelsOthers, "gets Cancelled"),
+    ("test_a_rescheduled_request_runs_again_until_it_is_answered", DropsRescheduled, "] still wait"),
+    ("test_a_rescheduled_request_runs_again_until_it_is_answered", DoesNotReschedule, "gets Rescheduled"),
+    ("test_a_rescheduled_request_runs_again_until_it_is_answered", AnswersRescheduled, "have run this often"),
+    ("test_draining_runs_accepted_requests_and_refuses_new_ones", HoldsTheLastRequest, "requests ['0'] still wait"),
+    ("test_abandoning_answers_every_request_at_once", AnswersTwice, "gets ["),
+    ("test_abandoning_answers_every_request_at_once", ForgetsItsTimer, "timers are left after the last answer"),
     ("test_batches_fit_their_instances", TakesTooMany, "rows, and the instance has 8 slots"),
-    ("test_batches_fit_their_instances", JoinsWhatDoesNotStack, "joins requests that do not stack"),
+    ("test_batches_fit_their_instances", JoinsRequestsThatDoNotStack, "joins requests that do not stack"),
     ("test_batches_fit_their_instances", RunsOneTwice, "has a request twice"),
     ("test_batches_fit_their_instances", PadsOnly, "is nothing but padding"),
     ("test_batches_fit_their_instances", AddsToTheFirstOnly, "adds inputs to"),
     ("test_batches_fit_their_instances", ReasonsInNumbers, "has the reason 7, which is no text"),
-    ("test_batches_fit_their_instances", MiscountsItsRows, "is said to have 99 rows"),
-    ("test_a_request_alone_waits_as_long_as_is_said_to_the_microsecond", IsEarly, "is run before 2000 µs"),
-    ("test_a_request_alone_waits_as_long_as_is_said_to_the_microsecond", IsLate, "is not run after 2000 µs"),
+    ("test_batches_fit_their_instances", MiscountsItsRows, "declares 99 rows"),
+    ("test_a_single_request_waits_delay_ns_to_the_microsecond", IsEarly, "is run before 2000 µs"),
+    ("test_a_single_request_waits_delay_ns_to_the_microsecond", IsLate, "is not run after 2000 µs"),
     (
-        "test_requests_that_differ_in_nothing_run_in_the_order_in_which_they_came",
+        "test_equal_requests_run_in_order_of_arrival",
         LastComeFirstServed,
-        "they came in order of their numbers, and ran as",
+        "they arrived in order of their numbers, and ran as",
     ),
-    ("test_a_request_is_run_however_many_others_keep_coming", SmallestFirst, "because others keep coming"),
-    ("test_answers_are_given_in_order_if_the_scheduler_keeps_it", PromisesOrderTooLate, "before one that came before"),
+    ("test_a_request_does_not_starve", SmallestFirst, "because others keep arriving"),
+    ("test_answers_keep_the_order_of_requests", PromisesOrderTooLate, "before an earlier one"),
     (
-        "test_requests_run_in_the_order_of_their_priorities",
+        "test_requests_run_in_order_of_priority",
         IgnoresPriorities,
         "run in the order [3, 2, 1, 3, 2, 1]",
     ),
     (
-        "test_whose_time_is_over_waits_on_behind_all_others_if_it_is_postponed",
-        RejectsWhoIsToBePostponed,
-        "to be postponed is told [Unavailable",
+        "test_a_postponed_request_runs_after_all_others",
+        RejectsInsteadOfPostponing,
+        "must be postponed gets [Unavailable",
     ),
     (
-        "test_whose_time_is_over_waits_on_behind_all_others_if_it_is_postponed",
+        "test_a_postponed_request_runs_after_all_others",
         PostponesToTheFront,
         "is number 1 of 0 to 3 to run after 700",
     ),
     (
-        "test_whose_time_is_over_waits_on_behind_all_others_if_it_is_postponed",
+        "test_a_postponed_request_runs_after_all_others",
         PostponesEarly,
         "is number 3 of 0 to 3 to run after 699",
     ),
-    ("test_instances_may_come_and_go", NeverLetsGo, "is not let go, though everybody is answered"),
-    ("test_every_request_is_answered_exactly_once", SwapsWhatItHears, "gets the answer of"),
-    ("test_what_is_asked_of_other_models_says_for_whom", AsksForNobody, "has None for its caller"),
-    ("test_what_is_asked_of_other_models_says_for_whom", ForgetsItsOwnName, "has () for its callers"),
-    ("test_a_failure_of_all_models_that_are_asked_is_told", SwallowsFailures, "and it is answered 0 times"),
-    ("test_a_failure_of_all_models_that_are_asked_is_told", EmbellishesFailures, "has failed: told InferResponse"),
-    ("test_who_leaves_takes_along_what_was_asked_for_him", AsksOnForNobody, "['other'] are still asked"),
-    ("test_abandoning_answers_those_for_whom_other_models_are_asked", AnswersPastTheKernel, "which is told ["),
-    ("test_every_idle_instance_gets_what_waits", LikesOneInstance, "2 instances are idle, while 1 should be"),
-    ("test_a_timeout_is_kept_to_the_microsecond", RejectsLate, "is told nothing when they are over"),
-    ("test_a_timeout_is_kept_to_the_microsecond", RejectsEarly, "is rejected before"),
-    ("test_nobody_is_asked_while_nothing_changes", WakesWithoutEnd, "times in 50 turns of the loop"),
-    ("test_nobody_is_asked_while_nothing_changes", WaitsForNothing, "in a minute without requests"),
-    ("test_nobody_is_asked_while_nothing_changes", ForgetsItsTimer, "a timer is set, but no request waits"),
-    ("test_threads_run_everything_and_the_statistics_add_up", Miscounts, "are counted, and there were"),
-    ("test_its_metrics_can_be_read_at_any_time", StumblesOverItsOldest, "cannot be read: StopIteration()"),
-    ("test_its_metrics_can_be_read_at_any_time", ForgetsToMeasure, "it measures ['headrace_sound_waiting'], and has"),
     (
-        "test_its_metrics_can_be_read_at_any_time",
-        CountsBackwards,
-        "counter 'headrace_sound_asked_total' went from 4 to 0",
+        "test_instances_are_added_and_removed_under_load",
+        KeepsRemovedInstances,
+        "stays, although every request is answered",
     ),
-    ("test_its_metrics_can_be_read_at_any_time", MeasuresInWords, "cannot be read: ValueError("),
-    ("test_it_accepts_its_config_and_names_each_mistake", RefusesAll, "the config of the kit is refused"),
-    ("test_it_accepts_its_config_and_names_each_mistake", ForgetsItsRules, "a problem of metric_tags is expected"),
-    ("test_it_accepts_its_config_and_names_each_mistake", CompletesWhileItChecks, "has changed the config"),
-    ("test_it_accepts_its_config_and_names_each_mistake", YieldsTexts, "'no', which is no Problem"),
-    ("test_it_accepts_its_config_and_names_each_mistake", NamesNoField, "'it has no tags' has no field"),
-    ("test_an_unknown_parameter_is_named_with_the_known", TakesAnyParameter, "nothing is said of the parameter"),
+    ("test_every_request_is_answered_exactly_once", SwapsForwardedAnswers, "gets the answer of"),
+    ("test_calls_of_other_models_name_their_caller", CallsWithoutCaller, "names None as its caller"),
+    ("test_calls_of_other_models_name_their_caller", CallsWithoutCallers, "names () as its callers"),
+    ("test_a_failure_of_all_called_models_is_an_error", SwallowsFailures, "and it is answered 0 times"),
+    (
+        "test_a_failure_of_all_called_models_is_an_error",
+        AnswersFailuresWithSuccess,
+        "have failed, and it gets InferResponse",
+    ),
+    (
+        "test_cancelling_a_request_cancels_its_calls_of_other_models",
+        ContinuesCancelledCalls,
+        "['other'] still run calls",
+    ),
+    ("test_abandoning_answers_requests_that_wait_for_other_models", AnswersPastTheModelQueue, "gets ["),
+    ("test_every_idle_instance_gets_waiting_requests", UsesOneInstance, "2 instances are idle, while 1 should be"),
+    ("test_a_timeout_is_exact_to_the_microsecond", RejectsLate, "has no answer after that time"),
+    ("test_a_timeout_is_exact_to_the_microsecond", RejectsEarly, "is rejected before"),
+    ("test_next_is_not_called_while_nothing_changes", WakesWithoutEnd, "times in 50 passes of the loop"),
+    ("test_next_is_not_called_while_nothing_changes", WaitsForNothing, "in a minute without requests"),
+    ("test_next_is_not_called_while_nothing_changes", ForgetsItsTimer, "a timer is set, but no request waits"),
+    ("test_threads_run_all_requests_and_the_statistics_add_up", Miscounts, "are counted instead of"),
+    ("test_metrics_can_be_read_at_any_time", FailsToMeasureWhenEmpty, "cannot be read: StopIteration()"),
+    ("test_metrics_can_be_read_at_any_time", ForgetsToMeasure, "it measures ['headrace_sound_waiting'], and has"),
+    (
+        "test_metrics_can_be_read_at_any_time",
+        CountsBackwards,
+        "counter 'headrace_sound_submitted_total' went from 4 to 0",
+    ),
+    ("test_metrics_can_be_read_at_any_time", MeasuresInWords, "cannot be read: ValueError("),
+    ("test_it_accepts_its_config_and_reports_each_mistake", RefusesAll, "the config of the kit is refused"),
+    ("test_it_accepts_its_config_and_reports_each_mistake", AcceptsEveryConfig, "must give a problem of metric_tags"),
+    ("test_it_accepts_its_config_and_reports_each_mistake", CompletesWhileItChecks, "has changed the config"),
+    ("test_it_accepts_its_config_and_reports_each_mistake", YieldsTexts, "'no', which is no Problem"),
+    ("test_it_accepts_its_config_and_reports_each_mistake", NamesNoField, "'it has no tags' has no field"),
+    ("test_an_unknown_parameter_is_refused", TakesAnyParameter, "the parameter 'no_such_parameter' is accepted"),
 ]
 
 
@@ -600,8 +617,8 @@ def run(check: str, kind: type[Scheduler]) -> None:
     getattr(type(kind.__name__, (base,), {"kind": kind})(), check)()
 
 
-#: They have a server, or need parameters that the sound one does without.
-ELSEWHERE = {"test_a_server_finds_and_serves_it", "test_an_unknown_parameter_is_named_with_the_known"}
+#: Checks that start a server, or need Parameters, which the sound schedulers do not have.
+ELSEWHERE = {"test_a_server_finds_and_serves_it", "test_an_unknown_parameter_is_refused"}
 CHECKS = {name for name in dir(SchedulerConformance) if name.startswith("test_")}
 
 
@@ -609,7 +626,7 @@ CHECKS = {name for name in dir(SchedulerConformance) if name.startswith("test_")
 def test_sound_schedulers_pass(check: str) -> None:
     passed = []
     for kind in CONFORMANCES:
-        with suppress(pytest.skip.Exception):  # it claims something else
+        with suppress(pytest.skip.Exception):  # the check is not claimed
             run(check, kind)
             passed.append(kind)
     assert passed
@@ -625,19 +642,21 @@ def test_a_saboteur_is_caught(check: str, kind: type[Scheduler], because: str) -
 @pytest.mark.parametrize(
     "check",
     [
-        "test_cancelling_a_waiting_request_answers_it_at_once_and_disturbs_nobody",
-        "test_cancelling_a_running_request_disturbs_nobody",
+        "test_a_cancelled_waiting_request_is_answered_at_once_and_alone",
+        "test_a_cancelled_running_request_is_answered_alone",
     ],
 )
-def test_a_kernel_that_forgets_who_leaves_is_caught(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_queue_that_ignores_cancellation_is_caught(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer_twice(self: ModelQueue, ticket: Ticket) -> None:
         for _ in range(2):
             ticket.respond(InferResponse({}), True)
 
-    monkeypatch.setattr(ModelQueue, "_answer_waiting" if "waiting" in check else "_cancel", lambda self, *given: None)
+    monkeypatch.setattr(
+        ModelQueue, "_answer_waiting" if "waiting" in check else "_cancel", lambda self, *arguments: None
+    )
     if "running" in check:
         monkeypatch.setattr(ModelQueue, "_cancel", answer_twice)
-    with pytest.raises(AssertionError, match=r"answered at once|is told"):
+    with pytest.raises(AssertionError, match=r"answered at once|gets \["):
         run(check, Sound)
 
 
@@ -677,7 +696,7 @@ def install(plugin: str, entry_points: str, folder: Path, monkeypatch: pytest.Mo
          "does not load"),
     ],
 )  # fmt: skip
-def test_a_scheduler_that_a_server_cannot_have_is_caught(
+def test_a_scheduler_that_no_server_finds_is_caught(
     entry_points: str,
     plugin: str,
     because: str,
@@ -697,18 +716,18 @@ def test_a_scheduler_that_a_server_cannot_have_is_caught(
 def test_a_scheduler_without_instances_is_served(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plugin = f"from headrace import hookimpl\nfrom {__name__} import Asks\n\n"
-    plugin += "@hookimpl\ndef register_schedulers():\n    return [Asks]\n"
+    plugin = f"from headrace import hookimpl\nfrom {__name__} import Forwards\n\n"
+    plugin += "@hookimpl\ndef register_schedulers():\n    return [Forwards]\n"
     install(plugin, "[headrace]\nsound = headrace_sound\n", tmp_path, monkeypatch)
-    AskingConformance().test_a_server_finds_and_serves_it(tmp_path_factory)
+    ForwardingConformance().test_a_server_finds_and_serves_it(tmp_path_factory)
 
 
-def test_a_check_of_what_is_not_claimed_is_skipped() -> None:
+def test_a_check_of_an_unclaimed_property_is_skipped() -> None:
     class Starving(SoundConformance):
         kind, longest_wait_ns = SmallestFirst, None
 
-    with pytest.raises(pytest.skip.Exception, match="conformance: sound: how long a request may wait"):
-        Starving().test_a_request_is_run_however_many_others_keep_coming()
+    with pytest.raises(pytest.skip.Exception, match="conformance: sound: no longest wait is claimed"):
+        Starving().test_a_request_does_not_starve()
 
 
 def test_every_check_has_a_saboteur() -> None:

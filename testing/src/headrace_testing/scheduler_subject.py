@@ -1,4 +1,4 @@
-"""The scheduler under test: its claims, its use by a server, and its threads."""
+"""The scheduler under test: its claims, and checks of its service in a server and on threads."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from headrace import (
     Problem,
     Scheduler,
     Ticket,
+    Unavailable,
     dtypes,
 )
 from headrace_testing.driving import error_of, part_of
@@ -27,7 +28,7 @@ from headrace_testing.example import NAME, write_model
 from headrace_testing.metrics import measured
 from headrace_testing.plugin import NOT_RUN
 from headrace_testing.serving import serve
-from headrace_testing.stage import OTHER, Stage, play
+from headrace_testing.simulator import OTHER, SchedulerSimulator, run_scenario
 
 #: In ns.
 US = 1000
@@ -36,21 +37,21 @@ MINUTE = 60_000 * MS
 
 
 class ScheduledSubject:
-    """The scheduler, its claims, and how it is put on a stage.
+    """The scheduler, its claims, and how it is simulated.
 
     ``plugin`` is the module of the entry point, ``scheduler`` the name in configs. ``config`` is more text for the
     model's config: ``scheduling_choice``, the scheduler's parameters. The claims:
 
     - ``max_batch``: the rows of one execution. ``most_rows``: the rows of one request, 0 for no limit.
     - ``delay_ns``: how long a single request waits for others while an instance is idle.
-    - ``in_order``: requests that do not differ run in the order of arrival.
+    - ``in_order``: equal requests run in the order of arrival.
     - ``longest_wait_ns``: the longest wait of a request while others keep arriving and each execution takes 10 ms. None
       for no promise.
-    - ``timeout_us``: a timeout that requests may have and that is kept, 0 for none. ``postpones``: an expired request
+    - ``timeout_us``: a timeout that requests may set, 0 for none. ``postpones``: an expired request
       waits behind all others instead of being rejected.
-    - ``levels``: the number of priorities, of which 1 is first; 0 for none.
+    - ``levels``: the number of priorities, 0 for none. Priority 1 runs first.
     - ``any_instance``: any idle instance gets the waiting requests.
-    - ``mistakes``: configs that it refuses, as more text for the config; each with the field at fault.
+    - ``mistakes``: text to add to the config that makes it wrong, each with the field at fault.
     - ``patience_ns``: the longest time until all requests of the kit are answered.
 
     A scheduler that needs no instances gets none, and its model has no backend. ``others`` are the names of models that
@@ -100,67 +101,79 @@ class ScheduledSubject:
                 tensors.add(name=name, data_type=dtypes.FP32.config_value, dims=[1])
         return config
 
-    def stage(self, instances: int = 1) -> Stage:
-        """Return a stage with this many idle instances, or with none if the scheduler needs none."""
+    def simulator(self, instances: int = 1) -> SchedulerSimulator:
+        """Return a simulator with ``instances`` idle instances, or with none if the scheduler needs none."""
         count = instances if self.declared.needs_instances else 0
-        stage = Stage(self.scheduler_class, self.model_config(), count, self.most_rows)
-        stage.begin()
-        return stage
+        simulator = SchedulerSimulator(self.scheduler_class, self.model_config(), count, self.most_rows)
+        simulator.poll_instances()
+        return simulator
 
-    def send(self, stage: Stage, count: int = 1, rows: int = 1, **fields: Any) -> list[Ticket]:
-        number = len(stage.tickets)
-        return [stage.send(rows, **{**self.fields(number + more), **fields}) for more in range(count)]
+    def send(self, simulator: SchedulerSimulator, count: int = 1, rows: int = 1, **fields: Any) -> list[Ticket]:
+        number = len(simulator.tickets)
+        return [simulator.send(rows, **{**self.fields(number + more), **fields}) for more in range(count)]
 
-    async def busy(self, instances: int = 1) -> Stage:
-        """Return a stage whose instances are busy, each with a request of its own."""
+    async def busy(self, instances: int = 1) -> SchedulerSimulator:
+        """Return a simulator whose instances are all busy, each with its own request."""
         self.require_instances()
-        stage = self.stage(instances)
-        for _ in stage.instances:
-            self.send(stage)
-            await stage.turn(self.delay_ns)
-        if not all(instance.batch for instance in stage.instances):
-            self.not_claimed("any idle instance gets what waits is not claimed, so not all can be kept busy")
-        return stage
+        simulator = self.simulator(instances)
+        for _ in simulator.instances:
+            self.send(simulator)
+            await simulator.advance(self.delay_ns)
+        if not all(instance.batch for instance in simulator.instances):
+            self.not_claimed(
+                "it is not claimed that any idle instance gets waiting requests, so not all can be kept busy"
+            )
+        return simulator
 
     def require_instances(self) -> None:
         """Skip a check of instances if the scheduler needs none."""
         if not self.declared.needs_instances:
-            self.not_claimed("it runs without instances, so what is about them is not checked")
+            self.not_claimed("it runs without instances, so checks of instances do not apply")
 
     def not_claimed(self, what: str) -> NoReturn:
         """Skip this check, with a line in the summary."""
         pytest.skip(f"{NOT_RUN}{self.scheduler}: {what}")
 
 
-def assert_answered(stage: Stage, ticket: Ticket) -> None:
-    """Fail unless the caller of ``ticket`` has its own answer, and no other."""
-    told = stage.told(ticket)
-    assert len(told) == 1, f"request '{ticket.request.id}' is answered {len(told)} times"
-    assert isinstance(told[0], InferResponse), f"request '{ticket.request.id}' is told {told[0]!r}"
-    assert told[0].id == ticket.request.id, f"request '{ticket.request.id}' gets the answer of '{told[0].id}'"
+def assert_answered(simulator: SchedulerSimulator, ticket: Ticket) -> None:
+    """Fail unless ``ticket`` has its own answer, and no other."""
+    answers = simulator.answers_to(ticket)
+    assert len(answers) == 1, f"request '{ticket.request.id}' is answered {len(answers)} times"
+    assert isinstance(answers[0], InferResponse), f"request '{ticket.request.id}' gets {answers[0]!r}"
+    assert answers[0].id == ticket.request.id, f"request '{ticket.request.id}' gets the answer of '{answers[0].id}'"
+
+
+def assert_unavailable(simulator: SchedulerSimulator, ticket: Ticket) -> None:
+    """Fail unless the abandoned ``ticket`` has exactly one answer, `headrace.Unavailable`."""
+    answers = simulator.answers_to(ticket)
+    assert [type(answer) for answer in answers] == [Unavailable], (
+        f"abandoned request '{ticket.request.id}' gets {answers}"
+    )
 
 
 class ScheduledService(ScheduledSubject):
-    """Statistics, the entry point, parameters."""
+    """Statistics, the entry point, metrics and parameters."""
 
-    def test_threads_run_everything_and_the_statistics_add_up(self) -> None:
+    def test_threads_run_all_requests_and_the_statistics_add_up(self) -> None:
         self.require_instances()
 
-        async def scene() -> None:
-            stage = Stage(self.scheduler_class, self.model_config(), 2, self.most_rows)
-            await stage.start_threads()
+        async def scenario() -> None:
+            simulator = SchedulerSimulator(self.scheduler_class, self.model_config(), 2, self.most_rows)
+            await simulator.start_threads()
             for number in range(60):
-                (ticket,) = self.send(stage, rows=1 + number % 2)
+                (ticket,) = self.send(simulator, rows=1 + number % 2)
                 if number % 7 == 0:
                     ticket.cancel()
                 if number % 10 == 0:
-                    await stage.settle()
-            await stage.end_threads()
-            assert all(len(told) == 1 for told in stage.answers.values()), "not everybody is answered once"
-            stage.check()
-            _add_up(stage)
+                    await simulator.settle()
+            await simulator.end_threads()
+            assert all(len(answers) == 1 for answers in simulator.answers.values()), (
+                "not every request is answered once"
+            )
+            simulator.check()
+            _add_up(simulator)
 
-        play(scene)
+        run_scenario(scenario)
 
     def test_a_server_finds_and_serves_it(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         repository = tmp_path_factory.mktemp("repository")
@@ -174,60 +187,60 @@ class ScheduledService(ScheduledSubject):
                 f'point of the group headrace: {self.scheduler} = "{self.plugin}"'
             )
             (entry,) = [each for each in server.index() if each.name == NAME]
-            assert entry.state == "READY", f"a model that chooses it does not load: {entry.reason}"
+            assert entry.state == "READY", f"a model with this scheduler does not load: {entry.reason}"
             x = np.ones((min(2, self.most_rows or 2), 1), np.float32)
             outputs = server.infer(NAME, {"x": x}, **self.fields(0)).outputs
             np.testing.assert_array_equal(np.asarray(outputs["y"]), x)
 
-    def test_its_metrics_can_be_read_at_any_time(self) -> None:
+    def test_metrics_can_be_read_at_any_time(self) -> None:
         if not self.declared.metrics:
             self.not_claimed("it declares no metrics")
 
-        async def scene() -> None:
-            stage = self.stage(2)
+        async def scenario() -> None:
+            simulator = self.simulator(2)
             seen: dict[str, float] = {}
             for number in range(24):
-                _read(stage, seen)
-                (ticket,) = self.send(stage, rows=1 + number % 2)
+                _read(simulator, seen)
+                (ticket,) = self.send(simulator, rows=1 + number % 2)
                 if number % 7 == 0:
                     ticket.cancel()
-                await stage.settle()
-            _read(stage, seen)
-            await stage.run(self.patience_ns)
-            _read(stage, seen)
-            await stage.turn(MINUTE)
-            _read(stage, seen)
-            stage.model_queue.close()
-            _read(stage, seen)
+                await simulator.settle()
+            _read(simulator, seen)
+            await simulator.run(self.patience_ns)
+            _read(simulator, seen)
+            await simulator.advance(MINUTE)
+            _read(simulator, seen)
+            simulator.model_queue.close()
+            _read(simulator, seen)
 
-        play(scene)
+        run_scenario(scenario)
 
-    def test_an_unknown_parameter_is_named_with_the_known(self) -> None:
+    def test_an_unknown_parameter_is_refused(self) -> None:
         if self.scheduler_class.Parameters is Scheduler.Parameters:
-            self.not_claimed("the scheduler declares no Parameters, so it knows none")
+            self.not_claimed("the scheduler declares no Parameters")
         config = self.model_config()
         config.parameters["scheduler.no_such_parameter"].string_value = "1"
 
-        async def scene() -> None:
-            error = error_of(partial(Stage, self.scheduler_class, config, 0))
-            assert isinstance(error, ConfigError), "nothing is said of the parameter 'no_such_parameter'"
+        async def scenario() -> None:
+            error = error_of(partial(SchedulerSimulator, self.scheduler_class, config, 0))
+            assert isinstance(error, ConfigError), "the parameter 'no_such_parameter' is accepted"
             assert "no_such_parameter" in error.message, f"the parameter is not named: {error.message}"
 
-        play(scene)
+        run_scenario(scenario)
 
-    def test_it_accepts_its_config_and_names_each_mistake(self) -> None:
+    def test_it_accepts_its_config_and_reports_each_mistake(self) -> None:
         for completed in (False, True):
             found = self._problems(self.model_config(), completed)
             assert not found, f"the config of the kit is refused: {found[0]}"
         if not self.mistakes:
-            self.not_claimed("it lists no mistakes, so what it refuses in a config is not checked")
+            self.not_claimed("it lists no mistakes, so wrong configs are not checked")
         for text, field in self.mistakes.items():
             wrong = self.model_config()
             text_format.Merge(text, wrong)
             self._problems(wrong, completed=False)
             found = self._problems(wrong, completed=True)
             fields = [problem.field for problem in found]
-            assert field in fields, f"a problem of {field} is expected for {text!r}, and there are {fields}"
+            assert field in fields, f"{text!r} must give a problem of {field}; it gives {fields}"
 
     def _problems(self, config: ModelConfig, completed: bool) -> list[Problem]:
         before = config.SerializeToString(deterministic=True)
@@ -240,10 +253,10 @@ class ScheduledService(ScheduledSubject):
         return found
 
 
-def _read(stage: Stage, seen: dict[str, float]) -> None:
+def _read(simulator: SchedulerSimulator, seen: dict[str, float]) -> None:
     """Read the metrics as the server does. Fail if a counter is less than in ``seen``."""
     try:
-        read = measured(stage.model_queue.full_scheduler)
+        read = measured(simulator.model_queue.full_scheduler)
     except BaseException as error:
         raise AssertionError(f"its metrics cannot be read: {error!r}") from error
     for metric, value in read:
@@ -253,14 +266,14 @@ def _read(stage: Stage, seen: dict[str, float]) -> None:
         seen[metric.name] = value
 
 
-def _add_up(stage: Stage) -> None:
-    numbers = stage.statistics.snapshot()
-    gone = [ticket for ticket in stage.tickets if isinstance(stage.told(ticket)[0], Cancelled)]
-    rows = sum(stage.rows[ticket.request.id] for ticket in stage.tickets if ticket not in gone)
+def _add_up(simulator: SchedulerSimulator) -> None:
+    numbers = simulator.statistics.snapshot()
+    cancelled = [ticket for ticket in simulator.tickets if isinstance(simulator.answers_to(ticket)[0], Cancelled)]
+    rows = sum(simulator.rows[ticket.request.id] for ticket in simulator.tickets if ticket not in cancelled)
     for what, counted, right in (
-        ("answers", numbers.success.count, len(stage.tickets) - len(gone)),
+        ("answers", numbers.success.count, len(simulator.tickets) - len(cancelled)),
         ("rows", numbers.executions.inference_count, rows),
-        ("cancelled requests", numbers.cancelled.count, len(gone)),
-        ("waiting requests", stage.model_queue.pending, 0),
+        ("cancelled requests", numbers.cancelled.count, len(cancelled)),
+        ("waiting requests", simulator.model_queue.pending, 0),
     ):
-        assert counted == right, f"{counted} {what} are counted, and there were {right}"
+        assert counted == right, f"{counted} {what} are counted instead of {right}"

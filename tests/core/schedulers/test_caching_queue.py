@@ -25,7 +25,7 @@ from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler
 from headrace.schedulers.caching_queue import CachingModelQueue
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.telemetry.statistics import ModelStatistics
-from headrace_testing.played import PlayedInstance, TurnedClock
+from headrace_testing.simulated_parts import ManualClock, SimulatedInstance
 from tests.core.conftest import make_ticket
 
 MODEL = """name: "m" max_batch_size: 4 response_cache { enable: true }
@@ -47,7 +47,7 @@ class CachedStage:
         kind: type[Scheduler] = DirectScheduler,
         size: int = 1 << 20,
     ) -> None:
-        self.clock, self.statistics = TurnedClock(), ModelStatistics()
+        self.clock, self.statistics = ManualClock(), ModelStatistics()
         self.local = LocalCache(LocalCacheParameters(size))
         self.off_loop_work = OffLoopWork()
         loop, model = asyncio.get_running_loop(), config(settings)
@@ -58,7 +58,7 @@ class CachedStage:
         given = ScheduledModel(model, [info], signature.inputs, signature.outputs)
         self.model_queue = CachingModelQueue(kind, given, self.statistics, loop, kept, self.clock)
         self.wrong: list[str] = []
-        self.instance = PlayedInstance(self.model_queue.sources[0], self.wrong)
+        self.instance = SimulatedInstance(self.model_queue.sources[0], self.wrong)
         self.answers: dict[str, list[Answer]] = {}
         self.tickets: dict[str, Ticket] = {}
 
@@ -79,7 +79,7 @@ class CachedStage:
         """Let the instance run its batch: ``y`` is twice ``x``. Return the ids of the requests."""
         await self.settle()
         if not self.instance.batch:
-            self.instance.ask()
+            self.instance.poll()
         batch = list(self.instance.batch)
         self.instance.batch.clear()
         answers = [answer or doubled(ticket) for ticket in batch]
@@ -228,7 +228,7 @@ async def test_errors_are_not_kept() -> None:
 async def test_hits_count_as_successes_and_not_as_inferences() -> None:
     stage = CachedStage()
     stage.send("first")
-    stage.clock.turn(3_000)
+    stage.clock.advance(3_000)
     await stage.execute()
     for name in "abc":
         stage.send(name)
@@ -286,7 +286,7 @@ async def test_one_goes_on_if_the_first_leaves_while_it_is_executed() -> None:
     for name in "abc":
         stage.send(name)
     await stage.settle()
-    stage.instance.ask()
+    stage.instance.poll()
     stage.tickets["a"].cancel()
     assert await stage.execute(Cancelled("gone")) == ["a"]
     assert stage.answers["b"] == []
@@ -337,7 +337,7 @@ async def test_a_full_queue_refuses_him_who_goes_on_and_the_next_tries() -> None
     stage = CachedStage(policy, kind=DynamicScheduler)
     stage.send("a")
     await stage.settle()
-    stage.instance.ask()
+    stage.instance.poll()
     for name in "bcd":
         stage.send(name)
     stage.send("other", 2.0)  # fills the queue
@@ -370,7 +370,7 @@ async def test_two_responses_of_one_request_are_kept_for_nobody() -> None:
     ticket = stage.send("a")
     stage.send("b")
     await stage.settle()
-    stage.instance.ask()
+    stage.instance.poll()
     stage.instance.batch.clear()
     stage.model_queue.progress(ticket, doubled(ticket))
     stage.model_queue.deliver([ticket], [doubled(ticket)])
@@ -383,7 +383,7 @@ async def test_a_response_that_comes_before_the_end_is_kept() -> None:
     ticket = stage.send("a")
     stage.send("b")
     await stage.settle()
-    stage.instance.ask()
+    stage.instance.poll()
     stage.instance.batch.clear()
     stage.model_queue.progress(ticket, doubled(ticket))
     stage.model_queue.deliver([ticket], [None])

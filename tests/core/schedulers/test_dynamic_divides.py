@@ -10,7 +10,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.schedulers import dynamic
 from headrace.schedulers.base import InstanceInfo
 from headrace.schedulers.dynamic import WORTH_DIVIDING_NS, DynamicScheduler
-from headrace_testing.stage import Stage, play
+from headrace_testing.simulator import SchedulerSimulator, run_scenario
 
 LONG_NS = WORTH_DIVIDING_NS
 
@@ -20,28 +20,28 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamic, "available_cores", lambda: 4)
 
 
-def staged(instances: int, text: str = "", took_ns: int = LONG_NS) -> Stage:
+def staged(instances: int, text: str = "", took_ns: int = LONG_NS) -> SchedulerSimulator:
     """As if the last execution had taken so long."""
     config = text_format.Parse(f'name: "m" max_batch_size: 8 dynamic_batching {{ {text} }}', ModelConfig())
-    stage = Stage(DynamicScheduler, config, instances)
-    stage.begin()
-    stage.model_queue.sources[0].executed(took_ns)
-    return stage
+    simulator = SchedulerSimulator(DynamicScheduler, config, instances)
+    simulator.poll_instances()
+    simulator.model_queue.sources[0].executed(took_ns)
+    return simulator
 
 
-async def send(stage: Stage, count: int, rows: int = 1) -> None:
+async def send(simulator: SchedulerSimulator, count: int, rows: int = 1) -> None:
     for _ in range(count):
-        stage.send(rows)
-    await stage.settle()
+        simulator.send(rows)
+    await simulator.settle()
 
 
-def running(stage: Stage) -> list[int]:
+def running(simulator: SchedulerSimulator) -> list[int]:
     """The requests that each instance runs."""
-    return [len(instance.batch) for instance in stage.instances]
+    return [len(instance.batch) for instance in simulator.instances]
 
 
-def reasons(stage: Stage) -> list[str]:
-    document = stage.model_queue.history.document(stage.clock.now_ns())
+def reasons(simulator: SchedulerSimulator) -> list[str]:
+    document = simulator.model_queue.history.document(simulator.clock.now_ns())
     return [batch["reason"] for batch in document["batches"]]
 
 
@@ -51,112 +51,112 @@ def reasons(stage: Stage) -> list[str]:
 )
 def test_what_comes_together_is_divided(instances: int, requests: int, shares: list[int]) -> None:
     async def run() -> None:
-        stage = staged(instances)
-        await send(stage, requests)
-        assert sorted(running(stage), reverse=True) == shares
-        assert stage.model_queue.pending == 0
-        assert reasons(stage) == ["divided"] * (sum(map(bool, shares)) - 1) + ["idle_instance"]
+        simulator = staged(instances)
+        await send(simulator, requests)
+        assert sorted(running(simulator), reverse=True) == shares
+        assert simulator.model_queue.pending == 0
+        assert reasons(simulator) == ["divided"] * (sum(map(bool, shares)) - 1) + ["idle_instance"]
 
-    play(run)
+    run_scenario(run)
 
 
 def test_what_others_run_counts() -> None:
     async def run() -> None:
-        stage = staged(2)
-        await send(stage, 1)
-        await send(stage, 3)
-        assert sorted(running(stage)) == [1, 2], "of four in flight two are one's part"
-        assert stage.model_queue.pending == 1
+        simulator = staged(2)
+        await send(simulator, 1)
+        await send(simulator, 3)
+        assert sorted(running(simulator)) == [1, 2], "of four in flight two are one's part"
+        assert simulator.model_queue.pending == 1
 
-    play(run)
+    run_scenario(run)
 
 
 def test_a_batch_has_no_more_rows_than_ever() -> None:
     async def run() -> None:
-        stage = staged(2)
-        await send(stage, 6, rows=5)
-        assert running(stage) == [1, 1]
-        assert reasons(stage) == ["full", "full"]
+        simulator = staged(2)
+        await send(simulator, 6, rows=5)
+        assert running(simulator) == [1, 1]
+        assert reasons(simulator) == ["full", "full"]
 
-    play(run)
+    run_scenario(run)
 
 
 @pytest.mark.parametrize("text", ["max_queue_delay_microseconds: 1", "preferred_batch_size: 6"])
 def test_whoever_says_how_large_batches_are_has_them(text: str) -> None:
     async def run() -> None:
-        stage = staged(2, text)
-        await send(stage, 6)
-        stage.clock.turn(10_000)
-        await stage.settle()
-        assert sorted(running(stage)) == [0, 6]
+        simulator = staged(2, text)
+        await send(simulator, 6)
+        simulator.clock.advance(10_000)
+        await simulator.settle()
+        assert sorted(running(simulator)) == [0, 6]
 
-    play(run)
+    run_scenario(run)
 
 
 def test_the_size_of_all_is_no_preference() -> None:
     """It is put into every config that has no other."""
 
     async def run() -> None:
-        stage = staged(2, "preferred_batch_size: 8")
-        await send(stage, 6)
-        assert running(stage) == [3, 3]
+        simulator = staged(2, "preferred_batch_size: 8")
+        await send(simulator, 6)
+        assert running(simulator) == [3, 3]
 
-    play(run)
+    run_scenario(run)
 
 
 def test_short_executions_are_not_worth_it() -> None:
     async def run() -> None:
-        stage = staged(2, took_ns=LONG_NS - 1)
-        await send(stage, 6)
-        assert sorted(running(stage)) == [0, 6]
+        simulator = staged(2, took_ns=LONG_NS - 1)
+        await send(simulator, 6)
+        assert sorted(running(simulator)) == [0, 6]
 
-    play(run)
+    run_scenario(run)
 
 
 def test_there_are_no_more_parts_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamic, "available_cores", lambda: 2)
 
     async def run() -> None:
-        stage = staged(4)
-        await send(stage, 8)
-        assert sorted(running(stage)) == [0, 0, 4, 4]
+        simulator = staged(4)
+        await send(simulator, 8)
+        assert sorted(running(simulator)) == [0, 0, 4, 4]
 
-    play(run)
+    run_scenario(run)
 
 
 def test_an_instance_that_takes_several_calls_at_once_counts_as_many() -> None:
     async def run() -> None:
-        stage = staged(1)
-        stage.model_queue.sources[0].calls_at_once = 2
-        await send(stage, 6)
-        assert running(stage) == [3]
-        assert stage.model_queue.pending == 3
+        simulator = staged(1)
+        simulator.model_queue.sources[0].calls_at_once = 2
+        await send(simulator, 6)
+        assert running(simulator) == [3]
+        assert simulator.model_queue.pending == 3
 
-    play(run)
+    run_scenario(run)
 
 
 def test_a_gpu_is_not_divided() -> None:
     async def run() -> None:
-        stage = staged(2)
-        scheduler = stage.model_queue.scheduler
+        simulator = staged(2)
+        scheduler = simulator.model_queue.scheduler
         for _ in range(6):
-            stage.send()
+            simulator.send()
         assert len(scheduler.next(InstanceInfo("m_0", Device("gpu")), 0)) == 6  # type: ignore[arg-type]
         assert len(scheduler.next(InstanceInfo("m_0", Device("cpu")), 0)) == 3  # type: ignore[arg-type]
-        stage.model_queue.sources[0].calls_at_once = 2  # unless one instance on it takes several calls
+        simulator.model_queue.sources[0].calls_at_once = 2  # unless one instance on it takes several calls
         assert len(scheduler.next(InstanceInfo("m_0", Device("gpu")), 0)) == 2  # type: ignore[arg-type]
-        await stage.settle()
+        await simulator.settle()
 
-    play(run)
+    run_scenario(run)
 
 
 def test_an_instance_that_leaves_last_gets_what_is_there() -> None:
     async def run() -> None:
-        stage = staged(1)
-        (source,) = stage.model_queue.sources
+        simulator = staged(1)
+        (source,) = simulator.model_queue.sources
         for _ in range(6):
-            stage.send()
-        stage.model_queue.replace_instances([], [source])
-        assert len(stage.model_queue.scheduler.next(source.instance, 0)) == 6  # type: ignore[arg-type]
+            simulator.send()
+        simulator.model_queue.replace_instances([], [source])
+        assert len(simulator.model_queue.scheduler.next(source.instance, 0)) == 6  # type: ignore[arg-type]
 
-    play(run)
+    run_scenario(run)

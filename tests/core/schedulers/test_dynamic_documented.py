@@ -10,38 +10,38 @@ from google.protobuf import text_format
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.schedulers.dynamic import DynamicScheduler
-from headrace_testing.stage import Stage, play
+from headrace_testing.simulator import SchedulerSimulator, run_scenario
 
 US = 1000
 #: When, in microseconds, how many requests of one row came; and when batches of how many ran.
 Trace = Sequence[tuple[int, int]]
 
 
-async def traced(stage: Stage, arrivals: Trace) -> list[tuple[int, int]]:
+async def traced(simulator: SchedulerSimulator, arrivals: Trace) -> list[tuple[int, int]]:
     """The batches of the one instance, which takes no time, and when each ran."""
     shown: list[tuple[int, int]] = []
-    (instance,) = stage.instances
+    (instance,) = simulator.instances
     came = dict(arrivals)
     for now_us in range(max(came) + 201):
         for _ in range(came.get(now_us, 0)):
-            stage.send()
-        await stage.settle()
+            simulator.send()
+        await simulator.settle()
         while instance.batch:
             shown.append((now_us, len(instance.batch)))
             instance.finish()
-            await stage.settle()
-        await stage.turn(US)
+            await simulator.settle()
+        await simulator.advance(US)
     return shown
 
 
-def staged(batching: str) -> Stage:
-    stage = Stage(
+def staged(batching: str) -> SchedulerSimulator:
+    simulator = SchedulerSimulator(
         DynamicScheduler,
         text_format.Parse(f'name: "m" max_batch_size: 8 dynamic_batching {{ {batching} }}', ModelConfig()),
         1,
     )
-    stage.begin()
-    return stage
+    simulator.poll_instances()
+    return simulator
 
 
 @pytest.mark.parametrize(
@@ -52,23 +52,23 @@ def test_an_instance_that_becomes_available_gets_the_largest_preferred_size_that
 ) -> None:
     """``preferred_batch_size: [ 4, 8 ]``"""
 
-    async def scene() -> None:
-        stage = staged("preferred_batch_size: [ 4, 8 ]")
-        (instance,) = stage.instances
-        stage.send()
-        await stage.settle()
+    async def scenario() -> None:
+        simulator = staged("preferred_batch_size: [ 4, 8 ]")
+        (instance,) = simulator.instances
+        simulator.send()
+        await simulator.settle()
         assert len(instance.batch) == 1
         for _ in range(waiting):
-            stage.send()
-        await stage.settle()
+            simulator.send()
+        await simulator.settle()
         shown = []
         while instance.batch:
             instance.finish()
-            await stage.settle()
+            await simulator.settle()
             shown.append(len(instance.batch))
         assert shown == [*batches, 0]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_an_instance_that_becomes_available_gets_the_largest_preferred_size_that
 def test_a_batch_below_the_maximum_is_delayed_for_as_long_as_is_said(arrivals: Trace, batches: Trace) -> None:
     """``max_queue_delay_microseconds: 100``"""
 
-    async def scene() -> None:
+    async def scenario() -> None:
         assert await traced(staged("max_queue_delay_microseconds: 100"), arrivals) == batches
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_a_batch_below_the_maximum_is_delayed_for_as_long_as_is_said(arrivals: T
     ],
 )
 def test_a_preferred_size_is_sent_at_once_and_what_is_none_is_delayed(arrivals: Trace, batches: Trace) -> None:
-    async def scene() -> None:
-        stage = staged("preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100")
-        assert await traced(stage, arrivals) == batches
+    async def scenario() -> None:
+        simulator = staged("preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100")
+        assert await traced(simulator, arrivals) == batches
 
-    play(scene)
+    run_scenario(scenario)

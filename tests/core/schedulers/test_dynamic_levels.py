@@ -16,7 +16,7 @@ from headrace.errors import Cancelled, Unavailable
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.dynamic import DynamicScheduler
-from headrace_testing.stage import Stage
+from headrace_testing.simulator import SchedulerSimulator
 
 MS = 1_000_000
 LEVELS, DEFAULT = 3, 2
@@ -123,45 +123,45 @@ async def play(default: Policy, own: dict[int, Policy], steps: list[tuple[str, i
         f"default_queue_policy {{ {default.text()} }} {levels} }}",
         ModelConfig(),
     )
-    stage = Stage(DynamicScheduler, config, 1)
+    simulator = SchedulerSimulator(DynamicScheduler, config, 1)
     simulated = Simulated({level: own.get(level, default) for level in range(1, LEVELS + 1)})
     sent: dict[int, Ticket | None] = {}
-    stage.begin()
+    simulator.poll_instances()
     for what, number, timeout in steps:
         if what == "send":
             name = len(sent)
             simulated.send(name, number, timeout)
             try:
-                sent[name] = stage.send(priority=number, timeout_us=timeout * 1000)
+                sent[name] = simulator.send(priority=number, timeout_us=timeout * 1000)
             except Unavailable:
                 sent[name] = None
         elif what == "pass":
             for _ in range(number):
                 simulated.pass_ms()
-                await stage.turn(MS)
+                await simulator.advance(MS)
                 simulated.take()
-                compare(stage, simulated, sent)
-        elif what == "finish" and stage.instances[0].batch:
-            stage.instances[0].finish()
+                compare(simulator, simulated, sent)
+        elif what == "finish" and simulator.instances[0].batch:
+            simulator.instances[0].finish()
             simulated.finish()
         elif what == "cancel" and (ticket := sent.get(number)) is not None:
             ticket.cancel()
             simulated.cancel(number)
         simulated.take()
-        await stage.settle()
-        compare(stage, simulated, sent)
-    stage.check()
+        await simulator.settle()
+        compare(simulator, simulated, sent)
+    simulator.check()
 
 
-def compare(stage: Stage, simulated: Simulated, sent: dict[int, Any]) -> None:
-    running = [ticket.request.id for ticket in stage.instances[0].batch]
+def compare(simulator: SchedulerSimulator, simulated: Simulated, sent: dict[int, Any]) -> None:
+    running = [ticket.request.id for ticket in simulator.instances[0].batch]
     names = {ticket.request.id: name for name, ticket in sent.items() if ticket is not None}
     assert [names[each] for each in running] == ([] if simulated.running is None else [simulated.running])
     for name, ticket in sent.items():
         if ticket is None:
             assert simulated.told[name][0] == "full"
             continue
-        answers = stage.told(ticket)
+        answers = simulator.answers_to(ticket)
         if name not in simulated.told:
             assert answers == []
             continue

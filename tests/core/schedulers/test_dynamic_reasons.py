@@ -13,95 +13,95 @@ from headrace.messages.ticket import Batch, Ticket
 from headrace.schedulers.base import InstanceInfo, Scheduler
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.telemetry.batch_history import KEPT
-from headrace_testing.stage import Stage, play
+from headrace_testing.simulator import SchedulerSimulator, run_scenario
 
 MS = 1_000_000
 DELAY = "max_queue_delay_microseconds: 5000"
 
 
-def staged(text: str = "", kind: type[Scheduler] = DynamicScheduler, instances: int = 1) -> Stage:
+def staged(text: str = "", kind: type[Scheduler] = DynamicScheduler, instances: int = 1) -> SchedulerSimulator:
     config = text_format.Parse(f'name: "m" max_batch_size: 8 dynamic_batching {{ {text} }}', ModelConfig())
-    stage = Stage(kind, config, instances)
-    stage.begin()
-    return stage
+    simulator = SchedulerSimulator(kind, config, instances)
+    simulator.poll_instances()
+    return simulator
 
 
-def told(stage: Stage) -> dict[str, Any]:
-    return stage.model_queue.history.document(stage.clock.now_ns())
+def told(simulator: SchedulerSimulator) -> dict[str, Any]:
+    return simulator.model_queue.history.document(simulator.clock.now_ns())
 
 
-def reasons(stage: Stage) -> list[tuple[str, int]]:
+def reasons(simulator: SchedulerSimulator) -> list[tuple[str, int]]:
     """Of every batch, why it ran and its rows."""
-    return [(batch["reason"], batch["rows"]) for batch in told(stage)["batches"]]
+    return [(batch["reason"], batch["rows"]) for batch in told(simulator)["batches"]]
 
 
-async def send(stage: Stage, *rows: int, key: object = None, **fields: Any) -> list[Ticket]:
-    tickets = [stage.send(count, key, **fields) for count in rows]
-    await stage.settle()
+async def send(simulator: SchedulerSimulator, *rows: int, key: object = None, **fields: Any) -> list[Ticket]:
+    tickets = [simulator.send(count, key, **fields) for count in rows]
+    await simulator.settle()
     return tickets
 
 
 def test_without_a_delay_an_idle_instance_takes_what_is_there() -> None:
     async def run() -> None:
-        stage = staged()
-        await send(stage, 1, 2)
-        assert reasons(stage) == [("idle_instance", 3)]
+        simulator = staged()
+        await send(simulator, 1, 2)
+        assert reasons(simulator) == [("idle_instance", 3)]
 
-    play(run)
+    run_scenario(run)
 
 
 @pytest.mark.parametrize("text", ["", DELAY])
 @pytest.mark.parametrize(("rows", "ran"), [((8,), 8), ((3, 5), 8), ((5, 4), 5), ((1,) * 9, 8)])
 def test_a_batch_that_nothing_more_fits_in_is_full(text: str, rows: Sequence[int], ran: int) -> None:
     async def run() -> None:
-        stage = staged(text)
-        await send(stage, *rows)
-        assert reasons(stage) == [("full", ran)]
+        simulator = staged(text)
+        await send(simulator, *rows)
+        assert reasons(simulator) == [("full", ran)]
 
-    play(run)
+    run_scenario(run)
 
 
 @pytest.mark.parametrize(("rows", "ran"), [((2, 2), 4), ((2, 2, 1), 4), ((1, 3, 1), 4)])
 def test_a_preferred_size_that_is_met_is_the_reason(rows: Sequence[int], ran: int) -> None:
     async def run() -> None:
-        stage = staged(f"preferred_batch_size: [4] {DELAY}")
-        await send(stage, *rows)
-        assert reasons(stage) == [("preferred_size", ran)]
+        simulator = staged(f"preferred_batch_size: [4] {DELAY}")
+        await send(simulator, *rows)
+        assert reasons(simulator) == [("preferred_size", ran)]
 
-    play(run)
+    run_scenario(run)
 
 
 def test_what_would_pass_the_largest_preferred_size_makes_the_batch_before_it_full() -> None:
     async def run() -> None:
-        stage = staged(f"preferred_batch_size: [4] {DELAY}")
-        await send(stage, 3, 3)
-        assert reasons(stage) == [("full", 3)]
+        simulator = staged(f"preferred_batch_size: [4] {DELAY}")
+        await send(simulator, 3, 3)
+        assert reasons(simulator) == [("full", 3)]
 
-    play(run)
+    run_scenario(run)
 
 
 def test_the_delay_is_the_reason_once_it_has_passed() -> None:
     async def run() -> None:
-        stage = staged(DELAY)
-        await send(stage, 1, 2)
-        assert reasons(stage) == []
-        await stage.turn(5 * MS)
-        assert reasons(stage) == [("delay", 3)]
-        (batch,) = told(stage)["batches"]
+        simulator = staged(DELAY)
+        await send(simulator, 1, 2)
+        assert reasons(simulator) == []
+        await simulator.advance(5 * MS)
+        assert reasons(simulator) == [("delay", 3)]
+        (batch,) = told(simulator)["batches"]
         assert (batch["first_wait_us"], batch["last_wait_us"], batch["requests"]) == (5000, 5000, 2)
 
-    play(run)
+    run_scenario(run)
 
 
 @pytest.mark.parametrize("text", ["", DELAY])
 def test_a_request_of_another_shape_breaks_the_batch(text: str) -> None:
     async def run() -> None:
-        stage = staged(text)
-        stage.send(2, "short")
-        await send(stage, 1, key="long")
-        assert reasons(stage) == [("shape_break", 2)]
+        simulator = staged(text)
+        simulator.send(2, "short")
+        await send(simulator, 1, key="long")
+        assert reasons(simulator) == [("shape_break", 2)]
 
-    play(run)
+    run_scenario(run)
 
 
 @pytest.mark.parametrize("action", ["", "timeout_action: DELAY"])
@@ -109,55 +109,55 @@ def test_a_deadline_is_the_reason_where_those_who_stay_are_a_batch_without_the_o
     policy = f"default_queue_policy {{ {action} default_timeout_microseconds: 60000000 allow_timeout_override: true }}"
 
     async def run() -> None:
-        stage = staged(f"preferred_batch_size: [2, 8] max_queue_delay_microseconds: 500000 {policy}")
-        await send(stage, 3, timeout_us=1000)
-        await send(stage, 1)
-        await send(stage, 1)
-        assert reasons(stage) == []
-        await stage.turn(1 * MS)
-        assert reasons(stage) == [("deadline", 2)]
-        stage.instances[0].finish()
-        await send(stage, 2)
+        simulator = staged(f"preferred_batch_size: [2, 8] max_queue_delay_microseconds: 500000 {policy}")
+        await send(simulator, 3, timeout_us=1000)
+        await send(simulator, 1)
+        await send(simulator, 1)
+        assert reasons(simulator) == []
+        await simulator.advance(1 * MS)
+        assert reasons(simulator) == [("deadline", 2)]
+        simulator.instances[0].finish()
+        await send(simulator, 2)
         if not action:  # the deadline is no reason for the batches after it
-            assert reasons(stage)[1:] == [("preferred_size", 2)]
+            assert reasons(simulator)[1:] == [("preferred_size", 2)]
 
-    play(run)
+    run_scenario(run)
 
 
 @pytest.mark.parametrize(("rows", "reason"), [(1, "idle_instance"), (4, "preferred_size"), (8, "full")])
 def test_a_request_alone_has_a_reason_too(rows: int, reason: str) -> None:
     async def run() -> None:
-        stage = staged("preferred_batch_size: [ 4 ]")
-        await send(stage, rows)
-        assert reasons(stage) == [(reason, rows)]
+        simulator = staged("preferred_batch_size: [ 4 ]")
+        await send(simulator, rows)
+        assert reasons(simulator) == [(reason, rows)]
 
-    play(run)
+    run_scenario(run)
 
 
 def test_the_direct_scheduler_gives_an_idle_instance_each_request() -> None:
     async def run() -> None:
-        stage = staged(kind=DirectScheduler)
-        await send(stage, 8, 1)
-        stage.instances[0].finish()
-        assert reasons(stage) == [("idle_instance", 8), ("idle_instance", 1)]
+        simulator = staged(kind=DirectScheduler)
+        await send(simulator, 8, 1)
+        simulator.instances[0].finish()
+        assert reasons(simulator) == [("idle_instance", 8), ("idle_instance", 1)]
 
-    play(run)
+    run_scenario(run)
 
 
 def test_waits_and_the_depth_of_the_queue_are_those_of_the_moment() -> None:
     async def run() -> None:
-        stage = staged()
-        await send(stage, 1)
-        await send(stage, 4, 1)
-        await stage.turn(2 * MS)
-        await send(stage, 3, 2, 1)
-        await stage.turn(1 * MS)
-        stage.instances[0].finish()
-        document = told(stage)
+        simulator = staged()
+        await send(simulator, 1)
+        await send(simulator, 4, 1)
+        await simulator.advance(2 * MS)
+        await send(simulator, 3, 2, 1)
+        await simulator.advance(1 * MS)
+        simulator.instances[0].finish()
+        document = told(simulator)
         first, second = document["batches"]
         assert first == {
-            "age_us": 3000, "instance": stage.instances[0].name, "reason": "idle_instance", "requests": 1, "rows": 1,
-            "first_wait_us": 0, "last_wait_us": 0, "waiting": 0,
+            "age_us": 3000, "instance": simulator.instances[0].name, "reason": "idle_instance", "requests": 1,
+            "rows": 1, "first_wait_us": 0, "last_wait_us": 0, "waiting": 0,
         }  # fmt: skip
         assert second == {**first, "age_us": 0, "reason": "full", "requests": 3, "rows": 8, "first_wait_us": 3000,
                           "last_wait_us": 1000, "waiting": 2}  # fmt: skip
@@ -165,29 +165,29 @@ def test_waits_and_the_depth_of_the_queue_are_those_of_the_moment() -> None:
         assert document["sizes"] == [{"rows": 1, "batches": 1}, {"rows": 8, "batches": 1}]
         assert document["longest_wait_us"] == {"p50": 0, "p90": 3000, "p99": 3000, "p100": 3000}
 
-    play(run)
+    run_scenario(run)
 
 
 def test_who_left_before_the_batch_was_taken_does_not_count() -> None:
     async def run() -> None:
-        stage = staged(DELAY)
-        tickets = await send(stage, 1, 2, 3)
+        simulator = staged(DELAY)
+        tickets = await send(simulator, 1, 2, 3)
         tickets[1].cancel()
-        await stage.turn(5 * MS)
-        assert reasons(stage) == [("delay", 4)]
+        await simulator.advance(5 * MS)
+        assert reasons(simulator) == [("delay", 4)]
 
-    play(run)
+    run_scenario(run)
 
 
 def test_no_more_batches_are_remembered_than_are_said() -> None:
     async def run() -> None:
-        stage = staged(kind=DirectScheduler)
+        simulator = staged(kind=DirectScheduler)
         for _ in range(KEPT + 3):
-            stage.send()
-        await stage.run(0)
-        assert len(told(stage)["batches"]) == told(stage)["remembered"] == KEPT
+            simulator.send()
+        await simulator.run(0)
+        assert len(told(simulator)["batches"]) == told(simulator)["remembered"] == KEPT
 
-    play(run)
+    run_scenario(run)
 
 
 class Patient(Scheduler):
@@ -204,14 +204,14 @@ class Patient(Scheduler):
 
 def test_a_scheduler_may_have_reasons_of_its_own_and_one_that_gives_none_is_heard_too() -> None:
     async def run() -> None:
-        stage = staged(kind=Patient)
-        await send(stage, 1, 3)
-        stage.instances[0].finish()
-        await send(stage, 2)
-        assert reasons(stage) == [("it was time", 4), ("idle_instance", 2)]
-        stage.instances[0].finish()
-        await send(stage, 1, 1, 1)
-        (reason, rows) = reasons(stage)[-1]
-        assert (len(reason), rows, list(told(stage)["reasons"])[-1]) == (100, 3, reason)
+        simulator = staged(kind=Patient)
+        await send(simulator, 1, 3)
+        simulator.instances[0].finish()
+        await send(simulator, 2)
+        assert reasons(simulator) == [("it was time", 4), ("idle_instance", 2)]
+        simulator.instances[0].finish()
+        await send(simulator, 1, 1, 1)
+        (reason, rows) = reasons(simulator)[-1]
+        assert (len(reason), rows, list(told(simulator)["reasons"])[-1]) == (100, 3, reason)
 
-    play(run)
+    run_scenario(run)

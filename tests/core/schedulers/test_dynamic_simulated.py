@@ -16,7 +16,7 @@ from google.protobuf import text_format
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.schedulers.dynamic import DynamicScheduler
-from headrace_testing.stage import Stage, play
+from headrace_testing.simulator import SchedulerSimulator, run_scenario
 
 MOST = 8
 MS = 1_000_000
@@ -42,30 +42,30 @@ def execution_ns(rows: int) -> int:
 
 async def ran(config: ModelConfig, arrivals_ns: list[int], instances: int) -> list[tuple[int, list[int]]]:
     """Of each batch that the server's model queue ran: when it began, and its requests by number."""
-    stage = Stage(DynamicScheduler, config, instances)
-    stage.begin()
-    begin_ns = stage.clock.now_ns()
+    simulator = SchedulerSimulator(DynamicScheduler, config, instances)
+    simulator.poll_instances()
+    begin_ns = simulator.clock.now_ns()
     busy: dict[int, int] = {}
     batches: list[tuple[int, list[int]]] = []
     coming = 0
-    while coming < len(arrivals_ns) or busy or stage.model_queue.in_flight:
+    while coming < len(arrivals_ns) or busy or simulator.model_queue.in_flight:
         events = [*busy.values(), *arrivals_ns[coming : coming + 1]]
-        if stage.clock.next_ns is not None:
-            events.append(stage.clock.next_ns - begin_ns)
+        if simulator.clock.next_ns is not None:
+            events.append(simulator.clock.next_ns - begin_ns)
         now_ns = min(events)
-        stage.clock.turn(begin_ns + now_ns - stage.clock.now_ns())
+        simulator.clock.advance(begin_ns + now_ns - simulator.clock.now_ns())
         for number in [number for number, end_ns in busy.items() if end_ns <= now_ns]:
             del busy[number]
-            stage.instances[number].finish()
+            simulator.instances[number].finish()
         while coming < len(arrivals_ns) and arrivals_ns[coming] <= now_ns:
-            stage.send()
+            simulator.send()
             coming += 1
-        await stage.settle()
-        for number, instance in enumerate(stage.instances):
+        await simulator.settle()
+        for number, instance in enumerate(simulator.instances):
             if instance.batch and number not in busy:
                 batches.append((now_ns, [int(ticket.request.id) for ticket in instance.batch]))
                 busy[number] = now_ns + execution_ns(len(instance.batch))
-    stage.check()
+    simulator.check()
     return batches
 
 
@@ -86,8 +86,8 @@ def test_the_batcher_forms_the_batches_that_the_rules_say(
     policy = ORACLE.Policy(MOST, delay_us * 1000, frozenset(preferred), instances)
     wanted = ORACLE.simulate(arrivals_ns, policy, execution_ns)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         assert await ran(config, arrivals_ns, instances) == [*zip(wanted.began_ns, wanted.batches, strict=True)]
 
-    play(scene)
+    run_scenario(scenario)
     assert sorted(wanted.waits_ns) == list(range(300))

@@ -26,7 +26,7 @@ from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.instance_source import TURN_NS, InstanceSource
 from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
-from headrace_testing.played import TurnedClock
+from headrace_testing.simulated_parts import ManualClock
 from tests.core.conftest import make_ticket
 
 LONG = "max_queue_delay_microseconds: 60000000"
@@ -41,7 +41,7 @@ class Played:
         self, text: str, kind: type[DynamicScheduler], max_batch_size: int, real_clock: Clock | None = None
     ) -> None:
         self.batches: asyncio.Queue[list[str]] = asyncio.Queue()
-        self.clock = TurnedClock()
+        self.clock = ManualClock()
         self.expired: list[str] = []
         self.loop, self.thread = asyncio.get_running_loop(), threading.current_thread()
         config = ModelConfig(name="m", max_batch_size=max_batch_size)
@@ -165,7 +165,7 @@ def test_a_request_that_leaves_a_preferred_size_behind_completes_the_batch(
         if leaves == "cancelled":
             first.cancel()
         else:
-            stage.clock.turn(500_000_000)
+            stage.clock.advance(500_000_000)
         assert await stage.next() == ["b", "c"]
         assert stage.expired == ([] if leaves == "postponed" else ["a"])
 
@@ -295,7 +295,7 @@ def test_an_instance_that_stops_polling_leaves_no_timer_and_gives_its_batch_to_a
         assert stage.clock.pending == 0
         assert stage.source not in stage.scheduler.idle
         woken.clear()
-        stage.clock.turn(120_000_000_000)
+        stage.clock.advance(120_000_000_000)
         await asyncio.sleep(0)
         assert not woken
         stage.scheduler.close()

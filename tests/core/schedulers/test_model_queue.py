@@ -25,7 +25,7 @@ from headrace.schedulers.base import FullScheduler, InstanceInfo, ScheduledModel
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
-from headrace_testing.played import TurnedClock
+from headrace_testing.simulated_parts import ManualClock
 from tests.core.conftest import make_ticket
 
 MS = 1_000_000
@@ -46,7 +46,7 @@ class Stage:
     """A model queue with instances that the test plays, and what the callers were told."""
 
     def __init__(self, kind: type[Scheduler], instances: int = 1, **model: Any) -> None:
-        self.clock, self.statistics = TurnedClock(), ModelStatistics()
+        self.clock, self.statistics = ManualClock(), ModelStatistics()
         self.config = ModelConfig(name="m", max_batch_size=4)
         infos = [InstanceInfo(f"m_0_{number}", Device("cpu"), 4) for number in range(instances)]
         given = ScheduledModel(self.config, infos, {"x": X}, {"x": X}, **model)
@@ -151,9 +151,9 @@ async def test_a_wait_ends_by_the_clock() -> None:
     stage.serve()
     stage.send("a")
     await stage.settle()
-    stage.clock.turn(5 * MS - 1)
+    stage.clock.advance(5 * MS - 1)
     assert not stage.given
-    stage.clock.turn(1)
+    stage.clock.advance(1)
     assert stage.given == [("m_0_0", ["a"])]
 
 
@@ -287,7 +287,7 @@ async def test_once_something_has_waited_for_more_the_loop_claims_for_threads() 
         await asyncio.sleep(0)
     while not stage.clock.pending:
         await asyncio.sleep(0)
-    stage.clock.turn(5 * MS)
+    stage.clock.advance(5 * MS)
     assert stage.model_queue.pending == 0
     assert await taken == ["a"]
 
@@ -308,7 +308,7 @@ async def test_levels_come_in_order_and_a_deadline_is_kept_by_the_clock() -> Non
     stage.send("late", priority=1, timeout_us=1000)
     stage.send("dead", priority=1, timeout_us=1000)
     stage.send("first", priority=1)
-    stage.clock.turn(MS)
+    stage.clock.advance(MS)
     (refusal,) = stage.answers["dead"]
     assert isinstance(refusal, HeadraceError)
     assert (refusal.message, refusal.code) == ("Request timeout expired", Code.UNAVAILABLE)
@@ -500,7 +500,7 @@ def test_a_scheduler_that_raises_on_the_loop_is_asked_again_a_second_later(caplo
         while "raised an exception in next()" not in caplog.text:
             await asyncio.sleep(0)
         assert "a" not in stage.answers
-        stage.clock.turn(1000 * MS)
+        stage.clock.advance(1000 * MS)
         while "a" not in stage.answers:
             await asyncio.sleep(0)
         stage.model_queue.close()
@@ -528,7 +528,7 @@ async def test_a_finished_or_expired_that_raises_keeps_no_answer_back() -> None:
     assert isinstance(stage.answers["a"][0], InferResponse)
     stage.model_queue.sources[0].stop_polling(LoopWakeup(lambda: None))
     stage.send("b")
-    stage.clock.turn(MS)
+    stage.clock.advance(MS)
     assert isinstance(stage.answers["b"][0], Unavailable)
 
 

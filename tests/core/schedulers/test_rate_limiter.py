@@ -34,8 +34,8 @@ from headrace.schedulers.model_queue import ModelQueue
 from headrace.schedulers.rate_limiter import LimitedSource, RateLimiter
 from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.statistics import ModelStatistics
-from headrace_testing.played import TurnedClock
-from headrace_testing.stage import play
+from headrace_testing.simulated_parts import ManualClock
+from headrace_testing.simulator import run_scenario
 from tests.core.conftest import make_ticket
 
 MS = 1_000_000
@@ -45,10 +45,10 @@ R, GLOBAL = Resource("R", 0), Resource("G")
 class Player:
     """An instance that is played: it runs what it gets until `finish`."""
 
-    def __init__(self, scene: Scene, source: InstanceSource, demand: ResourceDemand) -> None:
+    def __init__(self, scenario: Scene, source: InstanceSource, demand: ResourceDemand) -> None:
         self.source, self.batch, self.runs, self.is_dead = source, list[Ticket](), 0, False
         self.name, self.demand = source.instance.name, demand
-        self._scene, self._wakeup = scene, LoopWakeup(self.ask)
+        self._scene, self._wakeup = scenario, LoopWakeup(self.ask)
 
     def ask(self) -> None:
         if self.batch or self.is_dead:
@@ -78,7 +78,7 @@ class Scene:
     """Models behind one limiter. ``order`` has the name of each instance that began to run."""
 
     def __init__(self, *given: RateLimitResource) -> None:
-        self.clock, self.loop = TurnedClock(), asyncio.get_running_loop()
+        self.clock, self.loop = ManualClock(), asyncio.get_running_loop()
         self.limiter = RateLimiter(self.loop, given)
         self.model_queues: dict[str, ModelQueue] = {}
         self.players: list[Player] = []
@@ -173,7 +173,7 @@ def demand(priority: int = 1, **units: int) -> ResourceDemand:
 
 
 def test_instances_of_two_models_that_need_the_same_never_run_together() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene()
         stage.model("a", demand(R=1))
         stage.model("b", demand(R=1))
@@ -186,11 +186,11 @@ def test_instances_of_two_models_that_need_the_same_never_run_together() -> None
         assert len(stage.answers) == 6
         assert not stage.limiter.in_use
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_without_what_is_shared_models_do_not_wait_for_each_other() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene()
         stage.model("a", demand(R=1))
         stage.model("b", demand(S=1))
@@ -200,11 +200,11 @@ def test_without_what_is_shared_models_do_not_wait_for_each_other() -> None:
         await stage.settle()
         assert {player.name for player in stage.running} == {"a_0", "b_0", "c_0"}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_who_waits_for_one_resource_does_not_come_before_those_that_need_another() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene()
         stage.model("holds", demand(R=1))
         stage.model("waits", demand(R=1))
@@ -218,11 +218,11 @@ def test_who_waits_for_one_resource_does_not_come_before_those_that_need_another
             await stage.settle()
         assert {player.name for player in stage.running} == {"holds_0", "other_0"}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_there_is_as_much_as_the_neediest_asks_for() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene()
         stage.model("little", *(demand(R=1) for _ in range(4)))
         stage.send("little", 4)
@@ -232,11 +232,11 @@ def test_there_is_as_much_as_the_neediest_asks_for() -> None:
         await stage.settle()
         assert len(stage.running) == 3  # and now there are three
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_devices_have_resources_of_their_own_and_what_is_global_is_everybodys() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene()
         for device in (0, 1):
             stage.model(f"own{device}", ResourceDemand({Resource("R", device): 1}))
@@ -245,11 +245,11 @@ def test_devices_have_resources_of_their_own_and_what_is_global_is_everybodys() 
         await stage.settle()
         assert sorted(player.name for player in stage.running) == ["all0_0", "own0_0", "own1_0"]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_requests_that_leave_while_their_model_waits_let_others_run() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene(RateLimitResource("R", 4))
         stage.model("runs", demand(R=2))
         stage.model("big", demand(R=4))
@@ -265,13 +265,13 @@ def test_requests_that_leave_while_their_model_waits_let_others_run() -> None:
         await stage.settle()
         assert [player.name for player in stage.running] == ["runs_0", "small_0"]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_an_instance_that_leaves_the_line_is_not_owed_for_what_it_missed() -> None:
     """The instances that ran meanwhile have overtaken it. If it comes back, it waits as if for the first time."""
 
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene(RateLimitResource("R", 4))
         (runs,) = stage.model("runs", demand(R=2))
         (big,) = stage.model("big", demand(R=4))
@@ -289,11 +289,11 @@ def test_an_instance_that_leaves_the_line_is_not_owed_for_what_it_missed() -> No
         assert big.source.overtaken == 0
         assert runs.batch
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_an_instance_that_forms_a_batch_holds_nothing_meanwhile() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene()
         stage.model("forms", demand(R=1), kind=DynamicScheduler, delay_us=5000)
         stage.model("quick", demand(R=1))
@@ -302,17 +302,17 @@ def test_an_instance_that_forms_a_batch_holds_nothing_meanwhile() -> None:
         stage.send("quick")
         await stage.settle()
         assert [player.name for player in stage.running] == ["quick_0"]
-        stage.clock.turn(6 * MS)  # its time is over, and the other still runs
+        stage.clock.advance(6 * MS)  # its time is over, and the other still runs
         await stage.settle()
         assert [player.name for player in stage.running] == ["quick_0"]
         await stage.finish_one()
         assert [player.name for player in stage.running] == ["forms_0"]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_batch_grows_while_its_instance_waits_for_resources() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene()
         stage.model("other", demand(R=1))
         (batcher,) = stage.model("batches", demand(R=1), kind=DynamicScheduler, rows=8)
@@ -324,11 +324,11 @@ def test_a_batch_grows_while_its_instance_waits_for_resources() -> None:
         await stage.finish_one()
         assert len(batcher.batch) == 5
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_it_is_told_who_has_what_who_waits_for_it_and_which_batches_had_to() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene(RateLimitResource("R", 4), RateLimitResource("G", 1))
         stage.model("small", demand(R=1), demand(R=1))
         stage.model("large", demand(R=3, G_everywhere=1))
@@ -361,7 +361,7 @@ def test_it_is_told_who_has_what_who_waits_for_it_and_which_batches_had_to() -> 
         assert told("large") == [(GLOBAL, 1, {}, {}), (R, 4, {}, {})]
         assert (reasons("small"), reasons("large")) == (["idle_instance"], ["resources", "idle_instance"])
 
-    play(scene)
+    run_scenario(scenario)
 
 
 # ---------------------------------------------------------------------------
@@ -374,7 +374,7 @@ def test_models_that_always_have_requests_run_in_proportion_to_their_priorities(
     """Arithmetic: with what counts being executions times priority, all are always within one execution of each
     other, so that over many executions each has its share of 1 / priority."""
 
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene()
         weights = [max(priority, 1) for priority in priorities]
         for number, priority in enumerate(priorities):
@@ -391,13 +391,13 @@ def test_models_that_always_have_requests_run_in_proportion_to_their_priorities(
         for player, weight in zip(stage.players, weights, strict=True):
             assert player.runs == pytest.approx(300 / weight / shares, abs=2)
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_at_equal_rank_the_better_priority_goes_first_and_not_who_has_waited_longer() -> None:
     """With priorities 1 and 2 the second runs once for two of the first at any moment, and never before its turn."""
 
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene()
         for name, priority in (("first", 1), ("second", 2)):
             stage.model(name, demand(priority, R=1))
@@ -408,11 +408,11 @@ def test_at_equal_rank_the_better_priority_goes_first_and_not_who_has_waited_lon
             assert 2 * second.runs <= first.runs + 1
             await stage.finish_one()
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_one_that_needs_everything_is_not_starved_by_those_that_need_little() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene(RateLimitResource("R", 4))
         for number in range(4):
             stage.model(f"small{number}", demand(R=1))
@@ -427,11 +427,11 @@ def test_one_that_needs_everything_is_not_starved_by_those_that_need_little() ->
         runs = {player.name: player.runs for player in stage.players}
         assert max(runs.values()) - min(runs.values()) <= 2, runs
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_newcomer_does_not_starve_those_who_have_run_for_long() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene()
         (old,) = stage.model("old", demand(R=1))
         stage.send("old", 1000)
@@ -450,7 +450,7 @@ def test_a_newcomer_does_not_starve_those_who_have_run_for_long() -> None:
         assert longest <= 8
         assert new.runs > old.runs - before  # it has the better part until it has caught up
 
-    play(scene)
+    run_scenario(scenario)
 
 
 # ---------------------------------------------------------------------------
@@ -464,7 +464,7 @@ def test_whatever_happens_nobody_takes_too_much_and_all_of_it_comes_back(seed: i
     is, everybody is answered, and in the end all is free."""
     pick = random.Random(seed)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene(RateLimitResource("R", 4), RateLimitResource("S", 2), RateLimitResource("G", 3))
         demands: dict[str, list[ResourceDemand]] = {}
         for number in range(5):
@@ -489,7 +489,7 @@ def test_whatever_happens_nobody_takes_too_much_and_all_of_it_comes_back(seed: i
             elif happens < 0.9:
                 player.rise() if player.is_dead else player.die()
             else:
-                stage.clock.turn(pick.randint(1, 3) * MS)
+                stage.clock.advance(pick.randint(1, 3) * MS)
             for _ in range(pick.randint(0, 6)):
                 await asyncio.sleep(0)
             stage.check()
@@ -503,7 +503,7 @@ def test_whatever_happens_nobody_takes_too_much_and_all_of_it_comes_back(seed: i
             if stage.running:
                 pick.choice(stage.running).finish()
             else:
-                stage.clock.turn(MS)
+                stage.clock.advance(MS)
             stage.check()
         assert len(stage.answers) == sent
         await stage.settle()
@@ -517,7 +517,7 @@ def test_whatever_happens_nobody_takes_too_much_and_all_of_it_comes_back(seed: i
         assert not stage.limiter._sources
         assert stage.limiter.uses() == []
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def _any_demand(pick: random.Random) -> ResourceDemand:
@@ -527,7 +527,7 @@ def _any_demand(pick: random.Random) -> ResourceDemand:
 
 @pytest.mark.parametrize("end", ["abandon", "remove", "die"])
 def test_what_an_instance_holds_that_never_returns_is_free_when_it_is_gone(end: str) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene()
         needs = demand(R=1)
         (hangs,) = stage.model("hangs", needs)
@@ -546,7 +546,7 @@ def test_what_an_instance_holds_that_never_returns_is_free_when_it_is_gone(end: 
         await stage.settle()
         assert "waits_0" in {player.name for player in stage.running}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 # ---------------------------------------------------------------------------
@@ -573,7 +573,7 @@ class Watched(Instance):
 
 @pytest.mark.parametrize(("units", "most"), [(2, 1), (1, 2)])
 def test_threads_that_would_ask_by_themselves_run_only_as_many_at_once_as_there_is_for(units: int, most: int) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         Watched.running = Watched.most = 0
         stage = Scene(RateLimitResource("R", 2))
         spec = {"y": Spec("y", dtypes.FP32, (1,))}
@@ -601,7 +601,7 @@ def test_threads_that_would_ask_by_themselves_run_only_as_many_at_once_as_there_
         await stage.settle()
         assert not stage.limiter.in_use
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def _loaded(schema: OutputSchema) -> Any:
@@ -636,7 +636,7 @@ LIMITED = (
 def test_an_instance_that_could_never_run_is_refused_and_the_others_go_on(
     given: Sequence[RateLimitResource], units: Mapping[Resource, int], text: str
 ) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene(*given)
         if not given:
             stage.model("other", demand(R=2))
@@ -646,7 +646,7 @@ def test_an_instance_that_could_never_run_is_refused_and_the_others_go_on(
         assert (refusal.value.message, refusal.value.code) == (text, Code.INVALID_ARGUMENT)
         assert stage.limiter._limits == before
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_device_is_that_of_a_gpu_and_0_elsewhere() -> None:
@@ -661,10 +661,10 @@ def test_a_device_is_that_of_a_gpu_and_0_elsewhere() -> None:
 
 
 def test_who_takes_nothing_does_not_pass_by_the_limiter() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stage = Scene()
         plain, limited = stage.model_queue("plain", ResourceDemand()), stage.model_queue("limited", demand(R=1))
         assert [type(model_queue.sources[0]) for model_queue in (plain, limited)] == [InstanceSource, LimitedSource]
         assert (plain.threads_take, limited.threads_take) == (True, False)
 
-    play(scene)
+    run_scenario(scenario)

@@ -10,9 +10,10 @@ import pytest
 
 from headrace import ConfigError, HeadraceError, InferResponse
 from headrace.errors import InvalidArgument
+from headrace_testing.simulator import run_scenario
 
-from .board import Board, play
 from .conftest import both, ensemble, step, tensors
+from .simulator import EnsembleSimulator
 
 ROW = np.array([[1.0]], np.float32)
 ONE = f"max_batch_size: 8 {both('a', 'b', dims='1')}"
@@ -47,44 +48,44 @@ def flag(*rows: bool) -> dict[str, Any]:
 def test_a_step_runs_only_if_its_condition_holds_and_who_can_do_without_its_outputs_does(
     says: bool, runs: str, given: str, written: str
 ) -> None:
-    async def scene() -> None:
-        board = Board(EITHER, MODELS)
-        caller = board.send({"x": ROW})
-        board.answer(board.call("decides"), flag(says))
-        assert [call.request.model_name for call in board.calls] == [runs]
-        board.answer(board.calls[0], {"b": 2 * ROW})
-        assert [*board.calls[0].request.inputs] == [given]
-        board.answer(board.calls[0], {"r": 3 * ROW})
+    async def scenario() -> None:
+        simulator = EnsembleSimulator(EITHER, MODELS)
+        caller = simulator.send({"x": ROW})
+        simulator.answer(simulator.call("decides"), flag(says))
+        assert [call.request.model_name for call in simulator.calls] == [runs]
+        simulator.answer(simulator.calls[0], {"b": 2 * ROW})
+        assert [*simulator.calls[0].request.inputs] == [given]
+        simulator.answer(simulator.calls[0], {"r": 3 * ROW})
         assert caller.outputs == [{written: [[2.0]], "y": [[3.0]]}]
-        assert (caller.ends, board.model_queue.in_flight) == (1, 0)
+        assert (caller.ends, simulator.model_queue.in_flight) == (1, 0)
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_response_without_an_output_is_noted_in_tritons_words(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "headrace.ensemble")
 
-    async def scene() -> None:
-        board = Board(EITHER, MODELS)
-        caller = board.send({"x": ROW})
-        board.answer(board.call("decides"), flag(True))
-        board.answer(board.calls[0], {"b": ROW})
-        board.answer(board.calls[0], {"r": ROW})
+    async def scenario() -> None:
+        simulator = EnsembleSimulator(EITHER, MODELS)
+        caller = simulator.send({"x": ROW})
+        simulator.answer(simulator.call("decides"), flag(True))
+        simulator.answer(simulator.calls[0], {"b": ROW})
+        simulator.answer(simulator.calls[0], {"r": ROW})
         assert [*caller.outputs[0]] == ["u", "y"]
 
-    play(scene)
+    run_scenario(scenario)
     assert [text for text in caplog.messages if "Composing" in text] == [
         "Composing models did not output tensor v"  # as Triton 2.51 does from --log-verbose=1 on
     ]
 
 
 def test_an_output_that_was_asked_for_by_name_and_that_nobody_wrote_is_an_error_that_says_why() -> None:
-    async def scene() -> None:
-        board = Board(EITHER, MODELS)
-        caller = board.send({"x": ROW}, ["u", "y"])
-        board.answer(board.call("decides"), flag(False))
-        while board.calls:
-            board.answer(board.calls[0], {"b": ROW, "r": ROW})
+    async def scenario() -> None:
+        simulator = EnsembleSimulator(EITHER, MODELS)
+        caller = simulator.send({"x": ROW}, ["u", "y"])
+        simulator.answer(simulator.call("decides"), flag(False))
+        while simulator.calls:
+            simulator.answer(simulator.calls[0], {"b": ROW, "r": ROW})
         (error,) = caller.answers
         assert isinstance(error, InvalidArgument | HeadraceError)
         assert error.message == (
@@ -93,62 +94,62 @@ def test_an_output_that_was_asked_for_by_name_and_that_nobody_wrote_is_an_error_
             "its condition did not hold"
         )
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_who_needs_the_outputs_of_a_step_that_does_not_run_does_not_run_either_however_long_the_chain() -> None:
     count = 400
 
-    async def scene() -> None:
+    async def scenario() -> None:
         names = ["x", *(f"t{n}" for n in range(count)), "y"]
         steps = [step("one", f"a={names[n]}", f"b={names[n + 1]}") for n in range(count + 1)]
         config = ensemble([*steps, step("decides", "a=x", "flag=f")], dims="1", more=when("0", "f"))
-        board = Board(config, MODELS)
-        caller = board.send({"x": ROW})
-        board.answer(board.call("decides"), flag(False))
-        assert not board.calls
+        simulator = EnsembleSimulator(config, MODELS)
+        caller = simulator.send({"x": ROW})
+        simulator.answer(simulator.call("decides"), flag(False))
+        assert not simulator.calls
         (error,) = caller.answers
         assert isinstance(error, HeadraceError)
         assert "output 'y' was not written: step 0 ('one') did not run" in error.message
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_rows_that_do_not_agree_are_an_error_and_an_integer_counts_as_true() -> None:
-    async def scene() -> None:
-        board = Board(EITHER, MODELS)
-        caller = board.send({"x": np.ones((2, 1), np.float32)})
-        board.answer(board.call("decides"), flag(True, False))
+    async def scenario() -> None:
+        simulator = EnsembleSimulator(EITHER, MODELS)
+        caller = simulator.send({"x": np.ones((2, 1), np.float32)})
+        simulator.answer(simulator.call("decides"), flag(True, False))
         (error,) = caller.answers
         assert isinstance(error, HeadraceError)
         assert error.message == "in ensemble 'e', the rows of the condition of step 1 ('one') differ"
-        assert (caller.ends, board.model_queue.in_flight, len(board.calls)) == (1, 0, 0)
+        assert (caller.ends, simulator.model_queue.in_flight, len(simulator.calls)) == (1, 0, 0)
 
         whole = DECIDES.replace("BOOL", "INT32")
-        board = Board(EITHER, {**MODELS, "decides": whole})
-        board.send({"x": ROW})
-        board.answer(board.call("decides"), {"flag": np.array([[7]], np.int32)})
-        assert [call.request.model_name for call in board.calls] == ["one"]
+        simulator = EnsembleSimulator(EITHER, {**MODELS, "decides": whole})
+        simulator.send({"x": ROW})
+        simulator.answer(simulator.call("decides"), {"flag": np.array([[7]], np.int32)})
+        assert [call.request.model_name for call in simulator.calls] == ["one"]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_an_input_may_be_the_condition_and_one_that_is_not_given_says_no() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         config = ensemble([step("one", "a=x", "b=y"), step("one", "a=y", "b=z")], outputs="y z", dims="1")
         config += tensors("input", "f?", "1", "BOOL") + when("1", "f")
-        board = Board(config, MODELS)
+        simulator = EnsembleSimulator(config, MODELS)
         for given, asked in (({}, 1), ({"f": np.array([[True]])}, 2)):
-            board.asked.clear()
-            caller = board.send({"x": ROW, **given})
-            while board.calls:
-                board.answer(board.calls[0], {"b": ROW})
-            assert len(board.asked) == asked
+            simulator.asked.clear()
+            caller = simulator.send({"x": ROW, **given})
+            while simulator.calls:
+                simulator.answer(simulator.calls[0], {"b": ROW})
+            assert len(simulator.asked) == asked
             (answer,) = caller.answers
             assert isinstance(answer, InferResponse)
             assert len(answer.outputs) == asked
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -176,21 +177,23 @@ def test_an_input_may_be_the_condition_and_one_that_is_not_given_says_no() -> No
     ],
 )
 def test_a_condition_that_makes_no_sense_is_refused(more: str, said: str) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         config = EITHER.partition("parameters")[0] + more
         with pytest.raises(ConfigError) as refusal:
-            Board(config, MODELS)
+            EnsembleSimulator(config, MODELS)
         assert said in refusal.value.message
         assert refusal.value.field.startswith("parameters")
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_condition_that_is_no_scalar_is_refused() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         with pytest.raises(
             ConfigError, match=r"is no scalar: its shape is \[2\] \(output flag of step 0\); expected \[1\]"
         ):
-            Board(EITHER, {**MODELS, "decides": DECIDES.replace("dims: [1] }", "dims: [2] }").replace("[2]", "[1]", 1)})
+            EnsembleSimulator(
+                EITHER, {**MODELS, "decides": DECIDES.replace("dims: [1] }", "dims: [2] }").replace("[2]", "[1]", 1)}
+            )
 
-    play(scene)
+    run_scenario(scenario)

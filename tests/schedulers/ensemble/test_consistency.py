@@ -6,9 +6,10 @@ import pytest
 
 from headrace import ConfigError, SchedulerContext
 from headrace_ensemble import EnsembleScheduler
+from headrace_testing.simulator import run_scenario
 
-from .board import Board, other, parsed, play, specs
 from .conftest import both, ensemble, identity, step
+from .simulator import EnsembleSimulator, other, parsed, specs
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 ADD = f"max_batch_size: 8 {both('p q', 's')}"
@@ -31,12 +32,12 @@ E = "in ensemble e, "
 def refusal(config: str) -> ConfigError:
     found: list[ConfigError] = []
 
-    async def scene() -> None:
+    async def scenario() -> None:
         with pytest.raises(ConfigError) as caught:
-            Board(config, MODELS)
+            EnsembleSimulator(config, MODELS)
         found.append(caught.value)
 
-    play(scene)
+    run_scenario(scenario)
     return found[0]
 
 
@@ -145,11 +146,11 @@ def test_models_that_do_not_go_together_are_refused_by_step_tensor_and_both_side
     ],
 )
 def test_what_goes_together_is_served_and_is_decoupled_only_if_a_step_is(config: str, is_decoupled: bool) -> None:
-    async def scene() -> None:
-        board = Board(config, MODELS)
-        assert board.config.model_transaction_policy.decoupled is is_decoupled
+    async def scenario() -> None:
+        simulator = EnsembleSimulator(config, MODELS)
+        assert simulator.config.model_transaction_policy.decoupled is is_decoupled
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_the_labels_are_those_of_the_model_that_gives_the_output() -> None:

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import Cancelled, HeadraceError, InferResponse, InternalError, Ticket, Unavailable
+from headrace_testing.simulator import run_scenario
 
-from .board import Board, play
 from .conftest import both, ensemble, identity, step
+from .simulator import EnsembleSimulator
 
 
 def model(inputs: str, outputs: str, more: str = "") -> str:
@@ -75,13 +76,13 @@ def evaluate(nodes: list[Node], given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def board_of(nodes: list[Node], inputs: list[str], outputs: list[str], data: st.DataObject) -> Board:
+def simulator_of(nodes: list[Node], inputs: list[str], outputs: list[str], data: st.DataObject) -> EnsembleSimulator:
     shuffled = data.draw(st.permutations(nodes))
     config = ensemble([node.step() for node in shuffled], " ".join(inputs), " ".join(outputs), dims="1")
-    return Board(config, {node.name: node.config() for node in nodes})
+    return EnsembleSimulator(config, {node.name: node.config() for node in nodes})
 
 
-def compute(board: Board, nodes: list[Node], call: Any) -> dict[str, Any]:
+def compute(simulator: EnsembleSimulator, nodes: list[Node], call: Any) -> dict[str, Any]:
     (node,) = (node for node in nodes if node.name == call.request.model_name)
     return node.compute([call.request.inputs[f"i{n}"] for n in range(len(node.reads))])
 
@@ -105,34 +106,34 @@ def test_a_graph_gives_what_its_steps_one_by_one_give_and_runs_each_as_soon_as_i
 ) -> None:
     nodes, inputs, outputs = graph
 
-    async def scene() -> None:
-        board = board_of(nodes, inputs, outputs, data)
+    async def scenario() -> None:
+        simulator = simulator_of(nodes, inputs, outputs, data)
         wanted = data.draw(st.lists(st.sampled_from(outputs), unique=True))
         given = {name: np.full((2, 1), data.draw(st.integers(0, 9)), np.float32) for name in inputs}
         expected = evaluate(nodes, given)
-        caller = board.send(given, wanted)
+        caller = simulator.send(given, wanted)
         runs, done, there = needed(nodes, wanted or outputs), set[str](), set(inputs)
-        while board.calls:
+        while simulator.calls:
             ready = {n.name for n in nodes if n.name in runs - done and there.issuperset(n.reads)}
-            assert {call.request.model_name for call in board.calls} == ready
-            call = data.draw(st.sampled_from(board.calls))
+            assert {call.request.model_name for call in simulator.calls} == ready
+            call = data.draw(st.sampled_from(simulator.calls))
             (node,) = (node for node in nodes if node.name == call.request.model_name)
-            board.answer(call, compute(board, nodes, call))
+            simulator.answer(call, compute(simulator, nodes, call))
             done.add(node.name)
             there.update(node.writes)
         assert done == runs
         assert caller.ends == 1
         assert caller.outputs == [{name: expected[name].tolist() for name in outputs if name in (wanted or outputs)}]
-        assert board.model_queue.in_flight == 0
+        assert simulator.model_queue.in_flight == 0
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def end(board: Board, nodes: list[Node], data: st.DataObject) -> None:
+def end(simulator: EnsembleSimulator, nodes: list[Node], data: st.DataObject) -> None:
     """Answer whatever is still to be answered."""
-    while board.calls:
-        call = data.draw(st.sampled_from(board.calls))
-        board.answer(call, Cancelled("gone") if call.cancelled else compute(board, nodes, call))
+    while simulator.calls:
+        call = data.draw(st.sampled_from(simulator.calls))
+        simulator.answer(call, Cancelled("gone") if call.cancelled else compute(simulator, nodes, call))
 
 
 @settings(deadline=None, max_examples=100)
@@ -142,23 +143,23 @@ def test_who_leaves_at_any_moment_is_told_once_and_everything_that_runs_for_him_
 ) -> None:
     nodes, inputs, outputs = graph
 
-    async def scene() -> None:
-        board = board_of(nodes, inputs, outputs, data)
-        caller = board.send(dict.fromkeys(inputs, ROW))
+    async def scenario() -> None:
+        simulator = simulator_of(nodes, inputs, outputs, data)
+        caller = simulator.send(dict.fromkeys(inputs, ROW))
         for _ in range(data.draw(st.integers(0, len(nodes)))):
-            if board.calls:
-                call = data.draw(st.sampled_from(board.calls))
-                board.answer(call, compute(board, nodes, call))
-        is_over, asked = bool(caller.ends), len(board.asked)
+            if simulator.calls:
+                call = data.draw(st.sampled_from(simulator.calls))
+                simulator.answer(call, compute(simulator, nodes, call))
+        is_over, asked = bool(caller.ends), len(simulator.asked)
         caller.ticket.cancel()
         assert caller.ends == 1
         assert isinstance(caller.answers[-1], InferResponse if is_over else Cancelled)
-        assert all(call.abandoned for call in board.calls)
-        end(board, nodes, data)
-        assert (len(board.asked), board.model_queue.in_flight, caller.ends) == (asked, 0, 1)
-        assert board.statistics.snapshot().cancelled.count == (not is_over)
+        assert all(call.abandoned for call in simulator.calls)
+        end(simulator, nodes, data)
+        assert (len(simulator.asked), simulator.model_queue.in_flight, caller.ends) == (asked, 0, 1)
+        assert simulator.statistics.snapshot().cancelled.count == (not is_over)
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @settings(deadline=None, max_examples=100)
@@ -168,181 +169,181 @@ def test_the_first_error_is_told_once_when_nothing_runs_any_more(
 ) -> None:
     nodes, inputs, outputs = graph
 
-    async def scene() -> None:
-        board = board_of(nodes, inputs, outputs, data)
-        caller = board.send(dict.fromkeys(inputs, ROW))
+    async def scenario() -> None:
+        simulator = simulator_of(nodes, inputs, outputs, data)
+        caller = simulator.send(dict.fromkeys(inputs, ROW))
         for _ in range(data.draw(st.integers(0, len(nodes) - 1))):
-            if len(board.calls) > 1 or (board.calls and not caller.ends):
-                call = data.draw(st.sampled_from(board.calls))
-                if len(board.asked) < len(nodes) or len(board.calls) > 1:
-                    board.answer(call, compute(board, nodes, call))
+            if len(simulator.calls) > 1 or (simulator.calls and not caller.ends):
+                call = data.draw(st.sampled_from(simulator.calls))
+                if len(simulator.asked) < len(nodes) or len(simulator.calls) > 1:
+                    simulator.answer(call, compute(simulator, nodes, call))
         if caller.ends:
             return
-        asked, failing = len(board.asked), data.draw(st.sampled_from(board.calls))
-        board.answer(failing, InternalError("boom"))
-        assert all(call.cancelled for call in board.calls)
-        while board.calls:
+        asked, failing = len(simulator.asked), data.draw(st.sampled_from(simulator.calls))
+        simulator.answer(failing, InternalError("boom"))
+        assert all(call.cancelled for call in simulator.calls)
+        while simulator.calls:
             assert not caller.ends
-            board.answer(data.draw(st.sampled_from(board.calls)), Unavailable("later"))
+            simulator.answer(data.draw(st.sampled_from(simulator.calls)), Unavailable("later"))
         (error,) = caller.answers
         assert isinstance(error, HeadraceError)
         assert (error.message, error.code) == ("in ensemble 'e', boom", InternalError.code)
-        assert (len(board.asked), caller.ends, board.model_queue.in_flight) == (asked, 1, 0)
+        assert (len(simulator.asked), caller.ends, simulator.model_queue.in_flight) == (asked, 1, 0)
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_step_that_is_refused_is_an_error_of_the_ensemble() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         steps = [step("one", "a=x", "b=y"), step("one", "a=x", "b=z")]
-        board = Board(ensemble(steps, outputs="y z", dims="1"), {"one": model("a", "b")})
-        board.refusal = Unavailable("Exceeds maximum queue size")
-        caller = board.send({"x": ROW})
+        simulator = EnsembleSimulator(ensemble(steps, outputs="y z", dims="1"), {"one": model("a", "b")})
+        simulator.refusal = Unavailable("Exceeds maximum queue size")
+        caller = simulator.send({"x": ROW})
         (error,) = caller.answers
         assert isinstance(error, HeadraceError)
         assert (error.message, error.code) == ("in ensemble 'e', Exceeds maximum queue size", Unavailable.code)
-        assert (caller.ends, board.model_queue.in_flight, board.refused) == (1, 0, 1), (
+        assert (caller.ends, simulator.model_queue.in_flight, simulator.refused) == (1, 0, 1), (
             "nothing is begun after the error"
         )
 
-    play(scene)
+    run_scenario(scenario)
 
 
 CHAIN = ensemble([step("one", "a=x", "b=m"), step("one", "a=m", "b=y")], dims="1")
 
 
 def test_tensors_go_from_step_to_step_uncopied_and_are_let_go_once_nobody_reads_them() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         steps = [step("one", "a=x", "b=m"), step("one", "a=m", "b=n"), step("one", "a=n", "b=y")]
-        board = Board(ensemble(steps, dims="1"), {"one": model("a", "b")})
-        caller = board.send({"x": ROW})
-        assert board.calls[0].request.inputs["a"] is ROW
+        simulator = EnsembleSimulator(ensemble(steps, dims="1"), {"one": model("a", "b")})
+        caller = simulator.send({"x": ROW})
+        assert simulator.calls[0].request.inputs["a"] is ROW
         middle = np.array([[2.0]], np.float32)
         gone = weakref.ref(middle)
-        board.answer(board.calls[0], {"b": middle})
-        assert board.calls[0].request.inputs["a"] is middle
+        simulator.answer(simulator.calls[0], {"b": middle})
+        assert simulator.calls[0].request.inputs["a"] is middle
         del middle
-        board.asked.clear()
-        board.answer(board.calls[0], {"b": 2 * ROW})
+        simulator.asked.clear()
+        simulator.answer(simulator.calls[0], {"b": 2 * ROW})
         assert gone() is None, "the last step runs, and does not read it"
         last = np.array([[3.0]], np.float32)
-        board.answer(board.calls[0], {"b": last})
+        simulator.answer(simulator.calls[0], {"b": last})
         (answer,) = caller.answers
         assert isinstance(answer, InferResponse)
         assert answer.outputs["y"] is last
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_what_the_caller_says_goes_to_every_step() -> None:
-    async def scene() -> None:
-        board = Board(CHAIN, {"one": model("a", "b")})
+    async def scenario() -> None:
+        simulator = EnsembleSimulator(CHAIN, {"one": model("a", "b")})
         said: dict[str, Any] = {
             "id": "7", "parameters": {"p": 1}, "priority": 2, "timeout_us": 3, "sequence_id": "s", "sequence_end": True,
         }  # fmt: skip
-        caller = board.send({"x": ROW}, **said)
-        while board.calls:
-            board.answer(board.calls[0], {"b": ROW})
-        for request in board.asked:
+        caller = simulator.send({"x": ROW}, **said)
+        while simulator.calls:
+            simulator.answer(simulator.calls[0], {"b": ROW})
+        for request in simulator.asked:
             assert {key: getattr(request, key) for key in said} == said
             assert (request.caller, request.callers) == (caller.ticket.request, ("e",))
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_what_a_step_says_of_the_sequence_goes_on_with_its_tensors_and_to_the_caller() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         steps = [step("one", "a=x", "b=m"), step("one", "a=m", "b=y"), step("one", "a=x", "b=z")]
-        board = Board(ensemble(steps, outputs="y z", dims="1"), {"one": model("a", "b")})
-        caller = board.send({"x": ROW}, sequence_id=1)
+        simulator = EnsembleSimulator(ensemble(steps, outputs="y z", dims="1"), {"one": model("a", "b")})
+        caller = simulator.send({"x": ROW}, sequence_id=1)
         said = {"sequence_id": 42, "sequence_start": True, "sequence_end": True}
-        board.answer(board.calls[0], InferResponse({"b": ROW}, {**said, "other": 1}))
-        aside, behind = board.calls
+        simulator.answer(simulator.calls[0], InferResponse({"b": ROW}, {**said, "other": 1}))
+        aside, behind = simulator.calls
         found = [(r.sequence_id, r.sequence_start, r.sequence_end) for r in (aside.request, behind.request)]
         assert found == [(1, False, False), (42, True, True)]
-        board.answer(behind, InferResponse({"b": ROW}, {"sequence_id": 43}))
-        board.answer(aside, {"b": ROW})
+        simulator.answer(behind, InferResponse({"b": ROW}, {"sequence_id": 43}))
+        simulator.answer(aside, {"b": ROW})
         (answer,) = caller.answers
         assert isinstance(answer, InferResponse)
         assert answer.parameters == {"sequence_id": 43, "sequence_start": False, "sequence_end": False}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_the_answer_says_in_which_sequence_the_request_was_and_nothing_for_one_in_none() -> None:
-    async def scene() -> None:
-        board = Board(CHAIN, {"one": model("a", "b")})
+    async def scenario() -> None:
+        simulator = EnsembleSimulator(CHAIN, {"one": model("a", "b")})
         for asked, told in (
             ({"sequence_id": 5, "sequence_start": True, "sequence_end": True}, (5, True, True)),
             ({"sequence_id": "abc", "sequence_start": True}, ("abc", True, False)),
             ({}, None),
         ):
-            caller = board.send({"x": ROW}, **asked)
-            while board.calls:
-                board.answer(board.calls[0], {"b": ROW})
+            caller = simulator.send({"x": ROW}, **asked)
+            while simulator.calls:
+                simulator.answer(simulator.calls[0], {"b": ROW})
             (answer,) = caller.answers
             assert isinstance(answer, InferResponse)
             names = ("sequence_id", "sequence_start", "sequence_end")
             assert answer.parameters == ({} if told is None else dict(zip(names, told, strict=True)))
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_an_optional_input_that_is_not_given_is_not_given_to_the_step() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         config = ensemble([step("one", "a=x c=w", "b=y")], inputs="x w?", dims="1")
-        board = Board(config, {"one": model("a c?", "b")})
-        board.send({"x": ROW})
-        board.send({"x": ROW, "w": ROW})
-        assert [sorted(call.request.inputs) for call in board.calls] == [["a"], ["a", "c"]]
+        simulator = EnsembleSimulator(config, {"one": model("a c?", "b")})
+        simulator.send({"x": ROW})
+        simulator.send({"x": ROW, "w": ROW})
+        assert [sorted(call.request.inputs) for call in simulator.calls] == [["a"], ["a", "c"]]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_row_is_given_to_a_model_without_a_batch_axis_without_it_and_back() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         alone = "max_batch_size: 0 " + both("a", "b", dims="2")
         config = ensemble([step("alone", "a=x", "b=m"), step("one", "a=m", "b=y")])
-        board = Board(config, {"alone": alone, "one": identity()})
+        simulator = EnsembleSimulator(config, {"alone": alone, "one": identity()})
         row = np.array([[1, 2]], np.float32)
-        caller = board.send({"x": row})
-        first = board.calls[0].request.inputs["a"]
+        caller = simulator.send({"x": row})
+        first = simulator.calls[0].request.inputs["a"]
         assert isinstance(first, np.ndarray)
         assert first.shape == (2,)
         assert np.shares_memory(first, row)
-        board.answer(board.calls[0], {"b": first})
-        assert board.calls[0].request.inputs["a"].shape == (1, 2)
-        board.answer(board.calls[0], {"b": row})
+        simulator.answer(simulator.calls[0], {"b": first})
+        assert simulator.calls[0].request.inputs["a"].shape == (1, 2)
+        simulator.answer(simulator.calls[0], {"b": row})
         assert caller.outputs == [{"y": [[1, 2]]}]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_model_that_gives_nothing_or_more_than_one_response_where_one_is_expected_is_an_error() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         for number in (0, 2):
-            board = Board(CHAIN, {"one": model("a", "b")})
-            caller = board.send({"x": ROW})
+            simulator = EnsembleSimulator(CHAIN, {"one": model("a", "b")})
+            caller = simulator.send({"x": ROW})
             for _ in range(number):
-                board.answer(board.calls[0], {"b": ROW}, final=False)
-            board.answer(board.calls[0], None)
+                simulator.answer(simulator.calls[0], {"b": ROW}, final=False)
+            simulator.answer(simulator.calls[0], None)
             (error,) = caller.answers
             assert isinstance(error, HeadraceError)
             assert error.message == f"in ensemble 'e', expected a single response, got {number}"
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_one_response_that_comes_before_the_end_is_the_answer() -> None:
-    async def scene() -> None:
-        board = Board(ensemble([step("one", "a=x", "b=y")], dims="1"), {"one": model("a", "b")})
-        caller = board.send({"x": ROW})
-        board.answer(board.calls[0], {"b": ROW}, final=False)
+    async def scenario() -> None:
+        simulator = EnsembleSimulator(ensemble([step("one", "a=x", "b=y")], dims="1"), {"one": model("a", "b")})
+        caller = simulator.send({"x": ROW})
+        simulator.answer(simulator.calls[0], {"b": ROW}, final=False)
         assert not caller.ends
-        board.answer(board.calls[0], None)
+        simulator.answer(simulator.calls[0], None)
         assert caller.outputs == [{"y": [[1.0]]}]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 # ---------------------------------------------------------------------------
@@ -367,20 +368,20 @@ MANY, ADD = model("a", "b c", DECOUPLED), model("p q", "s")
 def test_every_response_of_a_decoupled_step_goes_its_own_way_to_the_end(data: st.DataObject) -> None:
     """Each of the two decoupled steps multiplies what there is; the sums are those of a plain evaluation."""
 
-    async def scene() -> None:
-        board = Board(SPLIT, {"many": MANY, "add": ADD})
-        assert board.config.model_transaction_policy.decoupled
-        caller = board.send({"x": ROW})
+    async def scenario() -> None:
+        simulator = EnsembleSimulator(SPLIT, {"many": MANY, "add": ADD})
+        assert simulator.config.model_transaction_policy.decoupled
+        caller = simulator.send({"x": ROW})
         expected: list[float] = []
         counts: dict[Ticket, int] = {}  # not by id(), which a later call can have: then examples do not repeat
         responses = 0
-        while board.calls:
+        while simulator.calls:
             assert not caller.ends
-            call = data.draw(st.sampled_from(board.calls))
+            call = data.draw(st.sampled_from(simulator.calls))
             inputs = {name: float(np.asarray(x)[0, 0]) for name, x in call.request.inputs.items()}
             if call.request.model_name == "add":
                 total = inputs["p"] + inputs["q"]
-                board.answer(call, {"s": np.array([[total]], np.float32)})
+                simulator.answer(call, {"s": np.array([[total]], np.float32)})
                 continue
             sent = counts.get(call, 0)
             is_last, has_response = data.draw(st.booleans()) or sent > 2, data.draw(st.booleans())
@@ -390,100 +391,100 @@ def test_every_response_of_a_decoupled_step_goes_its_own_way_to_the_end(data: st
                 b, c = inputs["a"] + sent, inputs["a"] * 100
                 if call.request.inputs["a"] is not ROW:  # the second one
                     expected.append(b + c)
-                board.answer(call, {"b": np.array([[b]], np.float32), "c": np.array([[c]], np.float32)}, is_last)
+                simulator.answer(call, {"b": np.array([[b]], np.float32), "c": np.array([[c]], np.float32)}, is_last)
             elif is_last:
-                board.answer(call, None)
+                simulator.answer(call, None)
         assert caller.ends == 1
         assert sorted(each["y"][0][0] for each in caller.outputs) == sorted(expected)
-        assert board.model_queue.in_flight == 0
-        assert board.reads == responses, "every response that went its way lets its model go on"
+        assert simulator.model_queue.in_flight == 0
+        assert simulator.reads == responses, "every response that went its way lets its model go on"
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_the_last_response_carries_the_end_if_nothing_else_runs() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         config = ensemble([step("many", "a=x", "b=m c=n"), step("add", "p=m q=n", "s=y")], dims="1")
-        board = Board(config, {"many": MANY, "add": ADD})
-        caller = board.send({"x": ROW})
-        many = board.calls[0]
-        board.answer(many, {"b": ROW, "c": ROW}, final=False)
-        board.answer(many, None)
+        simulator = EnsembleSimulator(config, {"many": MANY, "add": ADD})
+        caller = simulator.send({"x": ROW})
+        many = simulator.calls[0]
+        simulator.answer(many, {"b": ROW, "c": ROW}, final=False)
+        simulator.answer(many, None)
         assert not caller.answers
-        board.answer(board.calls[0], {"s": ROW})
+        simulator.answer(simulator.calls[0], {"s": ROW})
         assert (len(caller.outputs), caller.ends) == (1, 1)
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_an_error_of_one_response_ends_the_request_once_the_others_are_through() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         config = ensemble([step("many", "a=x", "b=m c=n"), step("add", "p=m q=n", "s=y")], dims="1")
-        board = Board(config, {"many": MANY, "add": ADD})
-        caller = board.send({"x": ROW})
-        many = board.calls[0]
+        simulator = EnsembleSimulator(config, {"many": MANY, "add": ADD})
+        caller = simulator.send({"x": ROW})
+        many = simulator.calls[0]
         for _ in range(3):
-            board.answer(many, {"b": ROW, "c": ROW}, final=False)
-        adds = [call for call in board.calls if call is not many]
-        board.answer(adds[0], {"s": ROW})
-        board.answer(adds[1], InternalError("boom"))
+            simulator.answer(many, {"b": ROW, "c": ROW}, final=False)
+        adds = [call for call in simulator.calls if call is not many]
+        simulator.answer(adds[0], {"s": ROW})
+        simulator.answer(adds[1], InternalError("boom"))
         assert many.cancelled
         assert adds[2].cancelled
-        board.answer(adds[2], Cancelled(""))
+        simulator.answer(adds[2], Cancelled(""))
         assert len(caller.answers) == 1
-        board.answer(many, {"b": ROW, "c": ROW}, final=False)
-        board.answer(many, None)
+        simulator.answer(many, {"b": ROW, "c": ROW}, final=False)
+        simulator.answer(many, None)
         assert caller.ends == 1
         assert len(caller.outputs) == 1
         assert isinstance(caller.answers[-1], HeadraceError)
-        assert len(board.asked) == 4, "nothing is begun after the error"
+        assert len(simulator.asked) == 4, "nothing is begun after the error"
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_step_is_asked_for_so_many_items_at_a_time_and_the_others_wait_in_order() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         steps = [step("many", "a=x", "b=m c=n"), step("add", "p=m q=n", "s=y")]
         config = ensemble(steps, dims="1").replace(
             "ensemble_scheduling {", "ensemble_scheduling { max_inflight_requests: 2"
         )
-        board = Board(config, {"many": MANY, "add": ADD})
-        caller = board.send({"x": ROW})
-        many = board.calls[0]
+        simulator = EnsembleSimulator(config, {"many": MANY, "add": ADD})
+        caller = simulator.send({"x": ROW})
+        many = simulator.calls[0]
         for number in range(5):
-            board.answer(many, {"b": number * ROW, "c": ROW}, final=False)
-        board.answer(many, None)
+            simulator.answer(many, {"b": number * ROW, "c": ROW}, final=False)
+        simulator.answer(many, None)
         seen: list[float] = []
-        while board.calls:
-            assert len(board.calls) <= 2
-            assert board.reads == len(seen), "who is not through keeps the model from going on"
-            call = board.calls[0]
+        while simulator.calls:
+            assert len(simulator.calls) <= 2
+            assert simulator.reads == len(seen), "who is not through keeps the model from going on"
+            call = simulator.calls[0]
             seen.append(float(np.asarray(call.request.inputs["p"])[0, 0]))
-            board.answer(call, {"s": call.request.inputs["p"]})
+            simulator.answer(call, {"s": call.request.inputs["p"]})
         assert seen == [0, 1, 2, 3, 4]
-        assert (len(caller.outputs), caller.ends, board.model_queue.in_flight) == (5, 1, 0)
+        assert (len(caller.outputs), caller.ends, simulator.model_queue.in_flight) == (5, 1, 0)
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_items_that_wait_for_their_turn_end_with_an_error_and_with_a_caller_who_leaves() -> None:
-    async def scene(leaves: bool) -> None:
+    async def scenario(leaves: bool) -> None:
         steps = [step("many", "a=x", "b=m c=n"), step("add", "p=m q=n", "s=y")]
         config = ensemble(steps, dims="1").replace(
             "ensemble_scheduling {", "ensemble_scheduling { max_inflight_requests: 1"
         )
-        board = Board(config, {"many": MANY, "add": ADD})
-        caller = board.send({"x": ROW})
-        many = board.calls[0]
+        simulator = EnsembleSimulator(config, {"many": MANY, "add": ADD})
+        caller = simulator.send({"x": ROW})
+        many = simulator.calls[0]
         for _ in range(3):
-            board.answer(many, {"b": ROW, "c": ROW}, final=False)
+            simulator.answer(many, {"b": ROW, "c": ROW}, final=False)
         if leaves:
             caller.ticket.cancel()
         else:
-            board.answer(board.call("add"), InternalError("boom"))
-        while board.calls:
-            board.answer(board.calls[0], Cancelled("") if board.calls[0] is not many else None)
-        assert (caller.ends, board.model_queue.in_flight, len(board.asked)) == (1, 0, 2)
+            simulator.answer(simulator.call("add"), InternalError("boom"))
+        while simulator.calls:
+            simulator.answer(simulator.calls[0], Cancelled("") if simulator.calls[0] is not many else None)
+        assert (caller.ends, simulator.model_queue.in_flight, len(simulator.asked)) == (1, 0, 2)
 
-    play(lambda: scene(True))
-    play(lambda: scene(False))
+    run_scenario(lambda: scenario(True))
+    run_scenario(lambda: scenario(False))

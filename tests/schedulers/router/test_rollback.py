@@ -9,9 +9,10 @@ import pytest
 from headrace import BackendError, Cancelled, InvalidArgument
 from headrace_router.rollback import RollbackRule
 from headrace_router.windows import SlidingWindow
+from headrace_testing.simulator import run_scenario
 
-from .board import Board, Caller, play
 from .conftest import router
+from .simulator import Caller, RouterSimulator
 
 MS = 1_000_000
 S = 1000 * MS
@@ -44,94 +45,94 @@ def test_the_rule(target: SlidingWindow, baseline: SlidingWindow, is_back: bool)
     assert not RollbackRule().why(target.total(S), baseline.total(S))
 
 
-def targets(board: Board, count: int = 20) -> set[str]:
-    return {board.serve().target for _ in range(count)}
+def targets(simulator: RouterSimulator, count: int = 20) -> set[str]:
+    return {simulator.serve().target for _ in range(count)}
 
 
 def test_a_target_that_fails_loses_its_requests_and_does_not_get_them_back(caplog: pytest.LogCaptureFixture) -> None:
-    async def scene() -> None:
-        board = Board(router("a = 50, b = 50", max_error_rate=0.2, min_requests=20))
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 50, b = 50", max_error_rate=0.2, min_requests=20))
         callers: list[Caller] = []
         for _ in range(100):
-            caller = board.send()
-            is_failing = board.calls[0].request.model_name == "b"
-            board.clock.turn(20 * MS)
-            board.answer(BackendError("broken") if is_failing else None)
+            caller = simulator.send()
+            is_failing = simulator.calls[0].request.model_name == "b"
+            simulator.clock.advance(20 * MS)
+            simulator.answer(BackendError("broken") if is_failing else None)
             callers.append(caller)
         failed = [caller for caller in callers if isinstance(caller.answers[0], BackendError)]
         assert 20 <= len(failed) <= 35, "targets are judged every 600 ms, in which it gets 15 requests"
-        assert targets(board) == {"a by weights", "a by rollback"}
-        assert board.router.decider.weights == [100, 0]
-        board.clock.turn(10 * S)
-        assert targets(board) == {"a by weights", "a by rollback"}, "time does not heal"
+        assert targets(simulator) == {"a by weights", "a by rollback"}
+        assert simulator.router.decider.weights == [100, 0]
+        simulator.clock.advance(10 * S)
+        assert targets(simulator) == {"a by weights", "a by rollback"}, "time does not heal"
         told = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert len(told) == 1
         assert "router 'r' rolls back target 'b': 100.0% of its " in told[0].getMessage()
-        measured = board.router.measure()
+        measured = simulator.router.measure()
         assert measured["headrace_router_rollbacks_total"] == {"a": 0, "b": 1}
         assert measured["headrace_router_weight"] == {"a": 100, "b": 0}
-        board.router.apply({"weights": [1, 1], "shadow": None, "rolled_back": {}})
-        assert targets(board) == {"a by weights", "b by weights"}, "new weights take it back"
-        board.clock.turn(S)
-        assert targets(board) == {"a by weights", "b by weights"}, "and earlier errors do not count any more"
+        simulator.router.apply({"weights": [1, 1], "shadow": None, "rolled_back": {}})
+        assert targets(simulator) == {"a by weights", "b by weights"}, "new weights take it back"
+        simulator.clock.advance(S)
+        assert targets(simulator) == {"a by weights", "b by weights"}, "and earlier errors do not count any more"
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_slow_target_is_rolled_back_against_the_baseline() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 50, b = 50", max_p99_ratio=3, min_requests=20))
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 50, b = 50", max_p99_ratio=3, min_requests=20))
         for _ in range(100):
-            board.send()
-            board.clock.turn(50 * MS if board.calls[0].request.model_name == "b" else 10 * MS)
-            board.answer()
-        assert list(board.router.decider.rolled_back) == ["b"]
-        assert "the p99 of its 2" in board.router.decider.rolled_back["b"]["reason"]
+            simulator.send()
+            simulator.clock.advance(50 * MS if simulator.calls[0].request.model_name == "b" else 10 * MS)
+            simulator.answer()
+        assert list(simulator.router.decider.rolled_back) == ["b"]
+        assert "the p99 of its 2" in simulator.router.decider.rolled_back["b"]["reason"]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_target_that_hangs_is_found_by_its_callers_who_leave() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 50, b = 50", max_p99_ratio=3, min_requests=20))
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 50, b = 50", max_p99_ratio=3, min_requests=20))
         for _ in range(100):
-            caller = board.send()
-            if board.calls[0].request.model_name == "b":
-                board.clock.turn(1000 * MS)
+            caller = simulator.send()
+            if simulator.calls[0].request.model_name == "b":
+                simulator.clock.advance(1000 * MS)
                 caller.ticket.cancel()
-                board.calls.clear()
+                simulator.calls.clear()
             else:
-                board.clock.turn(10 * MS)
-                board.answer()
-        assert list(board.router.decider.rolled_back) == ["b"]
+                simulator.clock.advance(10 * MS)
+                simulator.answer()
+        assert list(simulator.router.decider.rolled_back) == ["b"]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_baseline_that_is_as_bad_keeps_everything() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 50, b = 50", max_error_rate=0.2, min_requests=20))
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 50, b = 50", max_error_rate=0.2, min_requests=20))
         for _ in range(200):
-            board.serve(InvalidArgument("no"), 20 * MS)
-        assert board.router.decider.rolled_back == {}
+            simulator.serve(InvalidArgument("no"), 20 * MS)
+        assert simulator.router.decider.rolled_back == {}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_what_a_caller_cancels_is_no_error() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 1, b = 9", max_error_rate=0, min_requests=20))
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 1, b = 9", max_error_rate=0, min_requests=20))
         for _ in range(100):
-            board.serve(Cancelled("gone"), 20 * MS)
-        assert board.router.decider.rolled_back == {}
-        assert board.router.measure()["headrace_router_errors_total"] == {"a": 0, "b": 0}
+            simulator.serve(Cancelled("gone"), 20 * MS)
+        assert simulator.router.decider.rolled_back == {}
+        assert simulator.router.measure()["headrace_router_errors_total"] == {"a": 0, "b": 0}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_rules_and_keys_of_a_target_that_is_rolled_back_go_to_the_baseline() -> None:
-    async def scene() -> None:
-        board = Board(
+    async def scenario() -> None:
+        simulator = RouterSimulator(
             router(
                 "a = 1, b = 1, c = 1",
                 rules="parameter:beta -> b",
@@ -140,26 +141,26 @@ def test_rules_and_keys_of_a_target_that_is_rolled_back_go_to_the_baseline() -> 
                 min_requests=5,
             )
         )
-        users = {user: board.serve(parameters={"user": user}).target for user in range(60)}
+        users = {user: simulator.serve(parameters={"user": user}).target for user in range(60)}
         for _ in range(80):
-            board.serve(BackendError("broken"), 20 * MS, parameters={"beta": 1})
-        assert list(board.router.decider.rolled_back) == ["b"]
-        assert board.serve(parameters={"beta": 1}).target == "a by rollback"
+            simulator.serve(BackendError("broken"), 20 * MS, parameters={"beta": 1})
+        assert list(simulator.router.decider.rolled_back) == ["b"]
+        assert simulator.serve(parameters={"beta": 1}).target == "a by rollback"
         for user, before in users.items():
-            after = board.serve(parameters={"user": user}).target
+            after = simulator.serve(parameters={"user": user}).target
             assert after == ("a by rollback" if before == "b by sticky" else before)
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_the_baseline_is_never_rolled_back() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 9, b = 1", max_error_rate=0.1, min_requests=5))
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 9, b = 1", max_error_rate=0.1, min_requests=5))
         for _ in range(100):
-            board.send()
-            is_baseline = board.calls[0].request.model_name == "a"
-            board.clock.turn(20 * MS)
-            board.answer(BackendError("broken") if is_baseline else None)
-        assert board.router.decider.rolled_back == {}
+            simulator.send()
+            is_baseline = simulator.calls[0].request.model_name == "a"
+            simulator.clock.advance(20 * MS)
+            simulator.answer(BackendError("broken") if is_baseline else None)
+        assert simulator.router.decider.rolled_back == {}
 
-    play(scene)
+    run_scenario(scenario)

@@ -11,16 +11,17 @@ import pytest
 
 from headrace import BackendError, BytesTensor, Cancelled, ConfigError, InferResponse
 from headrace_router.shadow import Shadow, _fixed
+from headrace_testing.simulator import run_scenario
 
-from .board import ROW, Board, play
 from .conftest import identity, router
+from .simulator import ROW, RouterSimulator
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
-def shadow_of(board: Board) -> Shadow:
-    assert board.router.shadow is not None
-    return board.router.shadow
+def shadow_of(simulator: RouterSimulator) -> Shadow:
+    assert simulator.router.shadow is not None
+    return simulator.router.shadow
 
 
 async def until(claim: Callable[[], bool]) -> None:
@@ -29,21 +30,21 @@ async def until(claim: Callable[[], bool]) -> None:
 
 
 def test_a_copy_is_sent_after_the_answer_and_compared() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 1", shadow="b:2 = 1"))
-        caller = board.send(id="7", parameters={"p": 1}, timeout_us=5, priority=3)
-        assert [call.request.model_name for call in board.calls] == ["a"]
-        board.answer()
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 1", shadow="b:2 = 1"))
+        caller = simulator.send(id="7", parameters={"p": 1}, timeout_us=5, priority=3)
+        assert [call.request.model_name for call in simulator.calls] == ["a"]
+        simulator.answer()
         assert caller.target == "a by weights"
-        assert board.calls == [], "the answer comes first"
-        await until(lambda: bool(board.calls))
-        copied = board.calls[0].request
+        assert simulator.calls == [], "the answer comes first"
+        await until(lambda: bool(simulator.calls))
+        copied = simulator.calls[0].request
         assert (copied.model_name, copied.model_version, copied.id) == ("b", "2", "7")
         assert (copied.parameters, copied.timeout_us, copied.priority) == ({"p": 1}, 0, 0)
-        board.answer(InferResponse({"y": ROW + np.array([[0, 0.5]], np.float32)}))
-        await until(lambda: shadow_of(board).outcomes["different"] == 1)
+        simulator.answer(InferResponse({"y": ROW + np.array([[0, 0.5]], np.float32)}))
+        await until(lambda: shadow_of(simulator).outcomes["different"] == 1)
         assert len(caller.answers) == caller.ends == 1
-        (found,) = board.router.shadow.status()["outputs"].items()  # type: ignore[union-attr]
+        (found,) = simulator.router.shadow.status()["outputs"].items()  # type: ignore[union-attr]
         assert found == (
             "y",
             {
@@ -53,125 +54,125 @@ def test_a_copy_is_sent_after_the_answer_and_compared() -> None:
                 "largest_difference": 0.5,
             },
         )
-        measured = board.router.measure()
+        measured = simulator.router.measure()
         assert measured["headrace_router_shadow_beyond_tolerance_total"] == {"y": 1}
         assert measured["headrace_router_requests_total"] == {"a": 1}
-        assert shadow_of(board).status()["in_flight"] == 0
+        assert shadow_of(simulator).status()["in_flight"] == 0
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_shadow_that_fails_or_refuses_disturbs_nobody() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 1", shadow="b = 1", max_error_rate=0, min_requests=1))
-        first = board.serve()
-        await until(lambda: bool(board.calls))
-        board.answer(BackendError("broken"))
-        second = board.send()
-        board.refusal = BackendError("not loaded")
-        board.answer()
-        await until(lambda: shadow_of(board).outcomes["failed"] == 2)
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 1", shadow="b = 1", max_error_rate=0, min_requests=1))
+        first = simulator.serve()
+        await until(lambda: bool(simulator.calls))
+        simulator.answer(BackendError("broken"))
+        second = simulator.send()
+        simulator.refusal = BackendError("not loaded")
+        simulator.answer()
+        await until(lambda: shadow_of(simulator).outcomes["failed"] == 2)
         assert first.target == second.target == "a by weights"
-        assert board.router.decider.rolled_back == {}
+        assert simulator.router.decider.rolled_back == {}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_request_without_a_response_is_not_copied() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 1", shadow="b = 1"))
-        board.serve(BackendError("broken"))
-        gone = board.send()
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 1", shadow="b = 1"))
+        simulator.serve(BackendError("broken"))
+        gone = simulator.send()
         gone.ticket.cancel()
-        board.calls.clear()
-        board.serve(sequence_id=3, sequence_start=True)
+        simulator.calls.clear()
+        simulator.serve(sequence_id=3, sequence_start=True)
         for _ in range(5):
             await asyncio.sleep(0)
-        assert board.calls == []
-        assert shadow_of(board).status()["in_flight"] == 0
+        assert simulator.calls == []
+        assert shadow_of(simulator).status()["in_flight"] == 0
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_the_fraction_is_exact_and_may_change() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 1", shadow="b = 0.25"))
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 1", shadow="b = 0.25"))
 
         async def copies(count: int) -> int:
             for _ in range(count):
-                board.serve()
+                simulator.serve()
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-                if board.calls:
-                    board.answer()
-            await until(lambda: not shadow_of(board).status()["in_flight"])
-            return shadow_of(board).outcomes["same"]
+                if simulator.calls:
+                    simulator.answer()
+            await until(lambda: not shadow_of(simulator).status()["in_flight"])
+            return shadow_of(simulator).outcomes["same"]
 
         assert abs(await copies(400) - 100) < 4
-        board.router.apply({"weights": [1], "shadow": 0.0, "rolled_back": {}})
-        before = shadow_of(board).outcomes["same"]
+        simulator.router.apply({"weights": [1], "shadow": 0.0, "rolled_back": {}})
+        before = shadow_of(simulator).outcomes["same"]
         assert await copies(50) == before
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_copies_in_flight_are_bounded_and_the_rest_is_counted() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 1", shadow="b = 1"))
-        shadow_of(board).limit = 3
-        callers = [board.serve() for _ in range(5)]
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 1", shadow="b = 1"))
+        shadow_of(simulator).limit = 3
+        callers = [simulator.serve() for _ in range(5)]
         assert all(caller.target == "a by weights" for caller in callers)
-        await until(lambda: len(board.calls) == 3)
-        assert shadow_of(board).outcomes["dropped"] == 2
-        board.answer()
-        await until(lambda: shadow_of(board).outcomes["same"] == 1)
-        board.send()
-        assert shadow_of(board).outcomes["dropped"] == 2
+        await until(lambda: len(simulator.calls) == 3)
+        assert shadow_of(simulator).outcomes["dropped"] == 2
+        simulator.answer()
+        await until(lambda: shadow_of(simulator).outcomes["same"] == 1)
+        simulator.send()
+        assert shadow_of(simulator).outcomes["dropped"] == 2
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_the_inputs_of_copies_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace_router.shadow._MOST_BYTES", 3 * ROW.nbytes)
 
-    async def scene() -> None:
-        board = Board(router("a = 1", shadow="b = 1"))
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 1", shadow="b = 1"))
         for _ in range(5):
-            board.serve()
-        await until(lambda: len(board.calls) == 3)
-        assert shadow_of(board).outcomes["dropped"] == 2
-        board.answer()
-        await until(lambda: shadow_of(board).outcomes["same"] == 1)
-        board.send()
-        assert shadow_of(board).outcomes["dropped"] == 2
+            simulator.serve()
+        await until(lambda: len(simulator.calls) == 3)
+        assert shadow_of(simulator).outcomes["dropped"] == 2
+        simulator.answer()
+        await until(lambda: shadow_of(simulator).outcomes["same"] == 1)
+        simulator.send()
+        assert shadow_of(simulator).outcomes["dropped"] == 2
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_shadow_that_is_a_target_is_not_compared_with_itself() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 0, b = 1", shadow="b = 1"))
-        board.serve()
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 0, b = 1", shadow="b = 1"))
+        simulator.serve()
         for _ in range(5):
             await asyncio.sleep(0)
-        assert board.calls == []
+        assert simulator.calls == []
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_closing_cancels_what_is_on_its_way() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 1", shadow="b = 1"))
-        board.serve()
-        await until(lambda: bool(board.calls))
-        waits = board.send()
-        board.model_queue.close()
-        assert board.cancelled[-1].request.model_name == "b"
-        board.answer(Cancelled("gone"))
-        assert shadow_of(board).outcomes["failed"] == 1
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 1", shadow="b = 1"))
+        simulator.serve()
+        await until(lambda: bool(simulator.calls))
+        waits = simulator.send()
+        simulator.model_queue.close()
+        assert simulator.cancelled[-1].request.model_name == "b"
+        simulator.answer(Cancelled("gone"))
+        assert shadow_of(simulator).outcomes["failed"] == 1
         assert waits.ends == 0
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -193,37 +194,37 @@ def test_inputs_in_memory_that_may_change_are_copied(tensor: Any, is_kept: bool)
 
 
 def test_a_caller_may_reuse_its_memory_after_the_answer() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 1", shadow="b = 1"))
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 1", shadow="b = 1"))
         mine = ROW.copy()
-        board.send(mine)
-        board.answer(InferResponse({"y": ROW}))
+        simulator.send(mine)
+        simulator.answer(InferResponse({"y": ROW}))
         mine[:] = -1
-        await until(lambda: bool(board.calls))
-        np.testing.assert_array_equal(board.calls[0].request.inputs["x"], ROW)
+        await until(lambda: bool(simulator.calls))
+        np.testing.assert_array_equal(simulator.calls[0].request.inputs["x"], ROW)
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_outputs_that_are_views_of_such_memory_are_copied_too() -> None:
-    async def scene() -> None:
-        board = Board(router("a = 1", shadow="b = 1"))
+    async def scenario() -> None:
+        simulator = RouterSimulator(router("a = 1", shadow="b = 1"))
         mine = ROW.copy()
-        board.send(mine)
-        board.answer(InferResponse({"y": mine[:, ::-1]}))
+        simulator.send(mine)
+        simulator.answer(InferResponse({"y": mine[:, ::-1]}))
         mine[:] = -1
-        await until(lambda: bool(board.calls))
-        board.answer(InferResponse({"y": ROW[:, ::-1]}))
-        await until(lambda: shadow_of(board).outcomes["same"] == 1)
+        await until(lambda: bool(simulator.calls))
+        simulator.answer(InferResponse({"y": ROW[:, ::-1]}))
+        await until(lambda: shadow_of(simulator).outcomes["same"] == 1)
         strings = bytearray(b"\1\0\0\0a")
-        board.send(BytesTensor(strings, (1, 1)))
-        board.answer(InferResponse({"y": BytesTensor(strings, (1, 1))}))
+        simulator.send(BytesTensor(strings, (1, 1)))
+        simulator.answer(InferResponse({"y": BytesTensor(strings, (1, 1))}))
         strings[4] = ord("b")
-        await until(lambda: bool(board.calls))
-        board.answer(InferResponse({"y": BytesTensor(b"\1\0\0\0a", (1, 1))}))
-        await until(lambda: shadow_of(board).outcomes["same"] == 2)
+        await until(lambda: bool(simulator.calls))
+        simulator.answer(InferResponse({"y": BytesTensor(b"\1\0\0\0a", (1, 1))}))
+        await until(lambda: shadow_of(simulator).outcomes["same"] == 2)
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -242,9 +243,9 @@ def test_outputs_that_are_views_of_such_memory_are_copied_too() -> None:
     ],
 )
 def test_a_shadow_that_does_not_fit(text: str, of: dict[str, str], why: str) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         with pytest.raises(ConfigError, match=r"router 'r': ") as caught:
-            Board(text, of)
+            RouterSimulator(text, of)
         assert why in caught.value.message
 
-    play(scene)
+    run_scenario(scenario)

@@ -7,8 +7,8 @@ import pytest
 from headrace import ConfigError, Dependency, ModelConfig
 from headrace_router.router_scheduler import RouterScheduler
 
-from .board import other
 from .conftest import config, identity, router, tensors
+from .simulator import other
 
 A, B = Dependency("a"), Dependency("b")
 OPTIONAL = 'input { name: "z" data_type: TYPE_INT32 dims: [1] optional: true }'

@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 
 from headrace import Ticket
-from headrace_testing.stage import play
+from headrace_testing.simulator import run_scenario
 
-from .conftest import Theatre, inputs_of
+from .conftest import SequenceSimulator, inputs_of
 
 IDLE = "max_sequence_idle_microseconds: 5000000"
 START = 'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] } }'
@@ -17,9 +17,9 @@ END = 'control_input { name: "END" control { kind: CONTROL_SEQUENCE_END fp32_fal
 CORRID = 'control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }'
 
 
-def direct() -> Theatre:
+def direct() -> SequenceSimulator:
     """``direct_stateful_model``: two instances of two slots."""
-    return Theatre(f"{IDLE} direct {{ }}", rows=2, instances=2, controls=START + READY)
+    return SequenceSimulator(f"{IDLE} direct {{ }}", rows=2, instances=2, controls=START + READY)
 
 
 def control(batch: list[Ticket], name: str) -> list[float]:
@@ -27,14 +27,14 @@ def control(batch: list[Ticket], name: str) -> list[float]:
 
 
 def test_direct_gives_four_sequences_a_slot_and_a_freed_one_to_the_backlog() -> None:
-    async def scene() -> None:
-        stage = direct()
+    async def scenario() -> None:
+        simulator = direct()
         for word in ("1S", "2S", "3S", "4S", "5S", "6S"):  # the first of each before any of those behind it
-            stage.ask(word)
-        stage.ask("1", "1E", "2E", "3", "3", "3E", "4E", "5E", "6E")
+            simulator.send_words(word)
+        simulator.send_words("1", "1E", "2E", "3", "3", "3E", "4E", "5E", "6E")
         at: dict[int, list[tuple[int, int, int]]] = {}
         for step in range(4):
-            for number, batch in enumerate(await stage.step()):
+            for number, batch in enumerate(await simulator.step()):
                 for slot, name in enumerate(batch):
                     if name != "-":
                         at.setdefault(int(name.rstrip("SE")), []).append((step, number, slot))
@@ -49,43 +49,45 @@ def test_direct_gives_four_sequences_a_slot_and_a_freed_one_to_the_backlog() -> 
         assert {*places[5], *places[6]} == {*places[2], *places[4]}
         assert [[step for step, *_ in at[sequence]] for sequence in (5, 6)] == [[2, 3], [2, 3]]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_direct_tells_by_start_and_ready_which_slots_begin_and_which_have_a_request() -> None:
-    async def scene() -> None:
-        stage = Theatre(f"{IDLE} direct {{ }}", rows=2, controls=START + READY)
-        (instance,) = stage.instances
-        stage.ask("1S")
-        assert await stage.shown() == [["1S"]]  # at once, and slot 1 is not ready
+    async def scenario() -> None:
+        simulator = SequenceSimulator(f"{IDLE} direct {{ }}", rows=2, controls=START + READY)
+        (instance,) = simulator.instances
+        simulator.send_words("1S")
+        assert await simulator.running() == [["1S"]]  # at once, and slot 1 is not ready
         assert (control(instance.batch, "START"), control(instance.batch, "READY")) == ([1], [1])
-        await stage.step()
-        assert await stage.shown() == [[]]  # the instance sits idle
-        stage.ask("1", "2S")
-        assert await stage.shown() == [["1", "2S"]]
+        await simulator.step()
+        assert await simulator.running() == [[]]  # the instance sits idle
+        simulator.send_words("1", "2S")
+        assert await simulator.running() == [["1", "2S"]]
         assert (control(instance.batch, "START"), control(instance.batch, "READY")) == ([0, 1], [1, 1])
-        await stage.step()
-        stage.ask("2")
-        assert await stage.shown() == [["-", "2"]]
+        await simulator.step()
+        simulator.send_words("2")
+        assert await simulator.running() == [["-", "2"]]
         assert (control(instance.batch, "START"), control(instance.batch, "READY")) == ([0, 0], [0, 1])
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_oldest_forms_batches_of_the_oldest_and_never_has_two_of_one_sequence() -> None:
     """``oldest_stateful_model``: four candidates, in batches of two. All arrive at the same rate, A just before B."""
 
-    async def scene() -> None:
-        stage = Theatre(f"{IDLE} oldest {{ max_candidate_sequences: 4 }}", rows=2, controls=START + END + CORRID)
-        (instance,) = stage.instances
-        stage.ask("1S", "2S", "3S", "4S")
-        stage.ask("1", "2E", "3E", "4")
-        stage.ask("1E", "4E")
+    async def scenario() -> None:
+        simulator = SequenceSimulator(
+            f"{IDLE} oldest {{ max_candidate_sequences: 4 }}", rows=2, controls=START + END + CORRID
+        )
+        (instance,) = simulator.instances
+        simulator.send_words("1S", "2S", "3S", "4S")
+        simulator.send_words("1", "2E", "3E", "4")
+        simulator.send_words("1E", "4E")
         shown, told = [], []
-        while (batches := await stage.shown()) != [[]]:
+        while (batches := await simulator.running()) != [[]]:
             shown += batches
             told.append([control(instance.batch, name) for name in ("START", "END", "CORRID")])
-            await stage.step()
+            await simulator.step()
         assert shown == [["1S", "2S"], ["3S", "4S"], ["1", "2E"], ["3E", "4"], ["1E", "4E"]]
         assert told == [
             [[1, 1], [0, 0], [1, 2]],
@@ -95,13 +97,13 @@ def test_oldest_forms_batches_of_the_oldest_and_never_has_two_of_one_sequence() 
             [[0, 0], [1, 1], [1, 4]],
         ]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_the_last_two_of_a_sequence_are_not_batched_together_though_nobody_else_has_any() -> None:
-    async def scene() -> None:
-        stage = Theatre(f"{IDLE} oldest {{ max_candidate_sequences: 4 }}", rows=2, controls=CORRID)
-        stage.ask("1S", "2S", "1E", "4S", "2E", "4", "4E")
-        assert [(await stage.step())[0] for _ in range(5)] == [["1S", "2S"], ["4S", "1E"], ["2E", "4"], ["4E"], []]
+    async def scenario() -> None:
+        simulator = SequenceSimulator(f"{IDLE} oldest {{ max_candidate_sequences: 4 }}", rows=2, controls=CORRID)
+        simulator.send_words("1S", "2S", "1E", "4S", "2E", "4", "4E")
+        assert [(await simulator.step())[0] for _ in range(5)] == [["1S", "2S"], ["4S", "1E"], ["2E", "4"], ["4E"], []]
 
-    play(scene)
+    run_scenario(scenario)

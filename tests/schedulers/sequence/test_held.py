@@ -26,7 +26,7 @@ def test_nothing_runs_until_enough_wait_in_slots_and_in_the_backlog(
     monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "2")
     monkeypatch.setenv("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", "1")
 
-    async def scene() -> None:
+    async def scenario() -> None:
         told: list[Answer] = []
         done = asyncio.Event()
 
@@ -52,7 +52,7 @@ def test_nothing_runs_until_enough_wait_in_slots_and_in_the_backlog(
         assert all(isinstance(answer, InferResponse) for answer in told)
 
     with Server(tmp_path) as server:
-        on_loop(server, scene())
+        on_loop(server, scenario())
 
 
 @pytest.mark.parametrize("strategy", ["direct", "oldest"])

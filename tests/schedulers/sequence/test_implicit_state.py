@@ -14,16 +14,16 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.messages.response import InferResponse
 from headrace_sequence import SequenceScheduler
 from headrace_sequence.implicit_states import States
-from headrace_testing.stage import play
+from headrace_testing.simulator import run_scenario
 
-from .conftest import Theatre, inputs_of, is_null
+from .conftest import SequenceSimulator, inputs_of, is_null
 
 STATE = 'state {{ input_name: "s" output_name: "t" data_type: TYPE_FP32 dims: {} {} }}'
 INITIAL = 'initial_state {{ name: "i" data_type: {} dims: {} {} }}'
 
 
-def states_of(stage: Theatre) -> list[Any]:
-    return [inputs_of(ticket).get("s") for ticket in stage.instances[0].batch]
+def states_of(simulator: SequenceSimulator) -> list[Any]:
+    return [inputs_of(ticket).get("s") for ticket in simulator.instances[0].batch]
 
 
 def given(*values: Any) -> list[InferResponse]:
@@ -32,96 +32,96 @@ def given(*values: Any) -> list[InferResponse]:
 
 
 def test_each_sequence_has_its_own_and_a_slot_without_a_request_has_zeros() -> None:
-    async def scene() -> None:
-        stage = Theatre("direct { }" + STATE.format(1, ""), rows=3)
-        first, *_ = stage.ask("1S", "2S", "3S")
-        await stage.settle()
-        assert states_of(stage) == [[[0]], [[0]], [[0]]]
-        stage.give(given([1], [2], [3]))
-        await stage.settle()
-        (told,) = stage.told(first)
+    async def scenario() -> None:
+        simulator = SequenceSimulator("direct { }" + STATE.format(1, ""), rows=3)
+        first, *_ = simulator.send_words("1S", "2S", "3S")
+        await simulator.settle()
+        assert states_of(simulator) == [[[0]], [[0]], [[0]]]
+        simulator.respond(given([1], [2], [3]))
+        await simulator.settle()
+        (told,) = simulator.answers_to(first)
         assert isinstance(told, InferResponse)
         assert told.outputs == {}  # the caller does not get it
-        stage.ask("3", "1")
-        await stage.settle()
-        assert states_of(stage) == [[[1]], [[0]], [[3]]]
-        assert [is_null(ticket) for ticket in stage.instances[0].batch] == [False, True, False]
-        stage.give(given([4], [9], [6]))
-        stage.ask("1", "2", "3S")
-        await stage.settle()
-        assert states_of(stage) == [[[4]], [[2]], [[0]]]
+        simulator.send_words("3", "1")
+        await simulator.settle()
+        assert states_of(simulator) == [[[1]], [[0]], [[3]]]
+        assert [is_null(ticket) for ticket in simulator.instances[0].batch] == [False, True, False]
+        simulator.respond(given([4], [9], [6]))
+        simulator.send_words("1", "2", "3S")
+        await simulator.settle()
+        assert states_of(simulator) == [[[4]], [[2]], [[0]]]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { }"])
 def test_a_request_that_fails_leaves_the_state_as_it_was(strategy: str) -> None:
-    async def scene() -> None:
-        stage = Theatre(strategy + STATE.format(1, ""))
-        stage.ask("1S", "1", "1", "1")
-        await stage.settle()
-        stage.give(given([5]))
-        await stage.settle()
-        stage.instances[0].finish(BackendError("broken"))
-        await stage.settle()
-        assert states_of(stage) == [[[5]]]
-        stage.give([InferResponse({})])  # nor does one that gives none
-        await stage.settle()
-        assert states_of(stage) == [[[5]]]
+    async def scenario() -> None:
+        simulator = SequenceSimulator(strategy + STATE.format(1, ""))
+        simulator.send_words("1S", "1", "1", "1")
+        await simulator.settle()
+        simulator.respond(given([5]))
+        await simulator.settle()
+        simulator.instances[0].finish(BackendError("broken"))
+        await simulator.settle()
+        assert states_of(simulator) == [[[5]]]
+        simulator.respond([InferResponse({})])  # nor does one that gives none
+        await simulator.settle()
+        assert states_of(simulator) == [[[5]]]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_an_instance_gets_nothing_until_the_states_are_there() -> None:
     """A thread may ask again before the event loop has heard what it gave."""
 
-    async def scene() -> None:
-        stage = Theatre("direct { }" + STATE.format(1, ""))
-        stage.ask("1S", "1")
-        await stage.settle()
-        played = stage.instances[0]
+    async def scenario() -> None:
+        simulator = SequenceSimulator("direct { }" + STATE.format(1, ""))
+        simulator.send_words("1S", "1")
+        await simulator.settle()
+        played = simulator.instances[0]
         batch, played.batch = played.batch, []
-        played.ask()
+        played.poll()
         assert played.batch == []
-        stage.model_queue.sources[0].deliver(batch, given([7]))
-        await stage.settle()
-        assert states_of(stage) == [[[7]]]
+        simulator.model_queue.sources[0].deliver(batch, given([7]))
+        await simulator.settle()
+        assert states_of(simulator) == [[[7]]]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_state_is_a_copy_of_what_the_model_gave() -> None:
-    async def scene() -> None:
-        stage = Theatre("direct { }" + STATE.format(1, ""))
-        stage.ask("1S", "1")
-        await stage.settle()
+    async def scenario() -> None:
+        simulator = SequenceSimulator("direct { }" + STATE.format(1, ""))
+        simulator.send_words("1S", "1")
+        await simulator.settle()
         (answer,) = given([5])
         gave = answer.outputs["t"]
-        stage.give([answer])
+        simulator.respond([answer])
         np.asarray(gave)[:] = 6
-        await stage.settle()
-        assert states_of(stage) == [[[5]]]
+        await simulator.settle()
+        assert states_of(simulator) == [[[5]]]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_requests_whose_states_differ_in_shape_run_apart() -> None:
-    async def scene() -> None:
-        stage = Theatre("direct { }" + STATE.format(-1, ""), rows=2)
-        stage.ask("1S", "2S")
-        await stage.settle()
-        assert states_of(stage) == [[[0]], [[0]]]  # a variable dimension begins as one
-        stage.give(given([1, 1], [2]))
-        stage.ask("1", "2")
-        await stage.settle()
-        assert await stage.shown() == [["1"]]
-        assert states_of(stage) == [[[1, 1]]]
-        stage.give(given([1, 1, 1]))
-        await stage.settle()
-        assert await stage.shown() == [["-", "2"]]
-        assert states_of(stage) == [[[0]], [[2]]]
+    async def scenario() -> None:
+        simulator = SequenceSimulator("direct { }" + STATE.format(-1, ""), rows=2)
+        simulator.send_words("1S", "2S")
+        await simulator.settle()
+        assert states_of(simulator) == [[[0]], [[0]]]  # a variable dimension begins as one
+        simulator.respond(given([1, 1], [2]))
+        simulator.send_words("1", "2")
+        await simulator.settle()
+        assert await simulator.running() == [["1"]]
+        assert states_of(simulator) == [[[1, 1]]]
+        simulator.respond(given([1, 1, 1]))
+        await simulator.settle()
+        assert await simulator.running() == [["-", "2"]]
+        assert states_of(simulator) == [[[0]], [[2]]]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def states(text: str, directory: Path | None = None, rows: int = 2) -> States:
@@ -171,9 +171,9 @@ def test_a_file_that_does_not_have_an_initial_state_is_refused(
 
 
 def test_the_scheduler_keeps_what_is_a_state() -> None:
-    async def scene() -> None:
-        kept = Theatre("direct { }" + STATE.format(1, "")).model_queue.full_scheduler.kept
+    async def scenario() -> None:
+        kept = SequenceSimulator("direct { }" + STATE.format(1, "")).model_queue.full_scheduler.kept
         assert [(spec.name, spec.datatype.name, spec.dims) for spec in kept.values()] == [("t", "FP32", (1,))]
 
-    play(scene)
+    run_scenario(scenario)
     assert SequenceScheduler.name == "sequence_batching"

@@ -111,11 +111,11 @@ def write(tmp_path: Path) -> Callable[[str, str], None]:
 
 
 @pytest.fixture
-def play(tmp_path: Path, write: Callable[[str, str], None]) -> Play:
+def run_scenario(tmp_path: Path, write: Callable[[str, str], None]) -> Play:
     """Plays a scenario to a server with one model; returns the threads that have executed."""
     Noting.batches, Noting.threads, Noting.closed = [], set(), 0
 
-    def play(scenario: Scenario, text: str, name: str = "m") -> None:
+    def run_scenario(scenario: Scenario, text: str, name: str = "m") -> None:
         write(name, text)
 
         async def whole() -> None:
@@ -129,7 +129,7 @@ def play(tmp_path: Path, write: Callable[[str, str], None]) -> Play:
         assert Noting.threads <= {threading.current_thread().name} or not is_on_loop
         assert is_on_loop or threading.current_thread().name not in Noting.threads
 
-    return play
+    return run_scenario
 
 
 def send(server: Server, key: int, x: float, flags: str = "", name: str = "m") -> tuple[Ticket, asyncio.Future[Answer]]:
@@ -153,7 +153,7 @@ def value_of(answer: Answer) -> float:
 
 @BOTH_WAYS
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { }"])
-def test_slots_controls_and_states_are_the_same(play: Play, strategy: str, event_loop: str) -> None:
+def test_slots_controls_and_states_are_the_same(run_scenario: Play, strategy: str, event_loop: str) -> None:
     async def scenario(server: Server) -> None:
         steps = [(1, "S"), (2, "S"), (1, ""), (2, ""), (3, "S"), (1, "E"), (2, "E"), (3, "E")]
         answers = [send(server, key, place + key / 10, flags)[1] for place, (key, flags) in enumerate(steps)]
@@ -166,7 +166,7 @@ def test_slots_controls_and_states_are_the_same(play: Play, strategy: str, event
         np.testing.assert_allclose(told, expected, rtol=1e-6)
         assert (server.served("m")[0].model_queue.in_flight, server.served("m")[0].snapshot().success.count) == (0, 8)
 
-    play(scenario, config(strategy, event_loop))
+    run_scenario(scenario, config(strategy, event_loop))
     shown = [[(key, ready, start, end) for key, _, ready, start, end in rows] for rows in Noting.batches]
     assert shown == [
         [(1, 1, 1, 0), (2, 1, 1, 0)],
@@ -179,14 +179,16 @@ def test_slots_controls_and_states_are_the_same(play: Play, strategy: str, event
 
 @BOTH_WAYS
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { }"])
-def test_what_iterates_runs_until_it_is_done_beside_who_comes(play: Play, strategy: str, event_loop: str) -> None:
+def test_what_iterates_runs_until_it_is_done_beside_who_comes(
+    run_scenario: Play, strategy: str, event_loop: str
+) -> None:
     async def scenario(server: Server) -> None:
         answers = [send(server, 0, runs, name="counts_down")[1] for runs in (4, 2, 3)]
         told = await asyncio.gather(*answers)
         assert [value_of(answer) for answer in told] == [4, 2, 3]
         assert server.served("counts_down")[0].snapshot().success.count == 9
 
-    play(scenario, config(strategy, event_loop, more="iterative_sequence: true"), "counts_down")
+    run_scenario(scenario, config(strategy, event_loop, more="iterative_sequence: true"), "counts_down")
     first, second, third = dict.fromkeys(key for batch in Noting.batches for key, *_ in batch)
     ran = [sorted(key for key, *_ in batch) for batch in Noting.batches]
     assert ran == [sorted(each) for each in ([first, second], [first, second], [first, third], [first, third], [third])]
@@ -194,7 +196,7 @@ def test_what_iterates_runs_until_it_is_done_beside_who_comes(play: Play, strate
 
 
 @BOTH_WAYS
-def test_who_leaves_takes_his_sequence_along_and_the_next_has_its_slot(play: Play, event_loop: str) -> None:
+def test_who_leaves_takes_his_sequence_along_and_the_next_has_its_slot(run_scenario: Play, event_loop: str) -> None:
     async def scenario(server: Server) -> None:
         assert [await ask(server, key, key, "S") for key in (1, 2)] == [1, 2]
         waiting = [send(server, 3, 3, "S"), send(server, 3, 3)]
@@ -207,12 +209,12 @@ def test_who_leaves_takes_his_sequence_along_and_the_next_has_its_slot(play: Pla
         with pytest.raises(HeadraceError, match="must specify the START flag"):
             send(server, 1, 1)
 
-    play(scenario, config("direct { }", event_loop))
+    run_scenario(scenario, config("direct { }", event_loop))
 
 
 @BOTH_WAYS
 def test_sequences_stay_where_they_are_while_instances_come_and_go(
-    play: Play, write: Callable[[str, str], None], event_loop: str
+    run_scenario: Play, write: Callable[[str, str], None], event_loop: str
 ) -> None:
     async def scenario(server: Server) -> None:
         sums = [await ask(server, key, key, "S") for key in (1, 2)]
@@ -228,7 +230,7 @@ def test_sequences_stay_where_they_are_while_instances_come_and_go(
             assert server.served("m")[0].snapshot().on_loop == (count if event_loop == "on" else 0)
         assert [await ask(server, key, 0, "E") for key in (1, 2)] == sums
 
-    play(scenario, config("direct { }", event_loop))
+    run_scenario(scenario, config("direct { }", event_loop))
     assert Noting.closed == 4  # 1 + 2 + 1 were made, and none twice
 
 
@@ -236,7 +238,7 @@ WHERE = {"on": "event_loop", "off": "thread"}
 
 
 @BOTH_WAYS
-def test_an_unload_waits_for_what_runs_and_a_load_begins_with_none(play: Play, event_loop: str) -> None:
+def test_an_unload_waits_for_what_runs_and_a_load_begins_with_none(run_scenario: Play, event_loop: str) -> None:
     async def scenario(server: Server) -> None:
         assert await ask(server, 1, 5, "S") == 5
         asked = [send(server, 1, 1)[1] for _ in range(3)] + [send(server, 2, 1, "SE")[1]]
@@ -250,5 +252,5 @@ def test_an_unload_waits_for_what_runs_and_a_load_begins_with_none(play: Play, e
         last.append(send(server, 1, 1)[1])  # is answered while the server stops
 
     last: list[asyncio.Future[Answer]] = []
-    play(scenario, config("oldest { }", event_loop))
+    run_scenario(scenario, config("oldest { }", event_loop))
     assert value_of(last[0].result()) == 3

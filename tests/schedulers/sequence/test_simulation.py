@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from headrace import Cancelled, HeadraceError, InferResponse, InvalidArgument
 from headrace_sequence import SequenceScheduler
-from headrace_testing.stage import play
+from headrace_testing.simulator import run_scenario
 
-from .conftest import Theatre
+from .conftest import SequenceSimulator
 
 IDLE_NS = 1_000_000
 ROWS = 2
@@ -161,41 +161,41 @@ DONE = st.one_of(
 def test_whatever_callers_do_the_batches_are_those_of_the_simulation(
     oldest: bool, done: list[tuple[str, int, str]], instances: int
 ) -> None:
-    play(partial(compared, oldest, done, instances))
+    run_scenario(partial(compared, oldest, done, instances))
 
 
 async def compared(oldest: bool, done: list[tuple[str, int, str]], instances: int) -> None:
     slots = 3 if oldest else ROWS
     strategy = f"oldest {{ max_candidate_sequences: {slots} }}" if oldest else "direct { }"
-    stage = Theatre(f"{strategy} max_sequence_idle_microseconds: {IDLE_NS // 1000}", ROWS, instances)
+    simulator = SequenceSimulator(f"{strategy} max_sequence_idle_microseconds: {IDLE_NS // 1000}", ROWS, instances)
     simulation = Simulation(instances, slots, oldest)
     numbers: dict[str, int] = {}
 
     async def same() -> None:
-        await stage.settle()
+        await simulator.settle()
         if simulation.is_tied:
             return
         simulation.form()
-        for played, batch in zip(stage.instances, simulation.batches, strict=True):
+        for played, batch in zip(simulator.instances, simulation.batches, strict=True):
             assert [
-                numbers.get(ticket.request.id) if ticket in stage.names else None for ticket in played.batch
+                numbers.get(ticket.request.id) if ticket in simulator.names else None for ticket in played.batch
             ] == batch
-        scheduler = stage.model_queue.scheduler
+        scheduler = simulator.model_queue.scheduler
         assert isinstance(scheduler, SequenceScheduler)
         assert scheduler.backlogged == len(simulation.backlog)
         assert scheduler.active == sum(one is not None for slots in simulation.slots for one in slots)
 
     async def turn(by_ns: int) -> None:
         """One timer at a time, since instances are not asked in the order of their numbers."""
-        end_ns = stage.clock.now_ns() + by_ns
-        while (due_ns := stage.clock.next_ns) is not None and due_ns <= end_ns:
-            step(due_ns - stage.clock.now_ns())
+        end_ns = simulator.clock.now_ns() + by_ns
+        while (due_ns := simulator.clock.next_ns) is not None and due_ns <= end_ns:
+            step(due_ns - simulator.clock.now_ns())
             await same()
-        step(end_ns - stage.clock.now_ns())
+        step(end_ns - simulator.clock.now_ns())
         await same()
 
     def step(by_ns: int) -> None:
-        stage.clock.turn(by_ns)
+        simulator.clock.advance(by_ns)
         simulation.now += by_ns
         simulation.expire()
 
@@ -203,46 +203,46 @@ async def compared(oldest: bool, done: list[tuple[str, int, str]], instances: in
         if simulation.is_tied:
             break
         if what == "ask":
-            taken = simulation.ask(len(stage.tickets), which, "S" in flags, "E" in flags)
+            taken = simulation.ask(len(simulator.tickets), which, "S" in flags, "E" in flags)
             try:
-                (ticket,) = stage.ask(f"{which}{flags}")
+                (ticket,) = simulator.send_words(f"{which}{flags}")
                 numbers[ticket.request.id] = int(ticket.request.id)
             except InvalidArgument:
-                stage.wrong.clear()
-                stage.answers[str(len(stage.tickets) - 1)].append(None)
+                simulator.violations.clear()
+                simulator.answers[str(len(simulator.tickets) - 1)].append(None)
                 assert not taken
             else:
                 assert taken
-        elif what == "finish" and which < instances and stage.instances[which].batch:
+        elif what == "finish" and which < instances and simulator.instances[which].batch:
             await turn(1)  # no two things happen at the same time
             simulation.finish(which)
-            stage.instances[which].finish()
-        elif what == "cancel" and which < len(stage.tickets) and not stage.told(stage.tickets[which]):
-            is_waiting = stage.model_queue.has_waiting(stage.tickets[which])
+            simulator.instances[which].finish()
+        elif what == "cancel" and which < len(simulator.tickets) and not simulator.answers_to(simulator.tickets[which]):
+            is_waiting = simulator.model_queue.has_waiting(simulator.tickets[which])
             (simulation.cancel if is_waiting else simulation.leave)(which)
-            stage.tickets[which].cancel()
+            simulator.tickets[which].cancel()
         elif what == "turn":
             await turn(1000 * which)
         await same()
-    await everybody_is_answered(stage)
+    await everybody_is_answered(simulator)
 
 
-async def everybody_is_answered(stage: Theatre) -> None:
+async def everybody_is_answered(simulator: SequenceSimulator) -> None:
     """Once, in order, and by an answer or because one of the sequence has left."""
-    while stage.model_queue.in_flight:
-        await stage.settle()
-        for instance in stage.instances:
+    while simulator.model_queue.in_flight:
+        await simulator.settle()
+        for instance in simulator.instances:
             if instance.batch:
                 instance.finish()
-        await stage.turn(IDLE_NS)
-    stage.check()
-    assert stage.model_queue.pending == 0
-    await stage.turn(IDLE_NS)
-    await stage.turn(IDLE_NS)
-    assert stage.clock.pending == 0
-    for ticket, word in stage.names.items():
-        (told,) = stage.told(ticket)
+        await simulator.advance(IDLE_NS)
+    simulator.check()
+    assert simulator.model_queue.pending == 0
+    await simulator.advance(IDLE_NS)
+    await simulator.advance(IDLE_NS)
+    assert simulator.clock.pending == 0
+    for ticket, word in simulator.names.items():
+        (told,) = simulator.answers_to(ticket)
         assert isinstance(told, InferResponse | Cancelled), (word, told)
         assert not isinstance(told, HeadraceError) or isinstance(told, Cancelled)
-    ran = [ticket for instance in stage.instances for ticket in instance.given if ticket in stage.names]
+    ran = [ticket for instance in simulator.instances for ticket in instance.received if ticket in simulator.names]
     assert len(set(ran)) == len(ran)

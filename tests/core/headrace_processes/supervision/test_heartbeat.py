@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from headrace_processes.supervision.heartbeat import DelayedCall, Heartbeat
-from headrace_testing.played import TurnedClock
+from headrace_testing.simulated_parts import ManualClock
 
 
 class Patient:
     """Records pings and losses. Time stands still until the test advances ``clock``."""
 
     def __init__(self, most_beats: int = 3) -> None:
-        self.clock = TurnedClock()
+        self.clock = ManualClock()
         self.asked = self.lost = 0
         self.heart = Heartbeat(self._later, self._ask, self._lose, most_beats)
 
@@ -28,7 +28,7 @@ class Patient:
         self.lost += 1
 
     def live(self, seconds: float) -> None:
-        self.clock.turn(int(seconds * 1e9))
+        self.clock.advance(int(seconds * 1e9))
 
 
 def test_who_answers_is_asked_every_second_and_never_lost() -> None:

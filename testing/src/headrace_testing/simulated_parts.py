@@ -1,4 +1,4 @@
-"""The clock and the instances of the scheduler kit: a test moves the time and finishes the batches."""
+"""The manual clock and the simulated instances of the scheduler kit."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import numpy as np
 from headrace import Answer, InferResponse, Instance, InstanceInfo, Spec, Tensors, Ticket
 
 
-class TurnedClock:
-    """A `headrace.Clock` that stands still until `turn`.
+class ManualClock:
+    """A `headrace.Clock` that stands still until `advance`.
 
-    It begins at ``now_ns``, not at 0, which means no deadline.
+    It starts at ``now_ns``. A time of 0 would mean no deadline.
     """
 
     def __init__(self, now_ns: int = 1_000_000_000) -> None:
         self._now_ns = now_ns
-        self._timers: list[tuple[int, int, TurnedTimer]] = []
+        self._timers: list[tuple[int, int, ManualTimer]] = []
         self._numbers = count()
 
     def now_ns(self) -> int:
         return self._now_ns
 
-    def call_later(self, delay_ns: int, call: Callable[..., object], *arguments: object) -> TurnedTimer:
-        timer = TurnedTimer(call, arguments)
+    def call_later(self, delay_ns: int, call: Callable[..., object], *arguments: object) -> ManualTimer:
+        timer = ManualTimer(call, arguments)
         heapq.heappush(self._timers, (self._now_ns + max(delay_ns, 0), next(self._numbers), timer))
         return timer
 
-    def turn(self, by_ns: int) -> None:
-        """Move the time by ``by_ns``. Make the calls that are due meanwhile, in order, each at its time."""
+    def advance(self, by_ns: int) -> None:
+        """Move the time by ``by_ns``. Make the calls that become due, in order, each at its time."""
         end_ns = self._now_ns + by_ns
         while self._timers and self._timers[0][0] <= end_ns:
             due_ns, _, timer = heapq.heappop(self._timers)
@@ -51,7 +51,7 @@ class TurnedClock:
         return sum(not timer.is_cancelled for _, _, timer in self._timers)
 
 
-class TurnedTimer:
+class ManualTimer:
     """A call that is made when its clock reaches its time."""
 
     def __init__(self, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
@@ -78,30 +78,30 @@ class PolledSource(Protocol):
     def poll(self, wakeup: Any) -> list[Ticket] | None: ...
 
 
-class PlayedInstance:
-    """An instance that asks whenever it is idle, and keeps its batch until `finish`."""
+class SimulatedInstance:
+    """An instance that polls whenever it is idle, and runs its batch until `finish`."""
 
-    def __init__(self, source: PolledSource, wrong: list[str]) -> None:
+    def __init__(self, source: PolledSource, violations: list[str]) -> None:
         self.batch: list[Ticket] = []
-        self._wrong = wrong
-        self.name, self.source, self.wake = source.instance.name, source, self.ask
-        #: All requests that it ever got, in order.
-        self.given: list[Ticket] = []
+        self._violations = violations
+        self.name, self.source, self.wake = source.instance.name, source, self.poll
+        #: All requests of this instance so far, in order.
+        self.received: list[Ticket] = []
 
-    def ask(self) -> None:
+    def poll(self) -> None:
         if self.batch:
             return
         try:
             self.batch = self.source.poll(self) or []
         except Exception as error:  # from the scheduler, or from the model queue about the scheduler
-            self._wrong.append(str(error))
-        self.given += self.batch
+            self._violations.append(str(error))
+        self.received += self.batch
 
     def finish(self, error: Answer = None) -> None:
-        """Answer its batch, each request with its own id or all with ``error``, and ask again."""
+        """Answer each request of the batch with its own id, or with ``error`` if given. Then poll again."""
         batch, self.batch = self.batch, []
         self.source.deliver(batch, [error or InferResponse({}, id=ticket.request.id) for ticket in batch])
-        self.ask()
+        self.poll()
 
 
 class DoublingInstance(Instance):

@@ -1,10 +1,9 @@
-"""An ensemble on a board: the real model queue and scheduler, a clock that stands still, and models that the test
-plays."""
+"""The real model queue and ensemble scheduler, with a manual clock and simulated models."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +16,7 @@ from headrace.schedulers.base import ScheduledModel
 from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
 from headrace_ensemble import EnsembleScheduler
-from headrace_testing.played import TurnedClock
-
-HANGING_S = 90
-
-
-def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run ``scene`` on an event loop of its own."""
-    asyncio.run(asyncio.wait_for(scene(), HANGING_S))
+from headrace_testing.simulated_parts import ManualClock
 
 
 def parsed(text: str, name: str) -> ModelConfig:
@@ -37,7 +29,7 @@ def specs(config: ModelConfig) -> tuple[dict[str, Spec], dict[str, Spec]]:
 
 
 def other(config: str, name: str, ask: Callable[[Ticket], None] | None = None, labels: Any = None) -> OtherModel:
-    """A model that is asked by ``ask``."""
+    """Return a model whose calls go to ``ask``."""
     found = parsed(config, name)
     return OtherModel(found, 1, *specs(found), labels or {}, ask or (lambda ticket: None))
 
@@ -59,14 +51,14 @@ class Caller:
         ]
 
 
-class Board:
-    """The ensemble ``config`` of ``models``, by name. ``calls`` are what their models have to answer, in order."""
+class EnsembleSimulator:
+    """The ensemble ``config`` of ``models``, by name. ``calls`` are the calls that no model has answered, in order."""
 
     def __init__(self, config: str, models: Mapping[str, str]) -> None:
         self.calls: list[Ticket] = []
         self.reads = 0
         self.asked: list[InferRequest] = []
-        #: What every request is refused with, and how many have been.
+        #: The error of every call, and the number of calls that got it.
         self.refusal: Exception | None = None
         self.refused = 0
         parsed_config = parsed(config, "e")
@@ -74,10 +66,10 @@ class Board:
             needed: self._model(models[needed.model], needed) for needed in EnsembleScheduler.depends_on(parsed_config)
         }
         EnsembleScheduler.complete_config(parsed_config, others)
-        self.config, self.statistics, self.clock = parsed_config, ModelStatistics(), TurnedClock()
-        told = scheduler_parameters(parsed_config, EnsembleScheduler)
+        self.config, self.statistics, self.clock = parsed_config, ModelStatistics(), ManualClock()
+        parameters = scheduler_parameters(parsed_config, EnsembleScheduler)
         inputs, outputs = specs(parsed_config)
-        model = ScheduledModel(parsed_config, (), inputs, outputs, parameters=told, others=others, version="1")
+        model = ScheduledModel(parsed_config, (), inputs, outputs, parameters=parameters, others=others, version="1")
         self.model_queue = ModelQueue(EnsembleScheduler, model, self.statistics, asyncio.get_running_loop(), self.clock)
 
     def _model(self, config: str, needed: Dependency) -> OtherModel:
@@ -97,13 +89,13 @@ class Board:
     def send(self, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **fields: Any) -> Caller:
         answers: list[Answer] = []
         request = InferRequest("e", inputs, outputs, **fields)
-        ticket = Ticket(request, lambda answer, final: self._told(caller, answer, final))
+        ticket = Ticket(request, lambda answer, final: self._deliver(caller, answer, final))
         caller = Caller(ticket, answers)
         self.model_queue.submit(caller.ticket)
         return caller
 
-    def _told(self, caller: Caller, answer: Answer, final: bool) -> None:
-        assert not caller.ends, f"told {answer} after the end"
+    def _deliver(self, caller: Caller, answer: Answer, final: bool) -> None:
+        assert not caller.ends, f"{answer} after the end"
         caller.ends += final
         if answer is not None:
             caller.answers.append(answer)

@@ -1,9 +1,9 @@
-"""A router on a board: the real model queue and scheduler, a clock that stands still, and targets that a test plays."""
+"""The real model queue and router, with a manual clock and simulated targets."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,17 +15,11 @@ from headrace.schedulers.base import ScheduledModel
 from headrace.schedulers.model_queue import ModelQueue
 from headrace.telemetry.statistics import ModelStatistics
 from headrace_router.router_scheduler import RouterScheduler
-from headrace_testing.played import TurnedClock
+from headrace_testing.simulated_parts import ManualClock
 
 from .conftest import config, identity
 
-HANGING_S = 90
 ROW = np.array([[1, 2]], np.float32)
-
-
-def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run ``scene`` on an event loop of its own."""
-    asyncio.run(asyncio.wait_for(scene(), HANGING_S))
 
 
 def specs(of: ModelConfig) -> tuple[dict[str, Spec], dict[str, Spec]]:
@@ -54,14 +48,14 @@ class Caller:
         return f"{answer.parameters['headrace_target']} by {answer.parameters['headrace_routed_by']}"
 
 
-class Board:
-    """The router ``text``, whose targets have the config ``of``. ``calls`` are what the targets have to answer."""
+class RouterSimulator:
+    """The router ``text``. Its targets have the config ``of``. ``calls`` are the calls without an answer."""
 
     def __init__(self, text: str, of: Mapping[str, str] | None = None) -> None:
         self.calls: list[Ticket] = []
         self.cancelled: list[Ticket] = []
         self.reads = 0
-        #: What every request is refused with.
+        #: The error of every call.
         self.refusal: Exception | None = None
         self.config = config(text)
         others = {
@@ -69,14 +63,14 @@ class Board:
             for needed in RouterScheduler.depends_on(self.config)
         }
         RouterScheduler.complete_config(self.config, others)
-        self.statistics, self.clock = ModelStatistics(), TurnedClock()
-        told = scheduler_parameters(self.config, RouterScheduler)
+        self.statistics, self.clock = ModelStatistics(), ManualClock()
+        parameters = scheduler_parameters(self.config, RouterScheduler)
         inputs, outputs = specs(self.config)
-        model = ScheduledModel(self.config, (), inputs, outputs, parameters=told, others=others, version="1")
+        model = ScheduledModel(self.config, (), inputs, outputs, parameters=parameters, others=others, version="1")
         self.model_queue = ModelQueue(RouterScheduler, model, self.statistics, asyncio.get_running_loop(), self.clock)
-        found = self.model_queue.full_scheduler
-        assert isinstance(found, RouterScheduler)
-        self.router = found
+        router = self.model_queue.full_scheduler
+        assert isinstance(router, RouterScheduler)
+        self.router = router
 
     def _ask(self, ticket: Ticket) -> None:
         if self.refusal is not None:
@@ -93,32 +87,32 @@ class Board:
 
     def send(self, x: Any = ROW, **fields: Any) -> Caller:
         request = InferRequest("r", {"x": x}, **fields)
-        caller = Caller(Ticket(request, lambda answer, final: self._told(caller, answer, final)))
+        caller = Caller(Ticket(request, lambda answer, final: self._deliver(caller, answer, final)))
         caller.ticket.arrival_ns = self.clock.now_ns()
         self.model_queue.submit(caller.ticket)
         return caller
 
-    def _told(self, caller: Caller, answer: Answer, final: bool) -> None:
-        assert not caller.ends, f"told {answer} after the end"
+    def _deliver(self, caller: Caller, answer: Answer, final: bool) -> None:
+        assert not caller.ends, f"{answer} after the end"
         caller.ends += final
         if answer is not None:
             caller.answers.append(answer)
 
     def answer(self, answer: Answer = None, final: bool = True, call: Ticket | None = None) -> Ticket:
-        """Answer ``call``, by default the oldest, as its target: by default with its input."""
-        asked = call or self.calls[0]
+        """Answer ``call`` (default: the oldest) as its target, with ``answer`` (default: its input)."""
+        call = call or self.calls[0]
         if final:
-            self.calls.remove(asked)
-        asked.respond(answer or InferResponse({"y": asked.request.inputs["x"]}), final)  # type: ignore[dict-item]
-        return asked
+            self.calls.remove(call)
+        call.respond(answer or InferResponse({"y": call.request.inputs["x"]}), final)  # type: ignore[dict-item]
+        return call
 
     def answer_last(self) -> None:
         """End the oldest call without a further response."""
         self.calls.pop(0).respond(None, True)
 
     def serve(self, answer: Answer = None, after_ns: int = 0, **fields: Any) -> Caller:
-        """Send a request, and answer it as its target ``after_ns``."""
+        """Send a request, and answer it as its target after ``after_ns``."""
         caller = self.send(**fields)
-        self.clock.turn(after_ns)
+        self.clock.advance(after_ns)
         self.answer(answer)
         return caller
