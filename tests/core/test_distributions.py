@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
+from headrace.distributions import distribution_of
 from headrace.errors import Code, LoadError
 from headrace.plugins import Plugins
+
+ROOT = Path(__file__).parents[2]
+#: The kind of part, by the base class of what a distribution registers.
+KINDS = {"Command": "command", "ControlMode": "control mode", "OptionGroup": "flag", "RepositoryAgent": "agent"}
 
 #: As Triton 2.51 says it.
 TRITON = "unable to find backend library for backend '{}', try specifying runtime on the model configuration."
@@ -38,3 +46,26 @@ def test_a_backend_that_is_missing_is_told_as_triton_does_and_how_to_get_it(name
     assert refusal.value.message.startswith(TRITON.format(name) + told)
     assert ("did you mean" in refusal.value.message) == ("did you mean" in told)
     assert refusal.value.code is Code.INVALID_ARGUMENT
+
+
+def registered() -> dict[tuple[str, str], str]:
+    """Return the folder of each command, control mode, group of flags and agent in the tree, by kind and name."""
+    found = {}
+    for path in ROOT.glob("*/*/src/*/*.py"):
+        if path.parts[-4] != "_template":
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                kinds = [KINDS[base.id] for base in getattr(node, "bases", ()) if getattr(base, "id", "") in KINDS]
+                for line in node.body if kinds and isinstance(node, ast.ClassDef) else ():
+                    target = getattr(line, "target", None) or next(iter(getattr(line, "targets", ())), None)
+                    value = getattr(line, "value", None)
+                    if getattr(target, "id", "") == "name" and isinstance(value, ast.Constant):
+                        found[kinds[0], str(value.value)] = path.parts[-4]
+    return found
+
+
+def test_what_a_distribution_brings_is_found_by_its_name() -> None:
+    folders = registered()
+    assert len(folders) > 20
+    assert {part: distribution_of(*part) for part in folders} == {
+        part: f"headrace-{folder.replace('_', '-')}" for part, folder in folders.items()
+    }

@@ -29,7 +29,7 @@ class Command(ABC):
     synopsis: ClassVar[str] = "[options]"
     #: The first lines of ``headrace NAME --help``; `help` if it is empty.
     description: ClassVar[str] = ""
-    #: A whole command line, for ``headrace --help`` and ``headrace NAME --help``.
+    #: A whole command line, for ``headrace NAME --help``.
     example: ClassVar[str] = ""
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:

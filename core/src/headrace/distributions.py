@@ -25,49 +25,50 @@ _WRITTEN = {
 }
 #: The planned names of distributions for parts of Triton that Headrace does not have yet.
 _PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm")}
-_AGENTS = {name: f"headrace-{name}" for name in ("archive", "checksum", "decrypt")}
-_COMMANDS = {
-    **dict.fromkeys(("check", "explain", "index", "load", "unload"), "headrace-inspect"),
-    **{name: f"headrace-{name}" for name in ("batch", "bundle", "compare", "migrate", "ray", "service", "trace")},
-    "encrypt": "headrace-decrypt",
-    "traffic": "headrace-router",
-}
-_CONTROL_MODES = {"on-demand": "headrace-on-demand"}
-_CACHES = {"redis": "headrace-redis"}
 _HOSTS = {"grpcio": "headrace-grpcio", "hypercorn": "headrace-hypercorn"}
-_STORAGES = dict.fromkeys(("as", "gs", "s3"), "headrace-cloud")
-#: Extensions of the protocol, which add paths and RPCs.
-_EXTENSIONS = {
-    **{name: f"headrace-{name}" for name in ("events", "generate", "logging", "sequence", "trace")},
-    "traffic": "headrace-router",
-    **dict.fromkeys(("sagemaker", "vertex_ai"), "headrace-cloud-routes"),
-    **dict.fromkeys(("shm", "system_shared_memory", "cuda_shared_memory"), "headrace-shm"),
-}
-#: Schedulers in distributions of their own, by the field of the config or the parameter ``scheduler``.
-_SCHEDULERS = {
-    "ensemble_scheduling": "headrace-ensemble",
-    "router": "headrace-router",
-    "sequence_batching": "headrace-sequence",
-}
 
 _PARTS = {
-    "agent": _AGENTS,
+    "agent": {name: f"headrace-{name}" for name in ("archive", "checksum", "decrypt")},
     "backend": _WRITTEN,
-    "cache": _CACHES,
-    "command": _COMMANDS,
-    "control mode": _CONTROL_MODES,
-    "extension": _EXTENSIONS,
+    "cache": {"redis": "headrace-redis"},
+    "command": {
+        **dict.fromkeys(("check", "explain", "index", "load", "unload"), "headrace-inspect"),
+        **{name: f"headrace-{name}" for name in ("batch", "bundle", "compare", "migrate", "ray", "service", "trace")},
+        "encrypt": "headrace-decrypt",
+        "keys": "headrace-access",
+        "quotas": "headrace-quotas",
+        "traffic": "headrace-router",
+    },
+    "control mode": {"on-demand": "headrace-on-demand"},
+    # Extensions of the protocol, which add paths and RPCs.
+    "extension": {
+        **{name: f"headrace-{name}" for name in ("events", "generate", "logging", "sequence", "trace")},
+        "traffic": "headrace-router",
+        **dict.fromkeys(("sagemaker", "vertex_ai"), "headrace-cloud-routes"),
+        **dict.fromkeys(("shm", "system_shared_memory", "cuda_shared_memory"), "headrace-shm"),
+    },
+    # By the words that the flags of a plugin begin with.
+    "flag": {
+        **{name: f"headrace-{name}" for name in ("access", "cloud", "dashboard", "on-demand", "openai", "openapi")},
+        **{name: f"headrace-{name}" for name in ("otel", "router", "shm")},
+        **dict.fromkeys(("access-log", "audit-log"), "headrace-logging"),
+        "quota": "headrace-quotas",
+    },
     "frontend": _HOSTS,
-    "scheduler": _SCHEDULERS,
-    "storage": _STORAGES,
+    # By the field of the config, or the parameter ``scheduler``.
+    "scheduler": {
+        "ensemble_scheduling": "headrace-ensemble",
+        "router": "headrace-router",
+        "sequence_batching": "headrace-sequence",
+    },
+    "storage": {**dict.fromkeys(("as", "gs", "s3"), "headrace-cloud"), "gguf": "headrace-llamacpp"},
 }
 #: The hint for a missing part, by its kind: ``{0}`` is its name, ``{1}`` its distribution.
 _HINTS = {
     "agent": "The agent '{0}' comes with the distribution {1}: pip install {1};",
     "cache": "The cache '{0}' comes with the distribution {1}: pip install {1};",
     "command": "The command '{0}' comes with the distribution {1}: pip install {1};",
-    "control mode": "It comes with the distribution {1}: pip install {1}",
-    "extension": "It comes with the distribution {1}: pip install {1}",
+    **dict.fromkeys(("control mode", "extension", "flag"), "It comes with the distribution {1}: pip install {1}"),
     "frontend": "The host '{0}' comes with the distribution {1}: pip install {1};",
     "scheduler": "Models with '{0}' need the distribution {1}: pip install {1};",
     "storage": "Repositories in '{0}' need the distribution {1}: pip install {1};",

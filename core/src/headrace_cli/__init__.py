@@ -21,7 +21,7 @@ _HEAD = """\
 Usage: headrace <command> [options]
 """
 _TAIL = """\
-  headrace <command> --help    show the options of one command
+  headrace <command> --help    show the options of one command, and an example
   headrace --version           print the version
 """
 
@@ -81,5 +81,5 @@ def _help() -> str:
         with contextlib.suppress(LoadError):  # two plugins have it: `headrace plugins` says so
             known.append(commands.get(name))
     width = max(len(command.name) for command in known)
-    lines = [f"  {command.name:<{width}}  {command.help:<42}  {command.example}".rstrip() for command in known]
+    lines = [f"  {command.name:<{width}}  {command.help}" for command in known]
     return "\n".join([_HEAD, *lines, "", _TAIL])

@@ -14,6 +14,7 @@ from typing import Any
 from headrace.config import support
 from headrace.config.option_groups import OptionGroup, group_flags, read_groups
 from headrace.config.options import ServerOptions
+from headrace.distributions import missing
 from headrace.errors import ConfigError
 from headrace.models.control_mode import check_control_mode
 from headrace.models.interceptors import Interceptor
@@ -158,6 +159,10 @@ def _explain(word: str, groups: Sequence[type[OptionGroup]], before: str) -> Con
         found = without_value(word, before, word)
         return ConfigError(f"Unexpected argument: {found}; did you mean --model-repository={found}?")
     known = [*FLAGS, *(flag[2:] for flag in _flags_of(groups))]
+    words = name.lstrip("-").split("-")
+    for part in ("-".join(words[:2]), words[0]):
+        if (hint := missing("flag", part)) and part not in {kind.name for kind in groups}:
+            return WordError(f"unrecognized option '{name}'. {hint}")
     nearest = ["workers"] if name == "--frontend-processes" else get_close_matches(name.lstrip("-"), known, 1)
     return WordError(f"unrecognized option '{name}'" + (f"; did you mean '--{nearest[0]}'?" if nearest else ""))
 

@@ -50,6 +50,10 @@ BAD_TEXTS = [
         f"4:16: input[0].data_type: expected one of {TYPES}, found TYPE_FP31; did you mean 'TYPE_FP32'?",
     ),
     (
+        "input { data_type: TYPE_BYTES }",
+        f"1:20: input[0].data_type: expected one of {TYPES}, found TYPE_BYTES",
+    ),
+    (
         "instance_group [ { kind: GPU } ]",
         "1:26: instance_group[0].kind: expected one of KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL, found GPU; "
         "did you mean 'KIND_GPU'?",

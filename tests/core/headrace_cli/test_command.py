@@ -50,7 +50,7 @@ def test_a_command_of_a_plugin_runs_and_is_listed(headrace: Start, distribute: D
     assert run(headrace, "greet", "you", "--loud") == (7, "HELLO YOU\n", "")
     code, listed, _ = run(headrace, "--help")
     assert code == 0
-    assert ["greet", "say hello", "headrace greet you"] in [
+    assert ["greet", "say hello"] in [
         [cell.strip() for cell in line.split("  ") if cell.strip()] for line in listed.splitlines()
     ]
     found = json.loads(run(headrace, "plugins", "--json")[1])
@@ -92,7 +92,8 @@ def test_a_command_that_nobody_could_call_breaks_its_plugin(
     distribute("greet", GREET.replace('"greet"', f'"{name}"'))
     found = json.loads(run(headrace, "plugins", "--json")[1])
     assert {one["name"]: one["error"] for one in found}["greet"] == f"TypeError: {reason}"
-    assert f"  {name} " not in run(headrace, "--help")[1].replace("serve the models", "").replace("  serve ", "", 1)
+    shown = [line for line in run(headrace, "--help")[1].splitlines() if line.startswith(f"  {name} ")]
+    assert [line for line in shown if "serve the models of a repository" not in line] == []
 
 
 @pytest.mark.parametrize("name", ["check", "explain", "load", "unload", "index"])

@@ -52,6 +52,19 @@ def test_each_command_says_what_it_cannot_read(
     assert text in "\n".join(rest)
 
 
+@pytest.mark.parametrize(
+    ("flag", "distribution"), [("--audit-log-file", "headrace-logging"), ("--openai-port", "headrace-openai")]
+)
+def test_a_flag_of_a_plugin_that_is_not_installed_names_what_installs_it(
+    flag: str, distribution: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only_core = Plugins.discover(())
+    monkeypatch.setattr(Plugins, "discover", lambda *_: only_core)
+    assert refused(capsys, "serve", f"{flag}=x").endswith(
+        f"unrecognized option '{flag}'. It comes with the distribution {distribution}: pip install {distribution}\n"
+    )
+
+
 def test_a_command_that_there_is_not_leaves_with_the_same_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no plugin provides command 'sreve'; did you mean 'serve'?" in refused(capsys, "sreve")
     assert "Usage: headrace <command>" in refused(capsys)

@@ -186,14 +186,20 @@ def _expected(field: FieldDescriptor) -> str:
 
 
 def _nearest_value(field: FieldDescriptor, found: str) -> str:
-    hint = _suggest(found, list(field.enum_type.values_by_name)) if field.enum_type is not None else ""
+    if field.enum_type is None:
+        return ""
+    names = list(field.enum_type.values_by_name)
+    prefix = names[0].partition("_")[0] + "_"  # TYPE_, which makes all names similar
+    hint = _suggest(prefix + found.removeprefix(prefix), names, len(prefix))
     return f"; {hint}" if hint else ""
 
 
-def _suggest(name: str, known: list[str]) -> str:
-    """Return "did you mean '...'?" with the most similar name, ignoring case; empty if no name is similar."""
-    originals = {other.lower(): other for other in known}
-    nearest = get_close_matches(clip(name).lower(), originals, 1, cutoff=0.5)
+def _suggest(name: str, known: list[str], start: int = 0) -> str:
+    """Return "did you mean '...'?" with the name that is most similar from ``start`` on, ignoring case; empty if no
+    name is similar.
+    """
+    originals = {other[start:].lower(): other for other in known}
+    nearest = get_close_matches(clip(name)[start:].lower(), originals, 1, cutoff=0.5)
     return f"did you mean '{originals[nearest[0]]}'?" if nearest else ""
 
 

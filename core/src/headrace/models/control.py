@@ -88,7 +88,8 @@ class Control:
         if not self.is_explicit or self._options.load_model == (ALL,):
             return await self._lifecycle.load_all(entries.values())
         wanted = dict.fromkeys(self._options.load_model)
-        missing: list[HeadraceError] = [poll_failure(name) for name in wanted if name not in entries]
+        why = "no model repository has it"
+        missing: list[HeadraceError] = [poll_failure(name, why) for name in wanted if name not in entries]
         for error in missing:
             log.error("%s", error.message)
         return missing + await self._lifecycle.load_all(entries[name] for name in wanted if name in entries)
