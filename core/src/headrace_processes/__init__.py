@@ -8,7 +8,7 @@
 | `launch` | server, a thread | starts the process |
 | `handshake` | both | says what to load, and checks that it is loaded and ready |
 | `batch_channel` | server, event loop | sends batches, receives answers |
-| `child_main` | child | executes batches on the main thread, and listens on another |
+| `child_main` | child | executes batches on the main thread, and reads other messages on a second one |
 | `remote_services` | both | calls from the instance to its server, and its log |
 
 The messages are in `headrace_processes.ipc`. Exits and restarts are in `headrace_processes.supervision`, with the

@@ -22,10 +22,10 @@ class BatchSink(Protocol):
     """Receives the answers of a child."""
 
     def batch_done(self, tickets: Sequence[Ticket], answers: Sequence[Answer], times: Times) -> None:
-        """A batch has run. ``tickets`` are the requests of it that have their last answer."""
+        """Receive the last answers of a batch that has run. ``tickets`` are their requests."""
 
     def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
-        """One answer has arrived separately from its batch."""
+        """Receive one answer that was sent separately from its batch."""
 
 
 class BatchChannel(LoopOutgoingRequests):
@@ -64,7 +64,7 @@ class BatchChannel(LoopOutgoingRequests):
 
     def done(self, message: Frame) -> None:
         """Handle DONE, ALIKE_DONE and LAYOUT. Raises `ProtocolError`, or another error for a malformed message."""
-        done = self._reader.hear(message, self.in_flight)
+        done = self._reader.receive(message, self.in_flight)
         if done is None:
             return
         calls, answers, times = done
@@ -86,25 +86,25 @@ class WarmUp:
 
     def __init__(self) -> None:
         self._waiting: set[Ticket] = set()
-        self._problem: HeadraceError | None = None
+        self._error: HeadraceError | None = None
         self._done = asyncio.Event()
 
     async def run(self, batches: BatchChannel, sample: WarmupSample, instance: str) -> None:
         """Execute ``sample`` on ``instance``. Raises `InternalError` with the sample's name if any request fails."""
         for number in range(sample.count):
             sample.tell(instance, number + 1)
-            self.require_life()
+            self.require_alive()
             self._waiting = set(sample.tickets)
             self._done.clear()
             batches.run(sample.tickets)
             await self._done.wait()
-            if self._problem is not None:
-                raise InternalError(f"failed to run warmup sample '{sample.name}': {self._problem.message}; ")
+            if self._error is not None:
+                raise InternalError(f"failed to run warmup sample '{sample.name}': {self._error.message}; ")
 
-    def require_life(self) -> None:
+    def require_alive(self) -> None:
         """Raise `InternalError` if the child has died since it was loaded."""
-        if self._problem is not None:
-            raise InternalError(self._problem.message)
+        if self._error is not None:
+            raise InternalError(self._error.message)
 
     def batch_done(self, tickets: Sequence[Ticket], answers: Sequence[Answer], times: Times) -> None:
         for ticket, answer in zip(tickets, answers, strict=True):
@@ -112,12 +112,12 @@ class WarmUp:
 
     def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         if isinstance(answer, HeadraceError) and not isinstance(answer, Rescheduled):
-            self._problem = answer
+            self._error = answer
         if final:
             self._waiting.discard(ticket)
         if not self._waiting:
             self._done.set()
 
     def child_died(self, child: object, reason: str) -> None:
-        self._problem = Unavailable(reason)
+        self._error = Unavailable(reason)
         self._done.set()

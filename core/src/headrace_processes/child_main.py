@@ -27,7 +27,7 @@ from headrace.executors.runner import LATER, Later, Runner
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.telemetry import log_output
-from headrace.telemetry.log_output import speak_for_all
+from headrace.telemetry.log_output import set_process_model
 from headrace_processes.handshake import ChildKind, InstanceSpec
 from headrace_processes.ipc.arena import Arena, Reader
 from headrace_processes.ipc.batches import BatchReader
@@ -63,7 +63,7 @@ def serve(
     parts_of: Callable[[FramedSocket], ChildParts] | None = None,
 ) -> NoReturn:
     """Run the child. `headrace_processes.supervision.bootstrap` calls this, with inherited descriptors.
-    ``parts_of`` returns other parts than the default; it gets the channel ``side``."""
+    ``parts_of`` gets the channel ``side`` and returns the parts; None for the default ones."""
     faulthandler.enable(crash_file)
     faulthandler.register(signal.SIGUSR1, crash_file)
     if prints_records:
@@ -72,10 +72,10 @@ def serve(
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    work_channel, side_channel = FramedSocket(work, leave, busy_poll_us), FramedSocket(side, leave)
+    work_channel, side_channel = FramedSocket(work, exit_now, busy_poll_us), FramedSocket(side, exit_now)
     inbound_arena, outbound_arena = Arena.attach(inbound, arena_bytes), Arena.attach(outbound, arena_bytes)
     mappings = ReceivedMappings(descriptors)
-    direct_channel = FramedSocket(direct, leave, busy_poll_us)
+    direct_channel = FramedSocket(direct, exit_now, busy_poll_us)
     parts = ChildParts() if parts_of is None else parts_of(side_channel)
     sender = FrameSender(work_channel, side_channel, outbound_arena, parts.encoder)
     decoder = parts.decoder(Reader(inbound_arena), sender.free.append, mappings)
@@ -86,16 +86,17 @@ def serve(
     listener = parts.listener(side_channel, requests, sender, services, batch_loop)
     for fd in (work, side, direct, descriptors, inbound, outbound, crash_file):
         os.set_inheritable(fd, False)  # processes that the model starts must not hold the server's end open
-    os.register_at_fork(after_in_child=partial(_cut_off, work))
-    threading.Thread(target=_until_error, args=(listener.listen, crash_file), name="headrace-side", daemon=True).start()
+    os.register_at_fork(after_in_child=partial(_detach_fork, work))
+    threading.Thread(target=_run_forever, args=(listener.listen, crash_file), name="headrace-side", daemon=True).start()
     forward_log(services, log_level)
-    _until_error(batch_loop.work, crash_file)
+    _run_forever(batch_loop.work, crash_file)
 
 
 class BatchLoop:
-    """Drives the instance of a child. It is the `headrace.executors.runner.AnswerSink` of its runner.
+    """Loads the instance of a child and runs its batches. It is the `headrace.executors.runner.AnswerSink` of its
+    runner.
 
-    ``open`` has, by call number, the tickets of the requests without their last answer.
+    ``open``: the tickets of requests that have no last answer yet, by call number.
     """
 
     def __init__(
@@ -112,16 +113,16 @@ class BatchLoop:
         self._mappings = mappings
         self._batches = BatchReader(decoder)
         self._spec: InstanceSpec | None = None
-        #: The number of the last request that came.
-        self._newest = 0
-        #: What is to be done with requests that have not come yet, by their numbers.
+        #: The number of the last request that was received.
+        self._last_call = 0
+        #: Changes of requests that have not been received yet, by their numbers.
         self._early: dict[int, Change] = {}
 
     def work(self) -> NoReturn:
         """Execute the messages of the server until it sends CLOSE."""
         frames = self._work.frames()
         runner = self._load(next(frames))
-        while True:  # without a loop variable, which would keep the last message, perhaps a large one, until the next
+        while True:  # no loop variable: it would keep the last message, perhaps a large one, until the next arrives
             self._run(runner, next(frames))
 
     def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
@@ -134,23 +135,22 @@ class BatchLoop:
         self._sender.release()
 
     def change(self, message: Frame) -> None:
-        """Cancel, stop or read the requests that ``message`` names, also those that are still to come.
+        """Cancel, stop or read the requests that ``message`` names. Called on the thread of the `Listener`.
 
-        The thread of the `Listener` calls this. Batches come on another socket, so a request may be cancelled before
-        it is here.
+        Batches arrive on another socket, so a request may be cancelled before it is received. Such a change is stored.
         """
         change = change_of(message)
         if change is None:
             return
         for call in read_integers(message):
-            if call > self._newest and message.kind != Kind.READ:
+            if call > self._last_call and message.kind != Kind.READ:
                 self._early[call] = change
-            if (ticket := self.open.get(call)) is not None:  # checked last: it may have come meanwhile
+            if (ticket := self.open.get(call)) is not None:  # checked last: it may have been received meanwhile
                 change(ticket)
 
-    def _catch_up(self) -> None:
-        """Make the changes that came before their requests. To make one twice is harmless."""
-        for call in [call for call in list(self._early) if call <= self._newest]:
+    def _apply_early(self) -> None:
+        """Apply the changes that arrived before their requests. To apply one twice is harmless."""
+        for call in [call for call in list(self._early) if call <= self._last_call]:
             change = self._early.pop(call)
             if (ticket := self.open.get(call)) is not None:
                 change(ticket)
@@ -158,7 +158,7 @@ class BatchLoop:
     def _load(self, message: Frame) -> Runner:
         try:
             self._spec = spec = InstanceSpec.from_json(message.text, self._services)
-            speak_for_all(spec.name)
+            set_process_model(spec.name)
             module, _, name = spec.entry.partition(":")
             self.instance = getattr(import_module(module), name)(spec)
             schema = spec.schema()
@@ -171,15 +171,16 @@ class BatchLoop:
             close_instance(self.instance, spec.instance_name)
             self._fail(error)
         runner.connect(self)
-        # What loading created lives as long as the process. So the garbage collections of the model need not visit it.
+        # Objects created by loading live as long as the process. Frozen, they are not visited by garbage collections.
         gc.collect()
         gc.freeze()
         checks = type(self.instance).is_ready is not BaseInstance.is_ready
-        self._work.send(json_frame(ChildKind.LOADED, {"has_check": checks, "version": VERSION, **self._loaded(runner)}))
+        details = self._load_details(runner)
+        self._work.send(json_frame(ChildKind.LOADED, {"has_check": checks, "version": VERSION, **details}))
         return runner
 
-    def _loaded(self, runner: Runner) -> Mapping[str, object]:
-        """Return what else the server needs to know of the instance."""
+    def _load_details(self, runner: Runner) -> Mapping[str, object]:
+        """Return further fields of the LOADED message."""
         return {}
 
     def _fail(self, error: BaseException) -> NoReturn:
@@ -195,26 +196,26 @@ class BatchLoop:
         if message.kind == ChildKind.CLOSE:
             self._close(runner)
         if message.kind == Kind.UNMAP:
-            self._mappings.forget(read_integers(message))
+            self._mappings.release(read_integers(message))
             return
-        requests = self._batches.hear(message)
+        requests = self._batches.receive(message)
         if not requests:
             return
         tickets = [self._ticket(request) for request in requests]
-        self._newest = requests[-1].call
+        self._last_call = requests[-1].call
         if self._early:
-            self._catch_up()
-        self._work.is_hurried = len(requests) == 1  # the callers of a large batch take a while to send again
+            self._apply_early()
+        self._work.is_reply_due = len(requests) == 1  # the callers of a large batch take longer to send again
         answers, times = run_batch(runner, tickets)
         replies = [self._reply(request, answer) for request, answer in zip(requests, answers, strict=True)]
         if lost := self._mappings.take_lost():
             self._work.send(integers_frame(Kind.LOST, lost))
         self._sender.answer(replies, times)
-        del requests, tickets, answers, replies, message  # release what only these held
+        del requests, tickets, answers, replies, message  # frees the tensors that only these variables reference
         self._sender.release()
 
     def _ticket(self, request: ReceivedRequest) -> Ticket:
-        self.open[request.call] = ticket = Ticket(request, _nobody)
+        self.open[request.call] = ticket = Ticket(request, _ignore)
         ticket.rows, ticket.pinned = request.rows, request.pinned
         return ticket
 
@@ -244,14 +245,14 @@ class BatchLoop:
             log.exception("failed to release what the instance used")
 
 
-def _nobody(answer: Answer, final: bool) -> None:
-    """Do nothing: the answers of a child are sent by its runner."""
+def _ignore(answer: Answer, final: bool) -> None:
+    """Do nothing: the runner sends the answers of a child."""
 
 
 class Listener:
-    """Reads the socket ``side`` on a thread of its own, because its messages cannot wait for the running batch.
+    """Reads the socket ``side`` on a thread of its own: its messages cannot wait for the running batch.
 
-    They are: answers to the model's own requests, changes of requests (cancelled, read), and readiness checks.
+    They are answers to the model's own requests, changes of requests (cancelled, read), and readiness checks.
     """
 
     def __init__(
@@ -266,19 +267,19 @@ class Listener:
         self._services, self._batch_loop = services, batch_loop
 
     def listen(self) -> None:
-        """Handle messages until the server has gone."""
+        """Handle messages until the server disconnects."""
         for message in self._side.frames():
-            self._hear(message)
+            self._receive(message)
             self._sender.release()
 
-    def _hear(self, message: Frame) -> None:
+    def _receive(self, message: Frame) -> None:
         kind = message.kind
         if kind == Kind.ANSWERS:
-            self._requests.hear(message)
+            self._requests.receive(message)
         elif kind == Kind.RESULT:
             self._services.resolved(read_json(message))
         elif kind == Kind.RELEASE:
-            self._sender.take_back(read_integers(message))
+            self._sender.free_blocks(read_integers(message))
         elif kind == ChildKind.CHECK:
             threading.Thread(target=self._check, name="headrace-check", daemon=True).start()
         else:
@@ -295,7 +296,7 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class ChildParts:
-    """What makes the parts of a child. One on a GPU has others (`headrace_processes.device_process`)."""
+    """The classes of the parts of a child. `headrace_processes.device_process` has those for a GPU."""
 
     encoder: type[Encoder] = Encoder
     decoder: Callable[[Reader, Callable[[int], None], ReceivedMappings], Decoder] = Decoder
@@ -304,23 +305,23 @@ class ChildParts:
     listener: Callable[..., Listener] = Listener
 
 
-def leave() -> NoReturn:
-    """End the process at once, because the server has gone."""
+def exit_now() -> NoReturn:
+    """Exit at once: the server has disconnected."""
     os._exit(0)
 
 
-def _cut_off(work: int) -> None:
-    """Detach a process that the model has forked: it must not take part in the batches.
+def _detach_fork(work: int) -> None:
+    """Detach a process that the model has forked, so that it cannot run batches.
 
-    If it returns from the model's code, its socket is at an end, and it exits.
+    If it returns from the model's code, it reads the end of its socket and exits.
     """
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, work, inheritable=False)
     os.close(null)
 
 
-def _until_error(work: Callable[[], None], crash_file: int) -> NoReturn:
-    """Do ``work``, which only an error ends. Then end the process at once."""
+def _run_forever(work: Callable[[], None], crash_file: int) -> NoReturn:
+    """Call ``work``, which returns only by an error. Then exit at once."""
     status = 1
     try:
         work()

@@ -1,6 +1,6 @@
 """Complete a config by its backend in a process of its own, so that the server survives a crash of the engine.
 
-For models whose instances have processes of their own. The process ends with its answer.
+For models whose instances have processes of their own. The process writes its result and exits.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 _Completed: TypeAlias = Literal[
     "max_batch_size", "input", "output", "dynamic_batching", "sequence_batching", "model_transaction_policy"
 ]
-#: What `Backend.complete_config` may change.
+#: The fields that `Backend.complete_config` may change.
 _COMPLETED: tuple[_Completed, ...] = get_args(_Completed)
-#: A config is smaller.
-_MOST_BYTES = 16 << 20
+#: At most this much of a result is read. A config is smaller.
+_MAX_BYTES = 16 << 20
 
 
-def complete_apart(backend: Backend, model: Model, isolation: Isolation) -> None:
+def complete_in_process(backend: Backend, model: Model, isolation: Isolation) -> None:
     """Call ``backend.complete_config(model)`` in a process with the limits of ``isolation``. Blocks.
 
     Raises the `ConfigError` or `LoadError` of that call. Raises `LoadError` if the process exits early or exceeds its
     time.
     """
-    order = {
+    task = {
         "backend": f"{type(backend).__module__}:{type(backend).__qualname__}",
         "options": dict(backend.options),
         "name": model.name,
@@ -49,20 +49,20 @@ def complete_apart(backend: Backend, model: Model, isolation: Isolation) -> None
         "config": model.config.SerializeToString().hex(),
         "is_sent": model.is_sent,
     }
-    with tempfile.TemporaryFile() as exchange, tempfile.TemporaryFile() as crash_file:
-        exchange.write(json.dumps(order).encode())
-        exchange.flush()
-        found = _read(model.name, exchange, _run(model.name, isolation, exchange, crash_file))
-    if "config" in found:
-        _merge(found["config"], model.config)
+    with tempfile.TemporaryFile() as shared_file, tempfile.TemporaryFile() as crash_file:
+        shared_file.write(json.dumps(task).encode())
+        shared_file.flush()
+        result = _read_result(model.name, shared_file, _run_process(model.name, isolation, shared_file, crash_file))
+    if "config" in result:
+        _merge(result["config"], model.config)
         return
-    message, code = str(found["message"]), Code(found["code"])
-    raise ConfigError(message, code, field=found["field"]) if "field" in found else LoadError(message, code)
+    message, code = str(result["message"]), Code(result["code"])
+    raise ConfigError(message, code, field=result["field"]) if "field" in result else LoadError(message, code)
 
 
-def _merge(found: str, config: ModelConfig) -> None:
-    """Copy into ``config`` only what a backend may complete: the engine may have damaged the process."""
-    completed: Any = type(config).FromString(bytes.fromhex(found))
+def _merge(result: str, config: ModelConfig) -> None:
+    """Copy only the fields in `_COMPLETED` into ``config``: the engine may have damaged the others."""
+    completed: Any = type(config).FromString(bytes.fromhex(result))
     for field, _ in completed.ListFields():
         if field.name not in _COMPLETED:
             completed.ClearField(field.name)
@@ -71,10 +71,10 @@ def _merge(found: str, config: ModelConfig) -> None:
     config.MergeFrom(completed)
 
 
-def _run(name: str, isolation: Isolation, exchange: IO[bytes], crash_file: IO[bytes]) -> str:
-    """Run the process. Return how it ended, to complete the sentence "the process ..."."""
-    fds = {"exchange": exchange.fileno(), "crash_file": crash_file.fileno()}
-    entry, timeout_s = f"{__name__}:answer", isolation.start_timeout_s + isolation.load_timeout_s
+def _run_process(name: str, isolation: Isolation, shared_file: IO[bytes], crash_file: IO[bytes]) -> str:
+    """Run the process. Return how it ended, as the end of a sentence "the process ..."."""
+    fds = {"shared_file": shared_file.fileno(), "crash_file": crash_file.fileno()}
+    entry, timeout_s = f"{__name__}:run_task", isolation.start_timeout_s + isolation.load_timeout_s
     try:
         command = child_command(
             sys.executable, entry, f"{name}_completion", (), memory_bytes=isolation.memory_bytes, **fds
@@ -86,46 +86,46 @@ def _run(name: str, isolation: Isolation, exchange: IO[bytes], crash_file: IO[by
     child = ChildProcess(process, crash_file, folders_of(()))
     is_late = threading.Event()
 
-    def end_it() -> None:
+    def kill_late() -> None:
         is_late.set()
         child.kill()
 
-    timer = threading.Timer(timeout_s, end_it)
+    timer = threading.Timer(timeout_s, kill_late)
     timer.daemon = True
     timer.start()
     code = child.wait()
     timer.cancel()
-    how = f"was not over within {timeout_s:g} s" if is_late.is_set() else ending(code)
-    return f"{how}\n{read_crash_report(child)}".rstrip()
+    exit_text = f"was not over within {timeout_s:g} s" if is_late.is_set() else ending(code)
+    return f"{exit_text}\n{read_crash_report(child)}".rstrip()
 
 
-def _read(name: str, exchange: IO[bytes], how: str) -> dict[str, Any]:
-    exchange.seek(0)
-    text = exchange.read(_MOST_BYTES)
+def _read_result(name: str, shared_file: IO[bytes], exit_text: str) -> dict[str, Any]:
+    shared_file.seek(0)
+    text = shared_file.read(_MAX_BYTES)
     with contextlib.suppress(ValueError):
-        found: dict[str, Any] = json.loads(text)
-        if "backend" not in found:  # else the file still has the order
-            return found
-    raise LoadError(f"the process in which the config of model '{name}' was being completed {how}")
+        result: dict[str, Any] = json.loads(text)
+        if "backend" not in result:  # otherwise the file still has the task
+            return result
+    raise LoadError(f"the process in which the config of model '{name}' was being completed {exit_text}")
 
 
 # ---------------------------------------------------------------------- in the process
 
 
-def answer(*, exchange: int, crash_file: int, memory_bytes: int) -> NoReturn:
-    """Read the order from the descriptor ``exchange``, overwrite it with the answer, and end the process."""
+def run_task(*, shared_file: int, crash_file: int, memory_bytes: int) -> NoReturn:
+    """Read the task from the descriptor ``shared_file``, overwrite it with the result, and exit."""
     faulthandler.enable(crash_file)
     if memory_bytes:
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    with open(exchange, "r+b", closefd=False) as stream:
+    with open(shared_file, "r+b", closefd=False) as stream:
         stream.seek(0)  # both processes share one position
-        order = json.load(stream)
-        found = json.dumps(_complete(**order)).encode()
+        task = json.load(stream)
+        result = json.dumps(_complete(**task)).encode()
         stream.seek(0)
         stream.truncate()
-        stream.write(found)
+        stream.write(result)
     os._exit(0)  # even if the engine has started threads
 
 
@@ -137,18 +137,18 @@ def _complete(
 
     module, _, kind = backend.partition(":")
     parsed = ModelConfig.FromString(bytes.fromhex(config))
-    made: Backend = getattr(import_module(module), kind)(options)
+    backend_object: Backend = getattr(import_module(module), kind)(options)
     try:
-        parameters: Any = parse_parameters(made.Parameters, parsed.parameters)
+        parameters: Any = parse_parameters(backend_object.Parameters, parsed.parameters)
     except ConfigError:  # reported when the completed config is checked
-        parameters = parse_parameters(made.Parameters, {})
+        parameters = parse_parameters(backend_object.Parameters, {})
     try:
-        made.complete_config(Model(name, version, Path(path), parsed, parameters, is_sent=is_sent))
+        backend_object.complete_config(Model(name, version, Path(path), parsed, parameters, is_sent=is_sent))
     except ConfigError as error:
         return {"message": error.message, "code": error.code.value, "field": error.field}
     except HeadraceError as error:
         return {"message": error.message, "code": error.code.value}
     except BaseException as error:  # SystemExit of a plugin is its error, too
-        text = f"backend '{made.name}' failed to complete the config of '{name}': {summary(error)}"
+        text = f"backend '{backend_object.name}' failed to complete the config of '{name}': {summary(error)}"
         return {"message": text, "code": Code.INTERNAL.value}
     return {"config": parsed.SerializeToString().hex()}

@@ -1,9 +1,9 @@
-"""A child on a GPU, on the server's side: its tensors there pass to and from other models without a copy in the host's
-memory (`headrace_processes.ipc.device_memory`).
+"""A child on a GPU, on the server's side. Its tensors pass to and from other models without a copy in the host's memory
+(`headrace_processes.ipc.device_memory`).
 
-The event loop calls no function of CUDA. Each child has a `StagingThread`: it copies inputs into device memory that the
-child reads, and to the host what the child or its model wants there. Tensors of the child are opened when an instance
-first reads them, on its thread.
+The event loop calls no function of CUDA. Each child has a `StagingThread`. It copies inputs into device memory that the
+child reads; inputs that the child or its model takes on the host it copies to the host. A tensor of the child is opened
+when an instance first reads it, on the thread of that instance.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Soon = Callable[[Callable[[], None]], object]
 
 
 def visible_gpus() -> Sequence[str]:
-    """Return the UUIDs of the GPUs that this process finds; none without a driver. Blocks while CUDA is loaded."""
+    """Return the UUIDs of the GPUs that this process can use; none without a driver. Blocks while CUDA is loaded."""
     try:
         return cuda_library().devices()
     except CudaError:
@@ -49,7 +49,7 @@ def visible_gpus() -> Sequence[str]:
 class StagingThread:
     """Prepares the tensors of one child's messages on a thread of its own, in order. Event loop only.
 
-    Set when the child is loaded: ``gpus`` are the UUIDs of the GPUs that it finds. If ``inputs_on_host``, its inputs
+    Set when the child is loaded: ``gpus`` are the UUIDs of the GPUs that it can use. If ``inputs_on_host``, its inputs
     are arrays.
     """
 
@@ -60,28 +60,28 @@ class StagingThread:
         self._thread = ThreadPoolExecutor(1, f"headrace-stage-{name}")
         self._sent: SentDeviceMemory | None = None
         self._is_closed = False
-        #: The jobs that are not done.
+        #: The number of jobs that are not done.
         self.waiting = 0
 
     def run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Call ``work`` on the thread, and then ``done`` with its result, or its error, on the event loop. Neither is
-        called after `close`."""
+        """Call ``work`` on the thread, and then ``done`` with its result or error on the event loop. After `close`,
+        neither is called."""
         if self._is_closed:
             return
         self.waiting += 1
         self._thread.submit(self._work, work, done)
 
     def staged(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``tensors`` as the child takes them: device tensors staged, or as arrays. On the thread."""
+        """Return ``tensors`` with each device tensor staged, or as an array. Called on the thread."""
         return {name: self._stage(each) if isinstance(each, DeviceTensor) else each for name, each in tensors.items()}
 
-    def hear(self, message: Frame) -> bool:
+    def receive(self, message: Frame) -> bool:
         """Handle the child's messages about memory that was sent to it. Return False for any other kind."""
         if self._sent is None or message.kind not in (Kind.DEVICE_FREE, Kind.DEVICE_CLOSED):
             return False
         numbers = read_integers(message)
         if message.kind == Kind.DEVICE_FREE:
-            self._sent.give_back(numbers)
+            self._sent.free_blocks(numbers)
         else:
             self._sent.closed(numbers)
         return True
@@ -112,7 +112,7 @@ class StagingThread:
         self.waiting -= 1
         if not self._is_closed:
             done(result)
-        elif self._sent is not None:  # the thread may have made it after `close`
+        elif self._sent is not None:  # the thread may have created it after `close`
             self._sent.close()
 
 
@@ -124,7 +124,8 @@ def _as_error(error: BaseException) -> HeadraceError:
 
 
 class _SentTicket:
-    """A request of a batch as it is encoded: with its tensors prepared, and the outputs that stay on the device."""
+    """A request of a batch in the form that is encoded: with prepared inputs, and the outputs that stay on the
+    device."""
 
     __slots__ = ("pinned", "request", "rows")
 
@@ -136,7 +137,7 @@ class _SentTicket:
 
 
 class DeviceBatchChannel(BatchChannel):
-    """A `BatchChannel` for requests that bring device tensors, or get some: see `Ticket.on_device`."""
+    """A `BatchChannel` for requests and responses with device tensors: see `Ticket.on_device`."""
 
     def __init__(self, stage: StagingThread, name: str, encoder: Encoder, *parts: Any) -> None:
         super().__init__(name, encoder, *parts)
@@ -177,7 +178,7 @@ class DeviceBatchChannel(BatchChannel):
 
 
 class DeviceEndpoint(ServiceEndpoint):
-    """A `ServiceEndpoint` for a child whose requests to other models may bring device tensors, and get some."""
+    """A `ServiceEndpoint` for a child whose requests and responses may have device tensors."""
 
     stage: StagingThread
 
@@ -203,29 +204,29 @@ class DeviceIncomingRequests(IncomingRequests):
         if not targets and not is_on_device:
             self._submit_now(ticket)
             return
-        taken = self._device_inputs(request)
-        others = {name: value for name, value in request.inputs.items() if name not in (taken or ())}
+        device_inputs = self._device_inputs(request)
+        others = {name: value for name, value in request.inputs.items() if name not in (device_inputs or ())}
         if is_on_device and has_device_tensor(others):
             self._stage.run(partial(arrays_of, others), partial(self._submit_arrays, ticket))
             return
-        if targets and taken is not None:
+        if targets and device_inputs is not None:
             ticket.on_device = on_device_of(targets)
         self._submit_now(ticket)
 
     def _device_inputs(self, request: InferRequest) -> Collection[str] | None:
         """Return `headrace.ModelView.takes_device_tensors` of the model."""
         try:
-            found: Collection[str] | None = self._find(request.model_name, request.model_version).takes_device_tensors
-        except HeadraceError:  # it will be refused
+            names: Collection[str] | None = self._find(request.model_name, request.model_version).takes_device_tensors
+        except HeadraceError:  # the request will be refused
             return None
-        return found
+        return names
 
     def _submit_arrays(self, ticket: Ticket, inputs: Any) -> None:
         if isinstance(inputs, BaseException):
             ticket.respond(_as_error(inputs), True)
             return
         ticket.request = ticket.request.with_inputs({**ticket.request.inputs, **inputs})
-        self._submit_located(ticket)  # again: the model may be another one by now
+        self._submit_located(ticket)  # again: the model may have been replaced
 
     def _reply(self, send: Callable[[bytes], None], call: int, answer: Answer, final: bool) -> None:
         is_located = isinstance(answer, InferResponse) and has_device_tensor(answer.outputs)
@@ -268,21 +269,21 @@ class DeviceOutputSchema(OutputSchema):
         outputs: Mapping[str, Any] = response.outputs
         if not has_device_tensor(outputs):
             return super().sign(request, response)
-        wanted = request.outputs or (self.outputs if self.as_given else ())
+        requested = request.outputs or (self.outputs if self.as_given else ())
         copies = {name.removeprefix(HOST_COPY): each for name, each in outputs.items() if name.startswith(HOST_COPY)}
         outputs = {name: each for name, each in outputs.items() if not name.startswith(HOST_COPY)}
         arrays = {name: each for name, each in outputs.items() if not isinstance(each, DeviceTensor)}
         signed = super().sign(request, InferResponse(arrays, response.parameters, "", ""))
-        found: dict[str, Any] = dict(signed.outputs)
+        values: dict[str, Any] = dict(signed.outputs)
         for name, tensor in outputs.items():
-            if isinstance(tensor, DeviceTensor) and (not wanted or name in wanted):
+            if isinstance(tensor, DeviceTensor) and (not requested or name in requested):
                 spec: Spec = self._spec(name)
                 tensor._host = copies.get(name)
-                given: Any = tensor
-                if data_type(given) is not spec.datatype:
-                    self._differs_in_type(spec, given)
-                found[name] = given if spec.reshape is None else self._undo_reshape(spec, given)
-        ordered = {name: found[name] for name in outputs if name in found}
+                value: Any = tensor
+                if data_type(value) is not spec.datatype:
+                    self._differs_in_type(spec, value)
+                values[name] = value if spec.reshape is None else self._undo_reshape(spec, value)
+        ordered = {name: values[name] for name in outputs if name in values}
         return InferResponse(ordered, response.parameters, self.name, self.version, request.id)
 
 
@@ -308,7 +309,7 @@ class DeviceChild(Child):
         self._stage.gpus, self._stage.inputs_on_host = self._handshake.gpus, self._handshake.inputs_on_host
 
     def _codec(self, writer: Writer, reader: Reader, free: Callable[[int], None]) -> tuple[Encoder, Decoder]:
-        self._stage = StagingThread(self._name, cuda_library(), self._send_soon, self._soon)
+        self._stage = StagingThread(self._name, cuda_library(), self._send_soon, self._call_soon)
         self._received = ReceivedDeviceMemory(cuda_library, self._name, self._send_soon)
         endpoint = self._endpoint
         assert isinstance(endpoint, DeviceEndpoint)
@@ -322,15 +323,15 @@ class DeviceChild(Child):
         )
 
     def _send_soon(self, message: bytes) -> None:
-        self._soon(partial(self._send_aside, message))
+        self._call_soon(partial(self._send_aside, message))
 
-    def _hear(self, message: Frame) -> None:
+    def _receive(self, message: Frame) -> None:
         if message.kind == Kind.DEVICE_RETIRE:
             self._received.retire(read_integers(message))
-        elif not self._stage.hear(message):
-            super()._hear(message)
+        elif not self._stage.receive(message):
+            super()._receive(message)
 
-    def _let_go(self) -> None:
-        super()._let_go()
+    def _release(self) -> None:
+        super()._release()
         self._stage.close()
         self._received.close()

@@ -1,7 +1,7 @@
-"""The child of an instance on a GPU: tensors there pass to and from the server without a copy in the host's memory.
+"""The child of an instance on a GPU. Its tensors pass to and from the server without a copy in the host's memory.
 
-These are the parts of `headrace_processes.child_main`, with what they do in addition. The model's own thread copies an
-output into a block of device memory when it answers (`headrace_processes.ipc.device_memory`).
+The classes extend those of `headrace_processes.child_main`. The thread of the model copies each output into a block of
+device memory (`headrace_processes.ipc.device_memory`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class ServerDeviceMemory:
-    """The device memory that this process and its server share. CUDA is used with the first tensor there."""
+    """The device memory that this process and its server share. CUDA is loaded with the first tensor in it."""
 
     def __init__(self, gpus: Sequence[str], side: FramedSocket) -> None:
         self._gpus, self._send = gpus, side.send
@@ -47,8 +47,8 @@ class ServerDeviceMemory:
         self._visible = os.environ.get(_VISIBLE)
 
     def visible_gpus(self) -> Sequence[str]:
-        """Return the UUIDs of the GPUs that this process finds: those of the server, unless the model has chosen some.
-        So CUDA is not loaded for a model that does not use it."""
+        """Return the UUIDs of the GPUs that this process can use: the server's, unless the model has chosen others.
+        CUDA is loaded only if it has."""
         if os.environ.get(_VISIBLE) == self._visible:
             return self._gpus
         try:
@@ -57,23 +57,23 @@ class ServerDeviceMemory:
             return ()
 
     def stage(self, tensor: DeviceTensor) -> Any:
-        """Return ``tensor`` as it is sent: staged, or as an array. Blocks."""
+        """Return ``tensor`` in the form in which it is sent: staged, or as an array. Blocks."""
         with self._lock:
             if self.sent is None:
                 try:
                     self.sent = SentDeviceMemory(cuda_library(), self._gpus, self._send)
-                except CudaError:  # it is on a device of another kind
+                except CudaError:  # the tensor is on a device of another kind
                     return tensor.to_host()
         staged = self.sent.stage(tensor)
         return tensor.to_host() if staged is None else staged
 
-    def hear(self, message: Frame) -> bool:
+    def receive(self, message: Frame) -> bool:
         """Handle the messages about device memory. Return False for any other kind."""
         kind = message.kind
         if kind == Kind.DEVICE_RETIRE:
             self.received.retire(read_integers(message))
         elif self.sent is not None and kind == Kind.DEVICE_FREE:
-            self.sent.give_back(read_integers(message))
+            self.sent.free_blocks(read_integers(message))
         elif self.sent is not None and kind == Kind.DEVICE_CLOSED:
             self.sent.closed(read_integers(message))
         else:
@@ -82,7 +82,7 @@ class ServerDeviceMemory:
 
 
 class DeviceBatchLoop(BatchLoop):
-    """A `BatchLoop` whose requests may bring `DeviceTensor`s, and get some: see `Ticket.on_device`."""
+    """A `BatchLoop` for requests and responses with `DeviceTensor`s: see `Ticket.on_device`."""
 
     def __init__(self, memory: ServerDeviceMemory, *parts: Any) -> None:
         super().__init__(*parts)
@@ -91,8 +91,8 @@ class DeviceBatchLoop(BatchLoop):
     def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         super().send(ticket, self._located(ticket, answer), final)
 
-    def _loaded(self, runner: Runner) -> Mapping[str, object]:
-        """Return the GPUs that this process finds, if the instance takes or returns device tensors."""
+    def _load_details(self, runner: Runner) -> Mapping[str, object]:
+        """Return the GPUs that this process can use, if the instance takes or returns device tensors."""
         instance, spec = self.instance, self._spec
         assert spec is not None
         is_deferred = isinstance(instance, DeferredInstance) and instance.takes_device_tensors and not spec.shaping()
@@ -115,19 +115,19 @@ class DeviceBatchLoop(BatchLoop):
         return super()._reply(request, answer)
 
     def _located(self, ticket: Ticket, answer: Answer) -> Answer:
-        """Return ``answer`` with its device tensors as they are sent: on the device if the request takes them there."""
+        """Return ``answer`` with its device tensors staged if the request takes them on the device, else as arrays."""
         if not isinstance(answer, InferResponse) or not has_device_tensor(answer.outputs):
             return answer
-        wanted, given = getattr(ticket, "on_device", {}), dict[str, Any](answer.outputs)
+        on_device, values = getattr(ticket, "on_device", {}), dict[str, Any](answer.outputs)
         outputs: dict[str, Any] = {}
         try:
-            for name, value in given.items():
-                outputs[name] = self._sent(value, name in wanted) if isinstance(value, DeviceTensor) else value
-                if wanted.get(name) and type(outputs[name]) is Placed:
+            for name, value in values.items():
+                outputs[name] = self._sent(value, name in on_device) if isinstance(value, DeviceTensor) else value
+                if on_device.get(name) and type(outputs[name]) is Placed:
                     outputs[HOST_COPY + name] = value.to_host()
         except HeadraceError as error:
             return error
-        except Exception as error:  # of the framework that has the tensor
+        except Exception as error:  # raised by the framework that owns the tensor
             return BackendError(f"output '{name}' cannot be sent: {summary(error)}")
         return InferResponse(outputs, answer.parameters, answer.model_name, answer.model_version, answer.id)
 
@@ -137,7 +137,7 @@ class DeviceBatchLoop(BatchLoop):
 
 
 class DeviceServices(RemoteServices):
-    """The services of a server whose models may take device tensors, and answer with some."""
+    """The services of a server whose models may take and return device tensors."""
 
     passes_device_tensors = True
 
@@ -157,10 +157,10 @@ class DeviceServices(RemoteServices):
         return super().ask(request)
 
     def _staged(self, request: InferRequest, on_device: Mapping[str, bool] | None) -> InferRequest:
-        given: Mapping[str, Any] = request.inputs
+        values: Mapping[str, Any] = request.inputs
         inputs = {
             name: self._memory.stage(value) if isinstance(value, DeviceTensor) else value
-            for name, value in given.items()
+            for name, value in values.items()
         }
         return LocatedRequest.of(request.with_inputs(inputs), {}, None, on_device)
 
@@ -172,14 +172,13 @@ class DeviceListener(Listener):
         super().__init__(*parts)
         self._memory = memory
 
-    def _hear(self, message: Frame) -> None:
-        if not self._memory.hear(message):
-            super()._hear(message)
+    def _receive(self, message: Frame) -> None:
+        if not self._memory.receive(message):
+            super()._receive(message)
 
 
 def serve(*, gpus: Sequence[str], **arguments: Any) -> NoReturn:
-    """Run the child as `headrace_processes.child_main.serve` does. ``gpus`` are the UUIDs of those that the server
-    finds."""
+    """Run the child as `headrace_processes.child_main.serve` does. ``gpus`` are the UUIDs of the server's GPUs."""
     child_main.serve(**arguments, parts_of=partial(_parts, gpus))
 
 

@@ -1,4 +1,4 @@
-"""The start of a child: what it loads, whether that succeeded, and whether it is ready."""
+"""The start of a child: the instance that it loads, the result of loading, and readiness checks."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class ChildKind(IntEnum):
     """The kinds of frame between a child and its server, beside `headrace_processes.ipc.framing.Kind`."""
 
     LOAD = FIRST_OWN_KIND  # to the child; JSON: an instance spec
-    LOADED = FIRST_OWN_KIND + 1  # JSON: what the server needs to know of the instance
+    LOADED = FIRST_OWN_KIND + 1  # JSON: the properties of the instance that the server needs
     FAILED = FIRST_OWN_KIND + 2  # JSON: code, message, traceback
     CLOSE = FIRST_OWN_KIND + 3  # to the child: close the instance and exit
-    CHECK = FIRST_OWN_KIND + 4  # to the child: ask the instance whether it is ready
+    CHECK = FIRST_OWN_KIND + 4  # to the child: call the instance's `is_ready`
     CHECKED = FIRST_OWN_KIND + 5  # JSON: ready, reason
     UPDATE = FIRST_OWN_KIND + 6  # handle, operation, value: of a metric
 
@@ -76,8 +76,8 @@ class InstanceSpec:
 
     def to_json(self) -> bytes:
         """Return the spec as JSON, without the fields that are set in the child."""
-        sent = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _SET_IN_CHILD}
-        return json.dumps(sent).encode()
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _SET_IN_CHILD}
+        return json.dumps(values).encode()
 
     @property
     def is_decoupled(self) -> bool:
@@ -88,7 +88,7 @@ class InstanceSpec:
         """Return the outputs of the model, without checks: the server checks responses and undoes reshapes."""
         config = json.loads(self.config)
         config["output"] = [*config.get("output", ()), *self.kept]
-        return Unjudged.from_json(config, str(self.version), self.outputs_as_given)
+        return UncheckedSchema.from_json(config, str(self.version), self.outputs_as_given)
 
     def shaping(self) -> RaggedLayout | PaddingRules | None:
         """Return the rules of the config for requests of different shapes."""
@@ -96,14 +96,14 @@ class InstanceSpec:
 
     @classmethod
     def from_json(cls, text: bytes, services: Services) -> InstanceSpec:
-        sent: dict[str, Any] = json.loads(text)
-        return cls(**sent, services=services)
+        values: dict[str, Any] = json.loads(text)
+        return cls(**values, services=services)
 
 
 def load(spec: InstanceSpec) -> AnyInstance:
-    """Return the instance of ``spec``, from a new backend object. Raises what the backend raises.
+    """Create a backend object and return the instance of ``spec``. Errors of the backend are passed on.
 
-    This is the entry of backends that have none of their own.
+    The default entry, for backends that define none.
     """
     from google.protobuf.json_format import Parse
 
@@ -131,24 +131,24 @@ def load(spec: InstanceSpec) -> AnyInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class Unjudged(OutputSchema):
-    """The schema in a child. It checks nothing, because the server checks all responses of a child anyway."""
+class UncheckedSchema(OutputSchema):
+    """The schema in a child. It checks nothing, because the server checks every response of a child."""
 
     def signed(self, request: InferRequest, answer: Answer) -> Answer:
         """Return ``answer`` without the outputs that were not requested, so that they are not sent."""
-        wanted = request.outputs
-        if isinstance(answer, InferResponse) and wanted and len(answer.outputs) > 1:
-            kept = {k: v for k, v in answer.outputs.items() if k in wanted or k not in self.outputs}
-            return replace(answer, outputs=kept)
+        requested = request.outputs
+        if isinstance(answer, InferResponse) and requested and len(answer.outputs) > 1:
+            outputs = {k: v for k, v in answer.outputs.items() if k in requested or k not in self.outputs}
+            return replace(answer, outputs=outputs)
         return answer
 
 
 class Handshake:
-    """The handshake with the instance ``name``, by ``send``. ``loaded`` is True if the instance has an ``is_ready``.
-    ``takes_device_tensors`` is True if the instance takes or returns device tensors; ``gpus`` are then the UUIDs of the
-    GPUs that its process finds, and ``inputs_on_host`` is that of the instance.
+    """The handshake with the instance ``name``. ``send`` writes a frame. Event loop of the server only.
 
-    Event loop of the server only.
+    - ``loaded``: completes when the instance is loaded; True if it has an ``is_ready``.
+    - ``takes_device_tensors``: True if the instance takes or returns device tensors. Then ``gpus`` are the UUIDs of the
+      GPUs that its process can use, and ``inputs_on_host`` is that of the instance.
     """
 
     def __init__(self, name: str, send: Callable[[bytes], None]) -> None:
@@ -169,31 +169,31 @@ class Handshake:
             raise Unavailable(reason)
         return ready
 
-    def hear(self, message: Frame) -> bool:
+    def receive(self, message: Frame) -> bool:
         """Handle LOADED, FAILED or CHECKED. Return False for another kind. Raises `ProtocolError`."""
         if message.kind == ChildKind.CHECKED:
-            found = read_json(message)
+            content = read_json(message)
             checked, self._checked = self._checked, None
             if checked is not None:
-                checked.set_result((bool(found["ready"]), str(found["reason"])))
+                checked.set_result((bool(content["ready"]), str(content["reason"])))
         elif message.kind == ChildKind.FAILED:
-            found = read_json(message)
-            log.error("instance '%s' failed to load:\n%s", self._name, found["traceback"].rstrip())
-            self.loaded.set_exception(LoadError(found["message"], Code(found["code"])))
+            content = read_json(message)
+            log.error("instance '%s' failed to load:\n%s", self._name, content["traceback"].rstrip())
+            self.loaded.set_exception(LoadError(content["message"], Code(content["code"])))
         elif message.kind == ChildKind.LOADED:
-            found = read_json(message)
-            if found["version"] != VERSION:
-                raise ProtocolError(f"version {found['version']} of the schema, not {VERSION}")
-            if "gpus" in found:
-                self.takes_device_tensors, self.gpus = True, [str(uuid) for uuid in found["gpus"]]
-                self.inputs_on_host = bool(found["inputs_on_host"])
-            self.loaded.set_result(bool(found["has_check"]))
+            content = read_json(message)
+            if content["version"] != VERSION:
+                raise ProtocolError(f"version {content['version']} of the schema, not {VERSION}")
+            if "gpus" in content:
+                self.takes_device_tensors, self.gpus = True, [str(uuid) for uuid in content["gpus"]]
+                self.inputs_on_host = bool(content["inputs_on_host"])
+            self.loaded.set_result(bool(content["has_check"]))
         else:
             return False
         return True
 
     def end(self, reason: str, report: str) -> None:
-        """Fail everything that waits for an answer: the child has died for ``reason``, with this crash report."""
+        """Fail every call that waits: the child has died for ``reason``, with the crash ``report``."""
         if self._checked is not None and not self._checked.done():
             self._checked.set_result((False, reason))
         if not self.loaded.done():

@@ -23,15 +23,15 @@ ARENA_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(slots=True)
-class Launched(ChildProcess):
+class LaunchedChild(ChildProcess):
     """The child of an instance, on its parent's side.
 
     | Field | Use |
     |---|---|
     | ``work`` | socket for batches |
     | ``side`` | socket for everything that must be read while a batch runs |
-    | ``direct`` | socket for one request at a time to another model; the asking thread reads the answer itself |
-    | ``at_once`` | ``direct``, for threads that answer |
+    | ``direct`` | socket for one request at a time to another model; the calling thread reads the answer itself |
+    | ``direct_at_once`` | a second descriptor of ``direct``, for threads that send answers |
     | ``descriptors`` | socket for the descriptors of client memory |
     | ``inbound`` | arena in which the parent allocates |
     | ``outbound`` | arena that the parent reads |
@@ -40,21 +40,21 @@ class Launched(ChildProcess):
     work: socket.socket
     side: socket.socket
     direct: socket.socket
-    at_once: socket.socket
+    direct_at_once: socket.socket
     descriptors: socket.socket
     inbound: Arena
     outbound: Arena
 
     def close(self) -> None:
-        """Close the arenas and ``descriptors``; views keep their memory. The reader of the crash file closes that."""
+        """Close the arenas and ``descriptors``. Views keep their memory. `ExitWatcher` closes the crash file."""
         self.descriptors.close()
         self.inbound.close()
         self.outbound.close()
 
 
-def launch(instance_name: str, isolation: Isolation, gpus: Sequence[str] = ()) -> Launched:
-    """Return a child that waits for its instance spec. Raises `LoadError` if the interpreter cannot be run. ``gpus``
-    are the UUIDs of the GPUs on which the server can read tensors of the child."""
+def launch(instance_name: str, isolation: Isolation, gpus: Sequence[str] = ()) -> LaunchedChild:
+    """Start a child that waits for its instance spec. ``gpus`` are the UUIDs of the GPUs on which the server can read
+    the child's tensors. Raises `LoadError` if the interpreter cannot be run."""
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
 
         def channel() -> tuple[socket.socket, int]:
@@ -64,14 +64,14 @@ def launch(instance_name: str, isolation: Isolation, gpus: Sequence[str] = ()) -
             return end, theirs.enter_context(other).fileno()
 
         def arena() -> Arena:
-            made = Arena.create(ARENA_BYTES)
-            ours.callback(made.close)
-            return made
+            created = Arena.create(ARENA_BYTES)
+            ours.callback(created.close)
+            return created
 
         (work, their_work), (side, their_side), (direct, their_direct) = channel(), channel(), channel()
         descriptors, their_descriptors = channel()
-        at_once = ours.enter_context(direct.dup())  # created here, where a failure leaves no process behind
-        at_once.setblocking(False)
+        direct_at_once = ours.enter_context(direct.dup())  # created here, where a failure leaves no process behind
+        direct_at_once.setblocking(False)
         inbound, outbound = arena(), arena()
         crash_file: IO[bytes] = ours.enter_context(tempfile.TemporaryFile())
         fds = {
@@ -87,13 +87,15 @@ def launch(instance_name: str, isolation: Isolation, gpus: Sequence[str] = ()) -
         ours.pop_all()
     ORPHAN_REAPER.watch(process.pid)
     folders = folders_of(isolation.packages)
-    return Launched(process, crash_file, folders, work, side, direct, at_once, descriptors, inbound, outbound)
+    return LaunchedChild(
+        process, crash_file, folders, work, side, direct, direct_at_once, descriptors, inbound, outbound
+    )
 
 
 def _start(
     instance_name: str, isolation: Isolation, fds: Mapping[str, int], gpus: Sequence[str]
 ) -> subprocess.Popen[bytes]:
-    """Return the process, which inherits ``fds``. Raises `LoadError`."""
+    """Start the process, which inherits ``fds``. Raises `LoadError`."""
     arguments: dict[str, Any] = {
         **fds,
         "arena_bytes": ARENA_BYTES,

@@ -31,7 +31,7 @@ from headrace_processes.supervision.exits import RestartPolicy
 
 log = rate_limited_logger(__name__)
 
-#: If its scheduler fails, an instance asks it again after 1 s.
+#: If the scheduler raises an exception, the instance polls it again after 1 s.
 _RETRY_S = 1.0
 
 
@@ -67,12 +67,12 @@ class ProcessExecutor:
         self._newest: Child | None = None
         self._restart_policy = RestartPolicy(isolation.restart_pause_s)
         self._restart: asyncio.Task[None] | None = None
-        #: The beginning of the reason while restarts pause after too many deaths. Else empty.
-        self._paused = ""
-        self._is_leaving = False
-        #: The UUIDs of the GPUs that the server finds, for an instance on a GPU.
+        #: While restarts pause after too many exits: the beginning of `reason`. Else empty.
+        self._pause_text = ""
+        self._is_stopping = False
+        #: The UUIDs of the server's GPUs, for an instance on a GPU.
         self._gpus: Sequence[str] = ()
-        #: As `headrace.BaseInstance.takes_device_tensors` and ``inputs_on_host``. Known when it is loaded.
+        #: As `headrace.BaseInstance.takes_device_tensors` and ``inputs_on_host``. Set when it is loaded.
         self.takes_device_tensors = self.inputs_on_host = False
 
     # ------------------------------------------------------------------ threads
@@ -131,11 +131,11 @@ class ProcessExecutor:
         try:
             for sample in self._samples:
                 await warm_up.run(child.batches, sample, self.name)
-            warm_up.require_life()
+            warm_up.require_alive()
         except BaseException as error:
             try:
                 if isinstance(error, Exception):  # not if the load was cancelled
-                    await child.stop(self._exit_timeout_s())  # what it has loaded is released as usual
+                    await child.stop(self._exit_timeout_s())  # the instance releases its resources
             finally:
                 await child.kill("failed to warm up")
             raise
@@ -160,7 +160,7 @@ class ProcessExecutor:
             self._schema = DeviceOutputSchema.of(self._schema)
 
     async def _end(self) -> None:
-        self._is_leaving = True
+        self._is_stopping = True
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.wait((self._restart,))
@@ -174,8 +174,8 @@ class ProcessExecutor:
             self._newest.stop_loading()
 
     def abandon(self) -> None:
-        """End the process at once: the loop is about to end, too."""
-        self._is_leaving = True
+        """Kill the process at once: the event loop is about to end."""
+        self._is_stopping = True
         if self._restart is not None:
             self._restart.cancel()
         if self._newest is not None:
@@ -187,7 +187,7 @@ class ProcessExecutor:
         if source is None or self.executing:
             return
         if child is None or child.has_hung_up:
-            self._turn_away(source)
+            self._refuse_or_wait(source)
         elif batch := self._poll(source):
             self._run(child, source, batch)
 
@@ -201,11 +201,11 @@ class ProcessExecutor:
 
     def _run(self, child: Child, source: BatchSource, batch: list[Ticket]) -> None:
         if any(ticket.cancelled and not ticket.pinned for ticket in batch):
-            gone = [ticket for ticket in batch if ticket.cancelled]
+            cancelled = [ticket for ticket in batch if ticket.cancelled]
             batch = [ticket for ticket in batch if not ticket.cancelled]
-            errors = [Cancelled(f"{ticket.request.log_id}request was cancelled") for ticket in gone]
-            self._recorder.batch(gone, gone, errors, BatchTimes(*[monotonic_ns()] * 4))
-            source.deliver(gone, errors)
+            errors = [Cancelled(f"{ticket.request.log_id}request was cancelled") for ticket in cancelled]
+            self._recorder.batch(cancelled, cancelled, errors, BatchTimes(*[monotonic_ns()] * 4))
+            source.deliver(cancelled, errors)
         try:
             if batch:
                 child.batches.run(batch)
@@ -222,16 +222,16 @@ class ProcessExecutor:
     def batch_done(self, tickets: Sequence[Ticket], answers: Sequence[Answer], times: Times) -> None:
         assert self._source is not None
         batch, self.executing = self.executing, ()
-        # Only after the loop has polled its sockets once more. All requests that have arrived then form one batch.
-        # Earlier it would be two or three requests, and one message costs as much as six requests.
+        # Pull after the loop has polled its sockets once more: all requests that have arrived then form one batch.
+        # Earlier it would be two or three requests, and a message costs as much as six requests.
         self._loop.call_soon(self._loop.call_soon, self._pull)
         sign = self._schema.signed
         signed = [sign(ticket.request, answer) for ticket, answer in zip(tickets, answers, strict=True)]
-        taken = BatchTimes(*times)
+        batch_times = BatchTimes(*times)
         for ticket in batch if len(tickets) < len(batch) else ():
-            ticket.started_ns = taken.start_ns
-        self._recorder.batch(batch, tickets, signed, taken)
-        self._source.executed(taken.end_ns - taken.start_ns)
+            ticket.started_ns = batch_times.start_ns
+        self._recorder.batch(batch, tickets, signed, batch_times)
+        self._source.executed(batch_times.end_ns - batch_times.start_ns)
         self._source.deliver(tickets, signed)
 
     def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
@@ -251,54 +251,54 @@ class ProcessExecutor:
         self._child, self.reason = None, reason
         lost, self.executing = list(child.batches.in_flight.values()), ()
         if self._source is not None:
-            self._recorder.batch(lost, lost, [self._unhealthy()] * len(lost), BatchTimes(*[monotonic_ns()] * 4))
-            self._source.deliver(lost, [self._unhealthy()] * len(lost))
+            self._recorder.batch(lost, lost, [self._unhealthy_error()] * len(lost), BatchTimes(*[monotonic_ns()] * 4))
+            self._source.deliver(lost, [self._unhealthy_error()] * len(lost))
             self._source.stop_polling(self._wakeup)
-        if not self._is_leaving:
+        if not self._is_stopping:
             self._restart = asyncio.ensure_future(self._replace())
 
     async def _replace(self) -> None:
-        """Start another child: after a delay, or after a pause if too many have died."""
+        """Start another child, after a delay; if too many have exited, after a pause."""
         policy = self._restart_policy
-        while self._child is None and not self._is_leaving:
+        while self._child is None and not self._is_stopping:
             policy.add_exit()
             await asyncio.sleep(self._pause() if policy.is_exhausted else policy.delay_s)
             self.restarts += 1
             try:
                 await self._begin()
             except Exception as error:
-                self.reason = f"{self._paused}{summary(error)}"
+                self.reason = f"{self._pause_text}{summary(error)}"
                 log.error("instance '%s' could not be restarted: %s", self.name, self.reason)
         if self._child is not None:
-            self._paused = ""
+            self._pause_text = ""
             log.warning("instance '%s' has been restarted", self.name)
             self._pull()
 
     def _pause(self) -> float:
-        """Start a pause and return its seconds. Requests are refused from now on, unless another instance takes
-        them."""
+        """Start a pause and return its seconds. If all instances pause, requests are refused from now on."""
         pause_s = self._restart_policy.next_pause_s()
-        why = self.reason.removeprefix(self._paused)
+        reason = self.reason.removeprefix(self._pause_text)
         ends = datetime.now(timezone.utc) + timedelta(seconds=pause_s)
-        self._paused = (
-            f"died {exits.MOST} times within {exits.WINDOW_S:g} s; it starts again at {ends:%Y-%m-%d %H:%M:%S} UTC, "
-            f"after a pause of {pause_s:g} s, or when the model is loaded. "
+        self._pause_text = (
+            f"died {exits.MAX_EXITS} times within {exits.WINDOW_S:g} s; it starts again at {ends:%Y-%m-%d %H:%M:%S} "
+            f"UTC, after a pause of {pause_s:g} s, or when the model is loaded. "
         )
-        self.reason = f"{self._paused}{why}"
+        self.reason = f"{self._pause_text}{reason}"
         log.error("instance '%s' %s", self.name, self.reason)
         for executor in self._siblings:
-            if executor._paused:
+            if executor._pause_text:
                 executor._pull()
         return pause_s
 
-    def _turn_away(self, source: BatchSource) -> None:
-        """Let another instance or the next child run the requests. While all instances pause, refuse them."""
-        if not all(executor._paused for executor in self._siblings):
+    def _refuse_or_wait(self, source: BatchSource) -> None:
+        """While all instances pause, refuse the requests. Otherwise leave them to another instance or the next
+        child."""
+        if not all(executor._pause_text for executor in self._siblings):
             source.stop_polling(self._wakeup)
             return
         while batch := source.poll(self._wakeup):
-            source.deliver(batch, [self._unhealthy()] * len(batch))
+            source.deliver(batch, [self._unhealthy_error()] * len(batch))
 
-    def _unhealthy(self) -> Unavailable:
+    def _unhealthy_error(self) -> Unavailable:
         first_line = self.reason.partition("\n")[0]
         return Unavailable(f"Stub process '{self.name}' is not healthy. {first_line[:1].upper()}{first_line[1:]}")

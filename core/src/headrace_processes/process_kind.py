@@ -13,7 +13,7 @@ from headrace.config.config_json import config_to_json
 from headrace.config.parameters import PROCESS
 from headrace.executors.kind import ExecutorKind, ExecutorResources, InstancePlan
 
-if TYPE_CHECKING:  # the first model that has a process imports them: 25 modules, 3 % of a start
+if TYPE_CHECKING:  # imported with the first model that has a process: 25 modules, 3 % of a start
     from headrace_processes.handshake import InstanceSpec
     from headrace_processes.process_executor import ProcessExecutor
 
@@ -28,7 +28,7 @@ class ProcessExecutors(ExecutorKind):
 
     def __init__(self, resources: ExecutorResources) -> None:
         super().__init__(resources)
-        #: Those of all models, also while they are loading or closing.
+        #: The executors of all models, also while they load or close.
         self._open: WeakSet[ProcessExecutor] = WeakSet()
 
     def create(self, plan: InstancePlan) -> ProcessExecutor:
@@ -36,16 +36,16 @@ class ProcessExecutors(ExecutorKind):
 
         isolation = plan.version.isolation or Isolation()
         isolation = replace(isolation, entry=isolation.entry or _ENTRY)
-        siblings = cast("Sequence[ProcessExecutor]", plan.version.executors)  # all of a version are of one kind
+        siblings = cast("Sequence[ProcessExecutor]", plan.version.executors)  # a version has executors of one kind
         executor = ProcessExecutor(plan, _spec(plan, isolation.entry), isolation, siblings, self.resources)
         self._open.add(executor)
         return executor
 
     @classmethod
     def complete_config(cls, backend: Backend, model: Model, isolation: Isolation) -> None:
-        from headrace_processes.config_completion import complete_apart
+        from headrace_processes.config_completion import complete_in_process
 
-        complete_apart(backend, model, isolation)
+        complete_in_process(backend, model, isolation)
 
     def stop_loading(self, model: str) -> None:
         for executor in tuple(self._open):

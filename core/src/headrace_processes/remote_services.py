@@ -28,14 +28,14 @@ from headrace_processes.ipc.json_parts import json_frame, read_json
 from headrace_processes.ipc.peer_requests import AtOnce, FastPathCalls, IncomingRequests, OutgoingRequests
 
 log = rate_limited_logger(__name__)
-#: The loggers of what runs in a child and is ours.
+#: The loggers of Headrace in a child.
 _LOGGERS = ("headrace", "headrace_engines", "headrace_processes")
 
-#: Calls that may wait longer than for a lock.
+#: Calls that may wait for more than a lock.
 _BLOCKING = frozenset(("load_model", "unload_model", "is_model_ready"))
 _UPDATE = Struct("<QdI")
 #: The most times in one update. The server applies it on its event loop.
-MOST_TIMES = 4096
+MAX_TIMES = 4096
 _OPERATIONS: Final[tuple[MetricOperation, ...]] = ("increment", "set", "observe")
 _NUMBERS: Final = {operation: number for number, operation in enumerate(_OPERATIONS)}
 
@@ -50,11 +50,11 @@ class RemoteServices(Services):
     |---|---|
     | ``requests`` | the requests to other models |
     | ``sender`` | sends them |
-    | ``direct`` | sends one whose asking thread reads the answer itself |
+    | ``direct`` | sends one request whose calling thread reads the answer itself |
     | ``send`` | writes a frame on the side channel |
-    | ``tell`` | writes a frame on the channel of the answers, for metrics |
+    | ``send_metric`` | writes a frame about metrics on the channel of the answers |
 
-    Updates of metrics therefore arrive in order, and before the answers that the model gives after them.
+    So updates of metrics arrive in order, and before the answers that the model sends after them.
     """
 
     shares_memory: ClassVar[bool] = False
@@ -65,10 +65,10 @@ class RemoteServices(Services):
         sender: FrameSender,
         direct: FastPathCalls,
         send: Callable[[bytes], None],
-        tell: Callable[[bytes], None],
+        send_metric: Callable[[bytes], None],
     ) -> None:
         self._requests, self._sender, self._direct = requests, sender, direct
-        self._send, self._tell = send, tell
+        self._send, self._send_metric = send, send_metric
         self._calls = itertools.count(1)
         self._results: dict[int, Future[Any]] = {}
         #: The kinds of families and metrics, by handle.
@@ -78,7 +78,7 @@ class RemoteServices(Services):
         requests = self._requests
         ((call, _),) = numbered = requests.numbered((ticket,))
         requests.enter(numbered)
-        self._sender.ask(call, ticket.request, requests.take)
+        self._sender.ask(call, ticket.request, requests.answer)
 
     def ask(self, request: InferRequest) -> Answer:
         if not self._direct.try_acquire(request):
@@ -108,30 +108,30 @@ class RemoteServices(Services):
         self._send(_note("log", level, message, file, line))
 
     def metric_family(self, name: str, description: str, kind: MetricKind) -> int:
-        handle = int(self._call(self._tell, "metric_family", name, description, kind))
+        handle = int(self._call(self._send_metric, "metric_family", name, description, kind))
         self._kinds[handle] = kind
         return handle
 
     def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
         bounds = None if buckets is None else list(buckets)
-        handle = int(self._call(self._tell, "metric", family, dict(labels), bounds))
+        handle = int(self._call(self._send_metric, "metric", family, dict(labels), bounds))
         self._kinds[handle] = self._kinds[family]
         return handle
 
     def update_metric(self, metric: int, operation: MetricOperation, value: float, times: int = 1) -> None:
-        check_metric_update(self._kinds[metric], operation, value)  # checked here, because the update has no answer
-        for done in range(0, times, MOST_TIMES):
-            self._tell(update_frame(metric, operation, value, min(times - done, MOST_TIMES)))
+        check_metric_update(self._kinds[metric], operation, value)  # checked here: the update has no reply
+        for done in range(0, times, MAX_TIMES):
+            self._send_metric(update_frame(metric, operation, value, min(times - done, MAX_TIMES)))
 
     def metric_value(self, metric: int) -> float:
-        return float(self._call(self._tell, "metric_value", metric))
+        return float(self._call(self._send_metric, "metric_value", metric))
 
     def release(self, handle: int) -> None:
         self._kinds.pop(handle, None)
-        self._tell(_note("release", handle))
+        self._send_metric(_note("release", handle))
 
     def resolved(self, result: dict[str, Any]) -> None:
-        """Complete the call that ``result`` answers."""
+        """Complete the call to which ``result`` belongs."""
         future = self._results.pop(result["id"], None)
         if future is None:
             return
@@ -141,7 +141,7 @@ class RemoteServices(Services):
             future.set_result(result["value"])
 
     def _call(self, send: Callable[[bytes], None], method: str, *arguments: object) -> Any:
-        """Return the server's answer. Raises `HeadraceError`."""
+        """Call ``method`` of the server and return its result. Raises `HeadraceError`."""
         number = next(self._calls)
         future: Future[Any] = Future()
         self._results[number] = future
@@ -177,7 +177,7 @@ class _Forwarder(logging.Handler):
 
 
 class ServiceEndpoint:
-    """Serves one child. ``model`` is the name of its model."""
+    """Executes the calls of one child. ``model`` is the name of its model."""
 
     def __init__(self, services: LoopServices, model: str) -> None:
         self._services, self._model = services, model
@@ -198,7 +198,7 @@ class ServiceEndpoint:
         return IncomingRequests(encoder, decoder, services.submit, services.cancel, running)
 
     def close(self) -> None:
-        """Remove the calls, requests and metrics of the child, which is gone."""
+        """Remove the calls, requests and metrics of the child: it has exited."""
         for task in self._tasks:
             task.cancel()
         if self._requests is not None:
@@ -208,13 +208,13 @@ class ServiceEndpoint:
             self._services.release(handle)
         self._handles.clear()
 
-    def hear(self, message: Frame, send: Callable[[bytes], None], at_once: AtOnce | None = None) -> None:
-        """Handle one message. Replies to requests go to ``send``, unless ``at_once`` has taken them.
+    def receive(self, message: Frame, send: Callable[[bytes], None], at_once: AtOnce | None = None) -> None:
+        """Handle one message. Replies to requests are written with ``send``, unless ``at_once`` has sent them.
 
-        Raises `ProtocolError` for a message that no child sends.
+        Raises `ProtocolError` for a message that a child may not send.
         """
         kind = message.kind
-        if self._requests is None or self._requests.hear(message, send, at_once):
+        if self._requests is None or self._requests.receive(message, send, at_once):
             return  # None: the message was sent before the child was killed
         if kind == Kind.NOTE:
             self._note(read_json(message))
@@ -246,9 +246,9 @@ class ServiceEndpoint:
     async def _call(self, call: Mapping[str, Any]) -> None:
         result: dict[str, Any] = {"id": call.get("id")}
         try:
-            answer = partial(self._answer, call)
+            execute = partial(self._execute, call)
             is_slow = call.get("method") in _BLOCKING
-            result["value"] = await apart(answer, "headrace-service") if is_slow else answer()
+            result["value"] = await apart(execute, "headrace-service") if is_slow else execute()
         except HeadraceError as error:
             result.update(code=error.code.value, message=error.message)
         except Exception as error:
@@ -257,8 +257,8 @@ class ServiceEndpoint:
         if self._requests is not None:
             self._send(json_frame(Kind.RESULT, result))
 
-    def _answer(self, call: Mapping[str, Any]) -> Any:
-        """Return the value of a call. Runs on a thread if the method is in `_BLOCKING`. Raises `HeadraceError`."""
+    def _execute(self, call: Mapping[str, Any]) -> Any:
+        """Execute a call and return its value. On a thread if the method is in `_BLOCKING`. Raises `HeadraceError`."""
         services = self._services
         match call:
             case {"method": "load_model", "arguments": [str(name), str(config), dict(files)]}:
@@ -268,16 +268,16 @@ class ServiceEndpoint:
             case {"method": "is_model_ready", "arguments": [str(name), str(version)]}:
                 return services.is_model_ready(name, version)
             case {"method": "metric_family", "arguments": [str(name), str(description), str(kind)]}:
-                return self._hold(services.metric_family(name, description, kind))  # type: ignore[arg-type]
+                return self._register(services.metric_family(name, description, kind))  # type: ignore[arg-type]
             case {"method": "metric", "arguments": [int(family), dict(labels), buckets]} if family in self._handles:
-                return self._hold(services.metric(family, labels, buckets))
+                return self._register(services.metric(family, labels, buckets))
             case {"method": "metric_value", "arguments": [int(metric)]} if metric in self._handles:
                 return services.metric_value(metric)
             case _:
                 raise HeadraceError(f"no such call: {call.get('method')}", Code.INVALID_ARGUMENT)
         return None
 
-    def _hold(self, handle: int) -> int:
+    def _register(self, handle: int) -> int:
         self._handles.add(handle)
         return handle
 
@@ -286,7 +286,7 @@ class ServiceEndpoint:
 
 
 def update_frame(metric: int, operation: MetricOperation, value: float, times: int = 1) -> bytes:
-    """Return a message that changes the metric of this handle ``times`` times. It is small, and has no answer."""
+    """Return a message that updates the metric of this handle ``times`` times. It is small, and has no reply."""
     return frame(ChildKind.UPDATE, _NUMBERS[operation], _UPDATE.pack(metric, value, times))
 
 
@@ -295,6 +295,6 @@ def read_update(message: Frame) -> tuple[int, MetricOperation, float, int]:
     if len(message.body) < HEADER_BYTES + _UPDATE.size or message.number >= len(_OPERATIONS):
         raise ProtocolError(f"UPDATE: {len(message.body)} bytes, operation {message.number}")
     metric, value, times = _UPDATE.unpack_from(message.body, HEADER_BYTES)
-    if times > MOST_TIMES:
-        raise ProtocolError(f"UPDATE: {times} times, the limit is {MOST_TIMES}")
+    if times > MAX_TIMES:
+        raise ProtocolError(f"UPDATE: {times} times, the limit is {MAX_TIMES}")
     return metric, _OPERATIONS[message.number], value, times

@@ -17,7 +17,7 @@ from headrace.config.options import ServerOptions
 from headrace.errors import Code, ConfigError, HeadraceError, LoadError
 from headrace.models.configuring import fill
 from headrace.plugins import Plugins
-from headrace_processes.config_completion import complete_apart
+from headrace_processes.config_completion import complete_in_process
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -40,7 +40,7 @@ class Asked:
 def ask(deed: str = "", **bounds: Any) -> Asked:
     config = ModelConfig(name="m", backend="completing")
     try:
-        complete_apart(Completing({"do": deed}), Model("m", 1, Path("/m/1"), config), Isolation(**bounds))
+        complete_in_process(Completing({"do": deed}), Model("m", 1, Path("/m/1"), config), Isolation(**bounds))
     except HeadraceError as error:
         return Asked(config, error)
     return Asked(config, None)

@@ -20,7 +20,7 @@ from headrace_processes.handshake import ChildKind
 from headrace_processes.ipc.codec import Decoder, Encoder
 from headrace_processes.ipc.framing import Frame, FrameParser, Kind, ProtocolError, frame
 from headrace_processes.ipc.json_parts import json_frame
-from headrace_processes.remote_services import MOST_TIMES, RemoteServices, ServiceEndpoint, read_update, update_frame
+from headrace_processes.remote_services import MAX_TIMES, RemoteServices, ServiceEndpoint, read_update, update_frame
 
 
 class Server:
@@ -29,9 +29,9 @@ class Server:
     def __init__(self) -> None:
         self.told: list[Frame] = []
         nothing = cast("Any", None)
-        self.services = RemoteServices(nothing, nothing, nothing, self.refuse, self.hear)
+        self.services = RemoteServices(nothing, nothing, nothing, self.refuse, self.receive)
 
-    def hear(self, message: bytes) -> None:
+    def receive(self, message: bytes) -> None:
         (heard,) = FrameParser().feed(message)
         self.told.append(heard)
         if heard.kind == Kind.CALL:
@@ -63,9 +63,9 @@ def test_updates_wait_for_no_answer_and_go_before_whatever_comes_later() -> None
 def test_many_equal_updates_are_few_messages() -> None:
     server = Server()
     handle = server.metric("histogram")
-    server.services.update_metric(handle, "observe", 2.5, MOST_TIMES + 3)
+    server.services.update_metric(handle, "observe", 2.5, MAX_TIMES + 3)
     updates = [read_update(message) for message in server.told]
-    assert updates == [(handle, "observe", 2.5, MOST_TIMES), (handle, "observe", 2.5, 3)]
+    assert updates == [(handle, "observe", 2.5, MAX_TIMES), (handle, "observe", 2.5, 3)]
 
 
 @pytest.mark.parametrize("value", [-1.0, -1e-300, float("nan"), float("-inf")])
@@ -117,22 +117,22 @@ def test_updates_that_make_no_sense_are_refused(operation: int, body: bytes) -> 
 
 
 @pytest.fixture
-def hear() -> Callable[[bytes], None]:
+def receive() -> Callable[[bytes], None]:
     """Send a message to an endpoint whose child holds nothing."""
     endpoint = ServiceEndpoint(cast("Any", SimpleNamespace(submit=None, cancel=None)), "m")
     endpoint.open(Encoder(None), Decoder(None, lambda offset: None), lambda message: None, {})
 
-    def hear(message: bytes) -> None:
+    def receive(message: bytes) -> None:
         for heard in FrameParser().feed(message):
-            endpoint.hear(heard, lambda reply: None)
+            endpoint.receive(heard, lambda reply: None)
 
-    return hear
+    return receive
 
 
 @pytest.mark.parametrize("handle", [0, 1, 2**64 - 1])
-def test_a_child_cannot_change_a_metric_that_it_does_not_hold(hear: Callable[[bytes], None], handle: int) -> None:
+def test_a_child_cannot_change_a_metric_that_it_does_not_hold(receive: Callable[[bytes], None], handle: int) -> None:
     with pytest.raises(ProtocolError, match=f"metric {handle}, which the child does not hold"):
-        hear(update_frame(handle, "increment", 1.0))
+        receive(update_frame(handle, "increment", 1.0))
 
 
 # ---------------------------------------------------------------------- requests to other models
@@ -149,7 +149,7 @@ class Asked:
         self.endpoint.open(Encoder(None), Decoder(None, lambda offset: None), lambda message: None, {})
         request = InferRequest("other", {"x": np.ones(1, np.float32)})
         (heard,) = FrameParser().feed(Encoder(None).request(5, request))
-        self.endpoint.hear(heard, self.send, self.send_at_once)
+        self.endpoint.receive(heard, self.send, self.send_at_once)
 
     def submit(self, ticket: Ticket) -> None:
         self.submitted.append(ticket)
@@ -215,7 +215,7 @@ def test_a_call_of_a_child_that_is_gone_makes_no_metric() -> None:
         endpoint.open(Encoder(None), Decoder(None, lambda offset: None), lambda message: None, {})
         call = {"id": 1, "method": "metric_family", "arguments": ["requests", "", "counter"]}
         for heard in FrameParser().feed(json_frame(Kind.CALL, call)):
-            endpoint.hear(heard, lambda reply: None)
+            endpoint.receive(heard, lambda reply: None)
         endpoint.close()
         while len(asyncio.all_tasks()) > 1:
             await asyncio.sleep(0)

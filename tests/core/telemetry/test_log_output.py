@@ -13,7 +13,7 @@ import pytest
 BEGIN = """
 import os, sys, threading
 from headrace.telemetry import log_output
-from headrace.telemetry.log_output import speak_for, speak_for_all
+from headrace.telemetry.log_output import speak_for, set_process_model
 undo = log_output.record_prints()
 """
 
@@ -55,7 +55,7 @@ def work():
 print("before")
 thread = threading.Thread(target=work, name="digits_0")
 thread.start(); thread.join()
-speak_for_all("words")
+set_process_model("words")
 thread = threading.Thread(target=print, args=("two",))
 thread.start(); thread.join()
 print("three")

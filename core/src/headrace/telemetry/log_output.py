@@ -38,7 +38,7 @@ def speak_for_nobody() -> None:
     _local.__dict__.pop("model", None)
 
 
-def speak_for_all(model: str) -> None:
+def set_process_model(model: str) -> None:
     """Like `speak_for`, for all threads of this process that have not called `speak_for`."""
     global _of_process
     _of_process = model

@@ -23,7 +23,7 @@ class ServerProcess(SupervisedProcess):
     changes of all servers.
     """
 
-    most_silent_s = SILENT_S
+    max_silent_s = SILENT_S
 
     def __init__(
         self, number: int, words: Sequence[str], ports: Mapping[str, int], changes: ModelChanges, *, tells_tables: bool
@@ -45,9 +45,9 @@ class ServerProcess(SupervisedProcess):
             raise Unavailable(f"{self.name} does not run")
         return await self._calls.ask(method, *arguments)
 
-    def hear(self, message: Frame) -> None:
-        if not self._calls.hear(message):
-            super().hear(message)
+    def receive(self, message: Frame) -> None:
+        if not self._calls.receive(message):
+            super().receive(message)
 
     def close(self) -> None:
         self._calls.close(self.reason)

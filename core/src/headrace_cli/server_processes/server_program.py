@@ -61,6 +61,6 @@ class RunningServer(ParentChannel):
     def tell_started(self) -> None:
         self.send(json_frame(LifeKind.STARTED, {}))
 
-    def hear(self, message: Frame) -> None:
-        if not self.calls.hear(message):
-            super().hear(message)
+    def receive(self, message: Frame) -> None:
+        if not self.calls.receive(message):
+            super().receive(message)

@@ -57,9 +57,9 @@ class Arena:
     @classmethod
     def attach(cls, fd: int, size: int) -> Arena:
         """Return the arena inherited as ``fd``. Raises `ValueError` if it is smaller than ``size``."""
-        found = os.fstat(fd).st_size
-        if found < size:
-            raise ValueError(f"an arena of {found} bytes, expected {size}")
+        actual = os.fstat(fd).st_size
+        if actual < size:
+            raise ValueError(f"an arena of {actual} bytes, expected {size}")
         os.set_inheritable(fd, False)
         return cls(fd, size)
 
@@ -91,17 +91,17 @@ class Writer:
     def reserve(self, nbytes: int) -> int | None:
         """Return the offset of a block of ``nbytes``, or None if there is no room. The caller owns it until `release`.
 
-        Pages are allocated here. If the system has none left, None is returned: to write to the block without them
-        would be a SIGBUS.
+        Pages are allocated here. If the system has none left, return None: a write to the block without pages would be
+        a SIGBUS.
         """
         if self._arena.memory is None:
             return None
-        offset = self._free_list.take(nbytes)
+        offset = self._free_list.allocate(nbytes)
         if offset is None:
             return None
         self._uses += 1
         if offset + nbytes > self._backed and not self._back(offset + nbytes):
-            self._free_list.give_back(offset)
+            self._free_list.free(offset)
             return None
         return offset
 
@@ -113,7 +113,7 @@ class Writer:
 
     def release(self, offset: int) -> None:
         """Free the block at ``offset``. Raises `ValueError` if no block begins there: the peer may send any offset."""
-        self._free_list.give_back(offset)
+        self._free_list.free(offset)
         if self._backed > KEPT_BYTES and self._free_list.is_empty:
             self._trim(KEPT_BYTES)
 
@@ -123,7 +123,8 @@ class Writer:
         return self._backed > IDLE_BYTES and self._arena.memory is not None and sys.platform == "linux"
 
     def shrink(self) -> None:
-        """Return pages above `IDLE_BYTES` to the system, if no block is in use or was reserved since the last call."""
+        """Return pages above `IDLE_BYTES` to the system, if no block is in use, and none was reserved since the last
+        call."""
         if self._uses == self._uses_before and self._free_list.is_empty:
             self._trim(IDLE_BYTES)
         self._uses_before = self._uses
@@ -158,20 +159,20 @@ class FreeList:
         self._taken: dict[int, int] = {}
         self._begins, self._sizes = [0], [size - size % ALIGNMENT]  # the free blocks, by address
 
-    def take(self, nbytes: int) -> int | None:
+    def allocate(self, nbytes: int) -> int | None:
         """Return the offset of a new block of ``nbytes``, or None if no free block is large enough.
 
-        0 bytes occupy a block, too. Raises `ValueError` for a negative number.
+        0 bytes occupy a block. Raises `ValueError` for a negative number.
         """
         if nbytes < 0:
             raise ValueError(f"a block of {nbytes} bytes")
-        wanted = -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT
+        block_bytes = -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT
         for index, size in enumerate(self._sizes):
-            if size >= wanted:
-                return self._cut(index, wanted)
+            if size >= block_bytes:
+                return self._cut(index, block_bytes)
         return None
 
-    def give_back(self, offset: int) -> None:
+    def free(self, offset: int) -> None:
         """Free the block at ``offset``. Raises `ValueError` if there is none."""
         size = self._taken.pop(offset, None)
         if size is None:
@@ -188,14 +189,14 @@ class FreeList:
     def is_empty(self) -> bool:
         return not self._taken
 
-    def _cut(self, index: int, wanted: int) -> int:
+    def _cut(self, index: int, block_bytes: int) -> int:
         offset = self._begins[index]
-        if self._sizes[index] == wanted:
+        if self._sizes[index] == block_bytes:
             del self._begins[index], self._sizes[index]
         else:
-            self._begins[index] += wanted
-            self._sizes[index] -= wanted
-        self._taken[offset] = wanted
+            self._begins[index] += block_bytes
+            self._sizes[index] -= block_bytes
+        self._taken[offset] = block_bytes
         return offset
 
     def _join(self, index: int) -> None:
@@ -207,7 +208,7 @@ class FreeList:
 
 
 class Reader:
-    """Reads what the peer has written to its arena. Any thread."""
+    """Returns views of the tensors in the peer's arena. Any thread."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -218,21 +219,21 @@ class Reader:
 
         The memory stays mapped as long as the view or anything made from it exists: slices, reshapes, memoryviews,
         tensors of other libraries. When the last of them is freed, ``on_free(offset)`` is called once, on the thread
-        that freed it. It may interrupt any code of that thread: it must take no lock and must not raise. It is not
+        that freed it. It may interrupt any code of that thread: it must allocate no lock and must not raise. It is not
         called once the reader itself is freed, nor while the interpreter exits.
         """
         arena = self._arena
         if arena.memory is None or offset < 0 or nbytes < 0 or offset + nbytes > arena.size:
             raise ValueError(f"{nbytes} bytes at {offset} are not in an arena of {arena.size}")
-        # Every view that NumPy makes of this array keeps a reference to it. NumPy shortens a chain of bases only
-        # while the base is an array, and the base of this array is the mapping.
+        # Every NumPy view of this array keeps a reference to it. NumPy shortens a chain of bases only while the base is
+        # an array, and the base of this array is the mapping.
         view = np.frombuffer(arena.memory, np.uint8, nbytes, offset)
-        watch = _Watch(view, self._gone)
+        watch = _Watch(view, self._on_freed)
         watch.offset, watch.on_free = offset, on_free
         self._watches[id(watch)] = watch
         return view
 
-    def _gone(self, watch: weakref.ref[Any]) -> None:
+    def _on_freed(self, watch: weakref.ref[Any]) -> None:
         assert isinstance(watch, _Watch)
         del self._watches[id(watch)]
         if not sys.is_finalizing():
@@ -240,7 +241,7 @@ class Reader:
 
 
 class _Watch(weakref.ref[Any]):
-    """Calls back when a view is freed. Cheaper than `weakref.finalize`."""
+    """Calls a function when a view is freed. Cheaper than `weakref.finalize`."""
 
     __slots__ = ("offset", "on_free")
     offset: int

@@ -1,7 +1,7 @@
 """Messages that carry batches to the process of an instance, and their answers back.
 
-If all requests, or answers, of a batch have one known layout, they are sent by `headrace_processes.ipc.layouts`. All
-others are sent by `headrace_processes.ipc.codec`.
+If all requests, or answers, of a batch have one known layout, `headrace_processes.ipc.layouts` encodes them. Otherwise
+`headrace_processes.ipc.codec` does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace_processes.ipc.codec import Decoder, Encoder, ReceivedRequest, read_times
 from headrace_processes.ipc.framing import Frame, Kind
-from headrace_processes.ipc.layouts import MOST_ALIKE, Layout, LayoutReader, LayoutWriter, is_plain, request_key
+from headrace_processes.ipc.layouts import MAX_ALIKE, Layout, LayoutReader, LayoutWriter, is_plain, request_key
 from headrace_processes.ipc.replies import AnswerStatus, Reply, Times
 
 # ---------------------------------------------------------------------- the side that sends batches
@@ -40,7 +40,7 @@ class BatchWriter:
         layout = self._layout(ticket)
         requests = [ticket.request]
         if len(batch) > 1:
-            if len(batch) > MOST_ALIKE:
+            if len(batch) > MAX_ALIKE:
                 layout = None
             for _, other in batch[1:]:
                 if layout is None or self._layout(other) is not layout:
@@ -53,15 +53,16 @@ class BatchWriter:
         request = ticket.request
         if request.decoupled or ticket.pinned or not is_plain(request):
             return None
-        found = request_key(request)
-        if found is None:
+        tensors_key = request_key(request)
+        if tensors_key is None:
             return None
         callers = request.callers
-        key = (ticket.rows, found, callers) if callers else (ticket.rows, found)
+        key = (ticket.rows, tensors_key, callers) if callers else (ticket.rows, tensors_key)
         layout = self._known.get(key)
         if layout is None:
             name, version = (request.model_name, request.model_version) if callers else ("", "")
-            layout = self._layouts.meet(key, name, version, request.outputs, request.inputs, ticket.rows, callers)
+            layouts = self._layouts
+            layout = layouts.layout_for_key(key, name, version, request.outputs, request.inputs, ticket.rows, callers)
         return layout
 
 
@@ -71,7 +72,7 @@ class DoneReader:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder, self._layouts = decoder, LayoutReader()
 
-    def hear(self, message: Frame, in_flight: Mapping[int, Ticket]) -> Done | None:
+    def receive(self, message: Frame, in_flight: Mapping[int, Ticket]) -> Done | None:
         """Decode a DONE or ALIKE_DONE for requests ``in_flight``. A LAYOUT is stored and returns None. Raises
         `ProtocolError`."""
         if message.kind == Kind.ALIKE_DONE:
@@ -79,7 +80,7 @@ class DoneReader:
             calls = range(first_call, first_call + len(outputs))
             return Done(calls, [InferResponse(each, {}, "", "") for each in outputs], times)
         if message.kind == Kind.LAYOUT:
-            self._layouts.hear(message)
+            self._layouts.receive(message)
             return None
         replies = [
             reply for reply in self._decoder.answers(message, in_flight) if reply.status is not AnswerStatus.LATER
@@ -98,7 +99,7 @@ class BatchReader:
         self._decoder, self._layouts = decoder, LayoutReader()
         self.model_name = self.model_version = ""
 
-    def hear(self, message: Frame) -> Sequence[ReceivedRequest]:
+    def receive(self, message: Frame) -> Sequence[ReceivedRequest]:
         """Decode a REQUESTS or ALIKE_REQUESTS. A LAYOUT is stored and returns no requests. Raises `ProtocolError`."""
         if message.kind == Kind.ALIKE_REQUESTS:
             layout, call, ids, inputs = self._layouts.requests(message)
@@ -114,7 +115,7 @@ class BatchReader:
                 for place, each in enumerate(inputs)
             ]  # fmt: skip
         if message.kind == Kind.LAYOUT:
-            self._layouts.hear(message)
+            self._layouts.receive(message)
             return ()
         return self._decoder.requests(message, model_name=self.model_name, model_version=self.model_version)
 
@@ -129,7 +130,7 @@ class DoneWriter:
         """Return the message of the answers to a whole batch. Raises `ValueError` if it cannot be encoded."""
         call, _, _, answer = replies[0]
         layout = self._layouts.layout_of(answer)
-        if layout is None or len(replies) > MOST_ALIKE:
+        if layout is None or len(replies) > MAX_ALIKE:
             return self._encoder.answers(replies, times)
         outputs = [answer.outputs]  # type: ignore[union-attr]  # it has a layout
         for place in range(1, len(replies)):

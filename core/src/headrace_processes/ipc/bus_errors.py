@@ -1,11 +1,11 @@
-"""Keeps the server alive when the memory of a mapping is gone: a handler for SIGBUS.
+"""Keeps the server alive when the pages of a mapping are lost: a handler for SIGBUS.
 
-A client may shrink its segment at any time, and a full /dev/shm has no page for what is written. Then the next access
-to the mapping raises SIGBUS, which ends a process that has no handler. This one replaces the pages of the mapping by
-zeros, marks the mapping as lost, and returns: the access is repeated, and succeeds.
+A client may shrink its segment at any time, and a full /dev/shm has no free page for a write. Then the next access to
+the mapping raises SIGBUS, which ends a process without a handler. This handler replaces the pages of the mapping by
+zeros, marks the mapping as lost, and returns. The access is repeated, and succeeds.
 
-The signal arrives in the thread that made the access, in the middle of a copy or of an engine's kernel, which hold no
-lock of the interpreter. So the handler may run Python code, which ctypes calls as from any foreign thread.
+The signal is delivered to the thread that made the access, during a copy or a kernel of an engine. Neither holds the
+lock of the interpreter, so the handler may run Python code: ctypes calls it as from any foreign thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Action(ctypes.Structure):
 
 
 class Pages:
-    """The pages of one mapping: ``size`` bytes from ``address`` on."""
+    """The pages of one mapping: ``size`` bytes at ``address``."""
 
     __slots__ = ("address", "is_lost", "size")
 
@@ -70,11 +70,11 @@ class BusErrors:
         self._guarded[pages.address] = pages
 
     def remove(self, pages: Pages) -> None:
-        """Leave ``pages`` alone, which are unmapped next."""
+        """Stop guarding ``pages``, which are unmapped next."""
         self._guarded.pop(pages.address, None)
 
     def install(self) -> None:
-        """Make this the handler of SIGBUS, unless it is. Raises OSError."""
+        """Make this the handler of SIGBUS if it is not. Raises OSError."""
         now = _Action()
         self._sigaction(signal.SIGBUS, None, ctypes.byref(now))
         if now.handler == self._own.handler:
@@ -93,15 +93,15 @@ class BusErrors:
                         return
         except BaseException:
             os.write(2, b"the handler of SIGBUS failed\n")
-        # Not ours: what was there before handles it, as soon as the access is repeated.
+        # Not in a guarded mapping: restore the previous handler. It is called when the access is repeated.
         self._sigaction(signal.SIGBUS, ctypes.byref(self._before), None)
         if ctypes.c_int.from_address(info + _CODE).value <= 0:
             signal.raise_signal(signal.SIGBUS)
 
     def _replace(self, pages: Pages, fault: int) -> bool:
-        """Put private pages of zeros in place of ``pages``; if they are too many, in place of the one that is accessed.
+        """Replace ``pages`` by private pages of zeros; if they are too many, only the one that is accessed.
 
-        Returns False if there is no memory for it.
+        Return False if there is no memory for it.
         """
         pages.is_lost = True
         page = fault - fault % mmap.PAGESIZE
@@ -116,7 +116,7 @@ def _supported() -> bool:
     return sys.platform == "linux" and ctypes.sizeof(ctypes.c_void_p) == 8
 
 
-#: The one handler of this process, made when the first region is registered.
+#: The handler of this process, created when the first region is registered.
 _handler: BusErrors | None = None
 
 

@@ -1,9 +1,9 @@
 """Busy polling: poll for a message that is due in a moment, and sleep only if it does not arrive.
 
-An idle core goes to sleep. On a virtual machine it takes tens of microseconds to wake it, half of them spent by the
+An idle core enters a sleep state. On a virtual machine it takes tens of microseconds to wake it, half of them in the
 process that wakes it, and its caches are cold afterwards. For a small message that costs more than everything else. So
-a thread that expects a message polls for a while, as mutexes do before they park a thread. At each poll it yields the
-core to other threads.
+a thread that expects a message polls for a while, as mutexes do before they park a thread. After each poll it yields
+the core to other threads.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from time import monotonic_ns
 from typing import Final
 
 #: After several waits in a row in which polling failed, at most this many waits follow without polling.
-MOST_SLEEPS: Final = 63
+MAX_SLEEPS: Final = 63
 
 
 class BusyPoller:
-    """Decides whether and how long to poll: at most ``limit_us`` a wait, and rarely if polling has failed lately.
+    """Decides if and how long to poll: at most ``limit_us`` a wait, and rarely if polling has failed lately.
 
-    One wait at a time: call `begin`, then `lasts` after each poll that found nothing, and `end` when the message is
-    there.
+    One wait at a time: call `begin`, then `may_repeat` after each poll without a message, and `succeed` when the
+    message has arrived.
     """
 
-    __slots__ = ("_began", "_limit_ns", "_sleeps", "_vain")
+    __slots__ = ("_began", "_failures", "_limit_ns", "_sleeps")
 
     def __init__(self, limit_us: int) -> None:
         self._limit_ns = limit_us * 1000
-        self._began = self._sleeps = self._vain = 0
+        self._began = self._sleeps = self._failures = 0
 
     def begin(self) -> bool:
         """True if this wait should poll. False: sleep."""
@@ -40,17 +40,17 @@ class BusyPoller:
         self._began = monotonic_ns()
         return self._limit_ns > 0
 
-    def lasts(self) -> bool:
+    def may_repeat(self) -> bool:
         """Yield the core to other threads, then return True to poll again, or False to sleep: the limit is reached."""
         os.sched_yield()
         if monotonic_ns() - self._began < self._limit_ns:
             return True
-        self._vain = self._sleeps = min(2 * self._vain + 1, MOST_SLEEPS)
+        self._failures = self._sleeps = min(2 * self._failures + 1, MAX_SLEEPS)
         return False
 
-    def end(self) -> None:
-        """The message arrived while polling: poll more often from now on."""
-        self._vain >>= 1
+    def succeed(self) -> None:
+        """Note that the message arrived while polling: poll more often from now on."""
+        self._failures >>= 1
 
     def receive(self, end: socket.socket, buffer: memoryview) -> int | None:
         """Poll ``end`` for bytes. Return how many were read into ``buffer``, or None if the caller should sleep."""
@@ -59,9 +59,9 @@ class BusyPoller:
             try:
                 received = end.recv_into(buffer, 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                is_awake = self.lasts()
+                is_awake = self.may_repeat()
             else:
-                self.end()
+                self.succeed()
                 return received
         return None
 
@@ -69,8 +69,8 @@ class BusyPoller:
 class LoopBusyPoller:
     """Keeps the event loop from sleeping while ``is_due()``, and a little longer. The loop serves its sockets as usual.
 
-    It polls only if the peer sent something within the last ``busy_poll_us``, and so is awake itself. A peer that
-    sleeps should wake on this core rather than on a second one, so this core is left to it.
+    It polls only if the peer has sent something within the last ``busy_poll_us``: then the peer is awake. A sleeping
+    peer should wake on this core rather than on a second one, so this core is kept free for it.
     """
 
     def __init__(self, busy_poll_us: int, is_due: Callable[[], object]) -> None:
@@ -93,7 +93,7 @@ class LoopBusyPoller:
             return
         if self._is_lingering:
             self._is_lingering = False
-            self._lingering.end()
+            self._lingering.succeed()
         if self._waiting.begin() and not self._is_awake:
             self._is_awake = True
             self._loop.call_soon(self._poll)
@@ -101,11 +101,11 @@ class LoopBusyPoller:
     def _poll(self) -> None:
         """Decide, once per turn of the loop, whether it runs another turn at once."""
         if self._is_lingering:
-            self._is_lingering = self._is_awake = self._lingering.lasts()
+            self._is_lingering = self._is_awake = self._lingering.may_repeat()
         elif self._is_due():
-            self._is_awake = self._waiting.lasts()
+            self._is_awake = self._waiting.may_repeat()
         else:
-            self._waiting.end()
+            self._waiting.succeed()
             self._is_lingering = self._is_awake = self._lingering.begin()
         if self._is_awake:
             self._loop.call_soon(self._poll)

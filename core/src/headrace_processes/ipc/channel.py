@@ -1,5 +1,5 @@
 """Sockets that send and receive whole frames: `FramedSocket` and `FrameSender` for threads; `FrameProtocol`, `Releases`
-and `ReleasedPlaces` for an event loop."""
+and `ReleasedBlocks` for an event loop."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from headrace_processes.ipc.arena import IDLE_S, Arena, Writer
 from headrace_processes.ipc.batches import DoneWriter
 from headrace_processes.ipc.busy_poll import BusyPoller
 from headrace_processes.ipc.codec import Encoder
-from headrace_processes.ipc.framing import MOST_INTEGERS, Frame, FrameParser, Kind, integers_frame, read_integers
+from headrace_processes.ipc.framing import MAX_INTEGERS, Frame, FrameParser, Kind, integers_frame, read_integers
 from headrace_processes.ipc.replies import AnswerStatus, Reply, Times, reply_of, unsendable_reply, unsendable_request
 
 _RECEIVE_BYTES = 256 * 1024
-#: The most bytes of tensors in a message of several late answers: the receiver keeps all of it while one is unread.
-_MOST_SHARED_BYTES = 4096
-#: How long late answers are gathered, in seconds, and how many: then their sender waits for the peer to read.
-_GATHER_S, _MOST_GATHERED = 0.0003, 256
+#: The most bytes of tensors in a message of several late answers. The receiver keeps the message until all are read.
+_MAX_SHARED_BYTES = 4096
+#: Late answers are gathered for this many seconds. Above this number, their sender waits until the peer reads.
+_GATHER_S, _MAX_GATHERED = 0.0003, 256
 
 
 # ---------------------------------------------------------------------- threads
@@ -36,15 +36,15 @@ _GATHER_S, _MOST_GATHERED = 0.0003, 256
 class FramedSocket:
     """A socket of a process with threads: one thread reads, any thread may write.
 
-    ``gone`` is called when the peer has disconnected, and must not return. While ``is_hurried``, the reading thread
-    polls for up to ``busy_poll_us`` before it sleeps.
+    ``disconnected`` is called when the peer has disconnected, and must not return. While ``is_reply_due``, the reading
+    thread polls for up to ``busy_poll_us`` before it sleeps.
     """
 
-    def __init__(self, fd: int, gone: Callable[[], NoReturn], busy_poll_us: int = 0) -> None:
+    def __init__(self, fd: int, disconnected: Callable[[], NoReturn], busy_poll_us: int = 0) -> None:
         #: True if the next message is probably due in a moment.
-        self.is_hurried = True
+        self.is_reply_due = True
         self._socket = socket.socket(fileno=fd)
-        self._gone = gone
+        self._disconnected = disconnected
         self._poller = BusyPoller(busy_poll_us)
         self._parser = FrameParser(writable=True)
         self._waiting: deque[bytes] = deque()
@@ -59,10 +59,10 @@ class FramedSocket:
             try:
                 received = self._receive(buffer)
             except OSError as error:
-                _raise_a_handlers(error)
+                _raise_if_from_handler(error)
                 received = 0
             if not received:
-                self._gone()
+                self._disconnected()
             yield from self._parser.feed(bytearray(buffer[:received]))
 
     def send(self, message: bytes) -> None:
@@ -84,7 +84,7 @@ class FramedSocket:
 
     def _receive(self, buffer: memoryview) -> int:
         """Wait for bytes. Return how many were read, 0 if the peer has disconnected."""
-        if self.is_hurried and (received := self._poller.receive(self._socket, buffer)) is not None:
+        if self.is_reply_due and (received := self._poller.receive(self._socket, buffer)) is not None:
             return received
         return self._socket.recv_into(buffer)
 
@@ -93,12 +93,12 @@ class FramedSocket:
             while self._waiting:
                 self._socket.sendall(self._waiting.popleft())
         except OSError as error:
-            _raise_a_handlers(error)
-            self._gone()
+            _raise_if_from_handler(error)
+            self._disconnected()
 
 
-def _raise_a_handlers(error: OSError) -> None:
-    """Raise ``error`` if a signal handler raised it, such as a ``TimeoutError``: it has no errno."""
+def _raise_if_from_handler(error: OSError) -> None:
+    """Raise ``error`` if a signal handler raised it, such as a ``TimeoutError``. It then has no errno."""
     if error.errno is None:
         raise error
 
@@ -139,7 +139,7 @@ class FrameSender:
         self.free: deque[int] = deque()
         self._answers, self._aside = answers, aside
         self._queue = SerialQueue()
-        #: Answers of `answer_late` that are not written yet, and what wakes the thread that will write them.
+        #: Answers of `answer_late` that are not written yet, and the queue that wakes the thread that writes them.
         self._late: deque[Reply] = deque()
         self._gathered: SimpleQueue[None] | None = None
         self._is_gathering = False
@@ -157,9 +157,9 @@ class FrameSender:
 
     def answer_late(self, reply: Reply, gather: bool = False) -> None:
         """Send an answer that is not part of a batch's result. With ``gather``, others that follow within `_GATHER_S`
-        share its message: an engine has a new part of many texts at the same time."""
+        share its message: an engine often has the next part of many texts at the same time."""
         self._late.append(reply)
-        if not gather or len(self._late) > _MOST_GATHERED:
+        if not gather or len(self._late) > _MAX_GATHERED:
             self._queue.post(self._write_late)
         elif not self._is_gathering:
             self._is_gathering = True
@@ -179,9 +179,9 @@ class FrameSender:
         """Send ``request`` to another model. If it cannot be encoded, ``replied`` is called with the error."""
         self._queue.post(partial(self._write_request, call, request, replied))
 
-    def take_back(self, offsets: list[int]) -> None:
-        """Free the blocks at ``offsets`` in our arena: the peer has released them."""
-        self._queue.post(partial(self._free_places, offsets))
+    def free_blocks(self, offsets: list[int]) -> None:
+        """Free the blocks at ``offsets`` in the arena of this side: the peer has released them."""
+        self._queue.post(partial(self._free_blocks, offsets))
 
     def release(self) -> None:
         """Send the offsets in ``free`` to the peer, and clear it."""
@@ -199,16 +199,16 @@ class FrameSender:
         while True:
             self._gathered.get()
             sleep(_GATHER_S)
-            self._is_gathering = False  # before it is looked at, so that none is forgotten
+            self._is_gathering = False  # before the queue is read: an answer that is added now wakes the thread again
             self._queue.post(self._write_late)
 
     def _write_late(self) -> None:
-        while self._late:  # this thread alone removes some
+        while self._late:  # only this thread removes answers
             replies: list[Reply] = []
             size = 0
             while self._late:
                 size += _bytes_of(self._late[0])
-                if replies and size > _MOST_SHARED_BYTES:
+                if replies and size > _MAX_SHARED_BYTES:
                     break
                 replies.append(self._late.popleft())
             self._write(replies, None)
@@ -217,15 +217,17 @@ class FrameSender:
         try:
             message = self._encoder.answers(replies) if times is None else self._done.answers(replies, times)
         except ValueError as error:
-            left = self._write_singly(replies, error)
-            if times is None and not left:
+            remaining = self._write_singly(replies, error)
+            if times is None and not remaining:
                 return
-            message = self._encoder.answers(left, times)
+            message = self._encoder.answers(remaining, times)
         self._answers.send(message)
 
     def _write_singly(self, replies: list[Reply], error: ValueError) -> list[Reply]:
-        """Send each of ``replies``, which could not be encoded together, in its own message. Return what is left to
-        send with the times of the batch: for a single reply the error that replaces it, else nothing."""
+        """Send each of ``replies``, which could not be encoded together, in its own message.
+
+        Return the replies to send with the times of the batch: the error that replaces a single reply, else none.
+        """
         if len(replies) == 1:
             return [unsendable_reply(replies[0], error)]
         for reply in replies:
@@ -241,7 +243,7 @@ class FrameSender:
         else:
             self._aside.send(message)
 
-    def _free_places(self, offsets: list[int]) -> None:
+    def _free_blocks(self, offsets: list[int]) -> None:
         for offset in offsets:
             self._writer.release(offset)
         if self._writer.can_shrink and not self._is_shrinking:
@@ -258,7 +260,7 @@ class FrameSender:
 
 def _bytes_of(reply: Reply) -> int:
     answer = reply.answer
-    # An output that is no tensor is refused when it is encoded.
+    # An output that is not a tensor is refused when it is encoded.
     return sum(getattr(each, "nbytes", 0) for each in answer.outputs.values()) if type(answer) is InferResponse else 0
 
 
@@ -266,13 +268,13 @@ def _bytes_of(reply: Reply) -> int:
 
 
 class FrameProtocol(asyncio.Protocol):
-    """Calls ``hear`` with each complete frame, ``hung_up`` when the connection is closed, and ``broken`` with the error
-    if ``hear`` raises or the peer sends no valid frame."""
+    """Calls ``receive`` with each complete frame, ``hung_up`` when the connection is closed, and ``broken`` with the
+    error if ``receive`` raises or a frame is invalid."""
 
     def __init__(
-        self, hear: Callable[[Frame], None], hung_up: Callable[[], None], broken: Callable[[Exception], None]
+        self, receive: Callable[[Frame], None], hung_up: Callable[[], None], broken: Callable[[Exception], None]
     ) -> None:
-        self._hear, self._hung_up, self._broken = hear, hung_up, broken
+        self._receive, self._hung_up, self._broken = receive, hung_up, broken
         self._parser = FrameParser()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -281,7 +283,7 @@ class FrameProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._parser.feed(data):
-                self._hear(message)
+                self._receive(message)
         except Exception as error:
             self._broken(error)
 
@@ -295,8 +297,8 @@ async def connect(end: socket.socket, protocol: FrameProtocol) -> asyncio.WriteT
 class Releases:
     """Collects the offsets in the peer's arena that this side no longer uses, and sends many in one message.
 
-    ``soon`` schedules a call on the event loop, from any thread. ``send`` writes a frame. With another ``kind``, other
-    numbers are collected.
+    ``soon`` schedules a call on the event loop, from any thread. ``send`` writes a frame. With another ``kind``, the
+    numbers have the meaning of that kind.
     """
 
     def __init__(
@@ -319,18 +321,18 @@ class Releases:
     def _send_all(self) -> None:
         self._is_scheduled = False  # first, so that an offset added from here on is sent, too
         while self._free:
-            offsets = [self._free.popleft() for _ in range(min(len(self._free), MOST_INTEGERS))]
+            offsets = [self._free.popleft() for _ in range(min(len(self._free), MAX_INTEGERS))]
             self._send(integers_frame(self._kind, offsets))
 
 
-class ReleasedPlaces:
+class ReleasedBlocks:
     """Frees the blocks of ``writer`` that the peer has released, and returns pages to the system when it is idle."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._is_waiting = False
 
-    def hear(self, message: Frame) -> None:
+    def receive(self, message: Frame) -> None:
         """Handle a RELEASE. Raises `ProtocolError`, and `ValueError` for an offset that is not in use."""
         for offset in read_integers(message):
             self._writer.release(offset)

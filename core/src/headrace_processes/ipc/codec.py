@@ -41,7 +41,7 @@ from headrace_processes.ipc.tensors import (
     TensorReader,
     TensorWriter,
     Views,
-    remember,
+    add_to_cache,
 )
 
 _REQUEST = Struct("<QQQQIHHIIII")
@@ -55,26 +55,26 @@ _NONSENSE: Final = (StructError, ValueError, LookupError, TypeError, AttributeEr
 
 @dataclass(slots=True, eq=False)
 class ReceivedRequest(InferRequest):
-    """A request that was received: ``call`` is its number; ``rows`` and ``pinned`` are those of the sender's ticket.
-    It has `Placed` outputs for ``targets``, or others."""
+    """A request that was received. ``call`` is its number; ``rows`` and ``pinned`` are those of the sender's ticket.
+    Its response has `Placed` outputs for ``targets``, or others."""
 
     call: Final[int] = 0
     rows: Final[int] = 1
     pinned: Final[bool] = False
-    #: Memory of the client for outputs, by their names; None if there is none.
+    #: The client's memory for outputs, by their names; None if there is none.
     targets: Final[Mapping[str, Bytes] | None] = None
 
     def _further(self) -> tuple[Any, ...]:
         return self.call, self.rows, self.pinned, self.targets
 
 
-#: Requests are not made by the execution of others.
+#: No request was sent by the execution of another one.
 _NO_CALLERS: Final[Mapping[int, Ticket]] = MappingProxyType({})
 
 
 class Encoder:
     """Encodes requests and answers. ``allocator`` is the arena of this side, or None. ``clients`` is the memory of
-    clients that the peer can map, for the inputs and targets of batches. One thread at a time."""
+    clients, which the peer can map, for the inputs and targets of batches. One thread at a time."""
 
     def __init__(self, allocator: Allocator | None, clients: ClientMemory | None = None) -> None:
         self._tensors = TensorWriter(allocator, clients)
@@ -99,7 +99,7 @@ class Encoder:
                 size = self._request(call, 0, request, ticket.rows, ticket.pinned, route, meta, data, size, sender)
             return data_frame(Kind.REQUESTS, len(batch), meta, data, size)
         except Exception as error:
-            raise self._undone(error) from error
+            raise self._roll_back(error) from error
 
     def request(self, call: int, request: InferRequest) -> bytes:
         """Return a frame with one request to another model. Raises `ValueError` if it cannot be encoded."""
@@ -111,7 +111,7 @@ class Encoder:
             size = self._request(call, caller, request, 1, False, self._route(request), meta, data, 0)
             return data_frame(Kind.REQUESTS, 1, meta, data, size)
         except Exception as error:
-            raise self._undone(error) from error
+            raise self._roll_back(error) from error
 
     def answers(self, replies: Sequence[Reply], times: Times | None = None) -> bytes:
         """Return a frame of answers: `Kind.DONE` with ``times``, else `Kind.ANSWERS`. Raises `ValueError`."""
@@ -125,7 +125,7 @@ class Encoder:
                 size = self._answer(reply, meta, data, size)
             return data_frame(kind, len(replies), meta, data, size)
         except Exception as error:
-            raise self._undone(error) from error
+            raise self._roll_back(error) from error
 
     def _route(self, request: InferRequest) -> bytes:
         return self._list((request.model_name, request.model_version, *request.callers))
@@ -179,16 +179,16 @@ class Encoder:
         text = self._settings.get(key)
         if text is None:
             text = json_parts.pack_settings(request, None, targets)
-            remember(self._settings, key, text)
+            add_to_cache(self._settings, key, text)
         return text
 
     def _targets(self, request: LocatedRequest) -> dict[str, tuple[int, int, int]]:
         """Return the targets of ``request`` that the peer can map."""
-        found: dict[str, tuple[int, int, int]] = {}
+        targets: dict[str, tuple[int, int, int]] = {}
         for name, memory in request.targets.items() if self._clients is not None else ():
             if memory.nbytes >= INLINE and (place := self._clients.place(memory)) is not None:  # type: ignore[union-attr]
-                found[name] = (*place, memory.nbytes)
-        return found
+                targets[name] = (*place, memory.nbytes)
+        return targets
 
     def _answer(self, reply: Reply, meta: list[bytes], data: list[Buffer], size: int) -> int:
         """Append ``reply`` to a message with ``size`` bytes of data. Return the new size."""
@@ -215,12 +215,12 @@ class Encoder:
         text = self._names.get(names)
         if text is None:
             text = _SEPARATOR.join(names).encode()
-            remember(self._names, names, text)
+            add_to_cache(self._names, names, text)
         return text
 
-    def _undone(self, error: Exception) -> ValueError:
-        """Free what the message has put in the arena, and return ``error`` as the `ValueError` for the caller."""
-        self._tensors.take_back()
+    def _roll_back(self, error: Exception) -> ValueError:
+        """Free the blocks of the message in the arena, and return ``error`` as the `ValueError` for the caller."""
+        self._tensors.free_placed()
         return ValueError(str(error) or type(error).__name__)
 
 
@@ -256,7 +256,7 @@ class Decoder:
     def answers(self, message: Frame, in_flight: Mapping[int, Ticket] = _NO_CALLERS) -> list[Reply]:
         """Return the answers of an ANSWERS or DONE frame to requests ``in_flight``, by number. Raises `ProtocolError`.
 
-        Only outputs that the sender was given a target for need ``in_flight``.
+        ``in_flight`` is needed only for outputs with a target.
         """
         try:
             replies = []
@@ -274,7 +274,7 @@ class Decoder:
         """Return the request at ``position``, and its end. Raises `ProtocolError` or one of `_NONSENSE` if it is
         malformed."""
         body = message.body
-        call, asking, timeout, priority, rows, flags, count, *sizes = _REQUEST.unpack_from(body, position)
+        call, caller_number, timeout, priority, rows, flags, count, *sizes = _REQUEST.unpack_from(body, position)
         position += _REQUEST.size
         id_text = ""
         outputs: Sequence[str] = ()
@@ -300,7 +300,7 @@ class Decoder:
             name, tensor, position = self._tensors.read(message, position)
             inputs[name] = tensor
         parameters, sequence_id, sender, places = settings
-        caller = callers.get(asking) if asking else None
+        caller = callers.get(caller_number) if caller_number else None
         request = ReceivedRequest(
             model_name,
             inputs,
@@ -322,7 +322,7 @@ class Decoder:
             bool(flags & 8),
             {name: self._clients.view(*place) for name, place in places.items()} if places and self._clients else None,
         )
-        if sender is not None and callers is _NO_CALLERS:  # the server knows who sends a model's requests
+        if sender is not None and callers is _NO_CALLERS:  # for requests of a model, the server sets the sender itself
             request.send_as(sender)
         return request, position
 
@@ -353,21 +353,21 @@ class Decoder:
         return Reply(call, AnswerStatus(status), bool(final), error), texts
 
     def _read_settings(self, text: bytes) -> json_parts.RareSettings:
-        """Return the settings in ``text``. Cached if they are only targets, which repeat."""
-        found = self._settings.get(text)
-        if found is None:
-            found = json_parts.unpack_settings(text)
-            if found.targets and not found.parameters and not found.sequence_id and found.sender is None:
-                remember(self._settings, text, found)
-            return found
-        return found._replace(parameters={})  # each request has its own
+        """Return the settings in ``text``. Cached if they are only targets, because these repeat."""
+        settings = self._settings.get(text)
+        if settings is None:
+            settings = json_parts.unpack_settings(text)
+            if settings.targets and not settings.parameters and not settings.sequence_id and settings.sender is None:
+                add_to_cache(self._settings, text, settings)
+            return settings
+        return settings._replace(parameters={})  # each request has its own
 
     def _list(self, text: bytes) -> tuple[str, ...]:
         """Return the names that `Encoder` wrote as ``text``. Cached."""
         names = self._names.get(text)
         if names is None:
             names = tuple(str(text, "utf-8").split(_SEPARATOR))
-            remember(self._names, text, names)
+            add_to_cache(self._names, text, names)
         return names
 
 

@@ -1,9 +1,9 @@
 """Requests and answers with tensors in the memory of a GPU (`headrace_processes.ipc.device_memory`).
 
 In a message, such a tensor is at place 4 (`headrace_processes.ipc.tensors`): ``offset`` counts in a segment, which
-follows the header as `headrace_processes.ipc.device_memory.PLACE`. An output that the sender of a request takes on the
-device has a target in its settings that is no place: `_ON_DEVICE`, or `_ON_BOTH` if it takes it in the memory of the
-host as well. Only instances on a GPU use these classes.
+follows the header as `headrace_processes.ipc.device_memory.PLACE`. If the sender of a request takes an output on the
+device, the settings have a special target for it: `_ON_DEVICE`, or `_ON_BOTH` if the sender takes it on the host, too.
+Only instances on a GPU use these classes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from headrace_processes.ipc.tensors import (
 _DEVICE: Final = 4
 _ON_DEVICE: Final = (0, 0, 0)
 _ON_BOTH: Final = (0, 0, 1)
-#: The target of an output that is taken on the device, as received, and of one that is taken on the host as well.
+#: The decoded target of an output that is taken on the device, and of one that is taken on the host, too.
 ON_DEVICE: Final[Bytes] = np.empty(0, np.uint8)
 ON_BOTH: Final[Bytes] = np.empty(0, np.uint8)
 
-#: The beginning of the name of an output that is the copy, in the memory of the host, of the output named after it.
+#: The prefix of the name of an output that is a copy, in the host's memory, of the output with the rest of the name.
 HOST_COPY: Final = "\0"
 
 
@@ -55,7 +55,7 @@ def on_device_of(targets: Mapping[str, Bytes]) -> dict[str, bool]:
 
 
 class DeviceTensorWriter(TensorWriter):
-    """Encodes `StagedTensor`s, too. ``staged`` are those of the current message."""
+    """Encodes `StagedTensor`s, too. ``staged`` has those of the current message."""
 
     def __init__(self, allocator: Allocator | None, clients: ClientMemory | None = None) -> None:
         super().__init__(allocator, clients)
@@ -78,12 +78,12 @@ class DeviceTensorWriter(TensorWriter):
         meta += (TENSOR.pack(len(header), _DEVICE, tensor.nbytes, tensor.offset), header, tensor.place)
         self.staged.append(tensor)
 
-    def take_back(self) -> None:
-        super().take_back()
-        self.staged.clear()  # with these, their blocks
+    def free_placed(self) -> None:
+        super().free_placed()
+        self.staged.clear()  # this frees their blocks
 
     def sent(self, message: bytes) -> bytes:
-        """Leave the tensors of ``message`` to the peer, and return it."""
+        """Mark the staged tensors of ``message`` as sent, so that the peer frees their blocks. Return ``message``."""
         for each in self.staged:
             each.is_sent = True
         self.staged.clear()
@@ -107,10 +107,10 @@ class DeviceEncoder(Encoder):
         return self._tensors.sent(super().answers(replies, times))
 
     def _targets(self, request: LocatedRequest) -> dict[str, tuple[int, int, int]]:
-        found = super()._targets(request)
+        targets = super()._targets(request)
         for name, is_on_host in (request.on_device or {}).items():
-            found[name] = _ON_BOTH if is_on_host else _ON_DEVICE
-        return found
+            targets[name] = _ON_BOTH if is_on_host else _ON_DEVICE
+        return targets
 
 
 class DeviceTensorReader(TensorReader):

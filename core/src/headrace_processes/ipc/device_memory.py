@@ -1,10 +1,10 @@
-"""Memory of a GPU between two processes: one copies tensors into it, the other reads them where they are.
+"""Memory of a GPU that two processes share: one copies tensors into it, the other reads them in place.
 
 The side that sends has `SentDeviceMemory`: segments of plain device memory, each exported once by an IPC handle of
 CUDA, in which blocks are allocated. A tensor is copied into a block, within the GPU, and the message has the handle and
 the place. The side that receives has `ReceivedDeviceMemory`. It opens a segment when a tensor in it is first used, and
-gives a block back when nothing there uses the tensor and the GPU has done its work. So a sender never hands out memory
-that another library has allocated, which may be impossible to export, and a process never opens a handle of its own.
+releases a block when the tensor is no longer used and the GPU has finished its work. So a sender never exports memory
+of another library, which may be impossible, and a process never opens a handle of its own.
 
 ::
 
@@ -14,7 +14,7 @@ that another library has allocated, which may be impossible to export, and a pro
     DEVICE_RETIRE      a segment has been unused for a while       ->     closes it
     frees it                                                       <-     DEVICE_CLOSED
 
-GPUs are named by their UUID: both processes may number them differently.
+GPUs are identified by UUID, because each process may number them differently.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from headrace.errors import BackendError
 from headrace.messages.device_tensor import DeviceTensor
 from headrace_engines import AddressedTensor, CudaError, CudaLibrary, address_of
 from headrace_processes.ipc.arena import FreeList
-from headrace_processes.ipc.framing import MOST_INTEGERS, Kind, integers_frame
+from headrace_processes.ipc.framing import MAX_INTEGERS, Kind, integers_frame
 from headrace_processes.ipc.reclaimer import RECLAIMER
 
 log = logging.getLogger(__name__)
 
-#: The bytes of a segment; of a larger one, a multiple of `_PAGE_BYTES`, in which CUDA exports memory.
+#: The bytes of a segment. A larger segment is a multiple of `_PAGE_BYTES`, the unit in which CUDA exports memory.
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
 _PAGE_BYTES: Final = 2 * 1024 * 1024
-#: Offsets of blocks are multiples of this: as those of memory that CUDA allocates.
+#: Offsets of blocks are multiples of this, like addresses that CUDA allocates.
 _ALIGNMENT: Final = 256
-#: The number of a block: that of its segment, and its offset there.
+#: The number of a block has the number of its segment, and in these lowest bits its offset.
 _OFFSET_BITS: Final = 40
 _OFFSETS: Final = (1 << _OFFSET_BITS) - 1
 
-#: Blocks are given back after so many seconds.
+#: Blocks are released after this delay, many at a time.
 GATHER_S: Final = 0.01
 
-#: A segment: its number, its bytes, the UUID of its device, and its handle.
+#: A segment: its number, its size in bytes, the UUID of its device, and its handle.
 PLACE: Final = Struct("<QQ16s64s")
 
 
 class Place(NamedTuple):
-    """A segment, as it is sent with each tensor in it."""
+    """The description of a segment, which is sent with each tensor in it."""
 
     number: int
     size: int
@@ -71,13 +71,13 @@ class _Segment:
         self.device, self.address = device, address
         self.number, self.size = place.number, place.size
         self.place = PLACE.pack(*place)
-        self.free = FreeList(place.size)
+        self.blocks = FreeList(place.size)
         self.is_used = True
 
 
 class StagedTensor:
-    """A tensor in a block of this side, which is freed if it ``is_sent`` and the peer gives it back, or if this object
-    is dropped before. ``place`` is the segment, packed, and ``offset`` is in it."""
+    """A tensor in a block of this side. If it ``is_sent``, the block is freed when the peer releases it; otherwise when
+    this object is freed. ``place`` is the packed description of the segment, and ``offset`` is the block in it."""
 
     __slots__ = ("_memory", "_number", "dtype", "is_sent", "nbytes", "offset", "place", "shape")
 
@@ -89,20 +89,19 @@ class StagedTensor:
 
     def __del__(self) -> None:
         if not self.is_sent:
-            self._memory.give_back((self._number,))
+            self._memory.free_blocks((self._number,))
 
 
 class SentDeviceMemory:
-    """The device memory of this side, in which a peer reads tensors. ``devices`` are the UUIDs that the peer finds.
-
-    ``send`` writes a frame to the peer, on any thread."""
+    """The device memory of this side, in which a peer reads tensors. ``devices`` are the UUIDs of the GPUs that the
+    peer can use. ``send`` writes a frame to the peer, on any thread."""
 
     def __init__(self, library: CudaLibrary, devices: Collection[str], send: Callable[[bytes], None]) -> None:
         self._library, self._send = library, send
         self._known = [bytes.fromhex(uuid) if uuid in devices else b"" for uuid in library.devices()]
         self._lock = threading.Lock()
         self._segments: dict[int, _Segment] = {}
-        #: Those that the peer closes.
+        #: Segments that the peer has yet to close.
         self._retired: dict[int, _Segment] = {}
         self._streams: dict[int, int] = {}
         #: The numbers of blocks that are free again.
@@ -117,9 +116,9 @@ class SentDeviceMemory:
         return sum(each.size for each in (*self._segments.values(), *self._retired.values()))
 
     def stage(self, tensor: DeviceTensor) -> StagedTensor | None:
-        """Copy ``tensor`` into a block, when it is complete, and wait. Blocks; any thread.
+        """Wait until ``tensor`` is complete, and copy it into a block. Blocks; any thread.
 
-        None if the peer cannot read it on its device: it must then be sent as an array.
+        Return None if the peer cannot use its device: the tensor must then be sent as an array.
         """
         kind, device = tensor.__dlpack_device__()
         size = tensor.nbytes
@@ -136,12 +135,12 @@ class SentDeviceMemory:
                 log.warning("a tensor of %d bytes on GPU %d is sent through the host: %s", size, device, error)
                 return None
 
-    def give_back(self, numbers: Iterable[int]) -> None:
-        """Free blocks. Any thread; safe in a finalizer. Ignores numbers that are no block in use."""
+    def free_blocks(self, numbers: Iterable[int]) -> None:
+        """Free blocks. Numbers of no block in use are ignored. Any thread; safe in a finalizer."""
         self._returned.extend(numbers)
 
     def closed(self, numbers: Sequence[int]) -> None:
-        """Free segments that the peer has closed. Any thread."""
+        """Free segments: the peer has closed them. Any thread."""
         RECLAIMER.post(partial(self._free, numbers))
 
     def close(self) -> None:
@@ -149,19 +148,19 @@ class SentDeviceMemory:
         RECLAIMER.post(self._close)
 
     def trim(self) -> bool:
-        """Let the peer close all segments that nothing has used since the last call, except one of the usual size."""
-        if not self._lock.acquire(blocking=False):  # a copy waits until its tensor is complete
+        """Retire all segments that were not used since the last call, except one of the usual size."""
+        if not self._lock.acquire(blocking=False):  # a copy holds the lock until its tensor is complete
             return True
         try:
             self._collect()
-            idle = [each for each in self._segments.values() if each.free.is_empty and not each.is_used]
-            kept = next((each for each in idle if each.size == SEGMENT_BYTES), None)
-            retired = [each for each in idle if each is not kept]
+            idle = [each for each in self._segments.values() if each.blocks.is_empty and not each.is_used]
+            spare = next((each for each in idle if each.size == SEGMENT_BYTES), None)
+            retired = [each for each in idle if each is not spare]
             for each in self._segments.values():
                 each.is_used = False
             for each in retired:
                 self._retired[each.number] = self._segments.pop(each.number)
-            is_idle = self._is_closed or not [each for each in self._segments.values() if each is not kept]
+            is_idle = self._is_closed or not [each for each in self._segments.values() if each is not spare]
         finally:
             self._lock.release()
         if retired and not self._is_closed:
@@ -173,7 +172,7 @@ class SentDeviceMemory:
         stream = self._streams.get(device)
         if stream is None:
             stream = self._streams[device] = library.new_stream()
-        capsule = tensor.__dlpack__(stream=stream)  # is kept until the copy is done
+        capsule = tensor.__dlpack__(stream=stream)  # referenced until the copy is done
         source = address_of(capsule)
         if source is None:
             return None
@@ -182,18 +181,18 @@ class SentDeviceMemory:
         try:
             library.copy(segment.address + offset, source, size, stream)
         except BaseException:
-            segment.free.give_back(offset)
+            segment.blocks.free(offset)
             raise
         return StagedTensor(self, segment, offset, tensor)
 
     def _reserve(self, device: int, size: int) -> tuple[_Segment, int]:
         """Return a segment, and the offset of a new block there. Raises `CudaError`."""
-        wanted = -(-size // _ALIGNMENT) * _ALIGNMENT
+        block_bytes = -(-size // _ALIGNMENT) * _ALIGNMENT
         for segment in self._segments.values():
-            if segment.device == device and (offset := segment.free.take(wanted)) is not None:
+            if segment.device == device and (offset := segment.blocks.allocate(block_bytes)) is not None:
                 segment.is_used = True
                 return segment, offset
-        nbytes = max(SEGMENT_BYTES, -(-wanted // _PAGE_BYTES) * _PAGE_BYTES)
+        nbytes = max(SEGMENT_BYTES, -(-block_bytes // _PAGE_BYTES) * _PAGE_BYTES)
         address = self._library.allocate(nbytes)
         try:
             handle = self._library.export(address)
@@ -204,19 +203,19 @@ class SentDeviceMemory:
         segment = _Segment(device, address, Place(self._count, nbytes, self._known[device], handle))
         self._segments[segment.number] = segment
         RECLAIMER.watch(self)
-        offset = segment.free.take(wanted)
+        offset = segment.blocks.allocate(block_bytes)
         assert offset is not None
         return segment, offset
 
     def _collect(self) -> None:
-        """Free the blocks that were given back. With the lock."""
+        """Free the blocks in `_returned`. The caller holds the lock."""
         while self._returned:
             number = self._returned.popleft()
             segment = self._segments.get(number >> _OFFSET_BITS)
             if segment is not None:
                 try:
-                    segment.free.give_back(number & _OFFSETS)
-                except ValueError:  # a peer may send anything, and harms only its own tensors
+                    segment.blocks.free(number & _OFFSETS)
+                except ValueError:  # a broken peer harms only its own tensors
                     log.warning("no block of device memory begins at %d", number & _OFFSETS)
 
     def _free(self, numbers: Iterable[int]) -> None:
@@ -236,14 +235,15 @@ class SentDeviceMemory:
 
 
 class ReceivedDeviceMemory:
-    """The device memory of a peer. ``name`` is the peer's, for errors. ``send`` writes a frame to it, on any thread."""
+    """The device memory of a peer. ``name`` is the peer's name for errors. ``send`` writes a frame to it, on any
+    thread."""
 
     def __init__(self, library: Callable[[], CudaLibrary], name: str, send: Callable[[bytes], None]) -> None:
         self._name, self._send = name, send
         self._get_library = library
         self._devices: list[str] = []
         self._segments: dict[int, _OpenSegment] = {}
-        #: The blocks to give back: their numbers and segments, and True if others may have read them.
+        #: The blocks to release: the number, the segment, and True if another library may have read it.
         self._unused: deque[tuple[int, _OpenSegment, bool]] = deque()
         self._is_posted = self._is_closed = False
         RECLAIMER.start()
@@ -253,7 +253,7 @@ class ReceivedDeviceMemory:
     ) -> AddressedTensor:
         """Return the tensor at ``offset`` of the segment ``place``, which is opened when the tensor is used.
 
-        Raises `ValueError` if it is not in the segment, or on a device that this process does not find.
+        Raises `ValueError` if it is not in the segment, or on a device that this process cannot use.
         """
         number, size, uuid, handle = place
         if offset + nbytes > size:
@@ -268,11 +268,11 @@ class ReceivedDeviceMemory:
         return AddressedTensor(_DeviceBlock(self, segment, number << _OFFSET_BITS | offset, offset), 0, shape, dtype)
 
     def retire(self, numbers: Iterable[int]) -> None:
-        """Close segments, of which the peer has all blocks back."""
+        """Close segments. The peer sends this when all of their blocks are free."""
         RECLAIMER.post(partial(self._close_segments, list(numbers)))
 
     def close(self) -> None:
-        """The peer has ended. Tensors that are still used stay: a segment is closed with the last of them."""
+        """Note that the peer has exited. A segment is closed when the last tensor in it is freed."""
         self._is_closed = True
         self._segments.clear()
 
@@ -281,32 +281,32 @@ class ReceivedDeviceMemory:
             segment = self._segments.pop(number, None)
             if segment is not None:
                 segment.close()
-        self._tell(Kind.DEVICE_CLOSED, numbers)
+        self._send_numbers(Kind.DEVICE_CLOSED, numbers)
 
     def release(self, number: int, segment: _OpenSegment, is_lent: bool) -> None:
-        """Give a block back, when the device has done its work if it ``is_lent`` to others. Any thread; safe in a
-        finalizer."""
+        """Release a block. If it ``is_lent`` to another library, wait first until the device has finished its work. Any
+        thread; safe in a finalizer."""
         self._unused.append((number, segment, is_lent))
         if not self._is_posted:
             self._is_posted = True
-            RECLAIMER.post(self._give_back)
+            RECLAIMER.post(self._release_unused)
 
-    def _give_back(self) -> None:
-        """Give all unused blocks back, those of `GATHER_S` seconds together: to wait for a device disturbs the other
-        processes that use it."""
+    def _release_unused(self) -> None:
+        """Release all unused blocks of the last `GATHER_S` seconds together: each wait for a device slows down the
+        other processes that use it."""
         if any(is_lent for _, _, is_lent in self._unused):
             sleep(GATHER_S)
-        self._is_posted = False  # first, so that a block which is added from here on is given back, too
+        self._is_posted = False  # first, so that a block that is added from here on is released, too
         unused = [self._unused.popleft() for _ in range(len(self._unused))]
         lent = {segment.device: segment for _, segment, is_lent in unused if is_lent}
         for segment in lent.values():
             segment.wait()
-        self._tell(Kind.DEVICE_FREE, [number for number, _, _ in unused])
+        self._send_numbers(Kind.DEVICE_FREE, [number for number, _, _ in unused])
 
-    def _tell(self, kind: Kind, numbers: Sequence[int]) -> None:
+    def _send_numbers(self, kind: Kind, numbers: Sequence[int]) -> None:
         if not self._is_closed:
-            for begin in range(0, len(numbers), MOST_INTEGERS):
-                self._send(integers_frame(kind, numbers[begin : begin + MOST_INTEGERS]))
+            for begin in range(0, len(numbers), MAX_INTEGERS):
+                self._send(integers_frame(kind, numbers[begin : begin + MAX_INTEGERS]))
 
 
 class _OpenSegment:
@@ -320,7 +320,7 @@ class _OpenSegment:
         self.device = library.kind, device
 
     def address(self) -> int:
-        """Return the address here. Raises `BackendError` if it cannot be opened. Blocks."""
+        """Return the address in this process. Raises `BackendError` if the segment cannot be opened. Blocks."""
         with self._lock:
             if not self._address:
                 try:
@@ -332,7 +332,7 @@ class _OpenSegment:
             return self._address
 
     def read(self, offset: int, size: int) -> memoryview:
-        """Return a copy of bytes in the memory of the host. Raises `BackendError`. Blocks."""
+        """Copy ``size`` bytes to the host and return them. Raises `BackendError`. Blocks."""
         copied, address = np.empty(size, np.uint8), self.address() + offset
         try:
             with self._library.using(self._number):
@@ -342,7 +342,7 @@ class _OpenSegment:
         return copied.data
 
     def wait(self) -> None:
-        """Wait until the device has done its work. Blocks."""
+        """Wait until the device has finished its work. Blocks."""
         while True:
             try:
                 with self._library.using(self._number):
@@ -351,11 +351,11 @@ class _OpenSegment:
                 if error.is_for_a_capture:
                     sleep(GATHER_S)
                     continue
-                log.debug("GPU %d: %s", self._number, error)  # of an earlier kernel: nothing runs there any more
+                log.debug("GPU %d: %s", self._number, error)  # from an earlier kernel: none is running now
             return
 
     def close(self) -> None:
-        """Close it, when the device has done its work. Blocks."""
+        """Wait until the device has finished its work, and close the segment. Blocks."""
         address, self._address = self._address, 0
         if address:
             self.wait()

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple, TypeAlias
 #: The version of the schema: of all messages of this package.
 VERSION: Final = 10
 #: The largest frame. A larger tensor needs room in the arena.
-MOST_BYTES: Final = (1 << 32) - 8
+MAX_BYTES: Final = (1 << 32) - 8
 #: The most integers in one frame.
-MOST_INTEGERS: Final = 65535
-#: Users of this package define kinds of their own from here up to `_END_OF_KINDS`, exclusive.
+MAX_INTEGERS: Final = 65535
+#: Users of this package define their own kinds from here up to `_END_OF_KINDS`, exclusive.
 FIRST_OWN_KIND: Final = 32
 _END_OF_KINDS: Final = 64
 
@@ -45,13 +45,13 @@ class Kind(IntEnum):
     ANSWERS = 2  # answers, final or not
     DONE = 3  # times, answers: a batch has run; answers with status LATER follow in ANSWERS
     CANCEL = 4  # integers: requests whose callers have disconnected
-    STOP = 5  # integers: requests whose callers want no further responses, but accept what still comes
+    STOP = 5  # integers: requests whose callers want no new responses, but accept those under way
     READ = 6  # integers: requests whose callers have read one more response
     RELEASE = 7  # integers: offsets in the receiver's arena that are free again
     CALL = 8  # JSON: id, method, arguments
     RESULT = 9  # JSON: id, and value or code and message
     NOTE = 10  # JSON: method, arguments; has no result
-    LAYOUT = 11  # JSON: what later requests or answers have in common (`headrace_processes.ipc.layouts`)
+    LAYOUT = 11  # JSON: the common parts of later requests or answers (`headrace_processes.ipc.layouts`)
     ALIKE_REQUESTS = 12  # requests of one layout
     ALIKE_DONE = 13  # times, final answers of one layout: a batch has run that was sent as ALIKE_REQUESTS or REQUESTS
     UNMAP = 14  # integers: mappings of client memory that the receiver releases (`headrace_processes.ipc.mappings`)
@@ -88,18 +88,18 @@ def frame(kind: int, count: int, meta: bytes = b"") -> bytes:
 
 
 def data_frame(kind: int, count: int, meta: Sequence[bytes], data: Sequence[Buffer], size: int) -> bytes:
-    """Return a message with ``size`` bytes of ``data``. Raises `ValueError` if it exceeds `MOST_BYTES`."""
+    """Return a message with ``size`` bytes of ``data``. Raises `ValueError` if it exceeds `MAX_BYTES`."""
     head = b"".join(meta)
     end = HEADER_BYTES + len(head)
     begin = -(-end // 8) * 8
     total = begin + size
-    if total > MOST_BYTES:
-        raise ValueError(f"a message of {total} bytes, the limit is {MOST_BYTES}")
+    if total > MAX_BYTES:
+        raise ValueError(f"a message of {total} bytes, the limit is {MAX_BYTES}")
     return b"".join((_HEADER.pack(total, kind, count, begin), head, PADDING[begin - end], *data))
 
 
 def integers_frame(kind: int, values: Sequence[int]) -> bytes:
-    """Return a message of at most `MOST_INTEGERS` integers, u64 each."""
+    """Return a message of at most `MAX_INTEGERS` integers, u64 each."""
     return frame(kind, len(values), b"".join(map(_INTEGER.pack, values)))
 
 
@@ -110,7 +110,7 @@ def read_integers(message: Frame) -> list[int]:
     return [_INTEGER.unpack_from(message.body, HEADER_BYTES + 8 * index)[0] for index in range(message.number)]
 
 
-def _is_sound(total: int, kind: int, begin: int) -> bool:
+def _is_valid(total: int, kind: int, begin: int) -> bool:
     return HEADER_BYTES <= begin <= total and not total % 8 and 0 < kind < _END_OF_KINDS
 
 
@@ -119,21 +119,21 @@ class FrameParser:
 
     def __init__(self, writable: bool = False) -> None:
         self._rest = bytearray()
-        self._wanted = HEADER_BYTES
+        self._needed = HEADER_BYTES
         self._writable = writable
 
     def feed(self, data: bytes | bytearray) -> Iterable[Frame]:
         """Return the frames that ``data`` completes. Raises `ProtocolError`, here or during the iteration."""
         if not self._rest and len(data) >= HEADER_BYTES and (not self._writable or isinstance(data, bytearray)):
             total, kind, count, begin = _HEADER.unpack_from(data)
-            if total == len(data) and _is_sound(total, kind, begin):  # the usual case
+            if total == len(data) and _is_valid(total, kind, begin):  # the usual case
                 return (Frame(kind, count, data, begin),)
-        return self._cut_up(data)
+        return self._split(data)
 
-    def _cut_up(self, data: bytes | bytearray) -> Iterator[Frame]:
+    def _split(self, data: bytes | bytearray) -> Iterator[Frame]:
         if self._rest:
             self._rest += data
-            if len(self._rest) < self._wanted:
+            if len(self._rest) < self._needed:
                 return
             source: bytes | bytearray = self._rest
             self._rest = bytearray()
@@ -142,13 +142,13 @@ class FrameParser:
         position, end = 0, len(source)
         while position < end:
             if end - position < HEADER_BYTES:
-                self._wanted = HEADER_BYTES
+                self._needed = HEADER_BYTES
                 break
             total, kind, count, begin = _HEADER.unpack_from(source, position)
-            if not _is_sound(total, kind, begin):
+            if not _is_valid(total, kind, begin):
                 raise ProtocolError(f"a frame of kind {kind} and {total} bytes whose data begins at {begin}")
             if end - position < total:
-                self._wanted = total
+                self._needed = total
                 break
             yield Frame(kind, count, self._cut(source, position, total), begin)
             position += total

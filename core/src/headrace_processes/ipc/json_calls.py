@@ -22,61 +22,61 @@ class JsonCalls:
         self._send = send
         self.methods = methods or {}
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._pending: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._end = ""
+        self._end_reason = ""
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """Call ``method`` of the peer and return its result.
 
         Raises `CallerError` with the code and message of an error of the peer, and `Unavailable` if it disconnects.
         """
-        if self._end:
-            raise Unavailable(self._end)
+        if self._end_reason:
+            raise Unavailable(self._end_reason)
         call = next(self._numbers)
-        answer = self._asked[call] = asyncio.get_running_loop().create_future()
+        answer = self._pending[call] = asyncio.get_running_loop().create_future()
         self._send(json_frame(Kind.CALL, {"id": call, "method": method, "arguments": arguments}))
         try:
             return await answer
         finally:
-            self._asked.pop(call, None)
+            self._pending.pop(call, None)
 
-    def hear(self, message: Frame) -> bool:
+    def receive(self, message: Frame) -> bool:
         """Handle a CALL or RESULT. Return False for any other kind. Raises `ProtocolError`."""
         if message.kind not in (Kind.CALL, Kind.RESULT):
             return False
-        found = read_json(message)
+        content = read_json(message)
         try:
             if message.kind == Kind.CALL:
-                method = self.methods[found["method"]]
-                task = asyncio.ensure_future(self._answer(found["id"], method, found["arguments"]))
+                method = self.methods[content["method"]]
+                task = asyncio.ensure_future(self._answer(content["id"], method, content["arguments"]))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 return True
-            answer = self._asked.pop(found["id"], None)
+            answer = self._pending.pop(content["id"], None)
             if answer is not None and not answer.done():  # the caller still waits
-                if "code" in found:
-                    # The peer has reported the error where it arose.
-                    answer.set_exception(CallerError(found["message"], Code(found["code"])))
+                if "code" in content:
+                    # The peer has already logged the error.
+                    answer.set_exception(CallerError(content["message"], Code(content["code"])))
                 else:
-                    answer.set_result(found["value"])
+                    answer.set_result(content["value"])
         except (LookupError, TypeError, ValueError) as error:
             raise ProtocolError(f"kind {message.kind}: {type(error).__name__}: {error}") from error
         return True
 
-    def close(self, end: str) -> None:
-        """Fail all calls, pending and future, with `Unavailable` and the message ``end``: the peer has disconnected.
+    def close(self, reason: str) -> None:
+        """Fail all calls, pending and future, with `Unavailable` and the message ``reason``: the peer has disconnected.
         Calls that the peer has made keep running."""
-        self._end = end
-        for answer in self._asked.values():
+        self._end_reason = reason
+        for answer in self._pending.values():
             if not answer.done():
-                answer.set_exception(Unavailable(end))
+                answer.set_exception(Unavailable(reason))
 
     async def _answer(self, call: int, method: Callable[..., Awaitable[Any]], arguments: list[Any]) -> None:
-        found: dict[str, Any]
+        result: dict[str, Any]
         try:
-            found = {"value": await method(*arguments)}
+            result = {"value": await method(*arguments)}
         except Exception as error:
-            told = error if isinstance(error, HeadraceError) else InternalError(summary(error))
-            found = {"code": told.code.value, "message": told.message}
-        self._send(json_frame(Kind.RESULT, {"id": call, **found}))
+            reported = error if isinstance(error, HeadraceError) else InternalError(summary(error))
+            result = {"code": reported.code.value, "message": reported.message}
+        self._send(json_frame(Kind.RESULT, {"id": call, **result}))

@@ -1,5 +1,5 @@
-"""The parts of messages that are JSON because they are rare: calls and their results, the parameters and sequence
-ids of requests, and the parameters of responses."""
+"""The rare parts of messages, which are JSON: calls and their results, the parameters and sequence ids of requests, and
+the parameters of responses."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def json_frame(kind: int, value: object) -> bytes:
 def read_json(message: Frame) -> dict[str, Any]:
     """Return the JSON object of a `json_frame`. Raises `ProtocolError` for anything else."""
     try:
-        found = json.loads(message.text)
+        value = json.loads(message.text)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"kind {message.kind}: {error}") from error
-    if not isinstance(found, dict):
-        raise ProtocolError(f"kind {message.kind}: a {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise ProtocolError(f"kind {message.kind}: a {type(value).__name__}")
+    return value
 
 
 class RareSettings(NamedTuple):
-    """The rare parts of a request. ``targets`` are the places of outputs by their names: the number of a mapping, the
-    offset in it, and the bytes there are."""
+    """The rare parts of a request. ``targets`` are the places for outputs, by name: the number of a mapping, the offset
+    in it, and the size in bytes."""
 
     parameters: dict[str, Parameter]
     sequence_id: int | str
@@ -39,14 +39,14 @@ class RareSettings(NamedTuple):
     targets: Mapping[str, tuple[int, int, int]] = MappingProxyType({})
 
 
-#: Of a request without any.
+#: The settings of a request that has none.
 NO_SETTINGS = RareSettings({}, 0)
 
 
 def pack_settings(
     request: InferRequest, sender: Caller | None = None, targets: Mapping[str, tuple[int, int, int]] | None = None
 ) -> bytes:
-    """Return the parameters and the sequence id of ``request`` as JSON, what its ``sender`` is, and its ``targets``."""
+    """Return the parameters and the sequence id of ``request``, its ``sender``, and its ``targets`` as JSON."""
     settings: list[object] = [dict(request.parameters), request.sequence_id, targets or {}]
     if sender is not None:
         settings.append([sender.transport, sender.principal, sender.deadline_ns, dict(sender.trace_context)])
@@ -54,7 +54,7 @@ def pack_settings(
 
 
 def unpack_settings(text: bytes) -> RareSettings:
-    """Return what `pack_settings` wrote. Raises `ProtocolError` for anything else."""
+    """Return the settings that `pack_settings` wrote. Raises `ProtocolError` for anything else."""
     match json.loads(text):
         case [dict() as parameters, int() | str() as sequence_id, dict() as targets]:
             return RareSettings(_scalars(parameters), sequence_id, None, _places(targets))
@@ -62,9 +62,9 @@ def unpack_settings(text: bytes) -> RareSettings:
             dict() as parameters,
             int() | str() as sequence_id,
             dict() as targets,
-            [str(transport), str(who), int(deadline_ns), dict(trace)],
+            [str(transport), str(principal), int(deadline_ns), dict(trace)],
         ]:
-            sender = Caller(transport, principal=who, deadline_ns=deadline_ns, trace_context=trace)
+            sender = Caller(transport, principal=principal, deadline_ns=deadline_ns, trace_context=trace)
             return RareSettings(_scalars(parameters), sequence_id, sender, _places(targets))
         case _:
             raise ProtocolError("settings that are not parameters, a sequence id, targets and a sender")
@@ -76,11 +76,11 @@ def pack_parameters(parameters: Mapping[str, Parameter]) -> bytes:
 
 
 def unpack_parameters(text: bytes) -> dict[str, Parameter]:
-    """Return what `pack_parameters` wrote. Raises `ProtocolError` for anything else."""
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ProtocolError(f"parameters of type {type(found).__name__}")
-    return _scalars(found)
+    """Return the parameters that `pack_parameters` wrote. Raises `ProtocolError` for anything else."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ProtocolError(f"parameters of type {type(value).__name__}")
+    return _scalars(value)
 
 
 def _places(targets: dict[str, Any]) -> dict[str, tuple[int, int, int]]:

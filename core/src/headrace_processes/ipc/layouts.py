@@ -1,7 +1,7 @@
 """Messages of many requests, or answers, that differ only in their ids and in the bytes of their tensors.
 
-All that they have in common is a `Layout`. The sender describes it once, under a number (`Kind.LAYOUT`). A message of
-requests or final answers of that layout has, in front of their tensors::
+Their common parts are a `Layout`. The sender describes it once, under a number (`Kind.LAYOUT`). A message of requests
+or final answers of that layout has, in front of their tensors::
 
     requests    layout u32 | bytes of the ids u32 | call of the first u64 | characters of each id u32[n] | the ids
     done        layout u32 | spare u32 | call of the first u64 | times u64[4]
@@ -31,10 +31,10 @@ from headrace_processes.ipc.json_parts import json_frame, read_json
 from headrace_processes.ipc.replies import Times
 from headrace_processes.ipc.tensors import INLINE
 
-#: The most keys that a sender remembers, those seen only once included. Clients choose shapes: there may be many.
-MOST_LAYOUTS: Final = 1024
+#: The most keys that a sender stores, including those used once. Clients choose shapes, so there may be many.
+MAX_LAYOUTS: Final = 1024
 #: The most requests or answers in one message.
-MOST_ALIKE: Final = 4096
+MAX_ALIKE: Final = 4096
 
 _REQUESTS = Struct("<IIQ")
 _DONE = Struct("<IxxxxQQQQQ")
@@ -58,7 +58,7 @@ class Column(NamedTuple):
 
 
 class Layout:
-    """All that requests to a model, or answers of it, have in common: everything but ids and tensor bytes.
+    """The common parts of requests to a model, or of its answers: everything but ids and tensor bytes.
 
     ``outputs`` are the requested outputs; empty for answers. ``rows`` and ``callers`` are set only for requests that an
     instance executes. Compared and hashed by identity.
@@ -115,9 +115,9 @@ class AlikeDone(NamedTuple):
 
 
 def request_key(request: InferRequest) -> Hashable:
-    """Return the key that all requests of one layout to one model have; None if ``request`` cannot have a layout.
+    """Return the key of the layout of ``request`` to one model; None if it cannot have a layout.
 
-    ``request`` must have passed `Signature.check`, unless the key is only used to find a layout whose requests have.
+    ``request`` must have passed `Signature.check`, unless the key only looks up a layout of requests that have passed.
     """
     inputs = request.inputs
     outputs = request.outputs
@@ -131,7 +131,7 @@ def request_key(request: InferRequest) -> Hashable:
 
 
 def answer_key(response: InferResponse) -> Hashable:
-    """Return the key that all responses of one layout have, whatever their model; None if there can be no layout."""
+    """Return the key of the layout of ``response``, which includes its model; None if it cannot have a layout."""
     outputs = response.outputs
     if len(outputs) == 1:
         ((name, tensor),) = outputs.items()
@@ -143,16 +143,17 @@ def answer_key(response: InferResponse) -> Hashable:
 
 
 def _tensors_key(tensors: Mapping[str, Any]) -> tuple[Hashable, ...] | None:
-    found: list[Hashable] = []
+    key: list[Hashable] = []
     for name, tensor in tensors.items():
         if type(tensor) is not np.ndarray:
             return None
-        found += (name, tensor.shape, tensor.dtype)
-    return tuple(found)
+        key += (name, tensor.shape, tensor.dtype)
+    return tuple(key)
 
 
 def is_plain(request: InferRequest) -> bool:
-    """True if ``request`` has no parameters, sequence, priority, timeout or deadline: a layout and an id say it all."""
+    """True if ``request`` has no parameters, sequence, priority, timeout or deadline: a layout and an id describe
+    it."""
     return not (
         request.parameters
         or request.sequence_id
@@ -171,14 +172,14 @@ class LayoutWriter:
     """The layouts of one sender. One thread at a time."""
 
     def __init__(self) -> None:
-        #: The layouts by key; None for a key that was seen once, or cannot have a layout. If a key is missing or None,
-        #: call `meet`.
+        #: The layouts by key; None for a key that was used once, or cannot have a layout. If a key is missing or None,
+        #: call `layout_for_key`.
         self.known: dict[Hashable, Layout | None] = {}
         self._count = 0
-        #: The layout that the peer has been sent under each number.
-        self._described: list[Layout | None] = [None] * MOST_LAYOUTS
+        #: The layout that was sent to the peer under each number.
+        self._described: list[Layout | None] = [None] * MAX_LAYOUTS
 
-    def meet(
+    def layout_for_key(
         self,
         key: Hashable,
         model_name: str,
@@ -188,11 +189,11 @@ class LayoutWriter:
         rows: int = 0,
         callers: Sequence[str] = (),
     ) -> Layout | None:
-        """Return the layout for ``key``, made when the key is seen for the second time; None before, and for tensors
-        that cannot have one. To describe a layout that is used once only would cost more than it saves."""
+        """Return the layout for ``key``, created when the key is used for the second time. Return None the first time,
+        and for tensors that cannot have one. A layout that is used only once would cost more than it saves."""
         known = self.known
         if key not in known:
-            if len(known) >= MOST_LAYOUTS:
+            if len(known) >= MAX_LAYOUTS:
                 self.forget()
             known[key] = None
             return None
@@ -212,17 +213,17 @@ class LayoutWriter:
             return None
         layout = self.known.get(key)
         if layout is None:
-            layout = self.meet(key, answer.model_name, answer.model_version, (), answer.outputs)
+            layout = self.layout_for_key(key, answer.model_name, answer.model_version, (), answer.outputs)
         return layout
 
     def forget(self) -> None:
-        """Forget all layouts and number them from 0 again. Layouts returned before can still be used."""
+        """Remove all layouts and number them from 0 again. Layouts returned before can still be used."""
         self.known.clear()
         self._count = 0
 
     def requests(self, layout: Layout, first_call: int, requests: Sequence[InferRequest]) -> bytes:
-        """Return the message of requests of ``layout``, at most `MOST_ALIKE`; the first has the number ``first_call``,
-        the next ones follow. If the peer does not know the layout, its description is in front."""
+        """Return the message of requests of ``layout``, at most `MAX_ALIKE`; the first has the number ``first_call``,
+        the next ones follow. If the peer does not have the layout, its description precedes it."""
         if len(requests) == 1 and layout.lone_request and self._described[layout.number] is layout:
             (request,) = requests
             data = _joined(layout, request.inputs)
@@ -242,8 +243,8 @@ class LayoutWriter:
         return self._message(Kind.ALIKE_REQUESTS, layout, meta, [request.inputs for request in requests])
 
     def done(self, layout: Layout, first_call: int, times: Times, outputs: Sequence[Mapping[str, Tensor]]) -> bytes:
-        """Return the message of the final answers of a whole batch, at most `MOST_ALIKE`. If the peer does not know the
-        layout, its description is in front."""
+        """Return the message of the final answers of a whole batch, at most `MAX_ALIKE`. If the peer does not have
+        the layout, its description precedes it."""
         if len(outputs) == 1 and layout.lone_done and self._described[layout.number] is layout:
             return layout.lone_done + _LONE_DONE.pack(first_call, *times) + _joined(layout, outputs[0])
         meta = [_DONE.pack(layout.number, first_call, *times)]
@@ -277,13 +278,13 @@ def _joined(layout: Layout, tensors: Mapping[str, Any]) -> bytes:
 def _columns(tensors: Mapping[str, Any]) -> list[Column] | None:
     """Return a column for each tensor. None if together they are large enough for the arena, or if one has strings, no
     axis, no element or a dtype that the protocol lacks."""
-    found = []
+    columns = []
     for name, tensor in tensors.items():
         datatype = dtypes.BY_NUMPY.get(tensor.dtype)
         if datatype is None or datatype is dtypes.BYTES or not tensor.shape or not tensor.size:
             return None
-        found.append(Column(name, datatype, tensor.shape, tensor.nbytes))
-    return found if found and sum(column.nbytes for column in found) < INLINE else None
+        columns.append(Column(name, datatype, tensor.shape, tensor.nbytes))
+    return columns if columns and sum(column.nbytes for column in columns) < INLINE else None
 
 
 def _description(layout: Layout) -> bytes:
@@ -301,19 +302,19 @@ class LayoutReader:
     def __init__(self) -> None:
         self._layouts: dict[int, Layout] = {}
 
-    def hear(self, message: Frame) -> int:
+    def receive(self, message: Frame) -> int:
         """Store the layout of a LAYOUT and return its number. Raises `ProtocolError`."""
-        found = read_json(message)
+        content = read_json(message)
         try:
-            number = int(found["number"])
-            columns = [_column(*each) for each in found["columns"]]
-            names = found["model_name"], found["model_version"], *found["outputs"], *found["callers"]
-            rows, callers = int(found["rows"]), found["callers"]
+            number = int(content["number"])
+            columns = [_column(*each) for each in content["columns"]]
+            names = content["model_name"], content["model_version"], *content["outputs"], *content["callers"]
+            rows, callers = int(content["rows"]), content["callers"]
         except _NONSENSE as error:
             raise ProtocolError(f"a layout: {type(error).__name__}: {error}") from error
-        if not 0 <= number < MOST_LAYOUTS or not columns or not all(isinstance(name, str) for name in names):
+        if not 0 <= number < MAX_LAYOUTS or not columns or not all(isinstance(name, str) for name in names):
             raise ProtocolError(f"a layout {number} of {len(columns)} tensors for {names}")
-        self._layouts[number] = Layout(number, names[0], names[1], found["outputs"], columns, rows, callers)
+        self._layouts[number] = Layout(number, names[0], names[1], content["outputs"], columns, rows, callers)
         return number
 
     def requests(self, message: Frame) -> AlikeRequests:

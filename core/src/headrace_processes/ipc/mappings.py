@@ -1,8 +1,8 @@
 """Shared memory of clients in model processes: tensors in it are sent as a number and an offset, without their bytes.
 
-The server sends the descriptor of a `SharedMapping` with the first request that has a tensor in it, over a socket of
-its own, and ``UNMAP`` when the mapping is gone. So a process maps only what its requests use, and opens nothing by a
-name. A message on that socket is ``number u64 | offset u64 | size u64`` with one descriptor.
+The server sends the descriptor of a `SharedMapping` over a socket of its own, before the first request that has a
+tensor in it, and ``UNMAP`` when the mapping is freed. So a process maps only memory that its requests use, and opens
+nothing by name. A message on that socket is ``number u64 | offset u64 | size u64`` with one descriptor.
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ from headrace_processes.ipc.shared_mapping import SharedMapping, mapping_of
 from headrace_processes.ipc.tensors import INLINE, Bytes, Placed
 
 #: The most mappings in one process.
-_MOST: Final = 4096
+_MAX_MAPPINGS: Final = 4096
 _MAPPING = Struct("<QQQ")
 
 
 class SentMappings:
     """The mappings that the peer has. Event loop only.
 
-    ``descriptors`` is the socket for them. ``forget`` is called with a number whose mapping is gone, on any thread.
+    ``descriptors`` is the socket for them. ``freed`` is called with the number of a mapping that was freed, on any
+    thread.
     """
 
-    def __init__(self, descriptors: socket.socket, forget: Callable[[int], None]) -> None:
+    def __init__(self, descriptors: socket.socket, freed: Callable[[int], None]) -> None:
         descriptors.setblocking(False)
-        self._socket, self._forget = descriptors, forget
-        #: By the id of the mapping, and by number.
+        self._socket, self._freed = descriptors, freed
+        #: The mappings by their id, and by number.
         self._sent: dict[int, _Sent] = {}
         self._by_number: dict[int, _Sent] = {}
         self._count = 0
 
     def place(self, tensor: npt.NDArray[Any] | memoryview) -> tuple[int, int] | None:
-        """Return the number of the mapping that has ``tensor``, and the offset in it. The peer can read both.
+        """Return the number of the mapping that contains ``tensor``, and the offset in it.
 
-        None if the tensor must be copied: it is in no mapping, or the descriptor cannot be sent.
+        Return None if the tensor must be copied: it is in no mapping, or the descriptor cannot be sent.
         """
-        found = mapping_of(tensor)
-        if found is None:
+        located = mapping_of(tensor)
+        if located is None:
             return None
-        mapping, offset = found
+        mapping, offset = located
         sent = self._sent.get(id(mapping))
         if sent is None or sent() is not mapping:
             sent = self._send(mapping)
         return None if sent is None or not sent.number else (sent.number, offset)
 
-    def lose(self, numbers: Iterable[int]) -> None:
+    def mark_lost(self, numbers: Iterable[int]) -> None:
         """Note that the peer has lost the pages of these mappings."""
         for number in numbers:
             sent = self._by_number.get(number)
@@ -64,19 +65,19 @@ class SentMappings:
                 mapping.lose()
 
     def _send(self, mapping: SharedMapping) -> _Sent | None:
-        if len(self._sent) >= _MOST:
+        if len(self._sent) >= _MAX_MAPPINGS:
             return None
-        sent = _Sent(mapping, self._gone)
+        sent = _Sent(mapping, self._on_freed)
         sent.key, sent.number = id(mapping), 0
         try:
             descriptor = mapping.reopen()
-        except OSError:  # it will not get better
+        except OSError:  # permanent
             self._sent[sent.key] = sent
             return None
         try:
             number = self._count + 1
             socket.send_fds(self._socket, [_MAPPING.pack(number, mapping.offset, mapping.size)], [descriptor])
-        except OSError:  # the peer has not received the last ones yet
+        except OSError:  # the socket is full: a later request tries again
             return None
         finally:
             os.close(descriptor)
@@ -84,12 +85,12 @@ class SentMappings:
         self._sent[sent.key] = self._by_number[number] = sent
         return sent
 
-    def _gone(self, sent: weakref.ref[SharedMapping]) -> None:
+    def _on_freed(self, sent: weakref.ref[SharedMapping]) -> None:
         assert isinstance(sent, _Sent)
         if self._sent.get(sent.key) is sent:
             del self._sent[sent.key]
         if self._by_number.pop(sent.number, None) is not None:
-            self._forget(sent.number)
+            self._freed(sent.number)
 
 
 class _Sent(weakref.ref[SharedMapping]):
@@ -105,15 +106,15 @@ class ReceivedMappings:
 
     def __init__(self, descriptors: int) -> None:
         self._socket = socket.socket(fileno=descriptors)
-        #: None for one that could not be mapped.
+        #: The mappings by number; None for one that could not be mapped.
         self._known: dict[int, SharedMapping | None] = {}
         self._used: set[int] = set()
         self._newest = 0
 
     def view(self, number: int, offset: int, nbytes: int) -> Bytes:
-        """Return ``nbytes`` at ``offset`` of a mapping, without a copy. Raises `ValueError` if there are no such bytes.
+        """Return ``nbytes`` at ``offset`` of a mapping, without a copy. Raises `ValueError` if they are not in it.
 
-        The mapping stays as long as the view or anything made from it. If it is lost, the bytes are zeros.
+        The mapping is kept as long as the view or anything made from it. If the mapping is lost, the bytes are zeros.
         """
         self._receive_until(number)
         self._used.add(number)
@@ -124,14 +125,14 @@ class ReceivedMappings:
             raise ValueError(f"{nbytes} bytes at {offset} are not in a mapping of {mapping.size}")
         return np.asarray(mapping)[offset : offset + nbytes]
 
-    def forget(self, numbers: Iterable[int]) -> None:
-        """Release the mappings that the peer no longer has."""
+    def release(self, numbers: Iterable[int]) -> None:
+        """Release mappings: the peer has freed them."""
         for number in numbers:
             self._receive_until(number)
             del self._known[number]
 
     def take_lost(self) -> list[int]:
-        """Return the mappings that were used since the last call and are lost."""
+        """Return the numbers of the mappings that were used since the last call and are lost."""
         if not self._used:
             return []
         used, self._used = self._used, set()
@@ -152,7 +153,7 @@ class ReceivedMappings:
             self._newest = number
             try:
                 self._known[number] = SharedMapping(descriptors[0], offset, size)
-            except OSError:  # the file has shrunk since, or there are no addresses
+            except OSError:  # the file has shrunk, or there is no address space left
                 self._known[number] = None
         finally:
             for each in descriptors:
@@ -160,8 +161,8 @@ class ReceivedMappings:
 
 
 def with_placed_outputs(response: InferResponse, targets: Mapping[str, Bytes]) -> InferResponse:
-    """Copy the outputs of ``response`` to those of ``targets`` that have room for them, and return it with `Placed`
-    outputs there."""
+    """Copy outputs of ``response`` to ``targets`` where they fit. Return the response with these as `Placed`
+    outputs."""
     outputs: dict[str, Any] = dict(response.outputs)
     for name, target in targets.items():
         if name not in outputs:

@@ -27,12 +27,12 @@ from headrace_processes.ipc.tensors import INLINE
 #: Sends the response to a call from any thread. Returns False if the event loop has to send it.
 AtOnce: TypeAlias = Callable[[int, InferResponse], bool]
 
-#: What a peer does to a request that it has sent.
+#: A change that a peer makes to a request that it has sent: cancel, stop or read.
 Change: TypeAlias = Callable[[Ticket], None]
-#: The most requests in flight of one peer; one that sends more breaks the protocol.
-MOST_INCOMING = 65536
-#: The reads of a request that are sent together. A peer with 64 unread responses waits until 32 are read: this divides
-#: both, so it always goes on.
+#: The most requests in flight of one peer. More are a protocol error.
+MAX_INCOMING = 65536
+#: The reads of a request that are sent together. A peer with 64 unread responses waits until 32 are read. This number
+#: divides both, so the peer never waits for reads that are held back.
 READS = 16
 
 
@@ -63,13 +63,13 @@ class OutgoingRequests:
             in_flight[call] = ticket
             ticket.on_cancel = partial(send_cancelled, call)
 
-    def hear(self, message: Frame) -> None:
+    def receive(self, message: Frame) -> None:
         """Handle an ANSWERS. Raises `ProtocolError`."""
         for reply in self._decoder.answers(message):
-            self.take(reply)
+            self.answer(reply)
 
-    def take(self, reply: Reply) -> None:
-        """Give an answer to its request. Raises `ProtocolError` if that is not in flight."""
+    def answer(self, reply: Reply) -> None:
+        """Deliver an answer to its request. Raises `ProtocolError` if the request is not in flight."""
         call = reply.call
         ticket = self.in_flight.get(call)
         if ticket is None:
@@ -98,7 +98,7 @@ class OutgoingRequests:
 class LoopOutgoingRequests(OutgoingRequests):
     """`OutgoingRequests` on an event loop: a request sends `READS` of its reads together.
 
-    A message for each one would wake the child for each token of a stream.
+    One message per read would wake the child for each token of a stream.
     """
 
     def __init__(self, decoder: Decoder, send: Callable[[bytes], None]) -> None:
@@ -132,7 +132,7 @@ class LoopOutgoingRequests(OutgoingRequests):
 
 
 def change_of(message: Frame, cancel: Change = Ticket.cancel) -> Change | None:
-    """Return what a CANCEL, STOP or READ does to the tickets that it names; None for any other kind."""
+    """Return the change that a CANCEL, STOP or READ makes to the tickets that it names; None for any other kind."""
     changes: Mapping[int, Change] = {Kind.CANCEL: cancel, Kind.STOP: Ticket.stop, Kind.READ: Ticket.read}
     return changes.get(message.kind)
 
@@ -140,9 +140,9 @@ def change_of(message: Frame, cancel: Change = Ticket.cancel) -> Change | None:
 class IncomingRequests:
     """The requests of one peer, by number, until their final answer is sent. Event loop only.
 
-    ``submit`` is called with the ticket of each new request, and the engine answers it by ``respond``. ``cancel`` is
-    called with the ticket of a request that the peer cancels. ``callers`` are the requests, by number, whose execution
-    may make the peer send requests.
+    ``submit`` is called with the ticket of each new request, which is answered by ``respond``. ``cancel`` is called
+    with the ticket of a request that the peer cancels. ``callers`` are the requests, by number, whose execution may
+    send requests.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class IncomingRequests:
         self._open: dict[int, Ticket] = {}
         self._is_closed = False
 
-    def hear(self, message: Frame, send: Callable[[bytes], None], at_once: AtOnce | None = None) -> bool:
+    def receive(self, message: Frame, send: Callable[[bytes], None], at_once: AtOnce | None = None) -> bool:
         """Handle REQUESTS, CANCEL, STOP and READ. Return False for any other kind. Raises `ProtocolError`.
 
         Answers to new requests are written with ``send``, unless ``at_once`` has already sent them.
@@ -185,8 +185,8 @@ class IncomingRequests:
 
     def _ticket(self, request: ReceivedRequest, send: Callable[[bytes], None], at_once: AtOnce | None) -> Ticket:
         call = request.call
-        if call in self._open or len(self._open) >= MOST_INCOMING:
-            raise ProtocolError(f"request {call}: the number is in use, or {MOST_INCOMING} requests are in flight")
+        if call in self._open or len(self._open) >= MAX_INCOMING:
+            raise ProtocolError(f"request {call}: the number is in use, or {MAX_INCOMING} requests are in flight")
         has_replied = False
 
         def reply(answer: Answer, final: bool) -> None:
@@ -220,8 +220,8 @@ class IncomingRequests:
 class FastPathCalls:
     """Sends one small request at a time over ``channel``; the calling thread reads the answer itself.
 
-    For other requests, one thread reads all answers and wakes the threads that wait. That thread switch costs more than
-    the rest of a small call. Large tensors need the arena, and do not use the fast path.
+    Other answers are read by one thread, which wakes the threads that wait. That thread switch costs more than the rest
+    of a small call. Large tensors need the arena, and do not use the fast path.
     """
 
     def __init__(self, channel: FramedSocket, decoder: Decoder) -> None:
@@ -236,7 +236,8 @@ class FastPathCalls:
         return is_small and self._lock.acquire(blocking=False)
 
     def ask(self, call: int, request: InferRequest) -> Answer:
-        """Send ``request``, wait, and release the fast path. Return the last answer that was not empty."""
+        """Send ``request``, wait for its answer, and release the fast path. Return the last answer that was not
+        empty."""
         try:
             message = self._encoder.request(call, request)
         except ValueError as error:
@@ -244,25 +245,25 @@ class FastPathCalls:
             return unsendable_request(error)
         self._channel.send(message)
         answer = self._answer()
-        # Not in a finally: if a signal handler raises before this line, an unread answer is left on the channel, and
-        # the next caller must not take it for its own. The lock stays held, so no request uses the fast path again.
+        # Not in a finally: if a signal handler raises before this line, an unread answer remains on the channel, which
+        # the next caller must not read. The lock stays held, so no request uses the fast path again.
         self._lock.release()
         return answer
 
     def _answer(self) -> Answer:
-        said: Answer = None
+        answer: Answer = None
         while True:
             for reply in self._decoder.answers(next(self._frames)):
-                said = reply.answer or said
+                answer = reply.answer or answer
                 if reply.final:
-                    return said
+                    return answer
 
 
 class FastPathReplies:
     """Writes answers: on the event loop to ``transport``, or directly to ``end`` on the thread that has the answer.
 
-    ``end`` is a second, non-blocking descriptor of the same socket, which this object closes. To write to it saves
-    waking the event loop, which costs as much as waking the caller.
+    ``end`` is a second, non-blocking descriptor of the same socket, which this object closes. A write to it does not
+    wake the event loop; that wake-up costs as much as that of the caller.
     """
 
     def __init__(self, transport: asyncio.WriteTransport, end: socket.socket) -> None:

@@ -1,6 +1,6 @@
-"""One thread per process for what must wait for a device: memory of it that nobody uses any more.
+"""One thread per process that frees unused device memory: to free it may mean to wait for the device.
 
-A finalizer may post a job: it may run on any thread, the event loop's too, and must not wait.
+A finalizer may run on any thread, even that of the event loop, and must not wait. So it posts a job here.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Final, Protocol
 
 log = logging.getLogger(__name__)
 
-#: Memory that has been unused for `IDLE_S` to twice `IDLE_S` seconds is given back to the device.
+#: Memory that has been unused for `IDLE_S` to twice `IDLE_S` seconds is freed.
 IDLE_S: Final = 2.5
 
 
-class Idle(Protocol):
-    """What gives memory back to its device when it is idle."""
+class Trimmable(Protocol):
+    """An owner of device memory."""
 
     def trim(self) -> bool:
-        """Give back what was not used since the last call. Return True if a later call may give back more."""
+        """Free the memory that was not used since the last call. Return True if a later call may free more."""
 
 
 class Reclaimer:
@@ -29,24 +29,24 @@ class Reclaimer:
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._watched: dict[Idle, None] = {}
+        self._watched: dict[Trimmable, None] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, unless it runs."""
+        """Start the thread if it is not running."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="headrace-reclaim", daemon=True)
                 self._thread.start()
 
     def post(self, job: Callable[[], None]) -> None:
-        """Run ``job`` soon. Any thread; safe in a finalizer. An error of it is logged."""
+        """Run ``job`` soon. Any thread; safe in a finalizer. Its errors are logged."""
         self._jobs.put(job)
 
-    def watch(self, idle: Idle) -> None:
-        """Call ``idle.trim`` every `IDLE_S` seconds until it returns False."""
-        self.post(lambda: self._watched.setdefault(idle))
+    def watch(self, owner: Trimmable) -> None:
+        """Call ``owner.trim`` every `IDLE_S` seconds until it returns False."""
+        self.post(lambda: self._watched.setdefault(owner))
 
     def _work(self) -> None:
         while True:
@@ -57,8 +57,8 @@ class Reclaimer:
             try:
                 job()
             except Exception:
-                log.exception("failed to give back memory of a device")
-            del job  # it may hold the memory
+                log.exception("failed to free memory of a device")
+            del job  # it may reference the memory
 
     def _trim(self) -> None:
         for each in tuple(self._watched):
@@ -66,5 +66,5 @@ class Reclaimer:
                 del self._watched[each]
 
 
-#: That of this process.
+#: The reclaimer of this process.
 RECLAIMER: Final = Reclaimer()

@@ -37,9 +37,9 @@ class FileTooSmall(OSError):
 class SharedMapping:
     """``size`` bytes of a file from ``offset`` on, mapped for reading and writing.
 
-    They stay mapped as long as this object or a view of `memory` exists: the last one to be freed removes the mapping,
-    on its thread. No descriptor is kept. If the file shrinks, or the system has no page for it, the mapping gets pages
-    of zeros instead and `is_lost`: the process lives on. Any thread.
+    They stay mapped as long as this object or a view of `memory` exists. The thread that frees the last of them removes
+    the mapping. No descriptor is kept. If the file shrinks, or the system has no free page, the pages are replaced by
+    zeros and `is_lost` is set: the process keeps running. Any thread.
     """
 
     def __init__(self, descriptor: int, offset: int, size: int) -> None:
@@ -49,19 +49,19 @@ class SharedMapping:
         if offset + size > os.fstat(descriptor).st_size:
             raise FileTooSmall(f"the file has less than {offset + size} bytes")
         whole = -(-(before + size) // mmap.PAGESIZE) * mmap.PAGESIZE
-        found = _mmap(None, whole, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, offset - before)
-        if found == _FAILED:
+        address = _mmap(None, whole, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, offset - before)
+        if address == _FAILED:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
-        self.address, self.offset, self.size = found + before, offset, size
-        self._pages = Pages(found, whole)
+        self.address, self.offset, self.size = address + before, offset, size
+        self._pages = Pages(address, whole)
         guard.add(self._pages)
         weakref.finalize(self, _unmap, guard, self._pages).atexit = False
 
     def reopen(self) -> int:
         """Return a new descriptor of the file, for a process that maps it, too. The caller closes it.
 
-        Raises OSError if that is not possible: tensors in it are then copied to model processes. Event loop only.
+        Raises OSError if that is impossible. Tensors in it are then copied to model processes. Event loop only.
         """
         raise OSError(ENOTSUP, os.strerror(ENOTSUP))
 
@@ -85,9 +85,9 @@ class SharedMapping:
 
 
 def mapping_of(tensor: npt.NDArray[Any] | memoryview) -> tuple[SharedMapping, int] | None:
-    """Return the mapping in which all bytes of ``tensor`` lie, and their offset in it.
+    """Return the mapping that contains all bytes of ``tensor``, and their offset in it.
 
-    None if there is none, or if the bytes are not contiguous.
+    Return None if there is none, or if the bytes are not contiguous.
     """
     owner: Any = tensor
     while True:

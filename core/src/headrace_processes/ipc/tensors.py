@@ -35,7 +35,7 @@ Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 INLINE: Final = 32 * 1024
 
 #: The most entries of a cache of encoded headers or names.
-_MOST_REMEMBERED: Final = 1024
+_MAX_CACHED: Final = 1024
 
 #: Header length, place, bytes and offset.
 TENSOR: Final = Struct("<HBQQ")
@@ -48,11 +48,11 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-def remember(known: dict[Key, Value], key: Key, value: Value) -> None:
-    """Store ``value`` in a cache, which is cleared first if it is full: clients choose shapes and names."""
-    if len(known) >= _MOST_REMEMBERED:
-        known.clear()
-    known[key] = value
+def add_to_cache(cache: dict[Key, Value], key: Key, value: Value) -> None:
+    """Store ``value`` in ``cache``. Clear it first if it is full: clients choose shapes and names."""
+    if len(cache) >= _MAX_CACHED:
+        cache.clear()
+    cache[key] = value
 
 
 class Allocator(Protocol):
@@ -82,7 +82,7 @@ class Mapped(Protocol):
 
 
 class Placed:
-    """An output whose bytes were written to the target of its request; ``tensor`` shares them, or had them before."""
+    """An output whose bytes were written to the target of its request. ``tensor`` is a view or the original of them."""
 
     __slots__ = ("tensor",)
 
@@ -91,8 +91,8 @@ class Placed:
 
 
 class TensorWriter:
-    """Encodes tensors. ``allocator`` is the arena of this side, or None. ``clients`` is only set where inputs are
-    sent: these are then not copied."""
+    """Encodes tensors. ``allocator`` is the arena of this side, or None. ``clients`` is set only for a side that
+    sends inputs: inputs in this memory are not copied."""
 
     def __init__(self, allocator: Allocator | None, clients: ClientMemory | None = None) -> None:
         self._allocator, self._clients = allocator, clients
@@ -116,21 +116,21 @@ class TensorWriter:
         return size + nbytes + rest
 
     def write_input(self, name: str, tensor: Tensor, meta: list[bytes], data: list[Buffer], size: int) -> int:
-        """`write`, but do not copy an input in the memory of a client. Return the new size."""
+        """Like `write`, but an input in the memory of a client is not copied. Return the new size."""
         if tensor.nbytes >= INLINE and self._clients is not None and type(tensor) is np.ndarray:
-            found = self._clients.place(tensor)
-            if found is not None:
-                header, (number, offset) = self._header(name, tensor), found
+            place = self._clients.place(tensor)
+            if place is not None:
+                header, (number, offset) = self._header(name, tensor), place
                 meta += (TENSOR.pack(len(header), 2, tensor.nbytes, offset), header, _NUMBER.pack(number))
                 return size
         return self.write(name, tensor, meta, data, size)
 
     def write_placed(self, name: str, output: Placed, meta: list[bytes]) -> None:
-        """Append the description of an output whose bytes are where they belong."""
+        """Append the description of an output whose bytes are at their target."""
         header = self._header(name, output.tensor)
         meta += (TENSOR.pack(len(header), 3, output.tensor.nbytes, 0), header)
 
-    def take_back(self) -> None:
+    def free_placed(self) -> None:
         """Free the blocks in ``placed``: the message will not be sent."""
         if self._allocator is not None:
             for offset in self.placed:
@@ -143,7 +143,7 @@ class TensorWriter:
             shape = tensor.shape
             value = data_type(tensor).config_value
             header = Struct(f"<BB{len(shape)}q").pack(value, len(shape), *shape) + name.encode()
-            remember(self._headers, key, header)
+            add_to_cache(self._headers, key, header)
         return header
 
 
@@ -168,13 +168,12 @@ class TensorReader:
         position += TENSOR.size
         end = position + header_size
         key = bytes(body[position:end])
-        known = self._headers.get(key)
-        name, datatype, shape, expected = known or self._header(key)
+        name, datatype, shape, expected = self._headers.get(key) or self._header(key)
         if expected not in (nbytes, -1):
             raise ProtocolError(f"kind {message.kind}: {nbytes} bytes for {datatype}{list(shape)}")
         content: Any
         if place:
-            content, begin = self._elsewhere(message, end, place, nbytes, offset, name, targets), 0
+            content, begin = self._outside_frame(message, end, place, nbytes, offset, name, targets), 0
             end += _NUMBER.size * (place == 2)
         else:
             content, begin = body, message.data + offset
@@ -184,7 +183,7 @@ class TensorReader:
             return name, BytesTensor(memoryview(content)[begin : begin + nbytes], shape), end
         return name, np.ndarray(shape, datatype.numpy, content, begin), end
 
-    def _elsewhere(
+    def _outside_frame(
         self,
         message: Frame,
         end: int,
@@ -213,6 +212,6 @@ class TensorReader:
             raise ProtocolError(f"a shape {list(shape)}")
         datatype = dtypes.BY_CONFIG_VALUE[value]
         expected = prod(shape) * datatype.itemsize if datatype is not dtypes.BYTES else -1
-        found = str(key[2 + 8 * rank :], "utf-8"), datatype, shape, expected
-        remember(self._headers, key, found)
-        return found
+        header = str(key[2 + 8 * rank :], "utf-8"), datatype, shape, expected
+        add_to_cache(self._headers, key, header)
+        return header

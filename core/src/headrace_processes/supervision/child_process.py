@@ -1,4 +1,4 @@
-"""A child process as its parent sees it: start it, wait for it, and kill it with all processes that it has started."""
+"""A child process, in its parent: start it, wait for it, and kill it with all processes that it has started."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import IO, Any
 from headrace_processes.supervision import bootstrap
 from headrace_processes.supervision.orphan_reaper import ORPHAN_REAPER
 
-#: What every child imports from this installation.
+#: The packages that every child imports from this installation.
 _OURS = ("headrace", "headrace_engines", "headrace_processes")
 
 
 @dataclass(slots=True)
 class ChildProcess:
-    """A running child that the `ORPHAN_REAPER` watches. Its fatal errors write their traceback to ``crash_file``.
-    ``folders`` are those of the server's packages, each with a final slash."""
+    """A running child that the `ORPHAN_REAPER` watches. The traceback of a fatal error is written to ``crash_file``.
+    ``folders`` are the folders of the server's packages, each with a final slash."""
 
     process: subprocess.Popen[bytes]
     crash_file: IO[bytes]
@@ -44,7 +44,7 @@ class ChildProcess:
         return code
 
     def kill(self) -> None:
-        """Kill the child and its process group. Do nothing once it is reaped: another process may have its number."""
+        """Kill the child and its process group. Do nothing once it is reaped: its number may be reused."""
         with self._reaping, contextlib.suppress(ProcessLookupError, PermissionError):
             if self.process.returncode is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -68,8 +68,8 @@ def child_command(python: str, entry: str, name: str, packages: Iterable[str], *
     """Return the command line with which the interpreter ``python`` calls ``entry``, a ``module:function``, with the
     keyword ``arguments``. ``ps`` shows ``name``. If ``python`` is another interpreter than this one, it imports
     Headrace and ``packages`` from this installation."""
-    packed = {"packages": {} if python == sys.executable else _folders_of(packages)}
-    return [python, str(bootstrap.__file__), name, json.dumps({"entry": entry, **arguments, **packed})]
+    folders = {"packages": {} if python == sys.executable else _folders_of(packages)}
+    return [python, str(bootstrap.__file__), name, json.dumps({"entry": entry, **arguments, **folders})]
 
 
 def folders_of(packages: Iterable[str]) -> Sequence[str]:
@@ -80,7 +80,7 @@ def folders_of(packages: Iterable[str]) -> Sequence[str]:
 def _folders_of(packages: Iterable[str]) -> Mapping[str, str]:
     """Return the folder that contains each package of this installation, Headrace's included.
 
-    A name that is no package is left out.
+    Names that are no packages are omitted.
     """
     names = dict.fromkeys((*_OURS, *packages))
     specs = ((package, importlib.util.find_spec(package)) for package in names)

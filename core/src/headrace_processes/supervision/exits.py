@@ -14,14 +14,14 @@ from typing import Final
 
 from headrace_processes.supervision.child_process import ChildProcess
 
-#: What a child sent before it exited is still read for this long.
+#: After a child has exited, its messages are still read for this long.
 LAST_READ_S = 0.05
 #: A child that has closed a channel must exit within this time.
 _EXIT_GRACE_S = 0.25
 #: After this many exits within the window, there is a pause before the next restart.
-MOST: Final = 5
+MAX_EXITS: Final = 5
 WINDOW_S: Final = 60.0
-#: In first pauses: the longest pause, and the time after a pause from which the next one is the first again.
+#: In multiples of the first pause: the longest pause, and the time after a pause that resets the next one to the first.
 _LONGEST_PAUSE, _QUIET = 16, 40
 #: The delay before the second restart within the window, and the longest delay.
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 15.0
@@ -49,7 +49,7 @@ class ExitWatcher:
         threading.Thread(target=self._wait, name=f"headrace-wait-{name}", daemon=True).start()
 
     def hung_up(self) -> None:
-        """Note that the child's channel is closed and all that it sent has been read."""
+        """Note that the child's channel is closed and has been read to its end."""
         self._has_hung_up = True
         if self._code is not None:
             self._ended(self._code, self._report)
@@ -57,8 +57,8 @@ class ExitWatcher:
             self.lost_channel()
 
     def lost_channel(self) -> None:
-        """Note that a channel is closed. A child that exits closes its channels first, so it has a moment to exit;
-        after that, ``cut_off`` is called."""
+        """Note that a channel is closed. An exiting child closes its channels first, so it has 0.25 s to exit. Then
+        ``cut_off`` is called."""
         if self._code is None:
             self._loop.call_later(_EXIT_GRACE_S, self._check_exit)
 
@@ -70,11 +70,11 @@ class ExitWatcher:
             self._loop.call_soon_threadsafe(self._exited, code, report)
 
     def _exited(self, code: int, report: str) -> None:
-        """The process has exited: report it, after a moment if its channel has not been read to the end."""
+        """Report the exit. If the channel has not been read to its end, do so after `LAST_READ_S`."""
         self._code, self._report = code, report
         if self._has_hung_up:
             self._ended(code, report)
-        else:  # another process may keep the other end open, so do not wait for the end of the channel
+        else:  # do not wait for the end of the channel: another process may keep its other end open
             self._loop.call_later(LAST_READ_S, self._ended, code, report)
 
     def _check_exit(self) -> None:
@@ -105,42 +105,42 @@ _THREADING = re.compile(r'/threading\.py", line \d+ in (run|_bootstrap|_bootstra
 
 
 def read_crash_report(launched: ChildProcess) -> str:
-    """Return what the child's fatal error wrote, without the frames of the server's packages. Empty if it wrote
-    nothing, and once the `ExitWatcher` has read the file and closed it."""
+    """Return the traceback in the crash file, without the frames of the server's packages. Empty if there is none, or
+    if the `ExitWatcher` has closed the file."""
     try:
         launched.crash_file.seek(0)
-        words = launched.crash_file.read(64 * 1024)
+        content = launched.crash_file.read(64 * 1024)
     except ValueError:
         return ""
-    return crash_report(words.decode(errors="backslashreplace"), launched.folders)
+    return crash_report(content.decode(errors="backslashreplace"), launched.folders)
 
 
-def crash_report(words: str, folders: Collection[str]) -> str:
-    """Return ``words``, a report of `faulthandler` or a traceback, in the form for operators and clients.
+def crash_report(text: str, folders: Collection[str]) -> str:
+    """Return ``text``, a report of `faulthandler` or a traceback, in the form for operators and clients.
 
-    Addresses, the frames of the packages in ``folders``, and threads that have no other frames are left out.
+    Addresses and the frames of the packages in ``folders`` are removed, and threads that have no other frames.
     """
-    sections = words.partition("\nExtension modules:")[0].split("\n\n")
-    kept = (_section(section.splitlines(), folders) for section in sections if not section.startswith(_C_STACK))
-    return "\n\n".join(filter(None, kept)).strip()
+    sections = text.partition("\nExtension modules:")[0].split("\n\n")
+    shortened = (_section(section.splitlines(), folders) for section in sections if not section.startswith(_C_STACK))
+    return "\n\n".join(filter(None, shortened)).strip()
 
 
 def _section(lines: list[str], folders: Collection[str]) -> str:
     """Return the heading and the remaining frames of one thread; empty if no frame remains."""
-    kept = [_THREAD.sub(r"\1", line) for line in _without_ours(lines, folders)]
+    shown = [_THREAD.sub(r"\1", line) for line in _without_server_frames(lines, folders)]
     is_thread = lines[:1] and _THREAD.match(lines[0])
-    return "" if is_thread and len(kept) < 2 else "\n".join(kept)
+    return "" if is_thread and len(shown) < 2 else "\n".join(shown)
 
 
-def _without_ours(lines: list[str], folders: Collection[str]) -> Iterator[str]:
-    is_ours = False
+def _without_server_frames(lines: list[str], folders: Collection[str]) -> Iterator[str]:
+    is_server_frame = False
     for line in lines:
         frame = _FRAME.match(line)
         if frame is not None:
-            is_ours = frame["file"].startswith(tuple(folders)) or _THREADING.search(line) is not None
+            is_server_frame = frame["file"].startswith(tuple(folders)) or _THREADING.search(line) is not None
         elif not line.startswith("    "):  # lines that are indented deeper are the frame's source
-            is_ours = False
-        if not is_ours:
+            is_server_frame = False
+        if not is_server_frame:
             yield line
 
 
@@ -150,13 +150,13 @@ def _without_ours(lines: list[str], folders: Collection[str]) -> Iterator[str]:
 class RestartPolicy:
     """Decides how long to wait before a process that has exited is restarted.
 
-    The first exit within `WINDOW_S` (60 s) is followed at once. Further exits within it are followed after a delay, and
-    `MOST` (5) of them by a pause. ``first_pause_s`` is the first one.
+    After the first exit within `WINDOW_S` (60 s), the restart is immediate. After further exits it is delayed, and
+    after `MAX_EXITS` (5) there is a pause. ``first_pause_s`` is the length of the first pause.
     """
 
     def __init__(self, first_pause_s: float = 15.0) -> None:
         self._first_pause_s = first_pause_s
-        self._times: deque[float] = deque(maxlen=MOST)
+        self._times: deque[float] = deque(maxlen=MAX_EXITS)
         self._pauses = 0
         self._pause_ends = 0.0
 
@@ -166,8 +166,8 @@ class RestartPolicy:
 
     @property
     def is_exhausted(self) -> bool:
-        """True if `MOST` exits were within the window: wait for `next_pause_s` instead of `delay_s`."""
-        return len(self._times) == MOST and self._times[-1] - self._times[0] < WINDOW_S
+        """True if `MAX_EXITS` exits were within the window: wait for `next_pause_s` instead of `delay_s`."""
+        return len(self._times) == MAX_EXITS and self._times[-1] - self._times[0] < WINDOW_S
 
     @property
     def delay_s(self) -> float:
@@ -177,10 +177,10 @@ class RestartPolicy:
         return min(_FIRST_DELAY_S * 2 ** (earlier - 1), _LONGEST_DELAY_S) if earlier else 0.0
 
     def next_pause_s(self) -> float:
-        """Return how long to wait after too many exits, and forget them: 15 s, then twice as long each time, at most
+        """Return how long to wait after too many exits, and clear them: 15 s, then twice as long each time, at most
         240 s. If 10 minutes have passed since a pause, the next one is 15 s again.
 
-        With another first pause, the two limits are also 16 and 40 times as long.
+        With another first pause, the two limits are 16 and 40 times its length.
         """
         now = monotonic()
         if now - self._pause_ends > self._first_pause_s * _QUIET:

@@ -1,4 +1,4 @@
-"""Kills the children of a server that has died: no process outlives it, however it ended.
+"""Kills the children of a server that has died, so that no process outlives it.
 
 Run as a program, it reads ``+group`` and ``-group`` lines. At the end of its input it kills every process group that
 is still registered. It is needed because a child that hangs inside an engine, and the processes that a model has
@@ -24,13 +24,13 @@ class OrphanReaper:
 
     def watch(self, group: int) -> None:
         """Register ``group``, to be killed when this process dies."""
-        self._say(f"+{group}\n")
+        self._write(f"+{group}\n")
 
     def forget(self, group: int) -> None:
         """Unregister ``group``: it has exited, and its number may be reused."""
-        self._say(f"-{group}\n")
+        self._write(f"-{group}\n")
 
-    def _say(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         with self._lock, contextlib.suppress(BrokenPipeError):
             if self._process is None:
                 self._process = _start()

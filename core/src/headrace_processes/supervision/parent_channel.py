@@ -18,8 +18,8 @@ from headrace_processes.supervision.supervised_process import LifeKind
 
 
 def run(main: Callable[[], int], channel: int, crash_file: int, fds: Collection[int] = ()) -> NoReturn:
-    """Call ``main`` and exit the process with the status that it returns. What it raises, and fatal errors, are written
-    to ``crash_file``.
+    """Call ``main`` and exit the process with the status that it returns. An exception or a fatal error is written to
+    ``crash_file``.
 
     SIGINT and SIGTERM are ignored: a service manager sends them to all processes of the server, and the parent then
     drains this one. Children of this process do not inherit ``channel``, ``crash_file`` and ``fds``. A descriptor of
@@ -49,12 +49,12 @@ class ParentChannel:
         self._transport: asyncio.WriteTransport
 
     async def connect(self, channel: socket.socket) -> None:
-        self._transport = await connect(channel, FrameProtocol(self.hear, _leave, _broken))
+        self._transport = await connect(channel, FrameProtocol(self.receive, _exit, _broken))
 
     def send(self, message: bytes) -> None:
         self._transport.write(message)
 
-    def hear(self, message: Frame) -> None:
+    def receive(self, message: Frame) -> None:
         """Handle a frame of `LifeKind`. A subclass handles the frames of other kinds. Raises `ProtocolError`."""
         if message.kind == LifeKind.START:
             self.settings.set_result(read_json(message))
@@ -66,7 +66,7 @@ class ParentChannel:
             raise ProtocolError(f"a parent sends no frame of kind {message.kind}")
 
 
-def _leave() -> NoReturn:
+def _exit() -> NoReturn:
     """Exit at once: the parent has exited."""
     os._exit(0)
 

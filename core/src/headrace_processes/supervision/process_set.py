@@ -18,7 +18,7 @@ P = TypeVar("P", bound=SupervisedProcess)
 
 
 class ProcessSet(Generic[P]):
-    """Keeps ``count`` processes running. ``make`` makes the process of a number: at first, and when it is replaced,
+    """Keeps ``count`` processes running. ``make`` returns a new process for a number: at the start, and when one exits,
     with the delays of a `RestartPolicy`. ``processes`` are the current ones. Event loop only."""
 
     def __init__(self, count: int, make: Callable[[int], P]) -> None:

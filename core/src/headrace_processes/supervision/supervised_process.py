@@ -1,4 +1,4 @@
-"""A child process with one channel to its parent, as the parent sees it: one run, from its launch to its exit.
+"""A child process with one channel to its parent, in the parent: one run, from launch to exit.
 
 `headrace_processes.supervision.parent_channel` is the child's end. Frames of `LifeKind` start, ping and drain the
 process. A subclass defines the other frames.
@@ -78,13 +78,13 @@ class SupervisedProcess(ABC):
     """One run of a process. ``name`` is its name in the log and in ``ps``. Event loop only, except `launch`."""
 
     #: Once started, it is killed if it does not answer a ping for this many seconds; None for no limit.
-    most_silent_s: ClassVar[int | None] = None
+    max_silent_s: ClassVar[int | None] = None
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_dead = False
         self.ended = asyncio.Event()
-        #: How it ended, as a sentence; and its exit code, negative for a signal, None if it never ran.
+        #: How it ended, as a sentence. Its exit code: negative for a signal, None if it never ran.
         self.reason = ""
         self.exit_code: int | None = None
         self._loop = asyncio.get_running_loop()
@@ -105,15 +105,15 @@ class SupervisedProcess(ABC):
     def settings(self) -> Mapping[str, Any]:
         """Return the settings that the process receives first, as values that JSON can express."""
 
-    def hear(self, message: Frame) -> None:
+    def receive(self, message: Frame) -> None:
         """Handle a frame of `LifeKind`. A subclass handles the frames of other kinds. Raises `ProtocolError`."""
         if message.kind == LifeKind.STARTED:
             if not self._started.done():
                 self._started.set_result(None)
         elif message.kind == LifeKind.FAILED:
-            found = read_json(message)
+            failure = read_json(message)
             if not self._started.done():
-                self._started.set_exception(HeadraceError(found["message"], Code(found["code"])))
+                self._started.set_exception(HeadraceError(failure["message"], Code(failure["code"])))
                 self._started.exception()  # marks it as retrieved, in case no task awaits it any more
         elif message.kind == LifeKind.PONG:
             if self._heartbeat is not None:
@@ -122,14 +122,14 @@ class SupervisedProcess(ABC):
             raise ProtocolError(f"a process sends no frame of kind {message.kind}")
 
     def close(self) -> None:
-        """End all pending calls, in both directions: the process is dead. Called once."""
+        """End all pending calls, in both directions. Called once, when the process is dead."""
 
     # ------------------------------------------------------------------ lifecycle
 
     async def start(self) -> None:
         """Launch the process; return once it has started. Raises `HeadraceError`; then it is dead, or about to exit.
 
-        A cancel scope that ends during the launch takes effect after it. Call `drain` or `kill` then.
+        If a cancel scope ends during the launch, it takes effect after it. Call `drain` or `kill` then.
         """
         self._has_begun = True
         try:
@@ -145,13 +145,13 @@ class SupervisedProcess(ABC):
             launched.kill()
         self._watcher = ExitWatcher(launched, self._end, partial(self.kill, "closed its channel and was killed"))
         self._watcher.begin(self.name)
-        self._transport = await connect(launched.channel, FrameProtocol(self.hear, self._hung_up, self._broken))
+        self._transport = await connect(launched.channel, FrameProtocol(self.receive, self._hung_up, self._broken))
         self.send(json_frame(LifeKind.START, self.settings()))
         await asyncio.shield(self._started)
-        if self.most_silent_s is not None and not self.is_dead:
-            ask = partial(self.send, frame(LifeKind.PING, 0))
-            lost = partial(self.kill, f"has not answered for {self.most_silent_s} s and was killed")
-            self._heartbeat = Heartbeat(self.call_later, ask, lost, self.most_silent_s)
+        if self.max_silent_s is not None and not self.is_dead:
+            ping = partial(self.send, frame(LifeKind.PING, 0))
+            lost = partial(self.kill, f"has not answered for {self.max_silent_s} s and was killed")
+            self._heartbeat = Heartbeat(self.call_later, ping, lost, self.max_silent_s)
         self._serves = True
 
     @property
@@ -165,7 +165,7 @@ class SupervisedProcess(ABC):
         return self._transport is not None and not self.is_dead
 
     def send(self, message: bytes) -> None:
-        """Send a frame. Do nothing if the channel is not open yet, or closed; it may close before the exit is known."""
+        """Send a frame. Do nothing if the channel is not open. It may close before the exit is detected."""
         transport = self._transport
         if transport is not None and not self.is_dead and not transport.is_closing():
             transport.write(message)
@@ -182,9 +182,9 @@ class SupervisedProcess(ABC):
             self.kill("was not needed any more")
         self.send(frame(LifeKind.DRAIN, 0))
 
-    def kill(self, why: str) -> None:
-        """Kill the process. ``why`` becomes its `reason`, unless it was killed before for another reason."""
-        self._kill_reason = self._kill_reason or why
+    def kill(self, reason: str) -> None:
+        """Kill the process. ``reason`` becomes its `reason`, unless it was killed before for another one."""
+        self._kill_reason = self._kill_reason or reason
         if self._launched is not None:
             self._launched.kill()
 
@@ -202,17 +202,17 @@ class SupervisedProcess(ABC):
             return
         self.exit_code = code
         # Any other code means that the process exited by itself before the kill.
-        what = self._kill_reason if self._kill_reason and code == -signal.SIGKILL else ending(code)
-        self._mark_dead(f"{what}\n{report}".rstrip())
+        exit_text = self._kill_reason if self._kill_reason and code == -signal.SIGKILL else ending(code)
+        self._mark_dead(f"{exit_text}\n{report}".rstrip())
         if not self._started.done():
             self._started.set_exception(InternalError(f"{self.reason} while it was starting"))
             self._started.exception()  # marks it as retrieved, in case no task awaits it any more
         if self._transport is not None:
             self._transport.abort()
 
-    def _mark_dead(self, what: str) -> None:
-        """Mark the process as dead. Its name and ``what`` form the sentence `reason`."""
-        self.is_dead, self.reason = True, f"{self.name} {what}"
+    def _mark_dead(self, exit_text: str) -> None:
+        """Mark the process as dead. Its name and ``exit_text`` form the sentence `reason`."""
+        self.is_dead, self.reason = True, f"{self.name} {exit_text}"
         if self._heartbeat is not None:
             self._heartbeat.end()
         self.close()

@@ -17,7 +17,7 @@ from headrace.messages.ticket import Ticket
 from headrace_processes.ipc.batches import BatchReader, BatchWriter, DoneReader, DoneWriter
 from headrace_processes.ipc.codec import Decoder, Encoder, ReceivedRequest, read_times
 from headrace_processes.ipc.framing import Frame, FrameParser, Kind, ProtocolError
-from headrace_processes.ipc.layouts import MOST_LAYOUTS
+from headrace_processes.ipc.layouts import MAX_LAYOUTS
 from headrace_processes.ipc.replies import Reply, reply_of
 from tests.core.conftest import make_ticket
 
@@ -65,7 +65,7 @@ class Line:
         found: list[ReceivedRequest] = []
         self.kinds = []
         for message in frames(self.writer.requests(numbered)):
-            found += self.reader.hear(message)
+            found += self.reader.receive(message)
             self.kinds.append(message.kind)
         (message,) = frames(Encoder(None).requests(numbered))
         wanted = decoder().requests(message, model_name="m", model_version="7")
@@ -151,9 +151,9 @@ def test_shapes_that_never_come_again_are_forgotten() -> None:
     line = Line()
     line.send(plain())
     line.send(plain())
-    for size in range(1, MOST_LAYOUTS + 10):
+    for size in range(1, MAX_LAYOUTS + 10):
         line.send(plain(shape=(1, size)))
-    assert len(line.writer._known) <= MOST_LAYOUTS
+    assert len(line.writer._known) <= MAX_LAYOUTS
     for value in range(3):
         line.send(plain(value))
     assert line.kinds == [Kind.ALIKE_REQUESTS]
@@ -173,7 +173,7 @@ class Back:
         self.kinds, done = [], None
         for message in frames(self.writer.answers(replies, TIMES)):
             self.kinds.append(message.kind)
-            done = self.reader.hear(message, {})
+            done = self.reader.receive(message, {})
         assert done is not None
         (message,) = frames(Encoder(None).answers(replies, TIMES))
         wanted = decoder().answers(message)
@@ -226,4 +226,4 @@ def test_nonsense_is_refused() -> None:
         message = Frame(kind, 1, bytes(64), 64)
         done, batches = DoneReader(decoder()), BatchReader(decoder())
         with pytest.raises(ProtocolError):
-            done.hear(message, {}) if kind == Kind.ALIKE_DONE else batches.hear(message)
+            done.receive(message, {}) if kind == Kind.ALIKE_DONE else batches.receive(message)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import pytest
 
 from headrace_processes.ipc import busy_poll
-from headrace_processes.ipc.busy_poll import MOST_SLEEPS, BusyPoller, LoopBusyPoller
+from headrace_processes.ipc.busy_poll import MAX_SLEEPS, BusyPoller, LoopBusyPoller
 from headrace_processes.ipc.channel import FramedSocket
 from headrace_processes.ipc.framing import Kind, integers_frame, read_integers
 
@@ -48,7 +48,7 @@ def wait_in_vain(poller: BusyPoller) -> bool:
     """Poll until the limit. Return True if it polled at all."""
     if not poller.begin():
         return False
-    while poller.lasts():
+    while poller.may_repeat():
         pass
     return True
 
@@ -56,7 +56,7 @@ def wait_in_vain(poller: BusyPoller) -> bool:
 def wait_well(poller: BusyPoller) -> bool:
     began = poller.begin()
     if began:
-        poller.end()
+        poller.succeed()
     return began
 
 
@@ -74,7 +74,7 @@ def test_each_wait_in_vain_is_followed_by_more_that_are_slept_through(clock: Clo
     awake_at = [number for number in range(1000) if wait_in_vain(poller)]
     slept = [later - earlier - 1 for earlier, later in pairwise(awake_at)]
     assert slept[:7] == [1, 3, 7, 15, 31, 63, 63]
-    assert set(slept[6:]) == {MOST_SLEEPS}
+    assert set(slept[6:]) == {MAX_SLEEPS}
 
 
 def test_what_comes_in_time_brings_patience_back(clock: Clock) -> None:
@@ -140,14 +140,14 @@ def test_a_message_comes_whole_before_during_and_after_the_wait(open_line: Any, 
 
 def test_only_who_is_in_a_hurry_looks_again(open_line: Any, clock: Clock) -> None:
     line, server = open_line(300)
-    line.is_hurried = False
+    line.is_reply_due = False
     server.send(integers_frame(Kind.RELEASE, [1]))
     assert numbers(line, 1) == [1]
     sending = threading.Timer(0.05, server.send, (integers_frame(Kind.RELEASE, [2]),))
     sending.start()
     assert numbers(line, 1) == [2]
     assert clock.polls == 0
-    line.is_hurried = True
+    line.is_reply_due = True
     sending = threading.Timer(0.05, server.send, (integers_frame(Kind.RELEASE, [3]),))
     sending.start()
     assert numbers(line, 1) == [3]

@@ -187,7 +187,7 @@ def test_answers_that_are_given_while_another_is_written_share_a_message() -> No
 def test_answers_of_one_step_are_gathered_and_stand_before_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is gathered waits for its time, for too many of them, for the answers of a batch, or for `flush`."""
     monkeypatch.setattr(channel, "_GATHER_S", 0.05)
-    monkeypatch.setattr(channel, "_MOST_GATHERED", 6)
+    monkeypatch.setattr(channel, "_MAX_GATHERED", 6)
     ours, theirs = socket.socketpair()
     arena = Arena.create(1 << 20)
     line = FramedSocket(ours.detach(), leave)

@@ -36,7 +36,7 @@ class Sides:
 
     def blocks(self) -> int:
         self.sent._collect()
-        return sum(len(each.free._taken) for each in self.sent._segments.values())
+        return sum(len(each.blocks._taken) for each in self.sent._segments.values())
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ class Pair:
         """Return the blocks in use."""
         with self.sent._lock:
             self.sent._collect()
-            return sum(len(each.free._taken) for each in self.sent._segments.values())
+            return sum(len(each.blocks._taken) for each in self.sent._segments.values())
 
     def _to_receiver(self, message: bytes) -> None:
         for frame in FrameParser().feed(message):
@@ -48,7 +48,7 @@ class Pair:
     def _to_sender(self, message: bytes) -> None:
         for frame in FrameParser().feed(message):
             numbers = read_integers(frame)
-            self.sent.give_back(numbers) if frame.kind == Kind.DEVICE_FREE else self.sent.closed(numbers)
+            self.sent.free_blocks(numbers) if frame.kind == Kind.DEVICE_FREE else self.sent.closed(numbers)
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_what_no_sender_says_is_refused(pair: Pair) -> None:
     too_large = pair.received.tensor((10, 1 << 39, uuid, handle), 1 << 38, 8, (8,), dtype)
     with pytest.raises(BackendError, match="the allocation is smaller than its sender says"):
         too_large.to_host()
-    pair.sent.give_back((1 << 40 | 5, 77 << 40))  # neither is a block
+    pair.sent.free_blocks((1 << 40 | 5, 77 << 40))  # neither is a block
     assert pair.used() == 1
 
 

@@ -56,17 +56,17 @@ class EngineEnd:
         loop = asyncio.get_running_loop()
         decoder = Decoder(self._reader, Releases(loop.call_soon_threadsafe, self._send).add)
         self._requests = IncomingRequests(Encoder(self._writer), decoder, self._submit, Ticket.cancel, {})
-        self._transport = await connect(end, FrameProtocol(self._hear, self._hung_up, self.trouble.append))
+        self._transport = await connect(end, FrameProtocol(self._receive, self._hung_up, self.trouble.append))
 
     def _send(self, message: bytes) -> None:
         self._transport.write(message)
 
-    def _hear(self, message: Frame) -> None:
+    def _receive(self, message: Frame) -> None:
         if message.kind == Kind.RELEASE:
             for offset in read_integers(message):
                 self._writer.release(offset)
         else:
-            assert self._requests.hear(message, self._send)
+            assert self._requests.receive(message, self._send)
 
     def _hung_up(self) -> None:
         self._requests.close()
@@ -85,7 +85,7 @@ class FrontendEnd:
     def submit(self, ticket: Ticket) -> None:
         ((call, _),) = numbered = self._requests.numbered((ticket,))
         self._requests.enter(numbered)
-        self._sender.ask(call, ticket.request, self._requests.take)
+        self._sender.ask(call, ticket.request, self._requests.answer)
 
     def ask(self, model: str, x: Any) -> Answer:
         answers: SimpleQueue[Answer] = SimpleQueue()
@@ -105,9 +105,9 @@ class FrontendEnd:
         try:
             for message in self._channel.frames():
                 if message.kind == Kind.RELEASE:
-                    self._sender.take_back(read_integers(message))
+                    self._sender.free_blocks(read_integers(message))
                 else:
-                    self._requests.hear(message)
+                    self._requests.receive(message)
                 self._sender.release()
         except Left:
             return

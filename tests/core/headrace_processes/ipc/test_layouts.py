@@ -18,7 +18,7 @@ from headrace.messages.tensor import BytesTensor
 from headrace_processes.ipc.framing import Frame, FrameParser, Kind, ProtocolError
 from headrace_processes.ipc.json_parts import json_frame
 from headrace_processes.ipc.layouts import (
-    MOST_LAYOUTS,
+    MAX_LAYOUTS,
     Layout,
     LayoutReader,
     LayoutWriter,
@@ -38,7 +38,7 @@ def met(writer: LayoutWriter, request: InferRequest) -> Layout | None:
     found = writer.known.get(key)
     if found is not None or key is None:
         return found
-    return writer.meet(key, request.model_name, request.model_version, request.outputs, request.inputs)
+    return writer.layout_for_key(key, request.model_name, request.model_version, request.outputs, request.inputs)
 
 
 def known(writer: LayoutWriter, request: InferRequest) -> Layout:
@@ -71,7 +71,7 @@ def test_a_lone_request_of_a_known_layout_arrives_with_its_id(id: str, first: in
     writer, reader = LayoutWriter(), LayoutReader()
     layout = known(writer, sent(0))
     described, _ = frames(writer.requests(layout, first, [sent(0)]))
-    reader.hear(described)
+    reader.receive(described)
     (alike,) = frames(writer.requests(layout, first, [sent(7)]))
     arrived = reader.requests(alike)
     assert (arrived.first_call, list(arrived.ids)) == (first, [id] if id else [])
@@ -105,7 +105,7 @@ def test_requests_arrive_as_they_were(
     assert all(met(writer, each) is layout for each in sent)
     described, alike = frames(writer.requests(layout, first, sent))
     assert (described.kind, alike.kind, alike.number) == (Kind.LAYOUT, Kind.ALIKE_REQUESTS, len(ids))
-    assert reader.hear(described) == layout.number
+    assert reader.receive(described) == layout.number
     arrived = reader.requests(alike)
     assert arrived.first_call == first
     assert (list(arrived.ids) or [""] * len(ids)) == ids
@@ -124,10 +124,10 @@ def test_answers_to_a_batch_arrive_as_they_were() -> None:
     ]
     writer, reader = LayoutWriter(), LayoutReader()
     for each in sent[:2]:
-        layout = writer.meet(answer_key(each), each.model_name, each.model_version, (), each.outputs)
+        layout = writer.layout_for_key(answer_key(each), each.model_name, each.model_version, (), each.outputs)
     assert layout is not None
     described, alike = frames(writer.done(layout, 2**40, (1, 2, 3, 4), [each.outputs for each in sent]))
-    reader.hear(described)
+    reader.receive(described)
     arrived = reader.done(alike)
     assert (arrived.first_call, arrived.times) == (2**40, (1, 2, 3, 4))
     assert (arrived.layout.model_name, arrived.layout.model_version) == ("m", "1")
@@ -203,17 +203,17 @@ def test_clients_who_choose_ever_new_shapes_fill_nothing_and_old_layouts_go_on()
     writer, reader = LayoutWriter(), LayoutReader()
     first = known(writer, request())
     for frame in frames(writer.requests(first, 1, [request()]))[:1]:
-        reader.hear(frame)
+        reader.receive(frame)
     highest = 0
-    for size in range(3, 2 * MOST_LAYOUTS):
+    for size in range(3, 2 * MAX_LAYOUTS):
         layout = known(writer, request({"x": np.zeros(size, np.uint8)}))
         highest = max(highest, layout.number)
-        reader.hear(frames(writer.requests(layout, size, [request({"x": np.zeros(size, np.uint8)})]))[0])
-    assert highest < MOST_LAYOUTS
-    assert len(writer.known) <= MOST_LAYOUTS
-    assert len(reader._layouts) <= MOST_LAYOUTS
+        reader.receive(frames(writer.requests(layout, size, [request({"x": np.zeros(size, np.uint8)})]))[0])
+    assert highest < MAX_LAYOUTS
+    assert len(writer.known) <= MAX_LAYOUTS
+    assert len(reader._layouts) <= MAX_LAYOUTS
     described, alike = frames(writer.requests(first, 10**6, [request({"x": np.ones((1, 2), np.float32)})]))
-    reader.hear(described)  # its number is another's by now
+    reader.receive(described)  # its number is another's by now
     (arrived,) = reader.requests(alike).inputs
     assert arrived["x"].tolist() == [[1, 1]]
 
@@ -226,7 +226,7 @@ def ready() -> tuple[LayoutReader, bytes]:
     writer, reader = LayoutWriter(), LayoutReader()
     layout = known(writer, request())
     sent = [request(id="a"), request(id="bc")]
-    reader.hear(frames(writer.requests(layout, 1, sent))[0])
+    reader.receive(frames(writer.requests(layout, 1, sent))[0])
     return reader, writer.requests(layout, 3, sent)
 
 
@@ -255,12 +255,12 @@ def test_a_message_of_more_answers_than_there_are_is_refused() -> None:
     writer, reader = LayoutWriter(), LayoutReader()
     answer = InferResponse({"y": np.zeros((1, 2), np.float32)}, {}, "m", "1")
     for _ in range(2):
-        layout = writer.meet("key", "m", "1", (), answer.outputs)
+        layout = writer.layout_for_key("key", "m", "1", (), answer.outputs)
     assert layout is not None
     described, alike = frames(writer.done(layout, 1, (1, 2, 3, 4), [answer.outputs] * 2))
     with pytest.raises(ProtocolError):
         reader.done(alike)  # of a layout that was not described
-    reader.hear(described)
+    reader.receive(described)
     assert len(reader.done(alike).outputs) == 2
     for count in (5, 60000):
         with pytest.raises(ProtocolError):
@@ -282,7 +282,7 @@ SOUND = {
     "wrong",
     [
         {"number": -1},
-        {"number": MOST_LAYOUTS},
+        {"number": MAX_LAYOUTS},
         {"number": "a"},
         {"model_name": 1},
         {"outputs": [1]},
@@ -305,6 +305,6 @@ SOUND = {
 )
 def test_a_layout_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     reader = LayoutReader()
-    assert reader.hear(frames(json_frame(Kind.LAYOUT, SOUND))[0]) == 0
+    assert reader.receive(frames(json_frame(Kind.LAYOUT, SOUND))[0]) == 0
     with pytest.raises(ProtocolError):
-        reader.hear(frames(json_frame(Kind.LAYOUT, SOUND | wrong))[0])
+        reader.receive(frames(json_frame(Kind.LAYOUT, SOUND | wrong))[0])

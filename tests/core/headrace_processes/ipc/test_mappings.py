@@ -182,7 +182,7 @@ def test_a_mapping_is_released_when_the_client_unregisters_it(ends: Ends) -> Non
     del client
     gc.collect()
     assert ends.forgotten == [1]
-    ends.received.forget(ends.forgotten)
+    ends.received.release(ends.forgotten)
     assert _times_mapped(file) == 1, "the request in the process still has it"
     del received
     gc.collect()
@@ -239,7 +239,7 @@ def test_a_file_that_shrinks_gives_zeros_and_is_reported(ends: Ends) -> None:
     assert ends.received.take_lost() == [1, 2]
     assert ends.received.take_lost() == []
     assert (client.is_lost, late.is_lost, small.is_lost) == (False, False, False)
-    ends.sent.lose([1, 2, 3, 77])
+    ends.sent.mark_lost([1, 2, 3, 77])
     assert (client.is_lost, late.is_lost, small.is_lost) == (True, True, False)
 
 

@@ -272,7 +272,7 @@ def test_a_request_that_is_cancelled_is_told_by_its_number_without_looking_at_th
     outgoing.enter(numbered)
     tickets[2].cancel()
     tickets[1].stop()
-    outgoing.take(reply_of(numbered[3][0], response(), True))
+    outgoing.answer(reply_of(numbered[3][0], response(), True))
     tickets[3].cancel()  # it has its last answer
     told = [(frame.kind, read_integers(frame)) for frame in FrameParser().feed(b"".join(sent))]
     assert told == [(Kind.CANCEL, [numbered[2][0]]), (Kind.STOP, [numbered[1][0]])]
@@ -293,7 +293,7 @@ def test_the_reads_of_a_request_are_sent_together() -> None:
         tickets = [Ticket(InferRequest("any", {}), lambda answer, final: None) for _ in range(2)]
         for call, ticket in enumerate(tickets, 1):
             requests.enter([(call, ticket)])
-            requests.take(reply_of(call, response(), False))
+            requests.answer(reply_of(call, response(), False))
         window = CreditWindow()
         for _ in range(UNREAD):
             window.acquire()

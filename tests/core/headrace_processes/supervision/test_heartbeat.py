@@ -13,10 +13,10 @@ from headrace_testing.simulated_parts import ManualClock
 class Patient:
     """Records pings and losses. Time stands still until the test advances ``clock``."""
 
-    def __init__(self, most_beats: int = 3) -> None:
+    def __init__(self, max_missed: int = 3) -> None:
         self.clock = ManualClock()
         self.asked = self.lost = 0
-        self.heart = Heartbeat(self._later, self._ask, self._lose, most_beats)
+        self.heart = Heartbeat(self._later, self._ask, self._lose, max_missed)
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> DelayedCall:
         return self.clock.call_later(int(delay_s * 1e9), call)
@@ -41,9 +41,9 @@ def test_who_answers_is_asked_every_second_and_never_lost() -> None:
 
 
 def test_who_does_not_answer_is_asked_once_and_lost_after_so_many_beats() -> None:
-    patient = Patient(most_beats=3)
+    patient = Patient(max_missed=3)
     patient.live(1)
-    assert patient.heart.is_asked
+    assert patient.heart.is_waiting
     patient.live(2.9)
     assert (patient.asked, patient.lost) == (1, 0)
     patient.live(0.1)
@@ -54,7 +54,7 @@ def test_who_does_not_answer_is_asked_once_and_lost_after_so_many_beats() -> Non
 
 @pytest.mark.parametrize("missed", [1, 2])
 def test_who_answers_late_begins_anew(missed: int) -> None:
-    patient = Patient(most_beats=3)
+    patient = Patient(max_missed=3)
     for _ in range(5):
         patient.live(1 + missed)
         patient.heart.answered()

@@ -179,8 +179,8 @@ def test_one_that_has_just_started_when_all_are_to_end_is_not_replaced(
         made = []
 
         class Hasty(Idle):
-            def hear(self, message: Frame) -> None:
-                super().hear(message)
+            def receive(self, message: Frame) -> None:
+                super().receive(message)
                 if message.kind == LifeKind.STARTED:
                     has_restarted.set()
 
