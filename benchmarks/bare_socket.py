@@ -36,8 +36,8 @@ class BareSocket:
         words = [sys.executable, __file__, engine, str(folder), str(threads)]
         self._process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        self._said = self._process.stdout
-        self._server = Running("bare socket", self._process.pid, int(self._said.readline()))
+        self._output = self._process.stdout
+        self._server = Running("bare socket", self._process.pid, int(self._output.readline()))
 
     def __enter__(self) -> BareSocket:
         return self
@@ -50,7 +50,7 @@ class BareSocket:
         """Put the load of ``case``, which is one connection's, on it; raises `load.LoadFailed`."""
         for part_s in (min(1.0, seconds), seconds):  # the first is the warm-up
             seen = case.put(self._server, part_s)
-            cpu_us = float(self._said.readline())
+            cpu_us = float(self._output.readline())
         return Direct(seen.rps, cpu_us)
 
 

@@ -58,8 +58,8 @@ def batching(settings: Settings) -> Section:
                 on_time.append(within)
                 late.append(seen.late_us["p99"])
     if median(late) > LATE_US:
-        told = f"the generator was {median(late):,.0f} µs late at p99: server and oracle had arrivals in bursts"
-        section.rows.append((told, *[""] * 9))
+        warning = f"the generator was {median(late):,.0f} µs late at p99: server and oracle had arrivals in bursts"
+        section.rows.append((warning, *[""] * 9))
     section.targets += [
         Target(
             "mean batch beside the oracle's", f">= {SHARE_OF_ORACLE:.0%}", f"{median(shares):.1%}",

@@ -226,19 +226,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
     parser.add_argument("--http-server", default="native")
     parser.add_argument("--grpc-server", default="native")
-    given = parser.parse_args()
-    chance = random.Random(given.seed)
-    print(f"seed {given.seed}")
+    options = parser.parse_args()
+    chance = random.Random(options.seed)
+    print(f"seed {options.seed}")
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder))
-        hosts = [f"--http-server={given.http_server}", f"--grpc-server={given.grpc_server}"]
+        hosts = [f"--http-server={options.http_server}", f"--grpc-server={options.grpc_server}"]
         served = Served(Path(folder), [*hosts, "--backend-config=python,isolation=thread"])
         try:
-            for number in range(given.rounds):
+            for number in range(options.rounds):
                 begun = time.monotonic()
                 callers = Callers(served, chance)
-                asyncio.run(ask(callers, given.requests))
+                asyncio.run(ask(callers, options.requests))
                 ends = callers.ends
                 wrong += [f"round {number}: {text}" for text in callers.lost]
                 deadline = time.monotonic() + 30
@@ -246,8 +246,8 @@ def main() -> int:
                     time.sleep(0.1)
                 if pending:
                     wrong.append(f"round {number}: {pending} requests still wait")
-                if ends.total() != given.requests:
-                    wrong.append(f"round {number}: {ends.total()} ends of {given.requests} requests")
+                if ends.total() != options.requests:
+                    wrong.append(f"round {number}: {ends.total()} ends of {options.requests} requests")
                 if served.process.poll() is not None:
                     wrong.append(f"round {number}: the server has ended")
                     break

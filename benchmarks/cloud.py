@@ -274,21 +274,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
-        serve_forever(given.serve, given.port)
+    options = parser.parse_args()
+    if options.serve:
+        serve_forever(options.serve, options.port)
     os.environ |= {"AWS_ACCESS_KEY_ID": "user", "AWS_SECRET_ACCESS_KEY": "password", "AWS_DEFAULT_REGION": "us-east-1"}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        keys = write(folder / "served", given.large_mib, given.small, given.listed)
-        with serving(given.server, folder / "served") as port:
-            for model, size in (("large", f"1 file of {given.large_mib} MiB"), ("small", f"{given.small} files")):
-                compare(Clients(port, model, keys[model], folder / "cache"), size, folder, given)
-            if given.listed:
-                list_many(port, folder / "cache", given.listed)
+        keys = write(folder / "served", options.large_mib, options.small, options.listed)
+        with serving(options.server, folder / "served") as port:
+            for model, size in (("large", f"1 file of {options.large_mib} MiB"), ("small", f"{options.small} files")):
+                compare(Clients(port, model, keys[model], folder / "cache"), size, folder, options)
+            if options.listed:
+                list_many(port, folder / "cache", options.listed)
 
 
-def compare(clients: Clients, size: str, folder: Path, given: argparse.Namespace) -> None:
+def compare(clients: Clients, size: str, folder: Path, options: argparse.Namespace) -> None:
     named = {
         "obstore, a stream per file": clients.obstore_stream,
         "obstore, parts, or 64 files": clients.obstore_parts,
@@ -299,7 +299,7 @@ def compare(clients: Clients, size: str, folder: Path, given: argparse.Namespace
     }
     least = dict.fromkeys(named, float("inf"))
     failed: dict[str, str] = {}
-    for _ in range(given.rounds):
+    for _ in range(options.rounds):
         for name, client in named.items():
             if name not in failed:
                 if name == EMPTY:
@@ -309,10 +309,10 @@ def compare(clients: Clients, size: str, folder: Path, given: argparse.Namespace
                 except Exception as error:
                     failed[name] = f"{type(error).__name__}: {str(error)[:80]}"
     alone = min(least[name] for name in named if name.startswith("obstore,"))
-    print(f"{size}, by {given.server}:")
+    print(f"{size}, by {options.server}:")
     for name, took in least.items():
-        told = failed.get(name) or f"{took:7.2f} s, {alone / took:5.2f} of the speed of obstore alone"
-        print(f"  {name:28} {told}")
+        result = failed.get(name) or f"{took:7.2f} s, {alone / took:5.2f} of the speed of obstore alone"
+        print(f"  {name:28} {result}")
 
 
 def list_many(port: int, cache: Path, count: int) -> None:

@@ -93,8 +93,8 @@ def cases(settings: Settings) -> dict[str, tuple[str, Case]]:
     """By name, as ``tiny_add/grpc/c16``: the model that it asks, and what it does."""
     found = {}
     for name, (model, inputs) in BINARY.items():
-        told = [f"{each}:{','.join(map(str, shape))}" for each, shape in inputs.items()]
-        shapes = [word for each in told for word in ("--shape", each)] if model in OF_ANY_SIZE else []
+        options = [f"{each}:{','.join(map(str, shape))}" for each, shape in inputs.items()]
+        shapes = [word for each in options for word in ("--shape", each)] if model in OF_ANY_SIZE else []
         for protocol in ("http", "grpc"):
             for connections in FEW.get(name, CONNECTIONS):
                 for kind, varied in (("", inputs), ("constant-", None)):
@@ -154,16 +154,16 @@ def _perf_analyzer(
 def _sequences(name: str, model: str, plain: str, connections: int) -> Case:
     """A sequence for each connection, or as many requests of none, from the same threads."""
 
-    def asked(server: Running) -> str:
+    def model_on(server: Running) -> str:
         return plain if _is_plain(server) else model
 
     def put(server: Running, seconds: float) -> load.Seen:
         need_wrk()
-        told = () if _is_plain(server) else ("sequences",)
-        body = load.Body(asked(server), b"")
-        return load.wrk(server, body, connections, seconds, load.SEQUENCES, connections, told)
+        arguments = () if _is_plain(server) else ("sequences",)
+        body = load.Body(model_on(server), b"")
+        return load.wrk(server, body, connections, seconds, load.SEQUENCES, connections, arguments)
 
-    return Case(name, asked, put)
+    return Case(name, model_on, put)
 
 
 def _is_plain(server: Running) -> bool:
@@ -205,10 +205,10 @@ def main() -> int:
         )
         pythons = [build_beside(path) for _, path, _ in options.server]
         with tempfile.TemporaryDirectory() as folder:
-            asked = {model for model, _ in chosen.values()}
-            needed = {each for model in asked for each in ENSEMBLES.get(model, ())}
-            needed |= {plain for model, plain in PAIRS.values() if model in asked}
-            repository = settings.repository(Path(folder), *sorted(asked | needed))
+            models = {model for model, _ in chosen.values()}
+            needed = {each for model in models for each in ENSEMBLES.get(model, ())}
+            needed |= {plain for model, plain in PAIRS.values() if model in models}
+            repository = settings.repository(Path(folder), *sorted(models | needed))
             with running(options.server, repository) as started:
                 for name, (_, case) in chosen.items():
                     is_beside = name.partition("/")[0] in PAIRS

@@ -176,10 +176,10 @@ def _server(folder: Path, engine: str, *flags: str) -> Iterator[Running]:
 def _case(engine: str, network: str, connections: int) -> Case:
     """No two requests alike."""
     model = f"{network}_{engine}"
-    given = f"INPUT0:{','.join(map(str, (1, *SHAPES[network])))}"
+    shape = f"INPUT0:{','.join(map(str, (1, *SHAPES[network])))}"
 
     def put(server: Running, seconds: float) -> load.Seen:
-        return load.wrk(server, load.Body(model, b""), connections, seconds, load.VARIED, 1, ("binary", given))
+        return load.wrk(server, load.Body(model, b""), connections, seconds, load.VARIED, 1, ("binary", shape))
 
     return Case(f"{network}, {engine}, {connections}", lambda server: model, put)
 

@@ -54,9 +54,9 @@ async def cpu_us(server: Server, model: str, requests: int, callers: int, users:
 
     def ask() -> None:
         parameters = {"user": left % users} if users else {}
-        server.submit(Ticket(InferRequest(model, {"x": ROW}, parameters=parameters), told))
+        server.submit(Ticket(InferRequest(model, {"x": ROW}, parameters=parameters), on_answer))
 
-    def told(answer: Answer, final: bool) -> None:
+    def on_answer(answer: Answer, final: bool) -> None:
         nonlocal left
         if not isinstance(answer, InferResponse):
             raise SystemExit(f"{model}: {answer}")
@@ -77,17 +77,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=12)
-    given = parser.parse_args()
-    asked = ("first", "one step", "three steps")
+    options = parser.parse_args()
+    models = ("first", "one step", "three steps")
     for where, event_loop in (("threads", "off"), ("event loop", "on")):
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder), event_loop)
             with Server(folder) as server:
                 for callers in CALLERS:
-                    least = dict.fromkeys(asked, float("inf"))
-                    for _ in range(given.rounds):
-                        for model in asked:
-                            took = server._call(cpu_us, server, model, given.requests, callers)
+                    least = dict.fromkeys(models, float("inf"))
+                    for _ in range(options.rounds):
+                        for model in models:
+                            took = server._call(cpu_us, server, model, options.requests, callers)
                             least[model] = min(least[model], took)
                     alone, one, three = least.values()
                     print(

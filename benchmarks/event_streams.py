@@ -7,12 +7,14 @@ import json
 from typing import Any
 
 
-async def read_events(port: int, path: str, asked: Any, connections: int, rounds: int, word: bytes = b"data:") -> int:
-    """POST ``asked`` as JSON to ``path`` ``rounds`` times over each of ``connections`` at once.
+async def read_events(
+    port: int, path: str, document: Any, connections: int, rounds: int, word: bytes = b"data:"
+) -> int:
+    """POST ``document`` as JSON to ``path`` ``rounds`` times over each of ``connections`` at once.
 
     Return how often ``word`` is in the answers; the default counts the events.
     """
-    body, size = json.dumps(asked).encode(), len(word) - 1
+    body, size = json.dumps(document).encode(), len(word) - 1
     head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body))
 
     async def one() -> int:

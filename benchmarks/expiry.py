@@ -60,13 +60,13 @@ async def late_ms(server: Server, requests: int, load: int) -> tuple[list[float]
     def ask(timeout_ms: int) -> None:
         due = time.monotonic() + timeout_ms / 1000
 
-        def told(answer: Answer, final: bool) -> None:
+        def on_answer(answer: Answer, final: bool) -> None:
             late.append((time.monotonic() - due) * 1000)
             if len(late) == requests:
                 done.set()
 
         loop.call_later(timeout_ms / 1000, lambda: bare.append((time.monotonic() - due) * 1000))
-        server.submit(Ticket(InferRequest("held", {"x": X}, timeout_us=timeout_ms * 1000), told))
+        server.submit(Ticket(InferRequest("held", {"x": X}, timeout_us=timeout_ms * 1000), on_answer))
 
     for _ in range(load):
         keep_asking()
@@ -82,23 +82,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--load", type=int, default=16)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         busy = f'backend: "identity" max_batch_size: 8 {SHAPES} dynamic_batching {{ }}'
         for name, text in (("held", HELD), ("busy", busy)):
             (Path(folder) / name / "1").mkdir(parents=True)
             (Path(folder) / name / "config.pbtxt").write_text(text)
         with Server(folder) as server:
-            for load in (0, given.load):
-                command = [sys.executable, "-c", _SLEEPER, str(given.requests // 4)]
+            for load in (0, options.load):
+                command = [sys.executable, "-c", _SLEEPER, str(options.requests // 4)]
                 with subprocess.Popen(command, stdout=subprocess.PIPE) as sleeper:
-                    late, bare = server._call(late_ms, server, given.requests, load)
+                    late, bare = server._call(late_ms, server, options.requests, load)
                     slept = json.loads(sleeper.communicate()[0])
-                print(f"{load:3} callers beside: late by {_told(late)}")
-                print(f"    a bare timer of the loop: {_told(bare)}; a process that sleeps: {_told(slept)}")
+                print(f"{load:3} callers beside: late by {_quantiles(late)}")
+                print(f"    a bare timer of the loop: {_quantiles(bare)}; a process that sleeps: {_quantiles(slept)}")
 
 
-def _told(values: list[float]) -> str:
+def _quantiles(values: list[float]) -> str:
     ordered = sorted(values)
     shown = {f"p{share}": ordered[min(len(ordered) * share // 100, len(ordered) - 1)] for share in (50, 90, 99)}
     quantiles = ", ".join(f"{name} {value:.2f}" for name, value in shown.items())

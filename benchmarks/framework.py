@@ -41,13 +41,13 @@ class Framework(ABC):
     def config_of(self, network: str, instances: int = 1, parameters: Mapping[str, str] | None = None) -> str:
         """The text of a config.pbtxt."""
         dims = ", ".join(map(str, SHAPES[network]))
-        given = "".join(
+        settings = "".join(
             f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
             for key, value in (parameters or {}).items()
         )
         return (
             f'backend: "{self.backend}"\n{self.config}max_batch_size: {MAX_BATCH}\ndynamic_batching {{ }}\n'
-            f"instance_group {{ kind: {self.kind} count: {instances} }}\n{given}"
+            f"instance_group {{ kind: {self.kind} count: {instances} }}\n{settings}"
             f'input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ {dims} ] }}\n'
             'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 10 ] }\n'
         )

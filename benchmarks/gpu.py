@@ -78,11 +78,11 @@ def _measure(
     connections: int,
 ) -> None:
     model = f"{network}_{engine}"
-    given = f"INPUT0:{','.join(map(str, (1, *SHAPES[network])))}"
+    shape = f"INPUT0:{','.join(map(str, (1, *SHAPES[network])))}"
 
     def put(server: Running, seconds: float) -> load.Seen:
         threads = min(4, connections)
-        return load.wrk(server, load.Body(model, b""), connections, seconds, load.VARIED, threads, ("binary", given))
+        return load.wrk(server, load.Body(model, b""), connections, seconds, load.VARIED, threads, ("binary", shape))
 
     case = Case(f"{network}, {engine} x {setting}, {connections}", lambda server: model, put)
     runs: list[Run] = []

@@ -75,5 +75,5 @@ def _measure(settings: Settings, section: Section, server: Running, pair: list[s
 
 
 def _put(server: Running, model: str, seconds: float) -> load.Seen:
-    given = f"INPUT0:{','.join(map(str, (1, *SHAPES[NETWORK])))}"
-    return load.wrk(server, load.Body(model, b""), CONNECTIONS, seconds, load.VARIED, 4, ("binary", given))
+    shape = f"INPUT0:{','.join(map(str, (1, *SHAPES[NETWORK])))}"
+    return load.wrk(server, load.Body(model, b""), CONNECTIONS, seconds, load.VARIED, 4, ("binary", shape))

@@ -160,8 +160,8 @@ def main() -> None:
     options = parser.parse_args()
     kind = constant if options.constant else varied
     requests = kind(options.model, options.inputs.split(","))
-    asked = run(options.port, requests, options.connections, options.seconds, options.authorization)
-    print(json.dumps(uvloop.run(asked)))
+    load = run(options.port, requests, options.connections, options.seconds, options.authorization)
+    print(json.dumps(uvloop.run(load)))
 
 
 if __name__ == "__main__":

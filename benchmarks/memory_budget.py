@@ -300,7 +300,7 @@ class Others:
     def __init__(self, server: Server) -> None:
         self._server = server
         self.health_ms: list[float] = []
-        self.asked: Counter[str] = Counter()
+        self.statuses: Counter[str] = Counter()
         self.peak_bytes = 0
 
     async def health(self) -> None:
@@ -315,7 +315,7 @@ class Others:
 
     async def requests(self) -> None:
         while True:
-            self.asked[await ask(self._server.http, infer(MIB), 4, bytes(MIB // 4), 0)] += 1
+            self.statuses[await ask(self._server.http, infer(MIB), 4, bytes(MIB // 4), 0)] += 1
             await asyncio.sleep(1)
 
 
@@ -331,7 +331,7 @@ def watch(http: int, pid: int) -> None:
         print("watching", flush=True)
         await asyncio.to_thread(sys.stdin.read)
         failed = [repr(task.exception()) for task in tasks if task.done()]
-        print(json.dumps([others.health_ms, others.asked, others.peak_bytes, failed]))
+        print(json.dumps([others.health_ms, others.statuses, others.peak_bytes, failed]))
 
     asyncio.run(run())
 
@@ -373,7 +373,7 @@ def attack(name: str, arguments: argparse.Namespace, repository: str) -> bool:
     if not text:
         print(f"{name:10} THE SERVER ENDED with {server.process.returncode}\n", "".join(server.log[-20:]))
         return False
-    health_ms, asked, peak, failed = json.loads(text)
+    health_ms, statuses, peak, failed = json.loads(text)
     health_ms.sort()
     p50, p99 = (health_ms[int(len(health_ms) * part)] for part in (0.5, 0.99))
     over = (peak - rest) / server.budget
@@ -381,7 +381,7 @@ def attack(name: str, arguments: argparse.Namespace, repository: str) -> bool:
     print(
         f"{name:10} {'ok ' if is_good else 'BAD'} memory {over:.2f} of the budget ({(peak - rest) >> 20} MiB), health "
         f"p50 {p50:.1f} p99 {p99:.1f} max {health_ms[-1]:.0f} ms of {len(health_ms)}; attackers {dict(found)}; "
-        f"others {asked} {failed or ''}",
+        f"others {statuses} {failed or ''}",
         flush=True,
     )
     if errors := [line for line in server.log if "Traceback" in line or line.startswith("E")]:

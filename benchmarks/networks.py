@@ -301,11 +301,11 @@ def onnx_bytes(name: str) -> bytes:
 
     ops = OnnxOperators()
     ops.nodes.append(helper.make_node("Identity", [NETWORKS[name](ops, "INPUT0")], ["OUTPUT0"]))
-    given, result = (
+    argument, result = (
         helper.make_tensor_value_info(tensor, TensorProto.FLOAT, ["rows", *shape])
         for tensor, shape in (("INPUT0", SHAPES[name]), ("OUTPUT0", (10,)))
     )
-    graph = helper.make_graph(ops.nodes, name, [given], [result], ops.constants)
+    graph = helper.make_graph(ops.nodes, name, [argument], [result], ops.constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
     model.ir_version = 8
     content: bytes = model.SerializeToString()

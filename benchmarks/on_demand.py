@@ -239,10 +239,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--size", type=int, default=32, help="MiB of a model beside its process")
-    given = parser.parse_args(words)
+    options = parser.parse_args(words)
     wrong = []
-    for kind in given.kind or ("process", "thread"):
-        wrong += run(kind, given.models, given.fits, given.clients, given.seconds, given.size << 20)
+    for kind in options.kind or ("process", "thread"):
+        wrong += run(kind, options.models, options.fits, options.clients, options.seconds, options.size << 20)
     for each in wrong:
         print(f"WRONG {each}")
     return 1 if wrong else 0

@@ -72,7 +72,7 @@ Found = dict[str, list[Run]]
 
 def small(settings: Settings, headraces: Sequence[Running], triton: Running) -> dict[tuple[str, int, bool], Found]:
     """By load, connections, and whether it is constant: the runs of Triton, and of each model on each Headrace."""
-    asked = [replace(each, name=f"{each.name}: {model}") for each in headraces for model in MODELS]
+    variants = [replace(each, name=f"{each.name}: {model}") for each in headraces for model in MODELS]
     found = {}
     for kind in LOADS:
         for connections in CONNECTIONS:
@@ -80,7 +80,7 @@ def small(settings: Settings, headraces: Sequence[Running], triton: Running) -> 
                 case = _case(kind, connections, is_constant)
                 try:
                     found[kind, connections, is_constant] = measure.compare(
-                        case, [triton, *asked], settings.runs, settings.seconds
+                        case, [triton, *variants], settings.runs, settings.seconds
                     )
                 except load.LoadFailed as failed:
                     print(f"{case.name}: left out, {failed}", file=sys.stderr)

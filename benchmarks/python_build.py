@@ -32,8 +32,8 @@ def build_beside(program: Path) -> str:
     interpreter = program.with_name("python")
     if not interpreter.exists():
         return ""
-    told = subprocess.run([interpreter, Path(__file__).absolute()], capture_output=True, text=True, check=True)
-    return told.stdout.strip()
+    process = subprocess.run([interpreter, Path(__file__).absolute()], capture_output=True, text=True, check=True)
+    return process.stdout.strip()
 
 
 if __name__ == "__main__":

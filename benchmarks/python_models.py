@@ -231,12 +231,12 @@ def cycles(settings: Settings) -> Section:
             load.wrk(running, body, 16, 2)
             _reload(running, 3)
             first = look("warm-up", running)
-            asked = 0
+            count = 0
             for part in range(5):
                 _reload(running, CYCLES // 5)
-                while asked < REQUESTS * (part + 1) // 5:
-                    asked += load.wrk(running, body, 16, 1).requests
-                last = look(f"{CYCLES // 5 * (part + 1)} cycles, {asked:,} requests", running)
+                while count < REQUESTS * (part + 1) // 5:
+                    count += load.wrk(running, body, 16, 1).requests
+                last = look(f"{CYCLES // 5 * (part + 1)} cycles, {count:,} requests", running)
     grown, opened = last[0] - first[0], last[1] - first[1]
     section.targets += [
         Target("cycles: RSS added", "< 5 MiB", f"{grown:.1f} MiB", grown < 5),

@@ -150,18 +150,18 @@ class GraphsOnGpu(EagerOnGpu):
         captured: dict[int, tuple[Any, Any, Any]] = {}
 
         def capture(rows: Array) -> tuple[Any, Any, Any]:
-            given, graph = torch.from_numpy(rows).cuda(), torch.cuda.CUDAGraph()
-            module(given)
+            buffer, graph = torch.from_numpy(rows).cuda(), torch.cuda.CUDAGraph()
+            module(buffer)
             with torch.cuda.graph(graph):
-                result = module(given)
-            return graph, given, result
+                result = module(buffer)
+            return graph, buffer, result
 
         @torch.inference_mode()
         def call(rows: Array) -> Array:
             if len(rows) not in captured:
                 captured[len(rows)] = capture(rows)
-            graph, given, result = captured[len(rows)]
-            given.copy_(torch.from_numpy(rows))
+            graph, buffer, result = captured[len(rows)]
+            buffer.copy_(torch.from_numpy(rows))
             graph.replay()
             answer: Array = result.cpu().numpy()
             return answer

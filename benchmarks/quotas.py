@@ -101,8 +101,8 @@ def cost(options: argparse.Namespace) -> None:
                 found[title] = min(found.get(title, each), each)
     unit = "bytecodes" if options.bytecodes else "µs"
     for title, before in least["access"].items():
-        told = [f"{least[name][title]:.2f}: {least[name][title] / before:.3f}" for name in ("quotas", "all")]
-        print(f"{title}: access {before:.2f} {unit}, with quotas {told[0]}, with quotas of all kinds {told[1]}")
+        ratios = [f"{least[name][title]:.2f}: {least[name][title] / before:.3f}" for name in ("quotas", "all")]
+        print(f"{title}: access {before:.2f} {unit}, with quotas {ratios[0]}, with quotas of all kinds {ratios[1]}")
 
 
 def sockets(options: argparse.Namespace) -> None:

@@ -42,10 +42,10 @@ def write(folder: Path, event_loop: str) -> None:
         (folder / name / "config.pbtxt").write_text(config)
 
 
-def _router(given: dict[str, str]) -> str:
-    told = {"scheduler": "router", **{f"scheduler.{key}": value for key, value in given.items()}}
+def _router(options: dict[str, str]) -> str:
+    parameters = {"scheduler": "router", **{f"scheduler.{key}": value for key, value in options.items()}}
     return "".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in told.items()
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in parameters.items()
     )
 
 
@@ -54,24 +54,24 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--split", type=int, default=100_000, help="requests that count the split")
-    given = parser.parse_args()
-    asked = ("model", *ROUTERS)
+    options = parser.parse_args()
+    models = ("model", *ROUTERS)
     for where, event_loop in (("threads", "off"), ("event loop", "on")):
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder), event_loop)
             with Server(folder) as server:
                 for callers in CALLERS:
-                    least = dict.fromkeys(asked, float("inf"))
-                    for _ in range(given.rounds):
-                        for model in asked:
-                            took = server._call(cpu_us, server, model, given.requests, callers, USERS)
+                    least = dict.fromkeys(models, float("inf"))
+                    for _ in range(options.rounds):
+                        for model in models:
+                            took = server._call(cpu_us, server, model, options.requests, callers, USERS)
                             least[model] = min(least[model], took)
                     alone = least["model"]
                     more = ", ".join(f"{name} {least[name] - alone:+5.1f}" for name in ROUTERS)
                     print(f"{where:10} {callers:3} callers: the model {alone:6.1f} µs; routers {more} µs")
-                server._call(cpu_us, server, "split", given.split, 64, USERS)
+                server._call(cpu_us, server, "split", options.split, 64, USERS)
                 count = {name: server.served(name)[0].snapshot().success.count for name in ("third",)}
-                print(f"{where:10} {given.split:,} requests, of which 2.5 % are for the third: {count['third']:,}")
+                print(f"{where:10} {options.split:,} requests, of which 2.5 % are for the third: {count['third']:,}")
 
 
 if __name__ == "__main__":

@@ -134,8 +134,8 @@ def compare(engine: Engine, streams: int, tokens: int, runs: int, *, own_first: 
             with shifted_memory():
                 theirs = stack.enter_context(engine.own_server(weights, streams, tokens))
         sampling = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        asked = {"text_input": PROMPT, "stream": True, "sampling_parameters": json.dumps(sampling)}
-        path, body = "/v2/models/smol/generate_stream", json.dumps(asked).encode()
+        document = {"text_input": PROMPT, "stream": True, "sampling_parameters": json.dumps(sampling)}
+        path, body = "/v2/models/smol/generate_stream", json.dumps(document).encode()
         own_body = json.dumps(theirs.body).encode()
         measured: dict[str, Callable[[], Result]] = {
             "headrace": partial(measure, ours.pid, ours.http, path, body, streams, tokens),
@@ -187,8 +187,8 @@ def report(engine: Engine, counts: Sequence[int], tokens: int, runs: int, starts
             for name, result in (("headrace", ours), (engine.name, own), (ALONE, alone)):
                 print(f"| {streams} | {name}, median of {starts} starts | {_cells(result)} |")
         rate, p99, beyond = ours.rate / own.rate, ours.p99_ms / own.p99_ms, ours.cpu_us - alone.cpu_us
-        told = f"rate {rate:.2f}, p99 {p99:.2f} of {engine.name}'s own; {beyond:.0f} µs of CPU beyond the engine"
-        print(f"{streams} streams: {told}", flush=True)
+        line = f"rate {rate:.2f}, p99 {p99:.2f} of {engine.name}'s own; {beyond:.0f} µs of CPU beyond the engine"
+        print(f"{streams} streams: {line}", flush=True)
         missed += rate < TARGET_RATE or p99 > TARGET_P99
     return int(missed > 0)
 

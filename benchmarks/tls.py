@@ -171,26 +171,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--key", default="rsa:2048", help="rsa:2048 or ec")
     parser.add_argument("--cases", default="", help="only the cases with this word")
-    given = parser.parse_args()
-    print(f"Python {platform.python_version()} {platform.python_compiler()}, {ssl.OPENSSL_VERSION}, {given.key}")
+    options = parser.parse_args()
+    print(f"Python {platform.python_version()} {platform.python_compiler()}, {ssl.OPENSSL_VERSION}, {options.key}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "models/model/1").mkdir(parents=True)
         (folder / "models/model/config.pbtxt").write_text(_CONFIG)
-        certificate(folder, given.key)
+        certificate(folder, options.key)
         with ports(folder) as found:
             print("| CPU of servers per request, µs |" + "".join(f" {port.name} |" for port in found))
             print("|---|" + "---|" * len(found))
             for case, (load, floats, is_new) in CASES.items():
-                if given.cases not in case:
+                if options.cases not in case:
                     continue
                 least = dict.fromkeys((port.name for port in found), float("inf"))
-                for _ in range(given.rounds):
+                for _ in range(options.rounds):
                     for port in found:
                         if load is grpc_load and port.name == "stunnel":
                             continue  # has no ALPN
                         before = port.cpu_s()
-                        count = load(folder, port, floats, given.seconds, is_new)
+                        count = load(folder, port, floats, options.seconds, is_new)
                         least[port.name] = min(least[port.name], (port.cpu_s() - before) / count * 1e6)
                 print(
                     f"| {case} |" + "".join(f" {least[port.name]:.0f} |".replace("inf", "") for port in found),

@@ -46,14 +46,14 @@ def step_ms(streams: int) -> float:
 
 async def http(port: int, model: str, streams: int, tokens: int, requests: int) -> int:
     """Read ``streams`` streams at once, ``requests`` times. Return the number of responses."""
-    asked = {"text_input": "Once upon", "stream": True, "sampling_parameters": f'{{"max_tokens": {tokens}}}'}
-    return await read_events(port, f"/v2/models/{model}/generate_stream", asked, streams, requests)
+    document = {"text_input": "Once upon", "stream": True, "sampling_parameters": f'{{"max_tokens": {tokens}}}'}
+    return await read_events(port, f"/v2/models/{model}/generate_stream", document, streams, requests)
 
 
 async def openai(port: int, model: str, streams: int, tokens: int, requests: int) -> int:
     """As `http`, by OpenAI's chats. Chunks without a token are not counted."""
-    asked = {"model": model, "messages": [{"role": "user", "content": "Once"}], "stream": True, "max_tokens": tokens}
-    return await read_events(port, "/v1/chat/completions", asked, streams, requests, b'{"content":')
+    document = {"model": model, "messages": [{"role": "user", "content": "Once"}], "stream": True, "max_tokens": tokens}
+    return await read_events(port, "/v1/chat/completions", document, streams, requests, b'{"content":')
 
 
 async def grpc_streams(port: int, model: str, streams: int, tokens: int, requests: int) -> int:
@@ -149,13 +149,13 @@ def main() -> None:
     parser.add_argument("--streams", default=",".join(map(str, STREAMS)))
     parser.add_argument("--readers", default="http,openai,grpc,engine")
     parser.add_argument("--isolations", default="thread,process")
-    given = parser.parse_args()
-    counts, missed = [int(each) for each in given.streams.split(",")], False
+    arguments = parser.parse_args()
+    counts, missed = [int(each) for each in arguments.streams.split(",")], False
     with tempfile.TemporaryDirectory() as name, get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         pretend_engine.install(Path(name))
         pretend_engine.repository(Path(name), sorted({1.0, *map(step_ms, counts)}))
-        for isolation in given.isolations.split(","):
-            for reader in given.readers.split(","):
+        for isolation in arguments.isolations.split(","):
+            for reader in arguments.readers.split(","):
                 for streams in counts:
                     if reader == "engine":
                         token_us, request_us = pool.apply(in_process, (name, isolation, streams))

@@ -93,8 +93,8 @@ class Client:
     def __init__(self, port: int, shape: Sequence[int]) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         rows = np.zeros((1, *shape), np.float32)
-        given = {"name": "INPUT0", "datatype": "FP32", "shape": rows.shape, "data": rows.ravel().tolist()}
-        self._request = json.dumps({"inputs": [given]})
+        tensor = {"name": "INPUT0", "datatype": "FP32", "shape": rows.shape, "data": rows.ravel().tolist()}
+        self._request = json.dumps({"inputs": [tensor]})
 
     def post(self, path: str, body: str = "{}") -> bytes:
         self._connection.request("POST", path, body)

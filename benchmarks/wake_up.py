@@ -57,8 +57,8 @@ def main() -> None:
     for name, cores in places.items():
         took, cpu_us = round_trips_us(cores, count)
         half = {f"p{share}": took[count * share // 100] / 2 for share in (10, 50, 90)}
-        told = ", ".join(f"{quantile} {value:5.1f}" for quantile, value in half.items())
-        print(f"{name:10} a wake-up takes {told} µs; CPU of one side {cpu_us:5.1f} µs a round trip")
+        quantiles = ", ".join(f"{quantile} {value:5.1f}" for quantile, value in half.items())
+        print(f"{name:10} a wake-up takes {quantiles} µs; CPU of one side {cpu_us:5.1f} µs a round trip")
 
 
 if __name__ == "__main__":

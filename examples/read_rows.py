@@ -30,11 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with InferenceServerClient(options.http) as server:
             for digit, (image, number) in enumerate(zip(images, numbers, strict=True), 1):
-                said = read(server, digit, image)
-                if not np.array_equal(said, ask(server, "unrolled", "image", image)):
+                scores = read(server, digit, image)
+                if not np.array_equal(scores, ask(server, "unrolled", "image", image)):
                     print(f"digit {digit}: the unrolled net says something else", file=sys.stderr)
                     return 1
-                right += said.argmax(1) == number
+                right += scores.argmax(1) == number
     except (InferenceServerException, ConnectionError) as error:
         print(f"HTTP at {options.http}: {error}", file=sys.stderr)
         print("Is it running?  headrace serve --model-repository=examples/rows/models", file=sys.stderr)
@@ -47,11 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def read(server: InferenceServerClient, id: int, image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """Return the probabilities of ``image`` after each row, as a sequence of that id: f32[8, 10]."""
-    said = [
+    scores = [
         ask(server, "reader", "row", row, sequence_id=id, sequence_start=place == 0, sequence_end=place == ROWS - 1)
         for place, row in enumerate(image)
     ]
-    return np.stack(said)
+    return np.stack(scores)
 
 
 def ask(

@@ -72,18 +72,18 @@ def memories(weights: Weights, images: npt.NDArray[np.uint8]) -> list[Array]:
 
 def probabilities(weights: Weights, images: npt.NDArray[np.uint8]) -> list[Array]:
     """Return the probabilities after each row: ``f32[digits, 10]``."""
-    said = [memory @ weights["say"] + weights["bias_said"] for memory in memories(weights, images)[1:]]
-    raised = [np.exp(each - each.max(1, keepdims=True)) for each in said]
+    scores = [memory @ weights["say"] + weights["bias_said"] for memory in memories(weights, images)[1:]]
+    raised = [np.exp(each - each.max(1, keepdims=True)) for each in scores]
     return [each / each.sum(1, keepdims=True) for each in raised]
 
 
 def gradients(weights: Weights, images: npt.NDArray[np.uint8], numbers: npt.NDArray[np.int64]) -> Mapping[str, Array]:
     """Of the cross entropy of what it says after each row, later rows counting more."""
-    seen, said = memories(weights, images), probabilities(weights, images)
+    seen, scores = memories(weights, images), probabilities(weights, images)
     found = {name: np.zeros_like(weight) for name, weight in weights.items()}
     later = np.zeros_like(seen[0])
     for row in reversed(range(ROWS)):
-        wrong = said[row].copy()
+        wrong = scores[row].copy()
         wrong[np.arange(len(numbers)), numbers] -= 1
         wrong *= np.float32((row + 1) / ROWS / len(numbers))
         found["say"] += seen[row + 1].T @ wrong
@@ -103,8 +103,10 @@ def reader(weights: Weights) -> onnx.ModelProto:
     memory, following = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", MEMORY]) for name in ("memory", "next_memory")
     )
-    said = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", NUMBERS])
-    return _model(_step("", "row", "memory", "next_memory", "probabilities"), [row, memory], [said, following], weights)
+    probabilities = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", NUMBERS])
+    return _model(
+        _step("", "row", "memory", "next_memory", "probabilities"), [row, memory], [probabilities, following], weights
+    )
 
 
 def unrolled(weights: Weights) -> onnx.ModelProto:
@@ -119,16 +121,16 @@ def unrolled(weights: Weights) -> onnx.ModelProto:
         nodes.append(helper.make_node("Unsqueeze", [f"said{row}", "axis"], [f"spread{row}"]))
     nodes.append(helper.make_node("Concat", [f"spread{row}" for row in range(ROWS)], ["probabilities"], axis=1))
     image = helper.make_tensor_value_info("image", TensorProto.UINT8, ["n", ROWS, COLUMNS])
-    said = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", ROWS, NUMBERS])
+    probabilities = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", ROWS, NUMBERS])
     constants: dict[str, npt.NDArray[Any]] = {
         "axis": np.array([1], np.int64),
         "columns": np.array(0, np.int64),
         "nothing": np.zeros((COLUMNS, MEMORY), np.float32),
     }
-    return _model(nodes, [image], [said], {**weights, **constants})
+    return _model(nodes, [image], [probabilities], {**weights, **constants})
 
 
-def _step(mark: str, row: str, memory: str, following: str, said: str) -> list[onnx.NodeProto]:
+def _step(mark: str, row: str, memory: str, following: str, probabilities: str) -> list[onnx.NodeProto]:
     """The nodes that see one row."""
     return [
         helper.make_node("Cast", [row], [f"levels{mark}"], to=TensorProto.FLOAT),
@@ -138,7 +140,7 @@ def _step(mark: str, row: str, memory: str, following: str, said: str) -> list[o
         helper.make_node("Add", [f"seen{mark}", f"remembered{mark}"], [f"both{mark}"]),
         helper.make_node("Tanh", [f"both{mark}"], [following]),
         helper.make_node("Gemm", [following, "say", "bias_said"], [f"scores{mark}"]),
-        helper.make_node("Softmax", [f"scores{mark}"], [said], axis=1),
+        helper.make_node("Softmax", [f"scores{mark}"], [probabilities], axis=1),
     ]
 
 
@@ -148,9 +150,9 @@ def _model(
     outputs: Sequence[onnx.ValueInfoProto],
     constants: Mapping[str, npt.NDArray[Any]],
 ) -> onnx.ModelProto:
-    held = {**constants, "white": np.array(WHITE, np.float32)}
-    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in held.items()]
-    graph = helper.make_graph(list(nodes), "rows", list(inputs), list(outputs), tensors)
+    tensors = {**constants, "white": np.array(WHITE, np.float32)}
+    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in tensors.items()]
+    graph = helper.make_graph(list(nodes), "rows", list(inputs), list(outputs), initializers)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 

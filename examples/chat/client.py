@@ -37,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def answers(address: str, model: str, conversation: Sequence[Message], max_tokens: int) -> Iterator[str]:
     """Yield the parts of the model's next message."""
     sampling = {"max_tokens": max_tokens, "temperature": 0.2}
-    asked = {"messages": json.dumps(conversation), "sampling_parameters": json.dumps(sampling), "stream": True}
+    document = {"messages": json.dumps(conversation), "sampling_parameters": json.dumps(sampling), "stream": True}
     url = f"http://{address}/v2/models/{model}/generate_stream"
-    request = urllib.request.Request(url, json.dumps(asked).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(url, json.dumps(document).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as events:
         for line in events:
             if line.startswith(b"data:"):

@@ -174,13 +174,13 @@ def onnx_runtime(case: Case) -> list[Any]:
     options, run_options = ort.SessionOptions(), ort.RunOptions()
     options.intra_op_num_threads, options.log_severity_level, run_options.log_severity_level = 1, 4, 4
     session = ort.InferenceSession(case.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    given = {name: _bfloat16_value(ort, value) for name, value in case.given.items()}
+    values = {name: _bfloat16_value(ort, value) for name, value in case.given.items()}
     names = [info.name for info in session.get_outputs() if info.type.startswith("tensor(")]
     if not any(info.type == "tensor(bfloat16)" for info in session.get_outputs()):
-        return list(session.run(names, given, run_options))
+        return list(session.run(names, values, run_options))
     values = {
         name: value if isinstance(value, ort.OrtValue) else ort.OrtValue.ortvalue_from_numpy(value)
-        for name, value in given.items()
+        for name, value in values.items()
     }
     return [_elements(value) for value in session.run_with_ort_values(names, values, run_options)]
 
@@ -206,14 +206,14 @@ def openvino(case: Case) -> list[Any]:
     settings = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
     core = Core()
     compiled = core.compile_model(core.read_model(case.model.SerializeToString()), "CPU", settings)
-    request, held = compiled.create_infer_request(), []
+    request, arrays = compiled.create_infer_request(), []
     for index, port in enumerate(compiled.inputs):
         known = [name for name in port.get_names() if name in case.given]
         if not known:
             raise KeyError(f"{port.get_names()} are none of {case.given.keys()}")
         array = np.asarray(case.given[known[0]], order="C")
-        held.append(array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array)
-        request.set_input_tensor(index, Tensor(held[-1], array.shape, port.get_element_type()))
+        arrays.append(array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array)
+        request.set_input_tensor(index, Tensor(arrays[-1], array.shape, port.get_element_type()))
     results = request.infer(share_outputs=True).to_tuple()
     return [
         array.view(ml_dtypes.bfloat16) if port.get_element_type() == Type.bf16 else array.copy()

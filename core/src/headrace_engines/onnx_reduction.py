@@ -60,12 +60,12 @@ def _graph(reader: _FieldReader, copied: int, graph_end: int) -> Iterator[bytes]
     for tag, start, content, end in reader.fields(copied, graph_end):
         if tag == _INITIALIZER and end - content > _SMALL_BYTES:
             yield reader.copy(copied, start)
-            kept = [
+            parts = [
                 reader.copy(part, part_end)
                 for part_tag, part, _, part_end in reader.fields(content, end)
                 if part_tag == _EXTERNAL_DATA or part_end - part <= _SMALL_BYTES
             ]
-            yield _written(_INITIALIZER, b"".join(kept))
+            yield _written(_INITIALIZER, b"".join(parts))
             copied = end
     yield reader.copy(copied, graph_end)
 

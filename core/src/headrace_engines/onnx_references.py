@@ -103,12 +103,12 @@ def _mentioned(path: Path, words: set[bytes]) -> set[bytes]:
     """
     if (text := reduced(path)) is not None:
         return {word for word in words if word in text}
-    found, kept, longest = set[bytes](), b"", max(map(len, words))
+    found, rest, longest = set[bytes](), b"", max(map(len, words))
     with open_regular(path) as file:
         while piece := file.read(_PIECE_BYTES):
-            text = kept + piece
+            text = rest + piece
             found |= {word for word in words if word in text}
-            kept = text[1 - longest :]
+            rest = text[1 - longest :]
     return found
 
 

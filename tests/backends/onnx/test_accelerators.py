@@ -265,7 +265,7 @@ def test_an_accelerator_without_cuda_comes_before_the_cpu(
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "hint"),
     [
         ("openvino", "run: pip install onnxruntime-openvino"),
         ("xnnpack", "no wheel of PyPI has it: build onnxruntime with --use_xnnpack"),
@@ -273,11 +273,11 @@ def test_an_accelerator_without_cuda_comes_before_the_cpu(
         ("directml", "the wheel onnxruntime-directml, for Windows, has it"),
     ],
 )
-def test_an_accelerator_that_is_missing_says_which_build_has_it(graphs: Any, name: str, told: str) -> None:
+def test_an_accelerator_that_is_missing_says_which_build_has_it(graphs: Any, name: str, hint: str) -> None:
     model = graphs.model(graphs.add(), accelerated("cpu", name))
     with pytest.raises(LoadError) as caught:
         providers.choose(CpuEngine, model, Device("cpu"))
-    assert caught.value.message.endswith(f"but onnxruntime 1.31 offers only CPUExecutionProvider; {told}")
+    assert caught.value.message.endswith(f"but onnxruntime 1.31 offers only CPUExecutionProvider; {hint}")
 
 
 @pytest.mark.parametrize(

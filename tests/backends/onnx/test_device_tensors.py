@@ -92,7 +92,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> PlayedLibrary:
     library = PlayedLibrary()
     monkeypatch.setattr("headrace_engines.cuda_library", lambda: library)
     monkeypatch.setattr("headrace_onnx.providers.device_of", lambda engine, model: Device("gpu", 0))
-    monkeypatch.setattr("headrace_onnx.providers.choose", lambda *given: [("CPUExecutionProvider", {})])
+    monkeypatch.setattr("headrace_onnx.providers.choose", lambda *arguments: [("CPUExecutionProvider", {})])
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
     return library
 
@@ -116,17 +116,17 @@ def test_a_tensor_is_read_where_it_lies_and_its_result_stays(graphs: Any, librar
     assert isinstance(instance, DeviceInstance)
     assert instance.takes_device_tensors
     assert not instance.any_thread
-    given: Any = InPlace(X.copy())
-    left: Any = instance.execute({"x": given})["y"]
-    assert type(left) is OrtTensor
-    assert (left.shape, left.dtype, given.streams, library.done) == ((2, 4), X.dtype, [7], ["finish"])
-    passed: Any = left
+    tensor: Any = InPlace(X.copy())
+    result: Any = instance.execute({"x": tensor})["y"]
+    assert type(result) is OrtTensor
+    assert (result.shape, result.dtype, tensor.streams, library.done) == ((2, 4), X.dtype, [7], ["finish"])
+    passed: Any = result
     again: Any = instance.execute({"x": passed})["y"]
     assert library.done == ["finish"] * 2
-    np.testing.assert_array_equal(left.to_host(), X * 2)
+    np.testing.assert_array_equal(result.to_host(), X * 2)
     np.testing.assert_array_equal(again[1:].to_host(), X[1:] * 4)
-    assert (library.done, given.copies) == (["finish"] * 2 + ["DtoH"] * 2, [])
-    assert left.to_host().flags.writeable
+    assert (library.done, tensor.copies) == (["finish"] * 2 + ["DtoH"] * 2, [])
+    assert result.to_host().flags.writeable
     instance.close()
     np.testing.assert_array_equal(again.to_host(), X * 4)
     assert library.done[-2:] == ["end", "DtoH"]
@@ -145,15 +145,15 @@ def test_results_that_nobody_takes_on_the_device_are_arrays(graphs: Any, library
 
 def test_a_kept_result_survives_the_next_executions(graphs: Any, library: PlayedLibrary) -> None:
     instance = load(graphs, doubled(graphs))
-    kept = [instance.execute({"x": X + number})["y"] for number in range(3)]
-    for number, each in enumerate(kept):
+    results = [instance.execute({"x": X + number})["y"] for number in range(3)]
+    for number, each in enumerate(results):
         np.testing.assert_array_equal(each.to_host(), (X + number) * 2)
 
 
 def test_rows_are_stacked_on_the_device(graphs: Any, library: PlayedLibrary) -> None:
     instance = load(graphs, doubled(graphs))
-    given = StackedTensors([InPlace(X.copy()), X + 1, Elsewhere(X + 2)])
-    found: Any = instance.execute({"x": given})["y"]
+    tensor = StackedTensors([InPlace(X.copy()), X + 1, Elsewhere(X + 2)])
+    found: Any = instance.execute({"x": tensor})["y"]
     assert library.done == ["DtoD", "HtoD", "HtoD", "finish"]
     np.testing.assert_array_equal(found.to_host(), np.concatenate([X, X + 1, X + 2]) * 2)
     library.done.clear()
@@ -193,15 +193,15 @@ def test_an_input_that_is_an_output_keeps_its_memory(graphs: Any, library: Playe
     io = (TensorProto.FLOAT, ["n", 4])
     path = graphs.write([helper.make_node("Add", ["x", "x"], ["y"])], {"x": io}, {"y": io, "x": io})
     memory = X.copy()
-    kept = weakref.ref(memory)
+    reference = weakref.ref(memory)
     left: Any = load(graphs, path).execute({"x": InPlace(memory)})
     address = memory.ctypes.data
     del memory
     assert left["x"]._memory.address(0) == address, "the engine shares the memory of such an input"
-    assert kept() is not None
+    assert reference() is not None
     np.testing.assert_array_equal(left["x"].to_host(), X)
     del left
-    assert kept() is None
+    assert reference() is None
 
 
 @pytest.mark.parametrize("kind", [each for each in dtypes.ALL if each is not dtypes.BYTES])

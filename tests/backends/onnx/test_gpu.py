@@ -40,9 +40,9 @@ def test_answers_on_the_gpu_are_those_of_arithmetic(graphs: Any, pair: Any) -> N
 
 def test_a_kept_answer_survives_the_next_run(graphs: Any, pair: Any) -> None:
     instance = on_gpu(graphs, graphs.add())
-    kept = instance.execute({"A": pair[0], "B": pair[1]})["S"]
+    result = instance.execute({"A": pair[0], "B": pair[1]})["S"]
     instance.execute({"A": pair[1], "B": pair[1]})
-    np.testing.assert_array_equal(kept, pair[0] + pair[1])
+    np.testing.assert_array_equal(result, pair[0] + pair[1])
 
 
 def test_half_precision_passes(graphs: Any) -> None:

@@ -170,15 +170,15 @@ def classifier() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
-@pytest.mark.parametrize("told", ["", 'output { name: "output_label" data_type: TYPE_INT64 dims: 1 reshape { } }'])
+@pytest.mark.parametrize("output", ["", 'output { name: "output_label" data_type: TYPE_INT64 dims: 1 reshape { } }'])
 @pytest.mark.parametrize("rows", ["", "max_batch_size: 8"])
 def test_a_classifier_of_skl2onnx_is_served_without_its_list_of_dictionaries(
-    graphs: Any, told: str, rows: str, caplog: pytest.LogCaptureFixture
+    graphs: Any, output: str, rows: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     version = graphs.root / "m/1"
     version.mkdir(parents=True)
     onnx.save(classifier(), version / "model.onnx")
-    (version.parent / "config.pbtxt").write_text(f'backend: "onnxruntime"\n{rows}\n{told}')
+    (version.parent / "config.pbtxt").write_text(f'backend: "onnxruntime"\n{rows}\n{output}')
     x = np.array([[1, 2], [2, 1], [3, 4]], np.float32)
     with serve(graphs.root) as server:
         outputs = server.infer("m", {"X": x}).outputs
@@ -188,7 +188,7 @@ def test_a_classifier_of_skl2onnx_is_served_without_its_list_of_dictionaries(
     expected = (
         "model 'm': outputs that are not tensors are left out: 'output_probability' is seq(map(int64,tensor(float)))"
     )
-    assert found == ([] if told else [expected])
+    assert found == ([] if output else [expected])
 
 
 def test_outputs_of_which_none_is_a_tensor_are_refused(graphs: Any, tmp_path: Any) -> None:

@@ -63,8 +63,8 @@ def test_without_the_parameter_nothing_is_written(graphs: Any, tmp_path: Path) -
 def test_a_profile_needs_a_directory_that_is_not_in_the_repository(graphs: Any, tmp_path: Path) -> None:
     write(graphs)
     assert "--backend-config=onnxruntime,profiling-directory=<directory>" in reason(graphs)
-    told = reason(graphs, backend_config=option(tmp_path / "nowhere"))
-    assert f"profiling-directory of 'onnxruntime' is '{tmp_path / 'nowhere'}', which is no directory" in told
+    message = reason(graphs, backend_config=option(tmp_path / "nowhere"))
+    assert f"profiling-directory of 'onnxruntime' is '{tmp_path / 'nowhere'}', which is no directory" in message
     for inside in (graphs.root, graphs.root / "m"):
         assert f"is '{inside}', in the model repository" in reason(graphs, backend_config=option(inside))
     (tmp_path / "link").symlink_to(graphs.root / "m")
@@ -83,10 +83,10 @@ def test_a_load_request_turns_no_profile_on(graphs: Any, tmp_path: Path, isolati
             "isolation": {"string_value": isolation},
         },
     }
-    told = "'enable_profiling' of model 'm' came with a load request"
+    message = "'enable_profiling' of model 'm' came with a load request"
     with (
         serve(graphs.root, model_control_mode="explicit", backend_config=option(folder)) as server,
-        pytest.raises(HeadraceError, match=told),
+        pytest.raises(HeadraceError, match=message),
     ):
         on_loop(server, server.load("m", {"config": json.dumps(config)}))
     assert list(folder.iterdir()) == []

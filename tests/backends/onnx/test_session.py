@@ -87,8 +87,10 @@ def test_a_broken_file_is_a_load_error_that_names_it(graphs: Any, content: bytes
 
 def test_paths_of_the_machine_that_built_an_engine_are_left_out_however_they_begin() -> None:
     """As 1.23 says it: no space before its own file."""
-    said = "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Load model from m failed:/src/graph/model.cc:149 f() No graph."
-    assert session.reword(RuntimeError(said)) == "onnx runtime error 2: Load model from m failed:f() No graph."
+    message = (
+        "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Load model from m failed:/src/graph/model.cc:149 f() No graph."
+    )
+    assert session.reword(RuntimeError(message)) == "onnx runtime error 2: Load model from m failed:f() No graph."
 
 
 def test_an_unknown_operator_is_named(graphs: Any) -> None:

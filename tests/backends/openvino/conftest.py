@@ -24,14 +24,14 @@ class OpenVinoModels:
         """``inputs`` maps names to element types and shapes, ``function`` gives a dictionary of outputs."""
         version = self.root / name / "1"
         version.mkdir(parents=True)
-        given = []
+        parameters = []
         for each, (element, shape) in inputs.items():
-            given.append(opset13.parameter(list(shape), element))
-            given[-1].output(0).set_names({each})
-        outputs = function(*given)
+            parameters.append(opset13.parameter(list(shape), element))
+            parameters[-1].output(0).set_names({each})
+        outputs = function(*parameters)
         for each, node in outputs.items():
             node.output(0).set_names({each})
-        network = openvino.Model(list(outputs.values()), given, "network")
+        network = openvino.Model(list(outputs.values()), parameters, "network")
         openvino.save_model(network, str(version / "model.xml"), compress_to_fp16=False)
         return version
 

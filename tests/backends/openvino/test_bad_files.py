@@ -46,8 +46,8 @@ def test_weights_that_are_shorter_than_the_graph_says_are_refused(models: Any, s
     file = write_ir(models) / "model.bin"
     assert file.stat().st_size == 256
     file.write_bytes(file.read_bytes()[:size])
-    assert "m/1/model.bin" in (told := reason(models))
-    assert "Incorrect weights in bin file" in told
+    assert "m/1/model.bin" in (message := reason(models))
+    assert "Incorrect weights in bin file" in message
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def test_a_request_that_ends_the_engine_ends_its_process_only(models: Any, wait_
     models.parameter("isolation", "process", 'backend: "openvino" default_model_filename: "model.onnx"')
 
     def ask(step: int) -> Any:
-        given = {"x": 0, "limit": 3, "step": step}
-        return server.infer("m", {name: np.array([value], np.int64) for name, value in given.items()}).outputs["y"]
+        values = {"x": 0, "limit": 3, "step": step}
+        return server.infer("m", {name: np.array([value], np.int64) for name, value in values.items()}).outputs["y"]
 
     def is_back() -> bool:
         with contextlib.suppress(Unavailable):

@@ -43,9 +43,9 @@ class TestOpenVino(BackendConformance):
         if kind in ("INT64", "UINT64"):  # OpenVINO's CPU computes in 32 bits
             x = x.clip(0 if kind == "UINT64" else -(2**31), 2**31 - 1)
         element = ELEMENTS.get(kind) or kind.lower().replace("uint", "u").replace("int", "i")
-        given = opset13.parameter([-1, *x.shape[1:]], getattr(openvino.Type, element))
-        given.output(0).set_names({"x"})
-        made = opset13.reshape(given, opset13.constant(np.array([-1, *x.shape[1:]], np.int64)), False)
+        parameter = opset13.parameter([-1, *x.shape[1:]], getattr(openvino.Type, element))
+        parameter.output(0).set_names({"x"})
+        made = opset13.reshape(parameter, opset13.constant(np.array([-1, *x.shape[1:]], np.int64)), False)
         made.output(0).set_names({"y"})
-        openvino.save_model(openvino.Model([made], [given], "network"), str(directory / "model.xml"), False)
+        openvino.save_model(openvino.Model([made], [parameter], "network"), str(directory / "model.xml"), False)
         return Example(directory, {"x": x}, {"y": x})

@@ -53,7 +53,7 @@ def test_whatever_chooses_the_cpu_computes_in_fp32(models: Any, device: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("device", "told"),
+    ("device", "message"),
     [
         ("GPU", "there is no 'GPU' here, only CPU"),
         ("GPU.1", "there is no 'GPU.1' here, only CPU"),
@@ -69,10 +69,10 @@ def test_whatever_chooses_the_cpu_computes_in_fp32(models: Any, device: str) -> 
         ("cpu", "there is no 'cpu' here, only CPU"),
     ],
 )
-def test_a_device_that_is_not_there_is_named_with_those_that_are(models: Any, device: str, told: str) -> None:
+def test_a_device_that_is_not_there_is_named_with_those_that_are(models: Any, device: str, message: str) -> None:
     models.add()
     models.config(settings(TARGET_DEVICE=device))
     with serve(models.root, exit_on_error=False) as server:
         (entry,) = server.index()
     assert f"on device '{device}': " in entry.reason
-    assert told in entry.reason
+    assert message in entry.reason

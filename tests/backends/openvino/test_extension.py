@@ -93,8 +93,8 @@ def test_without_its_library_the_operator_is_named(models: Any, library: Path) -
 
 
 def test_a_library_outside_the_model_is_refused(models: Any, library: Path) -> None:
-    for told in (str(library), "../../" + LIBRARY):
-        write(models, library, "..", told)
+    for filename in (str(library), "../../" + LIBRARY):
+        write(models, library, "..", filename)
         with serve(models.root, exit_on_error=False) as server:
             (entry,) = server.index()
         assert "is outside the model directory" in entry.reason

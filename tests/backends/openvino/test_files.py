@@ -197,8 +197,10 @@ def test_an_input_that_openvino_drops_may_be_in_the_config(
     with caplog.at_level(logging.WARNING, "headrace.openvino"), serve(models.root) as server:
         inputs: dict[str, Any] = {"x": np.ones((2, 3), np.float32), "axes": np.zeros(0, np.int64)}
         assert np.asarray(server.infer("m", inputs).outputs["y"]).item() == 6
-    told = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
-    assert told == ["model 'm': OpenVINO has dropped inputs, which requests may have, but which have no effect: axes"]
+    warnings = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+    assert warnings == [
+        "model 'm': OpenVINO has dropped inputs, which requests may have, but which have no effect: axes"
+    ]
 
 
 def test_a_wrong_name_is_not_taken_for_an_input_that_openvino_drops(models: Any) -> None:
@@ -235,17 +237,21 @@ def test_a_tile_returns_only_what_it_was_given(models: Any, dims: list[Any], pla
         nodes = [helper.make_node("If", ["c"], ["y"], **branches)]  # type: ignore[arg-type]
     inputs = [INFO("x", TensorProto.FLOAT, dims), INFO("r", TensorProto.INT64, [rank])]
     inputs += [INFO("c", TensorProto.BOOL, [1])] if place == "branch" else []
-    told = ", ".join(
+    declared = ", ".join(
         f'{{ name: "{info.name}" data_type: {kind} dims: {list(shape)} }}'
         for info, kind, shape in zip(
             inputs, ("TYPE_FP32", "TYPE_INT64", "TYPE_BOOL"), (size, [rank], [1]), strict=False
         )
     )
     write_onnx(
-        models, nodes, inputs, [y], f'input [{told}] output {{ name: "y" data_type: TYPE_FP32 dims: {[-1] * rank} }}'
+        models,
+        nodes,
+        inputs,
+        [y],
+        f'input [{declared}] output {{ name: "y" data_type: TYPE_FP32 dims: {[-1] * rank} }}',
     )
     x, repeats = np.random.default_rng(3).normal(size=size).astype(np.float32), np.full(rank, 2)
-    given: dict[str, Any] = {"x": x, "r": repeats, "c": np.array([True])}
+    arrays: dict[str, Any] = {"x": x, "r": repeats, "c": np.array([True])}
     with serve(models.root) as server:
-        outputs = server.infer("m", {info.name: given[info.name] for info in inputs}).outputs
+        outputs = server.infer("m", {info.name: arrays[info.name] for info in inputs}).outputs
     np.testing.assert_array_equal(outputs["y"], np.tile(x, repeats))

@@ -34,16 +34,18 @@ def test_a_kept_answer_survives_the_next_execution(models: Any) -> None:
     models.parameter("TARGET_DEVICE", "GPU")
     one, two = (np.full((1, 16), value, np.float32) for value in (1, 2))
     with serve(models.root) as server:
-        kept = server.infer("m", {"A": one, "B": one}).outputs["S"]
+        result = server.infer("m", {"A": one, "B": one}).outputs["S"]
         server.infer("m", {"A": two, "B": two})
-    np.testing.assert_array_equal(kept, two)
+    np.testing.assert_array_equal(result, two)
 
 
 @pytest.mark.parametrize(("key", "value"), [("COMPILATION_NUM_THREADS", "1"), ("PERFORMANCE_HINT", "THROUGHPUT")])
 def test_a_setting_for_gpus_is_taken(models: Any, key: str, value: str) -> None:
     models.add()
-    given = {"TARGET_DEVICE": "GPU", key: value}
-    models.config(" ".join(f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}' for k, v in given.items()))
+    parameters = {"TARGET_DEVICE": "GPU", key: value}
+    models.config(
+        " ".join(f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}' for k, v in parameters.items())
+    )
     ones = np.ones((1, 16), np.float32)
     with serve(models.root) as server:
         np.testing.assert_array_equal(server.infer("m", {"A": ones, "B": ones}).outputs["S"], 2 * ones)

@@ -31,10 +31,10 @@ def write(models: Any, weights: np.ndarray[Any, Any], config: str) -> None:
 
 
 def settings(count: int, batching: str = "", **parameters: str) -> str:
-    told = " ".join(
+    texts = " ".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()
     )
-    return f"max_batch_size: 8 instance_group {{ count: {count} kind: KIND_CPU }} {batching} {told}"
+    return f"max_batch_size: 8 instance_group {{ count: {count} kind: KIND_CPU }} {batching} {texts}"
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -64,10 +64,10 @@ def test_whatever_the_streams_the_answers_are_right(
     models: Any, weights: np.ndarray[Any, Any], parameters: dict[str, str]
 ) -> None:
     write(models, weights, settings(2, **parameters))
-    given = np.random.default_rng(1).normal(size=(40, 3, COLUMNS)).astype(np.float32)
+    arrays = np.random.default_rng(1).normal(size=(40, 3, COLUMNS)).astype(np.float32)
     with serve(models.root) as server, ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda x: server.infer("m", {"x": x}).outputs["y"], given))
-    for x, y in zip(given, found, strict=True):
+        found = list(pool.map(lambda x: server.infer("m", {"x": x}).outputs["y"], arrays))
+    for x, y in zip(arrays, found, strict=True):
         np.testing.assert_allclose(y, np.tanh(x @ weights), rtol=1e-4, atol=1e-5)
 
 

@@ -38,7 +38,7 @@ def test_text_that_is_no_graph_is_named(models: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("TARGET_DEVICE", "FOO", "on device 'FOO'"),
         ("PERFORMANCE_HINT", "FAST", "must be LATENCY or THROUGHPUT, got 'FAST'"),
@@ -49,10 +49,10 @@ def test_text_that_is_no_graph_is_named(models: Any) -> None:
         ("CPU_EXTENSION_PATH", "model.bin", "m/1/model.bin"),
     ],
 )
-def test_a_parameter_that_cannot_be_had_is_told(models: Any, key: str, value: str, told: str) -> None:
+def test_a_parameter_that_cannot_be_had_is_told(models: Any, key: str, value: str, message: str) -> None:
     models.add()
     models.parameter(key, value)
-    assert told in reason(models)
+    assert message in reason(models)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_a_tensor_may_be_called_by_any_of_its_names(models: Any) -> None:
     y.output(0).set_names({"y", "z"})
     network = openvino.Model([y], [x], "network")
     openvino.save_model(network, str(version / "model.xml"), compress_to_fp16=False)
-    given = np.array([[1, 2]], np.float32)
+    array = np.array([[1, 2]], np.float32)
     for name, output in (("one", "z"), ("two", "y")):
         models.config(f"""max_batch_size: 2 input {{ name: "{name}" data_type: TYPE_FP32 dims: [2] }}
             output {{ name: "{output}" data_type: TYPE_FP32 dims: [2] }}""")
         with serve(models.root) as server:
-            np.testing.assert_array_equal(server.infer("m", {name: given}).outputs[output], -given)
+            np.testing.assert_array_equal(server.infer("m", {name: array}).outputs[output], -array)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -229,8 +229,10 @@ def test_nor_are_branches_in_which_that_may_be(models: Any) -> None:
         choice = opset.if_op(which.output(0))
         bodies = []
         for sign in (1, -1):
-            given = opset.parameter([2], openvino.Type.f32)
-            bodies.append((given, opset.result(opset.multiply(given, opset.constant(np.full(1, sign, np.float32))))))
+            parameter = opset.parameter([2], openvino.Type.f32)
+            bodies.append(
+                (parameter, opset.result(opset.multiply(parameter, opset.constant(np.full(1, sign, np.float32)))))
+            )
         choice.set_then_body(openvino.Model([bodies[0][1]], [bodies[0][0]], "then"))
         choice.set_else_body(openvino.Model([bodies[1][1]], [bodies[1][0]], "else"))
         choice.set_input(x.output(0), bodies[0][0], bodies[1][0])

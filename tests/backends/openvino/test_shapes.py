@@ -56,11 +56,11 @@ def test_a_bounded_dimension_is_variable_and_its_bound_is_the_engine_s(models: A
     openvino.save_model(openvino.Model([y], [x], "network"), str(version / "model.xml"), False)
     with serve(models.root) as server:
         assert list(server.resolve("m").config.input[0].dims) == [-1]
-        given = np.ones((2, 8), np.float32)
-        np.testing.assert_array_equal(server.infer("m", {"x": given}).outputs["y"], -given)
+        array = np.ones((2, 8), np.float32)
+        np.testing.assert_array_equal(server.infer("m", {"x": array}).outputs["y"], -array)
         with pytest.raises(Exception, match=r"(?i)shape|dim"):
             server.infer("m", {"x": np.ones((2, 9), np.float32)})
-        np.testing.assert_array_equal(server.infer("m", {"x": given}).outputs["y"], -given)
+        np.testing.assert_array_equal(server.infer("m", {"x": array}).outputs["y"], -array)
 
 
 def test_inputs_are_given_the_dims_of_the_config(models: Any) -> None:
@@ -159,7 +159,7 @@ def test_a_graph_whose_middle_is_made_for_one_batch_is_refused(models: Any, shap
     )
     models.config(f"""max_batch_size: 8 input {{ name: "x" data_type: TYPE_FP32 dims: [6] }}
         output {{ name: "y" data_type: TYPE_FP32 dims: [{shape[1]}] }}""")
-    assert "unable to load model 'm'" in (told := refusal(models)) or "'m', tensor 'y'" in told
+    assert "unable to load model 'm'" in (message := refusal(models)) or "'m', tensor 'y'" in message
 
 
 def test_inputs_whose_first_axes_differ_have_no_batch_in_common(models: Any) -> None:
@@ -186,9 +186,9 @@ def test_what_is_computed_with_half_of_its_bits_is_said_at_load(
     models.save(lambda x: {"y": opset13.add(x, x)}, {"x": (getattr(openvino.Type, element), [-1, 2])})
     with caplog.at_level(logging.WARNING, "headrace.openvino"), serve(models.root):
         pass
-    (told,) = [record.getMessage() for record in caplog.records if record.name == "headrace.openvino"]
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "headrace.openvino"]
     kind = {"i64": "INT64", "u64": "UINT64", "f64": "FP64"}[element]
-    assert told.endswith(f": x ({kind}), y ({kind})")
+    assert message.endswith(f": x ({kind}), y ({kind})")
 
 
 def test_what_is_computed_as_it_is_is_not_said(models: Any, caplog: pytest.LogCaptureFixture) -> None:

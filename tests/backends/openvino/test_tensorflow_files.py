@@ -82,21 +82,23 @@ def reason(models: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "answered"),
+    ("name", "input_name", "answered"),
     [
         ("model.saved_model", "x", "y"),
         ("model.pb", "x:0", "y:0"),
         ("model.tflite", "serving_default_x:0", "StatefulPartitionedCall:0"),
     ],
 )
-def test_what_tensorflow_writes_is_served(models: Any, written: Path, name: str, given: str, answered: str) -> None:
+def test_what_tensorflow_writes_is_served(
+    models: Any, written: Path, name: str, input_name: str, answered: str
+) -> None:
     place(models, written, name)
     x = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
     with serve(models.root) as server:
         config = server.resolve("m").config
-        y = server.infer("m", {given: x}).outputs[answered]
+        y = server.infer("m", {input_name: x}).outputs[answered]
     np.testing.assert_array_equal(y, x @ WEIGHTS)
-    assert (config.max_batch_size, [io.name for io in config.input]) == (4, [given])
+    assert (config.max_batch_size, [io.name for io in config.input]) == (4, [input_name])
 
 
 @pytest.mark.parametrize(
@@ -139,8 +141,8 @@ def test_variables_behind_a_link_that_leads_out_are_refused(models: Any, written
 def test_a_table_that_is_filled_from_an_asset_is_refused(models: Any, written: Path) -> None:
     """OpenVINO reads no assets, so that it is no matter where they lead."""
     place(models, written, "table.saved_model")
-    assert "m/1/table.saved_model" in (told := reason(models))
-    assert "HashTable" in told
+    assert "m/1/table.saved_model" in (message := reason(models))
+    assert "HashTable" in message
 
 
 def test_a_graph_that_reads_a_file_is_refused(models: Any, written: Path) -> None:

@@ -32,13 +32,13 @@ Completes = Callable[..., ModelConfig]
 def completes(tmp_path: Path) -> Completes:
     """Writes a model whose auto_complete_config has a body, and completes its config."""
 
-    def run(body: str, config: str = "", timeout_s: float = 30.0, before: str = "", **given: Any) -> ModelConfig:
+    def run(body: str, config: str = "", timeout_s: float = 30.0, before: str = "", **options: Any) -> ModelConfig:
         folder = tmp_path / "m" / "1"
         folder.mkdir(parents=True)
         method = f"    @staticmethod\n    def auto_complete_config(config):\n{indent(dedent(body), ' ' * 8)}"
         (folder / "model.py").write_text(f"{HEAD}\n{before}\nclass TritonPythonModel:\n{method}")
         model = Model("m", 1, folder, parse_text(f'name: "m" backend: "python" {config}'))
-        complete(model, folder / "model.py", timeout_s=timeout_s, **given)
+        complete(model, folder / "model.py", timeout_s=timeout_s, **options)
         return model.config
 
     return run

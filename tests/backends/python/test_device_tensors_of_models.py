@@ -111,17 +111,17 @@ ensemble_scheduling {
 
 
 class Kept(Instance):
-    """Keeps its device tensors while ``held`` is a list, and answers with ``x + 1``, from where it is."""
+    """Keeps its device tensors while ``received`` is a list, and answers with ``x + 1``, from where it is."""
 
     takes_device_tensors = True
-    held: Any = None
+    received: Any = None
     kinds: ClassVar[list[bool]] = []
 
     def execute(self, inputs: Tensors) -> Tensors:
         x: Any = inputs["x"]
         Kept.kinds.append(isinstance(x, DeviceTensor))
-        if Kept.held is not None:
-            Kept.held.append(x)
+        if Kept.received is not None:
+            Kept.received.append(x)
         return {"y": np.asarray(x) + 1}
 
 
@@ -246,16 +246,16 @@ def test_a_refused_call_is_an_answer(server: Server) -> None:
 
 def test_memory_is_given_back(server: Server, cuda: PlayedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are the memory: those of both sides."""
-    Kept.held = []
+    Kept.received = []
     first = {name: ask(server, name) for name in ("doubled_doubled", "doubled_kept")}
     assert first
-    held, Kept.held = Kept.held, None
+    received, Kept.received = Kept.received, None
     for _ in range(30):
         ask(server, "doubled_doubled")
         ask(server, "doubled_kept")
     files = len(list(cuda.folder.iterdir()))
-    np.testing.assert_array_equal(held[0].to_host(), X * 2 + 1000)  # nothing has written over it meanwhile
-    held.clear()
+    np.testing.assert_array_equal(received[0].to_host(), X * 2 + 1000)  # nothing has written over it meanwhile
+    received.clear()
     for _ in range(30):
         ask(server, "doubled_doubled")
         ask(server, "doubled_kept")
@@ -263,13 +263,13 @@ def test_memory_is_given_back(server: Server, cuda: PlayedCuda, monkeypatch: pyt
 
 
 def test_a_tensor_outlives_its_process(server: Server, cuda: PlayedCuda) -> None:
-    Kept.held = []
+    Kept.received = []
     ask(server, "doubled_kept")
-    (kept,), Kept.held = Kept.held, None
+    (tensor,), Kept.received = Kept.received, None
     with pytest.raises(HeadraceError, match="not healthy"):
         server.infer("doubled", {"x": -np.ones((1, 4), np.float32)})
-    np.testing.assert_array_equal(np.asarray(kept), X * 2 + 1000)
+    np.testing.assert_array_equal(np.asarray(tensor), X * 2 + 1000)
     closed = cuda.done.count("close")
-    del kept
+    del tensor
     until(lambda: cuda.done.count("close") == closed + 1)
     np.testing.assert_array_equal(ask(server, "doubled_doubled")["y"], X * 4 + 2000)

@@ -460,7 +460,9 @@ def stream(request: pytest.FixtureRequest, python_model: OpenModel, write_model:
 def run(stream: PythonModel, what: str, number: int = 2) -> list[list[Any]]:
     """Per request of a batch, the values and the error texts of its responses."""
     answers = stream.execute([stream.request({"WHAT": np.array([what], object)}) for _ in range(number)])
-    return [[each.error.message() if each.error else float(each["OUT"][0]) for each in given] for given in answers]
+    return [
+        [each.error.message() if each.error else float(each["OUT"][0]) for each in responses] for responses in answers
+    ]
 
 
 def test_a_decoupled_model_sends_any_number_of_responses(stream: PythonModel) -> None:

@@ -109,7 +109,7 @@ def client(server: Any) -> Iterator[http.InferenceServerClient]:
         yield found
 
 
-def given(module: Any, array: np.ndarray[Any, Any]) -> list[Any]:
+def tensors(module: Any, array: np.ndarray[Any, Any]) -> list[Any]:
     made = module.InferInput("IN", list(array.shape), "BYTES" if array.dtype.kind == "O" else "INT32")
     made.set_data_from_numpy(array)
     return [made]
@@ -120,7 +120,7 @@ def test_an_error_that_is_not_the_last_response_arrives_in_its_place(server: Any
     with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as stream:
         stream.start_stream(lambda result, error: got.put((result, error)))
         words = np.array(["a", "wrong", "b", "wrong", "wrong"], np.object_)
-        stream.async_stream_infer("errs", given(grpc, words), enable_empty_final_response=True)
+        stream.async_stream_infer("errs", tensors(grpc, words), enable_empty_final_response=True)
         found: list[object] = []
         for _ in range(6):
             result, error = got.get(timeout=30)
@@ -139,18 +139,18 @@ def test_an_error_that_is_not_the_last_response_arrives_in_its_place(server: Any
 def test_an_output_of_another_type_and_other_dims_is_passed_on_as_it_is(
     server: Any, client: http.InferenceServerClient, model: str, wait_until: Callable[..., None]
 ) -> None:
-    sent = given(http, np.zeros(1, np.int32))
+    sent = tensors(http, np.zeros(1, np.int32))
     for _ in range(2):
         answer = client.infer(model, sent)
         assert answer.get_output("OUT")["datatype"] == "FP64"
         np.testing.assert_array_equal(answer.as_numpy("OUT"), [0, 0.5, 1])
-    said = f"model '{model}': output 'OUT' is FP64, but the config says INT32; it is passed on as it is"
-    wait_until(lambda: said in server.log, "the log says it")
-    assert server.log.count(said) == 1
+    message = f"model '{model}': output 'OUT' is FP64, but the config says INT32; it is passed on as it is"
+    wait_until(lambda: message in server.log, "the log says it")
+    assert server.log.count(message) == 1
 
 
 def test_a_model_that_ignores_cancel_still_delivers(client: http.InferenceServerClient) -> None:
-    answer = client.infer("enough", given(http, np.zeros(1, np.int32)))
+    answer = client.infer("enough", tensors(http, np.zeros(1, np.int32)))
     assert answer.as_numpy("OUT").tolist() == [1, 2]
 
 
@@ -172,7 +172,7 @@ def test_the_command_line_of_a_models_process_has_nothing_of_ours(
     write_python(tmp_path, "m", code, 'input { name: "IN" data_type: TYPE_INT32 dims: [1] }')
     server = run_headrace(f"--model-repository={tmp_path}").wait_until_ready()
     with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
-        assert client.infer("m", given(http, np.zeros(1, np.int32))).as_numpy("OUT").tolist() == [b""]
+        assert client.infer("m", tensors(http, np.zeros(1, np.int32))).as_numpy("OUT").tolist() == [b""]
         assert client.get_model_config("m")["output"][0]["dims"] == [1]
     server.stop()
 
@@ -183,5 +183,5 @@ def test_a_model_without_its_file_is_named_in_the_log_as_triton_does(
     file = write_python(tmp_path, "m", "", INT_CONFIG) / "1" / "model.py"
     file.unlink()
     server = run_headrace(f"--model-repository={tmp_path}")
-    said = f"Python model file not found in '{file}'"
-    server.wait_for_line(re.escape(f"Failed to preinitialize Python stub: {said}"))
+    message = f"Python model file not found in '{file}'"
+    server.wait_for_line(re.escape(f"Failed to preinitialize Python stub: {message}"))

@@ -34,15 +34,15 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 CLASS = "\nclass TritonPythonModel: pass\n"
 
 
-def said(file: Path) -> object:
+def value_of(file: Path) -> object:
     """SAID of the class of ``file``, loaded beside other models."""
     return IsolatedModules(file, Runtime("m")).load_class(1).SAID
 
 
 def test_modules_of_the_same_name_belong_each_to_its_model(write: Callable[..., Path]) -> None:
     code = "import helper\nfrom .helper import X as Y\n\nclass TritonPythonModel:\n    SAID = (helper.X, Y)\n"
-    assert said(write("a", model=code, helper="X = 1")) == (1, 1)
-    assert said(write("b", model=code, helper="X = 2")) == (2, 2)
+    assert value_of(write("a", model=code, helper="X = 1")) == (1, 1)
+    assert value_of(write("b", model=code, helper="X = 2")) == (2, 2)
     assert "helper" not in sys.modules
 
 
@@ -65,7 +65,7 @@ def test_an_import_inside_a_function_finds_the_models_own_module(write: Callable
 
 def test_two_instances_of_a_model_share_no_module(write: Callable[..., Path]) -> None:
     file = write("a", model="import helper\nclass TritonPythonModel:\n    SAID = helper.SEEN", helper="SEEN = []")
-    first, second = said(file), said(file)
+    first, second = value_of(file), value_of(file)
     assert first == second
     assert first is not second
 
@@ -76,7 +76,7 @@ def test_a_module_that_another_model_has_put_on_the_path_is_not_taken(
     code = "import helper\nclass TritonPythonModel:\n    SAID = helper.X\n"
     other = write("other", helper="X = 'the other'").parent
     monkeypatch.syspath_prepend(other)
-    assert said(write("a", model=code, helper="X = 'mine'")) == "mine"
+    assert value_of(write("a", model=code, helper="X = 'mine'")) == "mine"
 
 
 @pytest.fixture
@@ -88,13 +88,13 @@ def byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("byte_code")
 def test_a_reload_within_the_same_second_finds_the_new_text(write: Callable[..., Path]) -> None:
     code = "import helper\nclass TritonPythonModel:\n    SAID = helper.X\n"
-    assert [said(write("a", model=code, helper=f"X = {n}")) for n in range(3)] == [0, 1, 2]
+    assert [value_of(write("a", model=code, helper=f"X = {n}")) for n in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.usefixtures("byte_code")
 def test_nothing_is_written_beside_the_model(write: Callable[..., Path]) -> None:
     file = write("a", model="import helper\nclass TritonPythonModel:\n    SAID = 1", helper="X = 1")
-    said(file)
+    value_of(file)
     assert sorted(path.name for path in file.parent.iterdir()) == ["helper.py", "model.py"]
 
 
@@ -103,34 +103,34 @@ def test_a_folder_of_data_hides_no_installed_package(write: Callable[..., Path])
     for name in ("pytest", "data"):
         (file.parent / name).mkdir()
     (file.parent / "data" / "part.py").write_text("X = 5")
-    assert said(file) == (5, pytest.raises)
+    assert value_of(file) == (5, pytest.raises)
 
 
 def test_a_file_beside_the_model_hides_no_module_of_python(write: Callable[..., Path]) -> None:
     file = write("a", model="import json\nclass TritonPythonModel:\n    SAID = json.dumps([])", json="")
-    assert said(file) == "[]"
+    assert value_of(file) == "[]"
 
 
 def test_the_models_directory_is_searched_too(write: Callable[..., Path]) -> None:
     file = write("a", model="import shared\nclass TritonPythonModel:\n    SAID = shared.X")
     (file.parent.parent / "shared.py").write_text("X = 3")
-    assert said(file) == 3
+    assert value_of(file) == 3
 
 
 def test_a_missing_module_is_named_as_it_was_imported(write: Callable[..., Path]) -> None:
     file = write("a", model="import helper.missing", helper="")
     with pytest.raises(LoadError, match=r"^ModuleNotFoundError: No module named 'helper.missing'"):
-        said(file)
+        value_of(file)
     with pytest.raises(
         LoadError, match=r"^ModuleNotFoundError: No module named 'nowhere'\n\nAt:\n  .*model.py\(1\): <"
     ):
-        said(write("b", model="import nowhere"))
+        value_of(write("b", model="import nowhere"))
 
 
 def test_what_importing_raises_is_told_with_its_frames(write: Callable[..., Path]) -> None:
     file = write("a", model="import helper", helper="def go():\n    raise ValueError('no')\ngo()")
     with pytest.raises(LoadError) as caught:
-        said(file)
+        value_of(file)
     assert caught.value.message == (
         "ValueError: no\n\nAt:\n  1/helper.py(2): go\n  1/helper.py(3): <module>\n  1/model.py(1): <module>\n"
     )
@@ -138,13 +138,13 @@ def test_what_importing_raises_is_told_with_its_frames(write: Callable[..., Path
 
 def test_a_file_without_the_class_is_refused_in_tritons_words(write: Callable[..., Path]) -> None:
     with pytest.raises(LoadError, match=r"^AttributeError: module '1.model' has no attribute 'TritonPythonModel'$"):
-        said(write("a", model="x = 1"))
+        value_of(write("a", model="x = 1"))
 
 
 def test_a_module_of_pytorch_is_told_its_backend(write: Callable[..., Path]) -> None:
     file = write("a", model="import torch\nclass Net(torch.nn.Module): pass", torch="class nn:\n class Module: pass")
     with pytest.raises(LoadError) as caught:
-        said(file)
+        value_of(file)
     assert caught.value.message == (
         "AttributeError: module '1.model' has no attribute 'TritonPythonModel'; a torch.nn.Module is served by: "
         'backend: "pytorch" runtime: "model.py"'

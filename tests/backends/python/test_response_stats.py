@@ -66,11 +66,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def ask(server: Server, model: str, number: int) -> int:
     """Return how many responses came, the last included."""
     answers: queue.Queue[Any] = queue.Queue()
-    given = tritonclient.grpc.InferInput("IN", [1], "INT32")
-    given.set_data_from_numpy(np.array([number], np.int32))
+    tensor = tritonclient.grpc.InferInput("IN", [1], "INT32")
+    tensor.set_data_from_numpy(np.array([number], np.int32))
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.options.grpc_port}") as client:
         client.start_stream(lambda result, error: answers.put(error or result))
-        client.async_stream_infer(model, [given], enable_empty_final_response=True)
+        client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
         count = 0
         while True:
             count += 1
@@ -80,10 +80,10 @@ def ask(server: Server, model: str, number: int) -> int:
                 return count
 
 
-def counts(told: dict[str, Any]) -> dict[str, dict[str, int]]:
+def counts(stats: dict[str, Any]) -> dict[str, dict[str, int]]:
     return {
         index: {name: int(each["count"]) for name, each in row.items() if int(each.get("count", 0))}
-        for index, row in told.items()
+        for index, row in stats.items()
     }
 
 
@@ -96,34 +96,34 @@ def test_each_response_is_counted_by_its_index(server: Server, model: str) -> No
     ):
         (over_http,) = http.get_inference_statistics(model)["model_stats"]
         (over_grpc,) = grpc.get_inference_statistics(model, as_json=True)["model_stats"]
-    told = over_http["response_stats"]
+    stats = over_http["response_stats"]
     expected = {
         "0": {"compute_infer": 3, "compute_output": 3, "success": 3, "empty_response": 1},
         "1": {"compute_infer": 3, "compute_output": 3, "success": 2, "fail": 1},
         "2": {"compute_infer": 1, "compute_output": 1, "success": 1, "empty_response": 2},
         "3": {"empty_response": 1},
     }
-    assert counts(told) == counts(over_grpc["response_stats"]) == expected
-    for row in told.values():
+    assert counts(stats) == counts(over_grpc["response_stats"]) == expected
+    for row in stats.values():
         assert list(row) == ["compute_infer", "compute_output", "success", "fail", "empty_response", "cancel"]
         spent = row["compute_infer"]["ns"] + row["compute_output"]["ns"]
         assert spent == row["success"]["ns"] + row["fail"]["ns"]
     # Added up: a response that is late makes the time of its index longer, and that of the next one shorter.
-    steps, took_ns = (sum(row["compute_infer"][what] for row in told.values()) for what in ("count", "ns"))
+    steps, took_ns = (sum(row["compute_infer"][what] for row in stats.values()) for what in ("count", "ns"))
     assert took_ns >= steps * STEP_NS * 0.9
 
 
 def test_an_ensemble_of_a_decoupled_model_counts_its_own(server: Server) -> None:
     ask(server, "ensemble", 2)
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.options.http_port}") as http:
-        (told,) = http.get_inference_statistics("ensemble")["model_stats"]
-    assert [counts(told["response_stats"])[index]["success"] for index in ("0", "1")] == [1, 1]
+        (stats,) = http.get_inference_statistics("ensemble")["model_stats"]
+    assert [counts(stats["response_stats"])[index]["success"] for index in ("0", "1")] == [1, 1]
 
 
 def test_an_endless_stream_does_not_make_an_endless_document(server: Server) -> None:
     assert ask(server, "thread", MOST_COUNTED + 50) == MOST_COUNTED + 51
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.options.http_port}") as http:
-        (told,) = http.get_inference_statistics("thread")["model_stats"]
-        assert len(told["response_stats"]) == MOST_COUNTED
+        (stats,) = http.get_inference_statistics("thread")["model_stats"]
+        assert len(stats["response_stats"]) == MOST_COUNTED
         (plain,) = http.get_inference_statistics("plain")["model_stats"]
         assert plain["response_stats"] == {}

@@ -354,7 +354,7 @@ def client(server: Any) -> Iterator[http.InferenceServerClient]:
         yield found
 
 
-def given(module: Any, **arrays: np.ndarray[Any, Any]) -> list[Any]:
+def tensors(module: Any, **arrays: np.ndarray[Any, Any]) -> list[Any]:
     inputs = []
     for name, array in arrays.items():
         datatype = {"O": "BYTES", "f": "FP32", "i": "INT32", "u": "UINT8"}[array.dtype.kind]
@@ -368,7 +368,7 @@ def responses(server: Any, model: str, array: np.ndarray[Any, Any]) -> list[int]
     got: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as stream:
         stream.start_stream(lambda result, error: got.put((result, error)))
-        stream.async_stream_infer(model, given(grpc, IN=array), enable_empty_final_response=True)
+        stream.async_stream_infer(model, tensors(grpc, IN=array), enable_empty_final_response=True)
         values: list[int] = []
         while True:
             result, error = got.get(timeout=30)
@@ -383,14 +383,14 @@ def test_add_sub_adds_and_subtracts(server: Any, module: Any) -> None:
     a, b = np.arange(4, dtype=np.float32), np.full(4, 2, np.float32)
     port = server.http if module is http else server.grpc
     with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
-        result = client.infer("add_sub", given(module, INPUT0=a, INPUT1=b))
+        result = client.infer("add_sub", tensors(module, INPUT0=a, INPUT1=b))
     assert result.as_numpy("OUTPUT0").tolist() == (a + b).tolist()
     assert result.as_numpy("OUTPUT1").tolist() == (a - b).tolist()
 
 
 def test_strings_arrive_and_leave_as_bytes(client: http.InferenceServerClient) -> None:
     words = np.array(["ab", "", "grün", "x" * 70000], np.object_)
-    result = client.infer("upper", given(http, IN=words))
+    result = client.infer("upper", tensors(http, IN=words))
     assert result.as_numpy("OUT").tolist() == [word.encode().upper() for word in words]
 
 
@@ -419,9 +419,9 @@ def test_initialize_is_told_who_it_is_and_a_request_what_it_asks(
     result = client.infer(
         "describe", [], request_id="seven", sequence_id=5, parameters={"n": 3, "s": "text", "b": True}
     )
-    said = json.loads(result.as_numpy("OUT")[0])
-    config = json.loads(said["args"].pop("model_config"))
-    assert said["args"] == {
+    described = json.loads(result.as_numpy("OUT")[0])
+    config = json.loads(described["args"].pop("model_config"))
+    assert described["args"] == {
         "model_instance_kind": "CPU",
         "model_instance_name": "describe_0_0",
         "model_instance_device_id": "0",
@@ -431,27 +431,32 @@ def test_initialize_is_told_who_it_is_and_a_request_what_it_asks(
     }
     assert config["parameters"] == {"colour": {"string_value": "blue"}}
     assert config["output"][0]["data_type"] == "TYPE_STRING"
-    assert (said["id"], said["correlation_id"], said["outputs"], said["batch"]) == ("seven", 5, ["OUT"], 1)
-    assert {"n": 3, "s": "text", "b": True}.items() <= said["parameters"].items()
+    assert (described["id"], described["correlation_id"], described["outputs"], described["batch"]) == (
+        "seven",
+        5,
+        ["OUT"],
+        1,
+    )
+    assert {"n": 3, "s": "text", "b": True}.items() <= described["parameters"].items()
     assert result.get_response()["parameters"]["said"] is True
 
 
 @pytest.mark.parametrize("name", ["red", "green"])
 def test_models_import_their_own_modules_of_the_same_names(client: http.InferenceServerClient, name: str) -> None:
-    said = client.infer(f"helped_{name}", []).as_numpy("OUT")[0].decode()
-    assert said == f"{name}|{name}|hello {name}|lazy {name}"
+    described = client.infer(f"helped_{name}", []).as_numpy("OUT")[0].decode()
+    assert described == f"{name}|{name}|hello {name}|lazy {name}"
 
 
 @pytest.mark.parametrize("model", ["bls", "bls_async"])
 def test_a_model_asks_another(client: http.InferenceServerClient, model: str) -> None:
     a, b = np.arange(4, dtype=np.float32), np.full(4, 2, np.float32)
-    result = client.infer(model, given(http, INPUT0=a, INPUT1=b))
+    result = client.infer(model, tensors(http, INPUT0=a, INPUT1=b))
     assert result.as_numpy("OUTPUT0").tolist() == (a + b).tolist()
 
 
 def test_what_a_model_writes_to_an_answer_is_its_own(client: http.InferenceServerClient) -> None:
     for model, values in (("scribbles", [10, 11, 12]), ("scribbles", [10, 11, 12]), ("constant", [0, 1, 2])):
-        assert client.infer(model, given(http, IN=np.zeros(1, np.int32))).as_numpy("OUT").tolist() == values
+        assert client.infer(model, tensors(http, IN=np.zeros(1, np.int32))).as_numpy("OUT").tolist() == values
 
 
 @pytest.mark.parametrize("suffix", ["", "_async"])
@@ -459,7 +464,7 @@ def test_a_chain_of_models_answers_and_one_that_waits_for_itself_is_told_so(
     client: http.InferenceServerClient, suffix: str
 ) -> None:
     def ask(*path: str) -> Any:
-        return client.infer(f"asks{suffix}", given(http, PATH=np.array([name.encode() for name in path], np.object_)))
+        return client.infer(f"asks{suffix}", tensors(http, PATH=np.array([name.encode() for name in path], np.object_)))
 
     assert ask(f"asks_too{suffix}").as_numpy("END").tolist() == [1]
     for path in ((f"asks{suffix}",), (f"asks_too{suffix}", f"asks{suffix}")):
@@ -472,7 +477,7 @@ def test_a_chain_of_models_answers_and_one_that_waits_for_itself_is_told_so(
 
 def test_a_metric_of_a_model_stands_on_the_page(client: http.InferenceServerClient, server: Any) -> None:
     before = server.metric("requests_seen", "metrics")
-    result = client.infer("metrics", given(http, IN=np.zeros(1, np.int32)))
+    result = client.infer("metrics", tensors(http, IN=np.zeros(1, np.int32)))
     assert result.as_numpy("OUT")[0] == before + 1 == server.metric("requests_seen", "metrics")
 
 
@@ -481,7 +486,7 @@ def test_every_update_is_on_the_page_when_the_answer_comes_whatever_thread_made_
 ) -> None:
     before = server.metric("updates", "updates")
     for count in (1, 2):
-        values = client.infer("updates", given(http, IN=np.zeros(1, np.int32))).as_numpy("OUT")
+        values = client.infer("updates", tensors(http, IN=np.zeros(1, np.int32))).as_numpy("OUT")
         assert server.metric("updates", "updates") == before + 4000 * count
         assert server.metric("lengths_count", "updates") == before + 4000 * count
         assert values.tolist() == [before + 4000 * count, 7]
@@ -489,7 +494,7 @@ def test_every_update_is_on_the_page_when_the_answer_comes_whatever_thread_made_
 
 def test_several_outputs_of_several_types_and_a_strided_one(client: http.InferenceServerClient) -> None:
     image = np.random.default_rng(3).integers(0, 256, (2, 5, 7, 3), np.uint8)
-    result = client.infer("preprocess", given(http, IMAGE=image))
+    result = client.infer("preprocess", tensors(http, IMAGE=image))
     pixels = (image.astype(np.float32) / 255).transpose(0, 3, 1, 2)
     assert np.array_equal(result.as_numpy("PIXELS"), pixels)
     assert result.as_numpy("SIZE").tolist() == [[5, 7], [5, 7]]
@@ -497,7 +502,7 @@ def test_several_outputs_of_several_types_and_a_strided_one(client: http.Inferen
 
 
 def test_requests_that_wait_together_are_executed_together(client: http.InferenceServerClient) -> None:
-    inputs = given(http, IN=np.zeros((2, 1), np.int32))
+    inputs = tensors(http, IN=np.zeros((2, 1), np.int32))
     waiting = [client.async_infer("counted", inputs) for _ in range(4)]
     assert [each.get_result().as_numpy("OUT").tolist() for each in waiting] == [[[4], [4]]] * 4
 
@@ -517,11 +522,11 @@ def test_is_ready_of_a_model_decides_its_readiness(client: http.InferenceServerC
 def test_a_model_is_initialized_and_finalized_once_and_an_error_of_finalize_is_logged(
     tmp_path: Path, write_python: Callable[..., Path], run_headrace: Callable[..., Any], isolation: str
 ) -> None:
-    said = tmp_path / "said"
+    calls = tmp_path / "said"
     code = f"""
     class TritonPythonModel:
         def say(self, word):
-            with open({str(said)!r}, "a") as file:
+            with open({str(calls)!r}, "a") as file:
                 file.write(word + " ")
         def initialize(self, args):
             self.say("initialize")
@@ -536,7 +541,7 @@ def test_a_model_is_initialized_and_finalized_once_and_an_error_of_finalize_is_l
         f"--model-repository={tmp_path / 'models'}", f"--backend-config=python,isolation={isolation}"
     ).wait_until_ready()
     server.stop()
-    assert said.read_text() == "initialize finalize "
+    assert calls.read_text() == "initialize finalize "
     assert "finalize of 'life_0_0' failed: ValueError: too late" in server.log
 
 
@@ -558,7 +563,7 @@ def test_what_a_model_raises_reaches_the_client_with_its_frames_and_the_log_with
         http.InferenceServerClient(f"127.0.0.1:{server.http}") as client,
         pytest.raises(InferenceServerException) as caught,
     ):
-        client.infer("raises", given(http, IN=np.zeros(1, np.int32)))
+        client.infer("raises", tensors(http, IN=np.zeros(1, np.int32)))
     assert caught.value.message() == (
         "Failed to process the request(s) for model 'raises_0_0', message: ValueError: bad value\n\n"
         f"At:\n  {path if verbose else '1/model.py'}(7): execute\n"
@@ -583,7 +588,7 @@ def test_a_model_that_fails_at_every_request_does_not_fill_the_log(
     with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
         for _ in range(60):
             with pytest.raises(InferenceServerException):
-                client.infer("raises", given(http, IN=np.zeros(1, np.int32)))
+                client.infer("raises", tensors(http, IN=np.zeros(1, np.int32)))
     server.stop()
     for text in ("'raises_0_0' failed: ", "Infer failed: "):
         written = [line for line in server.lines if text in line and "were left out" not in line]
@@ -609,7 +614,7 @@ def test_a_request_whose_sender_is_kept_for_ever_is_ended_when_the_server_stops(
     with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         client.async_infer(
-            "keeps", given(grpc, IN=np.zeros(1, np.int32)), lambda result, error: answers.put((result, error))
+            "keeps", tensors(grpc, IN=np.zeros(1, np.int32)), lambda result, error: answers.put((result, error))
         )
         server.wait_for_line("kept a sender")
         server.finish(signal.SIGTERM)
@@ -637,7 +642,7 @@ def test_a_reloaded_model_has_the_new_text_of_all_its_modules(
             write_python(tmp_path, "m", code.replace("NUMBER", str(number)), INT_CONFIG, helper=f"X = {number}")
             os.utime(tmp_path / "m/1/helper.py", (10**9, 10**9))  # as if all were of the same second
             client.load_model("m")
-            result = client.infer("m", given(http, IN=np.zeros(1, np.int32)))
+            result = client.infer("m", tensors(http, IN=np.zeros(1, np.int32)))
             assert result.as_numpy("OUT").tolist() == [11 * number]
     server.stop()
 
@@ -658,15 +663,15 @@ def test_each_instance_is_told_its_own_name_and_kind(
     path = write_python(tmp_path, "m", code, INT_CONFIG + "instance_group { kind: KIND_MODEL count: 2 }")
     words = [f"--model-repository={tmp_path}", f"--backend-config=python,isolation={isolation}"]
     run_headrace(*words).wait_until_ready().stop()
-    told = {name: (path / name).read_text() for name in ("m_0_0", "m_1_0", "m_1_1")}
-    assert told == {"m_0_0": "CPU 0", "m_1_0": "MODEL 0", "m_1_1": "MODEL 0"}
+    devices = {name: (path / name).read_text() for name in ("m_0_0", "m_1_0", "m_1_1")}
+    assert devices == {"m_0_0": "CPU 0", "m_1_0": "MODEL 0", "m_1_1": "MODEL 0"}
 
 
 @pytest.mark.parametrize("over", ["http", "grpc"])
 def test_a_deadline_of_a_request_ends_what_its_model_has_asked_meanwhile(server: Any, over: str) -> None:
     """The instance, which waited for the answer, is free for the next one."""
     for _ in range(2):
-        inputs = given(http if over == "http" else grpc, IN=np.ones(1, np.int32))
+        inputs = tensors(http if over == "http" else grpc, IN=np.ones(1, np.int32))
         if over == "http":
             with (
                 http.InferenceServerClient(f"127.0.0.1:{server.http}") as caller,

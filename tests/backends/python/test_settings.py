@@ -75,8 +75,8 @@ def test_a_process_sleeps_until_a_message_comes_unless_told_otherwise(tmp_path: 
     assert isolation.busy_poll_us == Isolation().busy_poll_us == 0
 
 
-def parsed(**given: str) -> Parameters:
-    return parse_parameters(Parameters, {key: ModelParameter(string_value=value) for key, value in given.items()})
+def parsed(**values: str) -> Parameters:
+    return parse_parameters(Parameters, {key: ModelParameter(string_value=value) for key, value in values.items()})
 
 
 def test_a_models_parameters_are_its_own() -> None:

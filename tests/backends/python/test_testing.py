@@ -152,11 +152,11 @@ def refuse(inputs: dict[str, Any]) -> dict[str, Any]:
 
 def test_other_models_are_functions(python_model: OpenModel, write_model: Callable[..., Path]) -> None:
     path = write_model("bls", BLS)
-    asked = {"WHAT": np.array(["x"], object)}
+    inputs = {"WHAT": np.array(["x"], object)}
     model = python_model(path, models={"other": lambda inputs: {"y": inputs["x"] + 1}})
-    assert model.infer(asked)["OUT"].tolist() == [1, 2]
-    assert str(python_model(path, models={"other": refuse}).infer(asked).error).startswith("ValueError: no\n\nAt:\n")
-    assert "unknown model: 'other'" in str(python_model(path).infer(asked).error)
+    assert model.infer(inputs)["OUT"].tolist() == [1, 2]
+    assert str(python_model(path, models={"other": refuse}).infer(inputs).error).startswith("ValueError: no\n\nAt:\n")
+    assert "unknown model: 'other'" in str(python_model(path).infer(inputs).error)
 
 
 def test_another_decoupled_model_is_a_function_that_yields(

@@ -218,7 +218,7 @@ class IExecutionContext:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
         self._allocators: dict[str, Any] = {}
-        self._kept: list[Any] = []
+        self._work: list[Any] = []
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         _record("set_optimization_profile_async", profile_index, stream_handle)
@@ -279,7 +279,7 @@ class IExecutionContext:
         if late:  # what depends on data is known only when all before it is done
             _driver().cuStreamSynchronize(ctypes.c_void_p(stream_handle))
             return all(self._compute_late(step, shapes) for step in late)
-        self._kept.append(work)
+        self._work.append(work)
         _driver().standin_launch(ctypes.c_void_p(stream_handle), work, None)
         return True
 

@@ -88,8 +88,8 @@ def serve(path: Path, config: str = "", parameters: Parameters | None = None) ->
         group.name = f"m_{index}"
     for policy in (parsed.optimization.input_pinned_memory, parsed.optimization.output_pinned_memory):
         policy.enable = True
-    given = parameters or Parameters()
-    model = Model("m", 1, path, parsed, given, device=Device("gpu", 0), instance_name="m_0_0")
+    chosen = parameters or Parameters()
+    model = Model("m", 1, path, parsed, chosen, device=Device("gpu", 0), instance_name="m_0_0")
     backend = TensorRT({})
     backend.complete_config(model)
     instance = backend.load(replace(model, shared=backend.share(model)))
@@ -106,13 +106,13 @@ def pair(rows: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
 @pytest.mark.parametrize("config", ["", "optimization { cuda { graphs: true } }"])
 def test_answers_on_the_gpu_are_those_of_arithmetic(trt: Any, tmp_path: Path, config: str) -> None:
     instance = serve(build(trt, tmp_path, sum_and_difference(trt), [BOTH]), config)
-    kept = []
+    results = []
     for rows in (1, 5, 8, 2, 2):
         a, b = pair(rows)
         outputs = instance.execute({"A": a, "B": b})
-        kept.append((outputs["S"], a + b))
+        results.append((outputs["S"], a + b))
         np.testing.assert_array_equal(outputs["D"], a - b)
-    for found, expected in kept:
+    for found, expected in results:
         np.testing.assert_array_equal(found, expected)
     instance.close()
 

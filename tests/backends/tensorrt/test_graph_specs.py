@@ -56,7 +56,7 @@ def test_a_spec_that_the_profile_does_not_take_belongs_to_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         (
             spec("batch_size: 1").removeprefix("max_batch_size: 16"),
@@ -74,10 +74,10 @@ def test_a_spec_that_the_profile_does_not_take_belongs_to_another() -> None:
         ),
     ],
 )
-def test_a_spec_that_cannot_be_is_told(config: str, told: str) -> None:
+def test_a_spec_that_cannot_be_is_told(config: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         rows_of(config)
-    assert raised.value.message == told
+    assert raised.value.message == message
 
 
 def test_the_fewest_rows_that_suffice_stand_in() -> None:

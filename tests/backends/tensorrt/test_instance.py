@@ -15,7 +15,7 @@ from headrace_tensorrt import Parameters
 GRAPHS = "optimization { cuda { graphs: true } }"
 
 
-def asked(calls: list[tuple[str, tuple[Any, ...]]], what: str) -> list[tuple[Any, ...]]:
+def arguments_of(calls: list[tuple[str, tuple[Any, ...]]], what: str) -> list[tuple[Any, ...]]:
     return [arguments for name, arguments in calls if name == what]
 
 
@@ -27,9 +27,9 @@ def test_answers_are_those_of_arithmetic(plans: Any, pair: Any) -> None:
 
 def test_a_kept_answer_survives_the_next_execution(plans: Any, pair: Any) -> None:
     instance = plans.serve(plans.add())
-    kept = instance.execute({"A": pair[0], "B": pair[1]})["S"]
+    result = instance.execute({"A": pair[0], "B": pair[1]})["S"]
     instance.execute({"A": pair[1], "B": pair[1]})
-    np.testing.assert_array_equal(kept, pair[0] + pair[1])
+    np.testing.assert_array_equal(result, pair[0] + pair[1])
 
 
 def test_shapes_are_told_when_they_change_and_only_then(plans: Any, calls: Any) -> None:
@@ -38,15 +38,15 @@ def test_shapes_are_told_when_they_change_and_only_then(plans: Any, calls: Any) 
     for rows in (2, 2, 2, 3, 2):
         x = np.full((rows, 4), rows, np.float32)
         np.testing.assert_array_equal(instance.execute({"x": x})["y"], x)
-    assert asked(calls, "set_input_shape") == [("x", (2, 4)), ("x", (3, 4)), ("x", (2, 4))]
+    assert arguments_of(calls, "set_input_shape") == [("x", (2, 4)), ("x", (3, 4)), ("x", (2, 4))]
 
 
 @pytest.mark.parametrize("is_pinned", [True, False])
 def test_one_copy_in_and_one_out_per_tensor(plans: Any, pair: Any, driver: Any, is_pinned: bool) -> None:
-    said = "true" if is_pinned else "false"
+    enable = "true" if is_pinned else "false"
     instance = plans.serve(
         plans.add(),
-        f"optimization {{ input_pinned_memory {{ enable: {said} }} output_pinned_memory {{ enable: {said} }} }}",
+        f"optimization {{ input_pinned_memory {{ enable: {enable} }} output_pinned_memory {{ enable: {enable} }} }}",
     )
     before = driver.copies_in, driver.copies_out, driver.pinned_count
     for _ in range(5):
@@ -71,13 +71,13 @@ def test_closing_leaves_nothing_on_the_gpu(plans: Any, pair: Any, driver: Any) -
     before = driver.used_bytes(0), driver.live_objects
     instance = plans.serve(plans.add(), GRAPHS)
     assert driver.used_bytes(0) > before[0]
-    kept = instance.execute({"A": pair[0], "B": pair[1]})["S"]
+    result = instance.execute({"A": pair[0], "B": pair[1]})["S"]
     weights = weakref.ref(instance._engine)
     instance.close()
     gc.collect()
     assert weights() is None  # the pool of `serve` is gone, too
     assert (driver.used_bytes(0), driver.live_objects) == before
-    np.testing.assert_array_equal(kept, pair[0] + pair[1])
+    np.testing.assert_array_equal(result, pair[0] + pair[1])
 
 
 def test_a_model_is_warmed_up_on_zeros(plans: Any, step: Any) -> None:
@@ -96,7 +96,7 @@ TWO_PROFILES = [{"x": [[1, 4], [1, 4], [6, 4]]}, {"x": [[1, 4], [8, 4], [8, 4]]}
 def test_the_profile_whose_best_shapes_are_nearest_executes(plans: Any, calls: Any, driver: Any) -> None:
     path = plans.copy(profiles=TWO_PROFILES)
     instance = plans.serve(path, 'instance_group { kind: KIND_GPU profile: [ "0", "1" ] }')
-    assert [profile for profile, _ in asked(calls, "set_optimization_profile_async")] == [0, 1]
+    assert [profile for profile, _ in arguments_of(calls, "set_optimization_profile_async")] == [0, 1]
     for rows, chosen in ((1, 0), (4, 0), (5, 1), (8, 1)):
         x = np.full((rows, 4), rows, np.float32)
         np.testing.assert_array_equal(instance.execute({"x": x})["y"], x)
@@ -123,7 +123,7 @@ def test_a_refused_shape_leaves_the_instance_in_use(plans: Any) -> None:
 
 def test_the_strategy_is_that_of_the_parameters(plans: Any, calls: Any) -> None:
     plans.serve(plans.copy(), parameters=Parameters(execution_context_allocation_strategy="ON_PROFILE_CHANGE"))
-    assert asked(calls, "create_execution_context") == [("ON_PROFILE_CHANGE",)]
+    assert arguments_of(calls, "create_execution_context") == [("ON_PROFILE_CHANGE",)]
 
 
 # ---------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_captured_executions_run_for_just_their_rows(
         np.testing.assert_array_equal(instance.execute({"x": x})["y"], x)
         was_captured = rows in captured
         assert driver.graph_launches - launches == was_captured, rows
-        assert len(asked(calls, "execute_async_v3")) == (not was_captured)
+        assert len(arguments_of(calls, "execute_async_v3")) == (not was_captured)
 
 
 def test_rows_down_to_the_lower_bound_run_with_what_was_captured_for_more(plans: Any, driver: Any) -> None:
@@ -227,7 +227,7 @@ def test_an_output_may_be_as_large_as_its_data_say(plans: Any, step: Any, calls:
         {"x": ("FLOAT", (6,))}, {"found": ("INT32", (-1,))}, [step("nonzero", "x", "found")], []
     )  # fmt: skip
     instance = plans.serve(path)
-    assert asked(calls, "set_output_allocator") == [("found",)]
+    assert arguments_of(calls, "set_output_allocator") == [("found",)]
     for x in ([0, 1, 0, 0, 5, 6], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]):
         found = instance.execute({"x": np.array(x, np.float32)})["found"]
         assert found.tolist() == np.flatnonzero(np.array(x)).tolist()

@@ -87,7 +87,7 @@ def test_shape_tensors_and_formats_are_completed(plans: Any, step: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         (
             IO.replace("FP32", "FP16", 1),
@@ -117,12 +117,12 @@ def test_shape_tensors_and_formats_are_completed(plans: Any, step: Any) -> None:
         ),
     ],
 )
-def test_a_config_that_does_not_agree_is_told_why(plans: Any, config: str, told: str) -> None:
-    assert refusal(plans, plans.copy(), f"max_batch_size: 8 {config}") == told
+def test_a_config_that_does_not_agree_is_told_why(plans: Any, config: str, message: str) -> None:
+    assert refusal(plans, plans.copy(), f"max_batch_size: 8 {config}") == message
 
 
 @pytest.mark.parametrize(
-    ("dims", "is_marked", "told"),
+    ("dims", "is_marked", "message"),
     [
         ("2", True, ""),
         ("3", True, "unable to load model 'm', binding 's' shape expected by framework [3] doesn't match model "
@@ -132,7 +132,7 @@ def test_a_config_that_does_not_agree_is_told_why(plans: Any, config: str, told:
     ],
 )  # fmt: skip
 def test_a_shape_tensor_must_be_marked_and_leave_the_batch_out(
-    plans: Any, step: Any, dims: str, is_marked: bool, told: str
+    plans: Any, step: Any, dims: str, is_marked: bool, message: str
 ) -> None:
     path = plans.write(
         {"x": ("FLOAT", (-1, 1)), "s": ("INT32", (3,))}, {"y": ("FLOAT", (-1, 1))}, [step("copy", "x", "y")],
@@ -143,8 +143,8 @@ def test_a_shape_tensor_must_be_marked_and_leave_the_batch_out(
     config = f"""max_batch_size: 4 input {{ name: "x" data_type: TYPE_FP32 dims: 1 }}
         input {{ name: "s" data_type: TYPE_INT32 dims: {dims} {mark} }}
         output {{ name: "y" data_type: TYPE_FP32 dims: 1 }}"""
-    if told:
-        assert refusal(plans, path, config) == told
+    if message:
+        assert refusal(plans, path, config) == message
     else:
         plans.serve(path, config)
 
@@ -199,15 +199,15 @@ def test_a_plan_stays_inside_the_model(plans: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reason"),
     [(b"", "is no TensorRT plan: it is empty"), (b"ftrt broken", "Serialization (magic tag)")],
 )
-def test_a_file_that_is_no_plan_is_named_with_what_tensorrt_says(plans: Any, content: bytes, told: str) -> None:
+def test_a_file_that_is_no_plan_is_named_with_what_tensorrt_says(plans: Any, content: bytes, reason: str) -> None:
     path = plans.copy()
     (path / "model.plan").write_bytes(content)
     message = refusal(plans, path, "", LoadError)
     assert str(path / "model.plan") in message
-    assert told in message
+    assert reason in message
 
 
 def test_the_instances_of_a_gpu_share_one_engine(plans: Any, calls: Any) -> None:
@@ -266,7 +266,7 @@ def test_libraries_of_layers_are_loaded_once(plans: Any, calls: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "told"),
+    ("parameters", "message"),
     [
         (
             Parameters(execution_context_allocation_strategy="LAZY"),
@@ -279,10 +279,10 @@ def test_libraries_of_layers_are_loaded_once(plans: Any, calls: Any) -> None:
         ),
     ],
 )
-def test_parameters_that_no_instance_can_follow_are_told(plans: Any, parameters: Parameters, told: str) -> None:
+def test_parameters_that_no_instance_can_follow_are_told(plans: Any, parameters: Parameters, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         plans.serve(plans.copy(), parameters=parameters)
-    assert raised.value.message == told
+    assert raised.value.message == message
 
 
 @pytest.mark.parametrize(
@@ -293,8 +293,8 @@ def test_the_priority_is_that_of_the_stream_and_is_logged(
 ) -> None:
     caplog.set_level(logging.INFO, "headrace.tensorrt")
     plans.serve(plans.copy(), f"optimization {{ {optimization} }}")
-    said = f"Created instance m_0_0 on GPU 0 with stream priority {priority} and optimization profile 0"
-    assert said in caplog.messages
+    message = f"Created instance m_0_0 on GPU 0 with stream priority {priority} and optimization profile 0"
+    assert message in caplog.messages
 
 
 def test_what_has_no_effect_is_said(plans: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -329,19 +329,19 @@ def test_a_plan_is_refitted_with_weights_of_a_file(plans: Any, step: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("weights", "told"),
+    ("weights", "message"),
     [
         ({"k": np.zeros(2, np.float32)}, "weight 'k' float32[2]: weights k do not match any that can be refitted"),
         ({"j": np.zeros(1, np.float32)}, "weight 'j' float32[1]: weights j do not match any that can be refitted"),
         ({}, "these weights must be given, too: k"),
     ],
 )
-def test_weights_that_do_not_fit_are_named(plans: Any, step: Any, weights: dict[str, Any], told: str) -> None:
+def test_weights_that_do_not_fit_are_named(plans: Any, step: Any, weights: dict[str, Any], message: str) -> None:
     path = scaled(plans, step, refittable=True)
     np.savez(path / "weights.npz", **weights)
     with pytest.raises(LoadError) as raised:
         plans.serve(path, parameters=Parameters(refit_weights="weights.npz"))
-    assert raised.value.message == f"'{path / 'weights.npz'}': {told}"
+    assert raised.value.message == f"'{path / 'weights.npz'}': {message}"
 
 
 def test_a_file_of_weights_is_never_unpickled(plans: Any, step: Any) -> None:

@@ -58,12 +58,12 @@ def server(plans: Any, step: Any, serve: Start, environ: Mapping[str, str], isol
 
 
 def ask(client: Any, tools: Any, model: str, inputs: Mapping[str, Any], outputs: list[str]) -> dict[str, Any]:
-    given = []
+    tensors = []
     for name, array in inputs.items():
         tensor = tools.InferInput(name, array.shape, "FP32" if array.dtype == np.float32 else "INT32")
         tensor.set_data_from_numpy(array)
-        given.append(tensor)
-    answer = client.infer(model, given, outputs=[tools.InferRequestedOutput(name) for name in outputs])
+        tensors.append(tensor)
+    answer = client.infer(model, tensors, outputs=[tools.InferRequestedOutput(name) for name in outputs])
     return {name: answer.as_numpy(name) for name in outputs}
 
 
@@ -123,8 +123,8 @@ def test_a_gpu_that_is_too_full_is_given_no_further_model(
         f"--model-repository={plans.root}", "--exit-on-error=false", "--strict-readiness=false", *limits,
         environ={**environ, "STANDIN_USED_PERCENT": "90 10"},
     )  # fmt: skip
-    told = "memory limit set for GPU 0 has exceeded, model loading is rejected."
-    assert _reasons(server) == {"on0": f"Unavailable: can not create model 'on0_0_0': {told}", "on1": ""}
+    message = "memory limit set for GPU 0 has exceeded, model loading is rejected."
+    assert _reasons(server) == {"on0": f"Unavailable: can not create model 'on0_0_0': {message}", "on1": ""}
     with http_client.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
         outputs = ask(client, http_client, "on1", {"A": pair[0], "B": pair[1]}, ["S"])
     np.testing.assert_array_equal(outputs["S"], pair[0] + pair[1])

@@ -31,7 +31,7 @@ print(json.dumps(told))
 """
 
 
-def told(tmp_path: Path, environ: Mapping[str, str], gpu: int = 0) -> set[tuple[str, str]]:
+def errors_of(tmp_path: Path, environ: Mapping[str, str], gpu: int = 0) -> set[tuple[str, str]]:
     """Return the errors of a process with ``environ`` about a plan, when its config is completed and when it is
     loaded."""
     (tmp_path / "model.plan").write_bytes(b"a plan")
@@ -50,7 +50,7 @@ def hidden(tmp_path: Path, source: str) -> dict[str, str]:
 
 def test_without_tensorrt_the_command_is_told(tmp_path: Path) -> None:
     environ = hidden(tmp_path, "raise ModuleNotFoundError(\"No module named 'tensorrt'\")")
-    assert told(tmp_path, environ) == {
+    assert errors_of(tmp_path, environ) == {
         (
             "LoadError",
             f"backend 'tensorrt' needs TensorRT, which cannot be imported (No module named 'tensorrt'); run: {COMMAND}",
@@ -62,14 +62,14 @@ def test_the_bindings_without_their_libraries_are_not_enough(tmp_path: Path) -> 
     """As it is where only tensorrt-cu13-bindings is installed."""
     if importlib.util.find_spec("tensorrt_bindings") is None:
         pytest.skip("tensorrt-cu13-bindings is not installed")
-    ((kind, message),) = told(tmp_path, hidden(tmp_path, "from tensorrt_bindings import *"))
+    ((kind, message),) = errors_of(tmp_path, hidden(tmp_path, "from tensorrt_bindings import *"))
     assert kind == "LoadError"
     assert "needs TensorRT, which cannot be imported (lib" in message
     assert message.endswith(f"run: {COMMAND}")
 
 
 def test_an_old_tensorrt_is_told(tmp_path: Path) -> None:
-    ((_, message),) = told(tmp_path, hidden(tmp_path, "__version__ = '8.6.1'"))
+    ((_, message),) = errors_of(tmp_path, hidden(tmp_path, "__version__ = '8.6.1'"))
     assert message.startswith(
         "backend 'tensorrt' needs TensorRT 10 or later, not 8.6.1; run: pip install tensorrt-cu13"
     )
@@ -77,7 +77,7 @@ def test_an_old_tensorrt_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a CUDA driver")
 def test_without_a_driver_that_is_told(tmp_path: Path) -> None:
-    ((_, message),) = told(tmp_path, hidden(tmp_path, "__version__ = '11.4.0'"))
+    ((_, message),) = errors_of(tmp_path, hidden(tmp_path, "__version__ = '11.4.0'"))
     assert message.startswith(
         "backend 'tensorrt' runs on NVIDIA GPUs only, and this machine has no CUDA driver (libcuda"
     )
@@ -93,5 +93,5 @@ def test_a_gpu_that_is_not_there_is_told(tmp_path: Path, standins: Path, gpus: s
         "LD_LIBRARY_PATH": str(standins),
         "STANDIN_GPUS": gpus,
     }
-    found = [message for _, message in told(tmp_path, environ, gpu)]
+    found = [message for _, message in errors_of(tmp_path, environ, gpu)]
     assert any(message.startswith(what) for message in found), found

@@ -70,8 +70,8 @@ def test_an_input_may_have_a_default(models: Any, kind: str) -> None:
         return
     with serve(models.root) as server:
         np.testing.assert_array_equal(server.infer("m", {"x": X[0]}).outputs["y"], 2 * X[0])
-        given = {"x": X[0], "scale": np.array([5], np.float32)}
-        np.testing.assert_array_equal(server.infer("m", given).outputs["y"], 5 * X[0])
+        inputs = {"x": X[0], "scale": np.array([5], np.float32)}
+        np.testing.assert_array_equal(server.infer("m", inputs).outputs["y"], 5 * X[0])
 
 
 def test_a_shape_that_the_file_does_not_know_is_the_configs(models: Any) -> None:
@@ -118,7 +118,7 @@ def test_in_a_graph_of_old_a_placeholder_without_dims_has_any_shape(models: Any)
 
 
 @pytest.mark.parametrize(
-    ("tensors", "told"),
+    ("tensors", "message"),
     [
         ("", "a frozen graph does not tell its inputs and outputs, so the model configuration must name both"),
         (io("input", "x"), "a frozen graph does not tell its inputs and outputs"),
@@ -141,10 +141,10 @@ def test_in_a_graph_of_old_a_placeholder_without_dims_has_any_shape(models: Any)
         (io("input", "x") + io("output", "y", "[3]"), "tensor 'y': the model expects 2 dimensions (shape [-1,2])"),
     ],
 )
-def test_a_config_that_the_graph_does_not_agree_with_is_told(models: Any, tensors: str, told: str) -> None:
+def test_a_config_that_the_graph_does_not_agree_with_is_told(models: Any, tensors: str, message: str) -> None:
     models.frozen(twice)
     models.config(config(tensors))
-    assert told in models.reason()
+    assert message in models.reason()
 
 
 def test_of_many_names_the_nearest_are_told(models: Any) -> None:
@@ -155,9 +155,9 @@ def test_of_many_names_the_nearest_are_told(models: Any) -> None:
 
     models.frozen(build)
     models.config(config(io("input", "x"), io("output", "layer_399")))
-    told = models.reason()
-    assert "unexpected inference output 'layer_399', allowed outputs are: layer_39" in told
-    assert told.endswith(" more")
+    message = models.reason()
+    assert "unexpected inference output 'layer_399', allowed outputs are: layer_39" in message
+    assert message.endswith(" more")
 
 
 def test_a_placeholder_that_no_input_feeds_is_told_at_load(models: Any) -> None:
@@ -190,18 +190,18 @@ def test_a_saved_model_in_the_place_of_a_frozen_graph_is_told(models: Any) -> No
     content = (version / "model.graphdef/saved_model.pb").read_bytes()
     shutil.rmtree(version / "model.graphdef")
     (version / "model.graphdef").write_bytes(content)
-    assert "m/1/model.graphdef'" in (told := models.reason())
-    assert "empty network" in told or "is no frozen graph" in told
+    assert "m/1/model.graphdef'" in (message := models.reason())
+    assert "empty network" in message or "is no frozen graph" in message
 
 
 def test_a_file_of_another_name_is_found_by_the_config(models: Any) -> None:
     version = models.frozen(twice)
     (version / "model.graphdef").rename(version / "frozen.pb")
     tensors = io("input", "x") + io("output", "y")
-    told = f'default_model_filename: "frozen.pb" max_batch_size: 4 {tensors}'
-    models.config(f'backend: "tensorflow" {told}')
+    config = f'default_model_filename: "frozen.pb" max_batch_size: 4 {tensors}'
+    models.config(f'backend: "tensorflow" {config}')
     assert 'a frozen graph has platform: "tensorflow_graphdef"' in models.reason()
-    models.config(f'platform: "tensorflow_graphdef" {told}')
+    models.config(f'platform: "tensorflow_graphdef" {config}')
     with serve(models.root) as server:
         np.testing.assert_array_equal(server.infer("m", {"x": X}).outputs["y"], 2 * X)
 
@@ -229,7 +229,7 @@ def test_operators_run_once_at_load(models: Any, places: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ('{"init_ops": ["nobody"]}', "'nobody'"),
         ('{"init_ops": "init"}', "m/1/init.json': 'init_ops' must be a list of the names of operators"),
@@ -241,12 +241,12 @@ def test_operators_run_once_at_load(models: Any, places: tuple[str, ...]) -> Non
         (None, "init.json' for model 'm' version 1"),
     ],
 )
-def test_a_file_of_operators_that_cannot_be_read_is_told(models: Any, content: str | None, told: str) -> None:
+def test_a_file_of_operators_that_cannot_be_read_is_told(models: Any, content: str | None, message: str) -> None:
     version = models.frozen(initialised)
     if content is not None:
         (version / "init.json").write_text(content, encoding="latin-1")
     models.config(config(io("input", "x"), io("output", "y")) + models.parameters(TF_INIT_OPS_FILE="init.json"))
-    assert told in models.reason()
+    assert message in models.reason()
 
 
 def test_a_file_of_operators_elsewhere_is_refused(models: Any) -> None:

@@ -58,9 +58,9 @@ def test_an_instance_on_a_gpu_is_not_for_the_event_loop(models: Any) -> None:
 def test_a_kept_answer_survives_the_next_run(models: Any) -> None:
     a, b = pair()
     with on_gpu(models, models.add()) as instance:
-        kept = instance.execute({"A": a, "B": b})["S"]
+        result = instance.execute({"A": a, "B": b})["S"]
         instance.execute({"A": b, "B": b})
-    np.testing.assert_array_equal(kept, a + b)
+    np.testing.assert_array_equal(result, a + b)
 
 
 @pytest.mark.parametrize("accelerator", ["auto_mixed_precision", "gpu_io"])

@@ -99,9 +99,9 @@ def test_operators_run_on_the_calling_thread_unless_said_otherwise(models: Any) 
             for node in function.node_def:
                 if node.op == "PyFunc":
                     node.attr["token"].s = operation.get_attr("token")
-        kept.append(token)
+        tokens.append(token)
 
-    kept: list[Any] = []
+    tokens: list[Any] = []
     models.edit(change)
     model = models.model(path, parameters=Parameters(trust=True))
     with models.loaded(model) as (instance,):
@@ -139,10 +139,10 @@ def test_a_request_that_fails_says_what_and_where_and_the_next_is_answered(model
 
     models.save(check, SPEC)
     with serve(models.root) as server:
-        for value, said in ((20.0, "x is too large"), (5.0, "is not in [0, 1)")):
+        for value, message in ((20.0, "x is too large"), (5.0, "is not in [0, 1)")):
             with pytest.raises(BackendError) as caught:
                 server.infer("m", {"x": np.full((1, 2), value, np.float32)})
-            assert said in caught.value.message
+            assert message in caught.value.message
             assert "\n" not in caught.value.message
             assert caught.value.code is Code.INTERNAL
         zero = np.zeros((1, 2), np.float32)
@@ -190,15 +190,15 @@ def test_tensors_without_elements_pass(models: Any, shape: tuple[int, int]) -> N
 
 def test_strings_are_bytes_of_any_kind(models: Any) -> None:
     path = models.save(lambda x: {"y": tf.strings.join([x, "!"])}, tf.TensorSpec([None], tf.string, name="x"))
-    given = [b"", b"a\0b", b"\xff\xfe", "naïve 🚰".encode(), b"x" * 70_000]
+    strings = [b"", b"a\0b", b"\xff\xfe", "naïve 🚰".encode(), b"x" * 70_000]
     with models.loaded(models.model(path)) as (instance,):
-        found = instance.execute({"x": BytesTensor.from_items(given, (5,))})["y"]
-    assert list(found) == [each + b"!" for each in given]
+        found = instance.execute({"x": BytesTensor.from_items(strings, (5,))})["y"]
+    assert list(found) == [each + b"!" for each in strings]
 
 
 def test_what_is_kept_of_an_answer_outlives_its_session(models: Any) -> None:
     path = models.add()
     a, b = np.random.default_rng(8).normal(size=(2, 4, 16)).astype(np.float32)
     with models.loaded(models.model(path)) as (instance,):
-        kept = instance.execute({"A": a, "B": b})["S"]
-    np.testing.assert_array_equal(kept, a + b)
+        result = instance.execute({"A": a, "B": b})["S"]
+    np.testing.assert_array_equal(result, a + b)

@@ -39,11 +39,11 @@ def test_a_graph_that_writes_a_file_is_refused_unless_it_is_trusted(models: Any,
     models.save(writing(target), SPEC)
     models.config(models.parameters(trust="true") if trusted else "")
     with serve(models.root, exit_on_error=False) as server:
-        said = next(entry.reason for entry in server.index())
+        message = next(entry.reason for entry in server.index())
         if trusted:
             server.infer("m", {"x": np.zeros((1, 2), np.float32)})
     assert target.exists() == trusted
-    assert ("'WriteFile'" in said and "it writes files" in said) != trusted
+    assert ("'WriteFile'" in message and "it writes files" in message) != trusted
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -86,8 +86,8 @@ def test_trust_that_is_sent_does_not_count(models: Any, tmp_path: Path, isolatio
 )
 def test_what_touches_files_or_runs_python_is_refused(models: Any, operator: str, add: Any) -> None:
     models.save(lambda x: {"y": x, "z": tf.reshape(tf.cast(add(x), tf.float32), [-1, 1])}, SPEC)
-    said = models.reason()
-    assert f"'{operator}'" in said or (operator == "TensorSliceDataset" and "Dataset'" in said), said
+    message = models.reason()
+    assert f"'{operator}'" in message or (operator == "TensorSliceDataset" and "Dataset'" in message), message
 
 
 def printed(x: Any) -> Any:
@@ -129,9 +129,9 @@ def test_an_operator_that_reads_does_not_run_while_shapes_are_inferred(models: A
 
     models.frozen(build)
     models.config(GRAPH)
-    said = models.reason()
-    assert "'ReadFile'" in said
-    assert "complete shape" not in said
+    message = models.reason()
+    assert "'ReadFile'" in message
+    assert "complete shape" not in message
 
 
 def test_an_operator_of_init_ops_is_looked_at(models: Any, tmp_path: Path) -> None:
@@ -369,8 +369,8 @@ def test_memory_that_an_operator_has_not_written_is_not_served(models: Any, oper
     assert has_memory_of_others(), "the operator writes, and this test shows nothing"
     models.frozen(lambda: tf.add(placeholder(), tf.reshape(make(), [-1, 1])[:1], name="y"))
     models.config(GRAPH)
-    assert f"operator '{operator}'" in (said := models.reason()), said
-    assert "it returns memory that it has not written" in said
+    assert f"operator '{operator}'" in (message := models.reason()), message
+    assert "it returns memory that it has not written" in message
     models.config(GRAPH + models.parameters(trust="true"))
     assert models.reason() == ""
 
@@ -394,6 +394,6 @@ def test_rows_that_an_operator_has_no_input_for_are_not_served(models: Any) -> N
 
     models.frozen(build)
     models.config(GRAPH)
-    assert "operator 'ParallelConcat'" in (said := models.reason()), said
+    assert "operator 'ParallelConcat'" in (message := models.reason()), message
     models.config(GRAPH + models.parameters(trust="true"))
     assert models.reason() == ""

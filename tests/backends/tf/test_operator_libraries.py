@@ -116,9 +116,9 @@ def test_the_same_contents_are_loaded_once_wherever_they_lie(models: Any, compil
 def test_a_model_that_does_not_name_the_library_has_none_of_its_operators(models: Any, compiled: Path) -> None:
     shutil.copy(compiled, write(models, "named"))
     write(models, "m", CONFIG)
-    told = models.reason()
-    assert "the operator 'HeadraceTimesThree' (node 'y'), which this TensorFlow does not have" in told
-    assert "op_library_filename" in told
+    message = models.reason()
+    assert "the operator 'HeadraceTimesThree' (node 'y'), which this TensorFlow does not have" in message
+    assert "op_library_filename" in message
 
 
 def test_other_contents_in_the_place_of_a_library_are_refused(models: Any, compiled: Path) -> None:
@@ -140,8 +140,8 @@ def test_what_is_no_library_is_named(models: Any) -> None:
 
 def test_a_library_that_is_not_there_is_named(models: Any) -> None:
     write(models)
-    assert "no file '" in (told := models.reason())
-    assert "libtimes.so' for model 'm' version 1" in told
+    assert "no file '" in (message := models.reason())
+    assert "libtimes.so' for model 'm' version 1" in message
 
 
 @pytest.mark.parametrize("name", ["../../other/libtimes.so", "/usr/lib/libtimes.so"])

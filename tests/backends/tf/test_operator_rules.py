@@ -80,12 +80,14 @@ def test_every_operator_that_is_given_the_name_of_a_file_is_refused() -> None:
     from tensorflow.core.framework import op_def_pb2
     from tensorflow.python.client import pywrap_tf_session
 
-    given = re.compile("file|region|prefix|path|directory|address|url|socket|host_name|hostname")
+    takes_location = re.compile("file|region|prefix|path|directory|address|url|socket|host_name|hostname")
     listed = op_def_pb2.OpList.FromString(pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList()))
     named = {
         each.name: each.is_stateful
         for each in listed.op
-        if any(given.search(field.name) and field.name != "top_paths" for field in (*each.attr, *each.input_arg))
+        if any(
+            takes_location.search(field.name) and field.name != "top_paths" for field in (*each.attr, *each.input_arg)
+        )
     }
     assert {"ReadFile", "Skipgram", "ImmutableConst", "SaveV2", "FixedUnigramCandidateSampler"} <= named.keys()
     assert {name for name, is_stateful in named.items() if not reason(name, is_stateful)} == set()

@@ -59,9 +59,9 @@ def test_a_model_that_keras_exports_is_served(models: Any) -> None:
     network.export(str(version / "model.savedmodel"), verbose=False)
     image = np.random.default_rng(5).normal(size=(3, 6, 6, 1)).astype(np.float32)
     with serve(models.root) as server:
-        (given,) = server.resolve("m").inputs
-        ((_, found),) = server.infer("m", {given: image}).outputs.items()
-    ((_, expected),) = directly(version, **{given: image}).items()
+        (input_name,) = server.resolve("m").inputs
+        ((_, found),) = server.infer("m", {input_name: image}).outputs.items()
+    ((_, expected),) = directly(version, **{input_name: image}).items()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found, network.predict(image, verbose=0), rtol=1e-5, atol=1e-6)
 
@@ -151,8 +151,8 @@ def test_the_graph_is_chosen_by_its_tag(models: Any, tag: str, factor: int) -> N
 def test_a_tag_that_is_not_there_is_told_with_those_that_are(models: Any) -> None:
     tagged(models)
     models.config(models.parameters(TF_GRAPH_TAG="tpu"))
-    assert "expected 'tpu' tag; the graphs of '" in (told := models.reason())
-    assert told.endswith("have: gpu,serve; serve")
+    assert "expected 'tpu' tag; the graphs of '" in (message := models.reason())
+    assert message.endswith("have: gpu,serve; serve")
 
 
 def test_a_saved_model_in_text_form_is_served(models: Any) -> None:
@@ -253,9 +253,9 @@ def test_an_operator_that_nobody_has_is_told(models: Any) -> None:
     models.edit(change)
     assert "the operator 'HeadraceUnknown'" in models.reason()
     models.config(models.parameters(trust="true"))
-    told = models.reason()
-    assert "'HeadraceUnknown'" in told
-    assert "running on" not in told  # TensorFlow names the machine
+    message = models.reason()
+    assert "'HeadraceUnknown'" in message
+    assert "running on" not in message  # TensorFlow names the machine
 
 
 # ---------------------------------------------------------------------- inputs and outputs
@@ -270,7 +270,7 @@ PLAIN = 'backend: "tensorflow" '
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         (io("input", "x", [2]), "configuration expects 1 inputs, model provides 2"),
         (io("input", "x", [2]) + io("input", "z", [2]), "unexpected inference input 'z', allowed inputs are: w, x"),
@@ -290,14 +290,14 @@ PLAIN = 'backend: "tensorflow" '
         ),
     ],
 )
-def test_a_config_that_the_model_does_not_agree_with_is_told(models: Any, config: str, told: str) -> None:
+def test_a_config_that_the_model_does_not_agree_with_is_told(models: Any, config: str, message: str) -> None:
     models.save(lambda x, w: {"y": x + w}, SPEC, tf.TensorSpec([None, 2], tf.float32, name="w"))
     models.config(BATCHED + config + io("output", "y", [2]))
-    assert told in models.reason()
+    assert message in models.reason()
 
 
 @pytest.mark.parametrize(
-    ("output", "told"),
+    ("output", "message"),
     [
         (io("output", "z", [2]), "unexpected inference output 'z', allowed outputs are: y"),
         (
@@ -307,10 +307,10 @@ def test_a_config_that_the_model_does_not_agree_with_is_told(models: Any, config
         (io("output", "y", [1]), "tensor 'y': the model expects 2 dimensions (shape [-1,2])"),
     ],
 )
-def test_an_output_that_the_model_does_not_have_is_told(models: Any, output: str, told: str) -> None:
+def test_an_output_that_the_model_does_not_have_is_told(models: Any, output: str, message: str) -> None:
     models.save(lambda x: {"y": x}, SPEC)
     models.config(BATCHED + io("input", "x", [2]) + output)
-    assert told in models.reason()
+    assert message in models.reason()
 
 
 def test_a_model_without_a_batch_axis_cannot_batch(models: Any) -> None:
@@ -397,13 +397,13 @@ def test_an_input_with_a_default_may_be_left_out(models: Any) -> None:
     models.config(PLAIN + x_and_y + io("input", "scale", [1], more="optional: true"))
     with serve(models.root) as server:
         np.testing.assert_array_equal(server.infer("m", {"x": X[0]}).outputs["y"], 2 * X[0])
-        given = {"x": X[0], "scale": np.array([5], np.float32)}
-        np.testing.assert_array_equal(server.infer("m", given).outputs["y"], 5 * X[0])
+        inputs = {"x": X[0], "scale": np.array([5], np.float32)}
+        np.testing.assert_array_equal(server.infer("m", inputs).outputs["y"], 5 * X[0])
     models.config(PLAIN + x_and_y + io("input", "scale", [1]))
     with serve(models.root) as server:
         with pytest.raises(InvalidArgument, match="scale"):
             server.infer("m", {"x": X[0]})
-        np.testing.assert_array_equal(server.infer("m", given).outputs["y"], 5 * X[0])
+        np.testing.assert_array_equal(server.infer("m", inputs).outputs["y"], 5 * X[0])
 
 
 def give_default(meta: Any, value: Any) -> None:
@@ -481,15 +481,15 @@ def test_a_sequence_has_its_controls_and_its_state(models: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (("start", "begin"), "configuration specified sequence control 'begin', but model does not provide that input"),
         (("before", "x2"), "unexpected inference input 'x2', allowed inputs are: before, start, x"),
         (("TYPE_FP32 dims: [1] } }", "TYPE_INT32 dims: [1] } }"), "expects datatype TYPE_INT32 for input 'before'"),
     ],
 )
-def test_a_control_or_state_that_the_model_does_not_have_is_told(models: Any, change: Any, told: str) -> None:
+def test_a_control_or_state_that_the_model_does_not_have_is_told(models: Any, change: Any, message: str) -> None:
     pytest.importorskip("headrace_sequence")
     accumulating(models)
     models.config(BATCHED + io("input", "x", [1]) + io("output", "y", [1]) + SEQUENCE.replace(*change))
-    assert told in models.reason()
+    assert message in models.reason()

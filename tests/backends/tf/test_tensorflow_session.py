@@ -25,7 +25,7 @@ from headrace_tf.session_config import session_config
 tf = pytest.importorskip("tensorflow")
 
 
-def told(
+def session_options(
     models: Any, config: str = "", options: Mapping[str, str] | None = None, device: str = "cpu", **parameters: Any
 ) -> Any:
     """The ``ConfigProto`` of a session."""
@@ -38,7 +38,7 @@ def told(
 
 
 def test_without_options_gpu_memory_grows_and_operators_may_move(models: Any) -> None:
-    config = told(models)
+    config = session_options(models)
     assert config.allow_soft_placement
     assert config.gpu_options.allow_growth
     assert config.gpu_options.per_process_gpu_memory_fraction == 0
@@ -54,12 +54,12 @@ def test_without_options_gpu_memory_grows_and_operators_may_move(models: Any) ->
     ],
 )
 def test_the_memory_of_gpus_is_bounded(models: Any, options: dict[str, str], fraction: float, growth: bool) -> None:
-    gpu = told(models, options=options, device="gpu").gpu_options
+    gpu = session_options(models, options=options, device="gpu").gpu_options
     assert (gpu.per_process_gpu_memory_fraction, gpu.allow_growth) == (fraction, growth)
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         ({"gpu-memory-fraction": "1.5"}, "gpu-memory-fraction of 'tensorflow' must be from 0 to 1, got '1.5'"),
         ({"gpu-memory-fraction": "nan"}, "gpu-memory-fraction of 'tensorflow' must be from 0 to 1, got 'nan'"),
@@ -69,10 +69,10 @@ def test_the_memory_of_gpus_is_bounded(models: Any, options: dict[str, str], fra
         ({"version": "1"}, "version of 'tensorflow' must be 2, got '1'"),
     ],
 )
-def test_an_option_that_is_none_is_refused(option: dict[str, str], said: str) -> None:
+def test_an_option_that_is_none_is_refused(option: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         TensorFlow(option)
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 def test_the_version_is_two() -> None:
@@ -92,12 +92,12 @@ def test_an_operator_runs_elsewhere_only_if_it_may(models: Any, soft: str) -> No
         """platform: "tensorflow_graphdef" max_batch_size: 4
         input { name: "x" data_type: TYPE_FP32 dims: [2] } output { name: "y" data_type: TYPE_FP32 dims: [2] }"""
     )
-    said = models.reason(backend_config={"tensorflow": {"allow-soft-placement": soft}})
+    message = models.reason(backend_config={"tensorflow": {"allow-soft-placement": soft}})
     if soft == "true":
-        assert said == ""
+        assert message == ""
     else:
-        assert "m/1/model.graphdef': Cannot assign a device" in said
-        assert "GPU:7" in said
+        assert "m/1/model.graphdef': Cannot assign a device" in message
+        assert "GPU:7" in message
 
 
 # ---------------------------------------------------------------------- accelerators and XLA
@@ -111,9 +111,9 @@ def accelerators(*names: str, kind: str = "gpu") -> str:
 def test_mixed_precision_is_asked_for_on_a_gpu(models: Any) -> None:
     from tensorflow.core.protobuf import rewriter_config_pb2
 
-    found = told(models, accelerators("auto_mixed_precision"), device="gpu")
+    found = session_options(models, accelerators("auto_mixed_precision"), device="gpu")
     assert found.graph_options.rewrite_options.auto_mixed_precision == rewriter_config_pb2.RewriterConfig.ON
-    plain = told(models, device="gpu").graph_options.rewrite_options
+    plain = session_options(models, device="gpu").graph_options.rewrite_options
     assert plain.auto_mixed_precision == rewriter_config_pb2.RewriterConfig.DEFAULT
 
 
@@ -121,16 +121,16 @@ def test_mixed_precision_is_asked_for_on_a_gpu(models: Any) -> None:
 def test_on_the_cpu_accelerators_of_gpus_are_left_out_with_a_warning(
     models: Any, names: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert told(models, accelerators(*names)) == told(models)
+    assert session_options(models, accelerators(*names)) == session_options(models)
     assert "GPU Execution Accelerator will be ignored for model instance on CPU" in caplog.text
 
 
 def test_the_accelerator_gpu_io_changes_nothing(models: Any) -> None:
-    assert told(models, accelerators("gpu_io"), device="gpu") == told(models, device="gpu")
+    assert session_options(models, accelerators("gpu_io"), device="gpu") == session_options(models, device="gpu")
 
 
 @pytest.mark.parametrize(
-    ("config", "device", "said"),
+    ("config", "device", "message"),
     [
         (
             accelerators("tensorrt", "auto_mixed_precision"),
@@ -142,15 +142,15 @@ def test_the_accelerator_gpu_io_changes_nothing(models: Any) -> None:
         (accelerators("tensorrt"), "gpu", "which TensorFlow's packages no longer have"),
     ],
 )
-def test_an_accelerator_that_there_is_not_is_told(models: Any, config: str, device: str, said: str) -> None:
+def test_an_accelerator_that_there_is_not_is_told(models: Any, config: str, device: str, message: str) -> None:
     with pytest.raises((ConfigError, LoadError)) as caught:
-        told(models, config, device=device)
-    assert said in caught.value.message
+        session_options(models, config, device=device)
+    assert message in caught.value.message
 
 
 @pytest.mark.parametrize(("level", "name"), [(-1, "OFF"), (0, "DEFAULT"), (1, "ON_1"), (2, "ON_2"), (7, "ON_2")])
 def test_the_level_of_the_graph_is_that_of_xla(models: Any, level: int, name: str) -> None:
-    found = told(models, f"optimization {{ graph {{ level: {level} }} }}")
+    found = session_options(models, f"optimization {{ graph {{ level: {level} }} }}")
     options = found.graph_options.optimizer_options
     assert options.GlobalJitLevel.Name(options.global_jit_level) == name
 
@@ -159,11 +159,11 @@ def test_where_tensorflow_was_imported_without_xla_the_level_has_a_warning(
     models: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TF_XLA_FLAGS", "--other")
-    told(models, "optimization { graph { level: 1 } }")
+    session_options(models, "optimization { graph { level: 1 } }")
     assert "optimization.graph.level has no effect" in caplog.text
     caplog.clear()
     monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_cpu_global_jit")
-    told(models, "optimization { graph { level: 1 } }")
+    session_options(models, "optimization { graph { level: 1 } }")
     assert "optimization.graph.level has no effect" not in caplog.text
 
 
@@ -229,12 +229,12 @@ def test_a_process_has_the_threads_and_the_compiler_that_models_ask_for(models: 
         return {"S": total}
 
     models.save(chain, *spec)
-    few, said = process(models, "1", "0")
+    few, message = process(models, "1", "0")
     many, _ = process(models, "3", "5", TF_CPP_MIN_LOG_LEVEL="1")
     assert (few["log_level"], many["log_level"]) == ("2", "1")
     assert few["compiled"] == many["compiled"] == [False, True]
     assert many["threads"] - few["threads"] == (3 - 1) + (5 - 1)
-    assert "This TensorFlow binary is optimized" not in said
+    assert "This TensorFlow binary is optimized" not in message
 
 
 # ---------------------------------------------------------------------- threads
@@ -246,7 +246,7 @@ def test_the_cores_are_divided_by_the_instances_of_the_first_model(
 ) -> None:
     monkeypatch.setattr(tensorflow_process, "_threads_of_process", None)
     config = f"instance_group {{ kind: KIND_CPU {group} }}" if group else ""
-    assert told(models, config).intra_op_parallelism_threads == max(1, available_cores() // instances)
+    assert session_options(models, config).intra_op_parallelism_threads == max(1, available_cores() // instances)
 
 
 def test_the_first_model_decides_about_threads_and_the_next_is_told(
@@ -254,13 +254,13 @@ def test_the_first_model_decides_about_threads_and_the_next_is_told(
 ) -> None:
     monkeypatch.setattr(tensorflow_process, "_threads_of_process", None)
     caplog.set_level(logging.INFO, "headrace.tensorflow")
-    assert told(models, intra_threads=3).intra_op_parallelism_threads == 3
+    assert session_options(models, intra_threads=3).intra_op_parallelism_threads == 3
     assert "TensorFlow runs the operators of all models on 3 threads" in caplog.text
-    assert told(models, intra_threads=5).intra_op_parallelism_threads == 3
+    assert session_options(models, intra_threads=5).intra_op_parallelism_threads == 3
     assert "TF_NUM_INTRA_THREADS stays at 3, not 5" in caplog.text
     caplog.clear()
-    assert told(models).intra_op_parallelism_threads == 3
-    assert told(models, intra_threads=3).intra_op_parallelism_threads == 3
+    assert session_options(models).intra_op_parallelism_threads == 3
+    assert session_options(models, intra_threads=3).intra_op_parallelism_threads == 3
     assert not caplog.records
 
 
@@ -276,7 +276,7 @@ def test_the_first_model_decides_about_threads_and_the_next_is_told(
 def test_threads_across_operators_are_as_said(
     models: Any, parameters: dict[str, Any], inter: int, per_session: bool
 ) -> None:
-    config = told(models, **parameters)
+    config = session_options(models, **parameters)
     assert (config.inter_op_parallelism_threads, config.use_per_session_threads) == (inter, per_session)
 
 

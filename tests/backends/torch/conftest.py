@@ -48,8 +48,8 @@ def load(path: Path, config: str, device: str = "cpu", is_sent: bool = False, **
     parsed = text_format.Parse(config, ModelConfig())
     parsed.name, backend = "m", PyTorch({})
     where = Device("model" if device == "model" else "gpu" if device == "gpu" else "cpu")
-    given = Parameters(**parameters)
-    model = Model("m", 1, path, parsed, given, instance_name="m_0", device=where, is_sent=is_sent)
+    chosen = Parameters(**parameters)
+    model = Model("m", 1, path, parsed, chosen, instance_name="m_0", device=where, is_sent=is_sent)
     backend.complete_config(model)
     return backend.load(replace(model, shared=backend.share(model)))
 
@@ -92,11 +92,13 @@ class Modules:
             (self.root / name / "config.pbtxt").write_text(f"{self.CONFIG} {config}")
         return folder
 
-    def load(self, code: str | None, config: str, device: str = "cpu", is_sent: bool = False, **given: Any) -> Instance:
+    def load(
+        self, code: str | None, config: str, device: str = "cpu", is_sent: bool = False, **parameters: Any
+    ) -> Instance:
         """An instance of what is written now, or was."""
         if code is not None:
             self.write(code)
-        instance = load(self.root / "m" / "1", f"{self.CONFIG} {config}", device, is_sent, **given)
+        instance = load(self.root / "m" / "1", f"{self.CONFIG} {config}", device, is_sent, **parameters)
         self._open.append(instance)
         return instance
 
@@ -149,8 +151,8 @@ class Programs:
         derive(self.config, name, files_below(self.root / name))
         backend, where = PyTorch({}), Device("gpu" if device == "gpu" else "cpu")
         path = self.root / name / "1"
-        given = Parameters(**parameters)
-        model = Model(name, 1, path, self.config, given, instance_name=f"{name}_0", device=where, is_sent=is_sent)
+        chosen = Parameters(**parameters)
+        model = Model(name, 1, path, self.config, chosen, instance_name=f"{name}_0", device=where, is_sent=is_sent)
         backend.complete_config(model)
         return backend.load(replace(model, shared=backend.share(model)))
 

@@ -140,7 +140,7 @@ class PlayedTorch:
 
 class Played:
     """An instance on a GPU that is played. It runs ``run``, or doubles ``x``: that lasts until `finish`, unless
-    ``held`` is False."""
+    ``runs_until_finish`` is False."""
 
     def __init__(
         self,
@@ -151,15 +151,15 @@ class Played:
         **parameters: Any,
     ) -> None:
         self.torch, self.stream = PlayedTorch(), PlayedStream()
-        self.held = False
+        self.runs_until_finish = False
         self.gates: list[threading.Event] = []
         self.pinned: list[np.ndarray[Any, Any]] = []
         self.pool = PinnedArrays(1 << 24, self._allocate)
         monkeypatch.setattr("headrace_torch.conversion.stays", lambda device: True)
         config = text_format.Parse(CONFIG + more, ModelConfig())
         model = Model("m", 1, None, config, Parameters(**parameters), None, "m_0", Device("gpu"))  # type: ignore[arg-type]
-        given: Any = {"arguments": ["x"], "changes": False, **(forward or {})}
-        made = Forward(run=run or self._run, device="cpu", **given)
+        fields: Any = {"arguments": ["x"], "changes": False, **(forward or {})}
+        made = Forward(run=run or self._run, device="cpu", **fields)
         self.instance = ForwardInstance(
             self.torch, made, model, ["x"], ["y"], owns=True, stream=self.stream, pinned=self.pool
         )
@@ -171,7 +171,7 @@ class Played:
     def _run(self, x: Any) -> Any:
         if x.flatten()[0] == 13:
             raise RuntimeError("unlucky")
-        if self.held:
+        if self.runs_until_finish:
             self.gates.append(gate := threading.Event())
             self.stream.put(lambda: gate.wait(10))
         return x * 2

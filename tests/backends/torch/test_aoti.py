@@ -101,10 +101,10 @@ def test_a_package_for_a_gpu_is_left_to_pytorchs_own_loader(
     programs: Any, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our own call crashed there."""
-    given: list[Any] = []
+    passed: list[Any] = []
 
     def load(*arguments: Any) -> None:
-        given.extend(arguments)
+        passed.extend(arguments)
         raise RuntimeError("no GPU here")
 
     monkeypatch.setattr("headrace_torch.torch_process.device_of", lambda torch, model: "cuda:1")
@@ -112,7 +112,7 @@ def test_a_package_for_a_gpu_is_left_to_pytorchs_own_loader(
     monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", load)
     with pytest.raises(LoadError, match="no GPU here"):
         programs.load(CONFIG % NAMES, trust=True)
-    assert (given[0], given[-1]) == (str(package), 1)
+    assert (passed[0], passed[-1]) == (str(package), 1)
 
 
 @pytest.mark.parametrize(
@@ -169,16 +169,16 @@ def test_a_failure_is_told_in_the_librarys_words_and_passes(programs: Any, packa
 
 
 @pytest.mark.parametrize(
-    ("told", "other", "why"),
+    ("original", "other", "why"),
     [
         (b'"AOTI_DEVICE_KEY": "cpu"', b'"AOTI_DEVICE_KEY": "cuda"', "was compiled for 'cuda', and the instance runs"),
         (b'"AOTI_MACHINE": "', b'"AOTI_MACHINE": "z80', "was compiled for a machine 'z80"),
     ],
 )
 def test_what_was_compiled_for_another_machine_is_refused(
-    programs: Any, package: Path, rewrite: Any, told: bytes, other: bytes, why: str
+    programs: Any, package: Path, rewrite: Any, original: bytes, other: bytes, why: str
 ) -> None:
-    rewrite(package, {"_metadata.json": lambda data: data.replace(told, other)})
+    rewrite(package, {"_metadata.json": lambda data: data.replace(original, other)})
     with pytest.raises(LoadError, match=why):
         programs.load(CONFIG % NAMES, trust=True)
 
@@ -254,8 +254,8 @@ def test_instances_of_a_package_answer_at_once(programs: Any, package: Path, sha
 
         wanted = expected()[0]
         with ThreadPoolExecutor(4) as callers:
-            asked = [callers.submit(server.infer, "m", {"INPUT__0": A, "INPUT__1": B}) for _ in range(200)]
-            for each in asked:
+            answers = [callers.submit(server.infer, "m", {"INPUT__0": A, "INPUT__1": B}) for _ in range(200)]
+            for each in answers:
                 np.testing.assert_allclose(each.result().outputs["OUTPUT__0"], wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -306,5 +306,5 @@ class TestPackages(BackendConformance):
         shutil.copy(self.compiled, directory / "model.pt2")
         one, other = expected()
         config = 'default_model_filename: "model.pt2"'
-        given, wanted = {"INPUT__0": A, "INPUT__1": B}, {"OUTPUT__0": one, "OUTPUT__1": other}
-        return Example(directory, given, wanted, {"trust": "true"}, config=config)
+        inputs, outputs = {"INPUT__0": A, "INPUT__1": B}, {"OUTPUT__0": one, "OUTPUT__1": other}
+        return Example(directory, inputs, outputs, {"trust": "true"}, config=config)

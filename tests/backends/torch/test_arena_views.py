@@ -29,8 +29,8 @@ def test_a_place_is_free_once_the_last_tensor_on_it_has_gone(arena: Arena, make:
     offset = Writer(arena).place(content)
     assert offset is not None
     freed: list[int] = []
-    kept = make(Reader(arena).view(offset, 100, freed.append))
-    assert bytes(kept.numpy()) in bytes(content)
+    tensor = make(Reader(arena).view(offset, 100, freed.append))
+    assert bytes(tensor.numpy()) in bytes(content)
     assert freed == []
-    del kept
+    del tensor
     assert freed == [offset]

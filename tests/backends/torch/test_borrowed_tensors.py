@@ -36,40 +36,40 @@ def result() -> TorchTensor:
 def borrowed(borrowing: Borrowing, stream: Any) -> tuple[weakref.ref[Any], TorchTensor]:
     """Execute with a tensor of another engine. Return a reference to it, and the result."""
     tensor = PlayedDeviceTensor(X.copy())
-    kept, left = weakref.ref(tensor.memory), result()
+    reference, result_ = weakref.ref(tensor.memory), result()
     borrowing.add(StackedTensors([X, tensor]))
-    borrowing.keep(stream, [left, X])
-    return kept, left
+    borrowing.keep(stream, [result_, X])
+    return reference, result_
 
 
 def test_a_tensor_is_kept_as_long_as_a_result_of_it() -> None:
     stream = Stream()
-    kept, left = borrowed(Borrowing(), stream)
-    part: Any = left[1:]
-    del left
-    assert kept() is not None
+    reference, result_ = borrowed(Borrowing(), stream)
+    part: Any = result_[1:]
+    del result_
+    assert reference() is not None
     stream.done = True  # whoever has read the result has waited
     del part
-    assert kept() is None
+    assert reference() is None
     assert not borrowed_tensors._unread
 
 
 def test_a_tensor_whose_result_is_dropped_unread_is_kept_until_the_kernels_are_done() -> None:
     stream, borrowing = Stream(), Borrowing()
-    kept, left = borrowed(borrowing, stream)
-    del left
-    assert kept() is not None
+    reference, result_ = borrowed(borrowing, stream)
+    del result_
+    assert reference() is not None
     borrowing.keep(stream, [])
-    assert kept() is not None
+    assert reference() is not None
     stream.done = True
     borrowing.keep(stream, [])
-    assert kept() is None
+    assert reference() is None
 
 
 def test_pytorchs_own_tensors_and_arrays_are_not_kept() -> None:
-    borrowing, left = Borrowing(), result()
+    borrowing, result_ = Borrowing(), result()
     own = result()
     borrowing.add(own)
     borrowing.add(StackedTensors([own, X]))
-    borrowing.keep(Stream(), [left])
-    assert left.borrowed is None
+    borrowing.keep(Stream(), [result_])
+    assert result_.borrowed is None

@@ -59,14 +59,14 @@ def test_what_is_wrong_is_named_before_anything_is_loaded(text: str, problem: st
 
 
 def test_what_torch_compile_takes_is_taken() -> None:
-    given = {
+    options = {
         "fullgraph": True,
         "dynamic": None,
         "backend": "eager",
         "options": {"max_autotune": True},
         "disable": False,
     }
-    assert parse_options(json.dumps(given), trust=False) == given
+    assert parse_options(json.dumps(options), trust=False) == options
     assert parse_options('{"options": {"cpp.cxx": "clang++"}}', trust=True)
     assert parse_options("{}", trust=False) == {}
     assert parse_options(" ", trust=False) is None
@@ -98,12 +98,12 @@ def from_zero() -> None:
     torch._dynamo.utils.counters.clear()
 
 
-@pytest.mark.parametrize("given", ["", '{"disable": true}'])
+@pytest.mark.parametrize("options", ["", '{"disable": true}'])
 def test_nothing_is_compiled_unless_the_config_says_so(
-    modules: Any, given: str, monkeypatch: pytest.MonkeyPatch
+    modules: Any, options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_compile, "_compile", None)  # it would ask for a compiler
-    instance = modules.load(TANH, CONFIG, torch_compile=given)
+    instance = modules.load(TANH, CONFIG, torch_compile=options)
     assert not isinstance(instance, CompiledInstance)
     instance.execute({"x": rows(1)})
     assert graphs() == 0
@@ -244,11 +244,11 @@ def test_what_compiling_needs_is_named(
     (tmp_path / "open" / "torchinductor").mkdir(parents=True)
     (tmp_path / "open" / "torchinductor").chmod(0o777)
     places = {"CACHE": os.environ["HEADRACE_CACHE"], "OPEN": str(tmp_path / "open")}
-    given = [places.get(each, each) for each in caches]
+    arguments = [places.get(each, each) for each in caches]
     known = {key: value for key, value in os.environ.items() if key not in ("CXX", "TORCHINDUCTOR_CACHE_DIR")}
     done = subprocess.run(
-        [sys.executable, "-c", _ALONE, modules.write(TANH), modules.CONFIG + CONFIG, *given],
+        [sys.executable, "-c", _ALONE, modules.write(TANH), modules.CONFIG + CONFIG, *arguments],
         capture_output=True, text=True, timeout=120, env=known | {"PATH": path}, check=False,
     )  # fmt: skip
-    told = done.stdout.splitlines()
-    assert [problem in line for problem, line in zip(problems, told, strict=True)] == [True] * len(problems), done
+    lines = done.stdout.splitlines()
+    assert [problem in line for problem, line in zip(problems, lines, strict=True)] == [True] * len(problems), done

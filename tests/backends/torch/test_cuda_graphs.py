@@ -31,8 +31,8 @@ def x(value: float, rows: int) -> Any:
     return np.full((rows, 4), value, np.float32)
 
 
-def captured(monkeypatch: pytest.MonkeyPatch, more: str = "", **given: Any) -> Played:
-    played = Played(monkeypatch, GRAPHS % more, **given)
+def captured(monkeypatch: pytest.MonkeyPatch, more: str = "", **parameters: Any) -> Played:
+    played = Played(monkeypatch, GRAPHS % more, **parameters)
     played.instance.warm_up()
     return played
 
@@ -77,13 +77,13 @@ def test_each_batch_is_replayed_with_its_own_rows(monkeypatch: pytest.MonkeyPatc
     played = captured(monkeypatch, run=run)
     assert len(PlayedGraph.captured) == 18
     calls.clear()
-    kept = []
+    results = []
     for rows in (64, 1, 9, 33, 9):
-        given = x(rows, rows)
-        given[:, 1] = np.arange(rows)
-        found = played.call(StackedTensors([given[:1], given[1:]]) if rows > 1 else given)
-        kept.append((found, given * 2 + given.sum(1, keepdims=True)))
-    for found, wanted in kept:  # none is written to by a later call
+        rows_of = x(rows, rows)
+        rows_of[:, 1] = np.arange(rows)
+        found = played.call(StackedTensors([rows_of[:1], rows_of[1:]]) if rows > 1 else rows_of)
+        results.append((found, rows_of * 2 + rows_of.sum(1, keepdims=True)))
+    for found, wanted in results:  # none is written to by a later call
         np.testing.assert_array_equal(found, wanted)
     assert calls == []
     assert sum(graph.replays for graph in PlayedGraph.captured) == 18 + 5
@@ -118,8 +118,8 @@ def test_a_spec_may_name_other_dims(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_several_results_are_cut_and_a_dictionary_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(given: Any) -> Any:
-        return [given["x"] + 1, torch.ones(3)]
+    def run(inputs: Any) -> Any:
+        return [inputs["x"] + 1, torch.ones(3)]
 
     played = captured(monkeypatch, run=run, forward={"takes_dict": True, "arguments": ["given"]})
     np.testing.assert_array_equal(played.call(x(1, 10)), x(2, 10))

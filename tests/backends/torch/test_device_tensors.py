@@ -59,8 +59,8 @@ def test_three_models_pass_tensors_on_and_only_the_output_is_copied(server: Serv
     assert copies == [(1, 4), (2, 4), (2, 4)]
     copies.clear()
     with ThreadPoolExecutor(8) as callers:
-        given = [X + number for number in range(24)]
-        for x, answer in zip(given, callers.map(lambda x: server.infer("chain", {"x": x}), given), strict=True):
+        arrays = [X + number for number in range(24)]
+        for x, answer in zip(arrays, callers.map(lambda x: server.infer("chain", {"x": x}), arrays), strict=True):
             np.testing.assert_array_equal(np.asarray(answer.outputs["y"]), CHAIN(x))
     assert sum(shape[0] for shape in copies) == 48
 
@@ -71,8 +71,8 @@ def test_a_client_of_a_step_gets_what_it_got_before(server: Server) -> None:
     np.testing.assert_array_equal(found, X * 2)
 
 
-def converter(copies: list[Any], writes: bool = False, kept: frozenset[int] = frozenset(), **more: Any) -> Any:
-    return TensorConverter(torch, "cpu", {"y": 0}, writes, kept, **more)
+def converter(copies: list[Any], writes: bool = False, state_memory: frozenset[int] = frozenset(), **more: Any) -> Any:
+    return TensorConverter(torch, "cpu", {"y": 0}, writes, state_memory, **more)
 
 
 def test_inputs_are_views_unless_the_model_writes_to_them(copies: list[Any]) -> None:
@@ -105,8 +105,8 @@ def test_tensors_of_another_engine_come_by_dlpack(copies: list[Any]) -> None:
 
 def test_memory_that_the_model_keeps_is_copied_on_the_device(copies: list[Any]) -> None:
     value = torch.zeros(2, 4)
-    kept = frozenset([value.untyped_storage().data_ptr()])
-    for made in (converter(copies, kept=kept), converter(copies, reuses=True)):
+    state_memory = frozenset([value.untyped_storage().data_ptr()])
+    for made in (converter(copies, state_memory=state_memory), converter(copies, reuses=True)):
         (left,) = made.results(value).values()
         assert left.tensor.data_ptr() != value.data_ptr()
     assert copies == []

@@ -205,15 +205,15 @@ def test_a_module_is_in_evaluation_and_records_nothing(modules: Any) -> None:
 def test_inputs_are_not_written_to(modules: Any) -> None:
     instance = modules.load(forward("self, x", "x.add_(1)"), X % "x" + Y % "y")
     for may_write in (False, True):  # the caller's own array, where it asks in Python
-        given = A.copy()
-        given.flags.writeable = may_write
-        np.testing.assert_array_equal(instance.execute({"x": given})["y"], A + 1)
-        np.testing.assert_array_equal(given, A)
+        array = A.copy()
+        array.flags.writeable = may_write
+        np.testing.assert_array_equal(instance.execute({"x": array})["y"], A + 1)
+        np.testing.assert_array_equal(array, A)
 
 
 @pytest.mark.parametrize("made", ["self.register_buffer('sum', torch.zeros(3))", "self.sum = torch.zeros(3)"])
-@pytest.mark.parametrize("given", ["self.sum", "self.sum[:]"])
-def test_an_answer_that_the_model_keeps_writing_to_is_that_of_its_call(modules: Any, made: str, given: str) -> None:
+@pytest.mark.parametrize("result", ["self.sum", "self.sum[:]"])
+def test_an_answer_that_the_model_keeps_writing_to_is_that_of_its_call(modules: Any, made: str, result: str) -> None:
     code = f"""
     class Net(torch.nn.Module):
         def __init__(self):
@@ -222,7 +222,7 @@ def test_an_answer_that_the_model_keeps_writing_to_is_that_of_its_call(modules: 
 
         def forward(self, x):
             self.sum += x
-            return {given}
+            return {result}
     """
     instance = modules.load(code, X % "x" + Y % "y")
     first = instance.execute({"x": A})["y"]
@@ -291,7 +291,7 @@ def test_a_model_that_chooses_its_device_is_left_where_it_is(modules: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("def broken(:", r"SyntaxError: .*"),
         ("raise SystemExit(3)", r"SystemExit: 3 \(model\.py, line 2, in <module>\)"),
@@ -302,15 +302,15 @@ def test_a_model_that_chooses_its_device_is_left_where_it_is(modules: Any) -> No
         ),
     ],
 )
-def test_code_that_fails_is_named_with_its_line_and_leaves_nothing(modules: Any, code: str, said: str) -> None:
+def test_code_that_fails_is_named_with_its_line_and_leaves_nothing(modules: Any, code: str, message: str) -> None:
     before = private()
-    with pytest.raises(LoadError, match=rf"failed to load model 'm': '.*model\.py': {said}"):
+    with pytest.raises(LoadError, match=rf"failed to load model 'm': '.*model\.py': {message}"):
         modules.load(code, X % "x" + Y % "y")
     assert private() == before
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("result", "message"),
     [
         ("{}['key']", r"KeyError: 'key' \(model\.py, line 4, in forward\)"),
         ("exit(1)", "SystemExit: 1"),
@@ -319,10 +319,12 @@ def test_code_that_fails_is_named_with_its_line_and_leaves_nothing(modules: Any,
         ("()", "expects output 0, the model gives 0 outputs"),
     ],
 )
-def test_a_failure_says_what_failed_and_where_and_the_next_call_succeeds(modules: Any, result: str, said: str) -> None:
+def test_a_failure_says_what_failed_and_where_and_the_next_call_succeeds(
+    modules: Any, result: str, message: str
+) -> None:
     code = forward("self, x", f"x if len(x) == 2 else {result}")
     instance = modules.load(code, X % "x" + Y % "y")
-    with pytest.raises(BackendError, match=said):
+    with pytest.raises(BackendError, match=message):
         instance.execute({"x": A})
     np.testing.assert_array_equal(instance.execute({"x": A[:2]})["y"], A[:2])
 

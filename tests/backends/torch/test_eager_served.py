@@ -74,11 +74,11 @@ def test_requests_are_batched_and_only_the_culprit_fails(modules: Any) -> None:
     """
     batching = "dynamic_batching { preferred_batch_size: 3 max_queue_delay_microseconds: 500000 } "
     modules.write(code, "m", X + Y + batching)
-    given = [ROWS[:1], -1 - ROWS[:1], ROWS[1:2]]
+    rows = [ROWS[:1], -1 - ROWS[:1], ROWS[1:2]]
     with serve(modules.root) as server:
 
         async def ask() -> list[Any]:
-            answers = [server.infer_async("m", {"x": each}) for each in given]
+            answers = [server.infer_async("m", {"x": each}) for each in rows]
             return await asyncio.gather(*answers, return_exceptions=True)
 
         fine, failed, also = on_loop(server, ask())
@@ -86,7 +86,7 @@ def test_requests_are_batched_and_only_the_culprit_fails(modules: Any) -> None:
         np.testing.assert_array_equal(also.outputs["y"], ROWS[1:2] + 100)
         assert "PyTorch execute failure: ValueError: less than nothing (model.py, line 6, in forward)" in str(failed)
         both = [ROWS[:1], ROWS[1:2], ROWS[2:]]
-        given[:] = both
+        rows[:] = both
         np.testing.assert_array_equal(
             np.concatenate([each.outputs["y"] for each in on_loop(server, ask())]), ROWS + 300
         )

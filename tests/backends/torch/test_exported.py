@@ -180,8 +180,8 @@ def test_networks_compute_what_pytorch_computes(
     programs: Any, network: type[torch.nn.Module], make: Any, decomposed: bool
 ) -> None:
     torch.manual_seed(3)
-    given = make(5)
-    program = torch.export.export(network().eval(), given, dynamic_shapes=[{0: ROWS} for _ in given])
+    arguments = make(5)
+    program = torch.export.export(network().eval(), arguments, dynamic_shapes=[{0: ROWS} for _ in arguments])
     path = programs.root / "m" / "1" / "model.pt2"
     path.parent.mkdir(parents=True)
     torch.export.save(program.run_decompositions() if decomposed else program, str(path))
@@ -316,10 +316,10 @@ def test_a_derived_size_holds(programs: Any) -> None:
     size = Dim("size", min=1, max=64)
     programs.save(Halves(), torch.ones(6), torch.ones(3), dynamic_shapes=({0: 2 * size}, {0: size}))
     instance = programs.load("max_batch_size: 0")
-    given = {"a": np.ones(8, np.float32), "b": np.ones(4, np.float32)}
-    np.testing.assert_array_equal(instance.execute(given)["OUTPUT__0"], [3, 3, 3, 3])
+    inputs = {"a": np.ones(8, np.float32), "b": np.ones(4, np.float32)}
+    np.testing.assert_array_equal(instance.execute(inputs)["OUTPUT__0"], [3, 3, 3, 3])
     with pytest.raises(InvalidArgument, match=r"'a': axis 0 is 8 long, but with the other sizes .* takes 10"):
-        instance.execute(given | {"b": np.ones(5, np.float32)})
+        instance.execute(inputs | {"b": np.ones(5, np.float32)})
 
 
 def test_a_scalar_goes_in_and_comes_out_as_one_element(programs: Any) -> None:
@@ -349,10 +349,10 @@ def test_a_buffer_keeps_what_the_program_writes_to_it(programs: Any, decomposed:
 
 def test_what_is_not_to_be_written_to_is_not_by_a_program(programs: Any) -> None:
     programs.save(InPlaceSum(), torch.ones(3))
-    given = np.zeros(3, np.float32)
-    given.flags.writeable = False
-    np.testing.assert_array_equal(programs.load().execute({"x": given})["OUTPUT__0"], [1, 1, 1])
-    np.testing.assert_array_equal(given, [0, 0, 0])
+    array = np.zeros(3, np.float32)
+    array.flags.writeable = False
+    np.testing.assert_array_equal(programs.load().execute({"x": array})["OUTPUT__0"], [1, 1, 1])
+    np.testing.assert_array_equal(array, [0, 0, 0])
 
 
 def test_mixed_precision_reaches_a_program(programs: Any) -> None:
@@ -369,8 +369,8 @@ def test_mixed_precision_reaches_a_program(programs: Any) -> None:
 def test_a_trusted_program_is_loaded_by_pytorch_and_answers_alike(programs: Any) -> None:
     a, b, by = torch.randn(2, 3), torch.randn(2, 3), torch.randn(3)
     programs.save(SumAndScale(), (a, b), named={"scale": {"by": by}})
-    given = {"pair_0": a.numpy(), "pair_1": b.numpy(), "scale_by": by.numpy()}
-    found = programs.load(trust=True).execute(given)
+    inputs = {"pair_0": a.numpy(), "pair_1": b.numpy(), "scale_by": by.numpy()}
+    found = programs.load(trust=True).execute(inputs)
     np.testing.assert_array_equal(found["sum"], a + b)
     np.testing.assert_array_equal(found["scaled"], a * by)
 
@@ -385,9 +385,9 @@ def test_a_program_that_is_closed_leaves_none_of_its_source(trust: bool, program
         program = open_program(torch, model, archive, "cpu")
     generated = len({*linecache.cache} - before)
     program.close()
-    kept = len({*linecache.cache} - before)
-    assert kept == generated - 1
-    assert trust or kept == 0  # the rest is of what torch.export.load makes for itself
+    remaining = len({*linecache.cache} - before)
+    assert remaining == generated - 1
+    assert trust or remaining == 0  # the rest is of what torch.export.load makes for itself
 
 
 @pytest.mark.parametrize("trust", [False, True])
@@ -440,8 +440,8 @@ def test_a_type_that_the_protocol_lacks_is_said(programs: Any) -> None:
 
 def test_inputs_may_stand_before_the_weights(programs: Any, rewrite: Any) -> None:
     path = programs.save(torch.nn.Linear(3, 2), torch.ones(1, 3))
-    given = {"input": np.arange(3, dtype=np.float32).reshape(1, 3)}
-    expected = programs.load().execute(given)["OUTPUT__0"]
+    inputs = {"input": np.arange(3, dtype=np.float32).reshape(1, 3)}
+    expected = programs.load().execute(inputs)["OUTPUT__0"]
 
     def turned(data: bytes) -> bytes:
         document = json.loads(data)
@@ -451,13 +451,13 @@ def test_inputs_may_stand_before_the_weights(programs: Any, rewrite: Any) -> Non
         return json.dumps(document).encode()
 
     rewrite(path, {"model.json": turned})
-    np.testing.assert_array_equal(programs.load().execute(given)["OUTPUT__0"], expected)
+    np.testing.assert_array_equal(programs.load().execute(inputs)["OUTPUT__0"], expected)
 
 
 def test_a_program_for_a_gpu_runs_on_the_cpu(programs: Any, rewrite: Any) -> None:
     path: Path = programs.save(Attention(), torch.randint(0, 50, (2, 7)))
-    given = {"tokens": np.ones((2, 7), np.int64)}
-    expected = programs.load().execute(given)["OUTPUT__0"]
+    inputs = {"tokens": np.ones((2, 7), np.int64)}
+    expected = programs.load().execute(inputs)["OUTPUT__0"]
 
     def on(*places: str) -> Callable[[bytes], bytes]:
         found = iter(range(10**6))
@@ -468,7 +468,7 @@ def test_a_program_for_a_gpu_runs_on_the_cpu(programs: Any, rewrite: Any) -> Non
         )
 
     rewrite(path, {"model.json": on("0")})
-    np.testing.assert_array_equal(programs.load().execute(given)["OUTPUT__0"], expected)
+    np.testing.assert_array_equal(programs.load().execute(inputs)["OUTPUT__0"], expected)
     rewrite(path, {"model.json": on("0", "1")})
     with pytest.raises(LoadError, match="exported on several devices, cuda:0, cuda:1, and an instance runs on one"):
         programs.load()

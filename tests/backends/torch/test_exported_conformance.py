@@ -29,8 +29,8 @@ class TestExportedPrograms(BackendConformance):
     def example(self, write_program: Any, tmp_path: Path) -> Example:
         a, b = np.random.default_rng(7).normal(size=(2, 5, 16)).astype(np.float32)
         rows = torch.export.Dim("rows", min=0, max=64)
-        given = (torch.from_numpy(a), torch.from_numpy(b))
-        write_program(Both(), given, tmp_path / "files" / "model.pt2", dynamic_shapes=({0: rows}, {0: rows}))
+        arguments = (torch.from_numpy(a), torch.from_numpy(b))
+        write_program(Both(), arguments, tmp_path / "files" / "model.pt2", dynamic_shapes=({0: rows}, {0: rows}))
         return Example(
             tmp_path / "files",
             {"a": a, "b": b},

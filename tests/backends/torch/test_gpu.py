@@ -29,9 +29,9 @@ def test_weights_and_inputs_are_on_the_gpu(modules: Any) -> None:
     torch.save({"scale": torch.from_numpy(SCALES)}, modules.write(ON_GPU) / "model.pt")
     for compiled in ("", "{}"):
         instance = modules.load(None, CONFIG, device="gpu", torch_compile=compiled)
-        kept = instance.execute({"x": X})["y"]
+        result = instance.execute({"x": X})["y"]
         instance.execute({"x": X + 1})
-        np.testing.assert_array_equal(kept, X * SCALES)
+        np.testing.assert_array_equal(result, X * SCALES)
 
 
 def test_a_model_that_puts_itself_on_the_gpu_gets_its_inputs_there(modules: Any) -> None:

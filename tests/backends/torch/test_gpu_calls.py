@@ -29,7 +29,7 @@ def x(value: float, rows: int = 1) -> Any:
 
 def test_a_call_starts_while_another_one_computes(scene: Played) -> None:
     assert scene.instance.concurrency == 2
-    scene.held = True
+    scene.runs_until_finish = True
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(scene.call, x(1))
         wait_for(lambda: len(scene.gates) == 1)
@@ -79,7 +79,7 @@ def test_the_next_batch_is_taken_shortly_before_the_end(scene: Played, monkeypat
     assert at_once(scene.instance.wait_to_take), "nothing computes"
     calls._row_s = {5: 0.01}  # 32 rows take 0.32 s
     calls._start_s, calls._overlaps = 0.05, True
-    scene.held = True
+    scene.runs_until_finish = True
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(scene.call, x(1, 32))
         wait_for(lambda: calls._last is not None)
@@ -103,7 +103,7 @@ def test_the_next_batch_is_taken_shortly_before_the_end(scene: Played, monkeypat
 def test_batches_overlap_if_they_compute_longer_than_they_are_started(scene: Played) -> None:
     """Else one large batch is better than two small ones, and the next one is taken after the end."""
     calls = self_of(scene.instance.wait_to_take)
-    scene.held = True
+    scene.runs_until_finish = True
     with ThreadPoolExecutor(2) as threads:
         for launch_s, gpu_s, overlaps in ((0.0, 0.02, True), (10.0, 0.0, False), (0.0, 0.02, True), (10.0, 0.0, False)):
             done = threads.submit(scene.call, x(1, 32))
@@ -125,7 +125,7 @@ def test_batches_overlap_if_they_compute_longer_than_they_are_started(scene: Pla
 
 
 def test_a_batch_of_unknown_duration_is_not_waited_for(scene: Played) -> None:
-    scene.held = True
+    scene.runs_until_finish = True
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(scene.call, x(1))
         wait_for(lambda: len(scene.gates) == 1)
@@ -144,9 +144,9 @@ def test_durations_are_learned_per_row(scene: Played) -> None:
     assert 0 < calls._start_s < 5
 
 
-@pytest.mark.parametrize("given", [{"overlap": False}, {"disable_optimized_execution": True}])
-def test_calls_may_have_to_come_one_by_one(monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
-    scene = Played(monkeypatch, **given)
+@pytest.mark.parametrize("parameters", [{"overlap": False}, {"disable_optimized_execution": True}])
+def test_calls_may_have_to_come_one_by_one(monkeypatch: pytest.MonkeyPatch, parameters: Any) -> None:
+    scene = Played(monkeypatch, **parameters)
     assert scene.instance.concurrency == 1
     np.testing.assert_array_equal(scene.call(x(1)), x(2))
 

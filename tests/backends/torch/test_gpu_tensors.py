@@ -144,18 +144,18 @@ def test_calls_that_overlap_get_their_own_rows(modules: Any, more: str) -> None:
     instance = modules.load(BUSY, WIDE + more, device="gpu")
     instance.warm_up()
     assert instance.concurrency == 2
-    kept: list[tuple[int, Any]] = []
+    results: list[tuple[int, Any]] = []
 
     def ask(number: int) -> None:
         instance.wait_to_take()
         rows = 1 + number % 64
         parts = StackedTensors([wide(number, rows - rows // 2), wide(number, rows // 2)]) if rows > 1 else wide(number)
-        left: Any = instance.execute({"x": parts})["y"]
-        kept.append((number, left.to_host()))
+        result: Any = instance.execute({"x": parts})["y"]
+        results.append((number, result.to_host()))
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(ask, range(300)))
-    for number, found in kept:
+    for number, found in results:
         np.testing.assert_array_equal(found, wide(number + 1, 1 + number % 64))
 
 
@@ -208,14 +208,14 @@ def test_what_waits_for_the_gpu_has_no_graph_and_the_gpu_lives_on(modules: Any, 
         instance.warm_up()
     print(found.value.message)
     assert torch.rand(3, device="cuda").shape == (3,), "random numbers wait for no capture"
-    held = []
+    allocated = []
     for _ in range(20):  # memory that another stream has read is free again
         part = torch.ones(1 << 20, device="cuda")
         part.record_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
         del part
         torch.cuda.synchronize()
-        held.append(torch.cuda.memory_allocated())
-    assert held[-1] <= held[3] + (1 << 21), held
+        allocated.append(torch.cuda.memory_allocated())
+    assert allocated[-1] <= allocated[3] + (1 << 21), allocated
     again: Any = modules.load(text, ONE.replace("[-1]", "[4]"), device="gpu").execute({"x": X})["y"]
     assert again.to_host().shape == X.shape
 

@@ -134,10 +134,10 @@ def test_dictionaries_go_in_and_come_out_by_their_keys(scripts: Any) -> None:
 def test_inputs_are_not_written_to(scripts: Any) -> None:
     instance = scripts.load(InPlace(), X % "x" + Y % "y")
     for may_write in (False, True):  # the caller's own array, where it asks in Python
-        given = A.copy()
-        given.flags.writeable = may_write
-        np.testing.assert_array_equal(instance.execute({"x": given})["y"], A + 1)
-        np.testing.assert_array_equal(given, A)
+        array = A.copy()
+        array.flags.writeable = may_write
+        np.testing.assert_array_equal(instance.execute({"x": array})["y"], A + 1)
+        np.testing.assert_array_equal(array, A)
 
 
 def test_an_optional_argument_may_be_missing(scripts: Any) -> None:

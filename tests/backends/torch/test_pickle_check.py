@@ -41,7 +41,7 @@ def test_what_python_writes_is_undamaged(protocol: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"\x80\x02X\xff\xff\xff\xffabc.", "expected 4294967295 bytes in a unicodestring4, but only 4 remain"),
         (b"\x80\x02\x8d" + b"\xff" * 7 + b"\x0f.", "expected"),
@@ -52,8 +52,8 @@ def test_what_python_writes_is_undamaged(protocol: int) -> None:
         (b"", "pickle exhausted before seeing STOP"),
     ],
 )
-def test_what_pytorch_does_not_bear_is_named_with_its_place(content: bytes, said: str) -> None:
-    assert said in pickle_check.damage(content)
+def test_what_pytorch_does_not_bear_is_named_with_its_place(content: bytes, message: str) -> None:
+    assert message in pickle_check.damage(content)
 
 
 def with_name(size: int) -> Callable[[bytes], bytes]:
@@ -84,14 +84,14 @@ def test_weights_of_an_old_pytorch_are_looked_through_as_well(modules: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("bomb", "said"),
+    ("bomb", "message"),
     [(b"X\xff\xff\xff\xff", "expected 4294967295 bytes"), (b"r\xff\xff\xff\xff", "at byte 3")],
     ids=["text", "memo"],
 )
 def test_a_script_that_tells_of_gigabytes_takes_none(
-    scripts: Any, rewrite: Callable[[Path, Mapping[str, Any]], None], bomb: bytes, said: str
+    scripts: Any, rewrite: Callable[[Path, Mapping[str, Any]], None], bomb: bytes, message: str
 ) -> None:
     path = scripts.save(torch.nn.Identity())
     rewrite(path, {"data.pkl": lambda content: content[:2] + b"N" + bomb + b"." + content[2:]})
-    with pytest.raises(LoadError, match=rf"model\.pt' is damaged at 'data\.pkl': {said}"):
+    with pytest.raises(LoadError, match=rf"model\.pt' is damaged at 'data\.pkl': {message}"):
         scripts.load(None, CONFIG)

@@ -64,20 +64,20 @@ def test_what_no_model_says_stays_as_it_is(scripts: Any) -> None:
 
 
 def test_parameters_have_the_keys_of_triton() -> None:
-    given = {
+    texts = {
         "ENABLE_JIT_EXECUTOR": "true",
         "ENABLE_TENSOR_FUSER": "false",
         "NUM_THREADS": "3",
         "NUM_INTEROP_THREADS": "2",
         "TORCH_COMPILE_OPTIONAL_PARAMETERS": "{}",
     }
-    found = parse_parameters(Parameters, {key: ModelParameter(string_value=value) for key, value in given.items()})
+    found = parse_parameters(Parameters, {key: ModelParameter(string_value=value) for key, value in texts.items()})
     assert (found.enable_jit_executor, found.enable_jit_profiling, found.enable_tensor_fuser) == (True, None, False)
     assert (found.threads_within, found.threads_across, found.torch_compile) == (3, 2, "{}")
 
 
 @pytest.mark.parametrize("name", ["num_threads", "num_interop_threads"])
 def test_a_number_of_threads_below_zero_is_refused(name: str) -> None:
-    given: dict[str, Any] = {name: -1}
+    fields: dict[str, Any] = {name: -1}
     with pytest.raises(ConfigError, match=f"parameter '{name.upper()}' is -1, but a number of threads is 0 or more"):
-        Parameters(**given)
+        Parameters(**fields)

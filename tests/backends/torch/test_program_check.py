@@ -138,14 +138,14 @@ def run_by_pytorch(path: Path) -> None:
         torch.export.load(str(path)).module()(torch.from_numpy(X))
 
 
-@pytest.mark.parametrize(("make", "told"), REFUSED_FILES, ids=[each.__name__ for each, _ in REFUSED_FILES])
+@pytest.mark.parametrize(("make", "message"), REFUSED_FILES, ids=[each.__name__ for each, _ in REFUSED_FILES])
 def test_a_program_that_runs_code_is_not_loaded(
-    programs: Any, rewrite: Any, tmp_path: Path, make: Any, told: str
+    programs: Any, rewrite: Any, tmp_path: Path, make: Any, message: str
 ) -> None:
     made = tmp_path / "made"
     path = programs.save(Network(), torch.from_numpy(X))
     rewrite(path, make(made))
-    with pytest.raises(LoadError, match=rf"model\.pt2' may do more than compute: .*{told}.*'trust' to 'true'"):
+    with pytest.raises(LoadError, match=rf"model\.pt2' may do more than compute: .*{message}.*'trust' to 'true'"):
         programs.load()
     assert not made.exists()
     run_by_pytorch(path)
@@ -166,7 +166,7 @@ def test_what_pytorch_would_run_is_not_even_looked_at(programs: Any, rewrite: An
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         ("torch.ops.aten.from_file.default", "which does more than compute"),
         ("torch.ops.aten._print.default", "which does more than compute"),
@@ -184,10 +184,10 @@ def test_what_pytorch_would_run_is_not_even_looked_at(programs: Any, rewrite: An
         ("math.__loader__.load_module", "no operator"),
     ],
 )
-def test_operators_that_may_do_more_are_refused(programs: Any, rewrite: Any, target: str, told: str) -> None:
+def test_operators_that_may_do_more_are_refused(programs: Any, rewrite: Any, target: str, message: str) -> None:
     path = programs.save(Network(), torch.from_numpy(X))
     rewrite(path, {"model.json": lambda data: data.replace(b"torch.ops.aten.mul.Tensor", target.encode())})
-    with pytest.raises(LoadError, match=rf"model\.pt2' .*'{re.escape(target)}'.*{told}"):
+    with pytest.raises(LoadError, match=rf"model\.pt2' .*'{re.escape(target)}'.*{message}"):
         programs.load()
 
 

@@ -34,23 +34,23 @@ def path(programs: Any) -> Path:
     return Path(programs.save(Doubled(), torch.ones(3)))
 
 
-def refused(programs: Any, told: str) -> None:
-    with pytest.raises(LoadError, match=rf"failed to load model 'm': '.*model\.pt2' .*{told}"):
+def refused(programs: Any, message: str) -> None:
+    with pytest.raises(LoadError, match=rf"failed to load model 'm': '.*model\.pt2' .*{message}"):
         programs.load()
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [(b"", "no zip"), (b"no model", "no zip"), (b"PK\x05\x06" + bytes(18), "holds nothing")]
+    ("content", "message"), [(b"", "no zip"), (b"no model", "no zip"), (b"PK\x05\x06" + bytes(18), "holds nothing")]
 )
-def test_what_is_no_archive_is_said(programs: Any, path: Path, content: bytes, told: str) -> None:
+def test_what_is_no_archive_is_said(programs: Any, path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
-    refused(programs, told)
+    refused(programs, message)
 
 
 def test_a_truncated_program_is_named(programs: Any, path: Path) -> None:
     content = path.read_bytes()
-    for kept in (len(content) - 100, len(content) // 2, 100):
-        path.write_bytes(content[:kept])
+    for size in (len(content) - 100, len(content) // 2, 100):
+        path.write_bytes(content[:size])
         refused(programs, "(is no zip archive|is a pickle of torch.save)")  # the samples in it are one, and whole
 
 
@@ -128,7 +128,7 @@ def changed(change: Callable[[Any], None]) -> Callable[[bytes], bytes]:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "told"),
+    ("name", "change", "message"),
     [
         ("models/model.json", b"{", "damaged at 'models/model.json'"),
         ("models/model.json", b"[" * 100_000, "damaged at 'models/model.json'"),
@@ -147,10 +147,10 @@ def changed(change: Callable[[Any], None]) -> Callable[[bytes], bytes]:
     ],
 )
 def test_a_program_that_pytorch_did_not_write_is_refused(
-    programs: Any, path: Path, rewrite: Any, name: str, change: Any, told: str
+    programs: Any, path: Path, rewrite: Any, name: str, change: Any, message: str
 ) -> None:
     rewrite(path, {name: change})
-    refused(programs, told)
+    refused(programs, message)
 
 
 #: What a value in a document may become.

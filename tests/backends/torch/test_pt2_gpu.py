@@ -44,9 +44,9 @@ def expected() -> np.ndarray[Any, Any]:
 def test_a_program_runs_where_its_instance_is(programs: Any, made_on: str, served_on: str) -> None:
     programs.save(Shifted().to(made_on), torch.from_numpy(X).to(made_on))
     instance = programs.load(device=served_on)
-    kept = instance.execute({"x": X})["OUTPUT__0"]
+    result = instance.execute({"x": X})["OUTPUT__0"]
     instance.execute({"x": X + 1})
-    np.testing.assert_allclose(kept, expected(), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(result, expected(), rtol=1e-3, atol=1e-3)
 
 
 def test_a_package_for_the_gpu_runs_there_and_nowhere_else(programs: Any) -> None:
@@ -58,6 +58,6 @@ def test_a_package_for_the_gpu_runs_there_and_nowhere_else(programs: Any) -> Non
     with pytest.raises(LoadError, match="was compiled for 'cuda', and the instance runs on 'cpu'"):
         programs.load(CONFIG, trust=True)
     instance = programs.load(CONFIG, device="gpu", trust=True)
-    kept = instance.execute({"x": X})["y"]
+    result = instance.execute({"x": X})["y"]
     instance.execute({"x": X + 1})
-    np.testing.assert_allclose(kept, expected(), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(result, expected(), rtol=1e-3, atol=1e-3)

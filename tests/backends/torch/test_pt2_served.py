@@ -34,9 +34,9 @@ def scores(programs: Any) -> Scores:
 
 def ask(kind: Any, port: int, image: np.ndarray[Any, Any]) -> Any:
     with kind.InferenceServerClient(f"127.0.0.1:{port}") as client:
-        given = kind.InferInput("image", list(image.shape), "FP32")
-        given.set_data_from_numpy(image)
-        return client.infer("m", [given]).as_numpy("scores")
+        tensor = kind.InferInput("image", list(image.shape), "FP32")
+        tensor.set_data_from_numpy(image)
+        return client.infer("m", [tensor]).as_numpy("scores")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

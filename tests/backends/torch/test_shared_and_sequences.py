@@ -163,9 +163,9 @@ def test_two_instances_take_the_memory_of_one(scripts: Any) -> None:
     model = Model("m", 1, scripts.root / "m" / "1", config, Parameters(), instance_name="m_0")
     model = replace(model, shared=backend.share(model))
     sizes = [own_memory()]
-    kept = []
+    instances = []
     for _ in range(2):
-        kept.append(backend.load(model))
+        instances.append(backend.load(model))
         sizes.append(own_memory())
     assert sizes[1] - sizes[0] > 32 * 2**20, "one has them"
     assert sizes[2] - sizes[1] < 8 * 2**20, "the other uses the same"

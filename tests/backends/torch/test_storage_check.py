@@ -108,7 +108,7 @@ def test_storages_of_all_types(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "persistent_id",
     [
         ("storage", "torch.FloatStorage", "0", "cpu", 4),
         ["storage", torch.FloatStorage, "0", "cpu", 4],
@@ -119,14 +119,14 @@ def test_storages_of_all_types(tmp_path: Path, name: str) -> None:
         None,
     ],
 )
-def test_a_storage_that_pytorch_does_not_write_is_refused(told: Any) -> None:
+def test_a_storage_that_pytorch_does_not_write_is_refused(persistent_id: Any) -> None:
     class Pickler(pickle.Pickler):
         def persistent_id(self, value: Any) -> Any:
-            return told if isinstance(value, torch.Tensor) else None
+            return persistent_id if isinstance(value, torch.Tensor) else None
 
     stream = io.BytesIO()
-    Pickler(stream, 2).dump({"weight": torch.zeros(4)} if told is not None else 1)
-    content = stream.getvalue() if told is not None else b"\x80\x02Q."
+    Pickler(stream, 2).dump({"weight": torch.zeros(4)} if persistent_id is not None else 1)
+    content = stream.getvalue() if persistent_id is not None else b"\x80\x02Q."
     with pytest.raises(ValueError, match=r"way of its own|of the type|too little"):
         list(storages(torch, content))
 

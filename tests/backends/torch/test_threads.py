@@ -67,22 +67,22 @@ def test_a_thread_that_is_no_instances_computes_alone(scripts: Any) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="OpenMP of GCC tells what it has read")
 @pytest.mark.parametrize(
-    ("given", "policy", "spins"),
+    ("variables", "policy", "spins"),
     [({}, "PASSIVE", "0"), ({"GOMP_SPINCOUNT": "77"}, "PASSIVE", "77"), ({"OMP_WAIT_POLICY": "active"}, "ACTIVE", "")],
 )
 def test_threads_sleep_while_they_wait_unless_the_environment_says_otherwise(
-    given: dict[str, str], policy: str, spins: str
+    variables: dict[str, str], policy: str, spins: str
 ) -> None:
     code = "import os; from headrace_torch.torch_process import load_engine; load_engine(); print(dict(os.environ))"
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
     clean = {name: value for name, value in os.environ.items() if name not in names}
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
-        env={**clean, **given, "OMP_DISPLAY_ENV": "verbose"},
+        env={**clean, **variables, "OMP_DISPLAY_ENV": "verbose"},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert f"OMP_WAIT_POLICY = '{policy}'" in told.stderr
-    assert f"GOMP_SPINCOUNT = '{spins}" in told.stderr
-    assert [name for name in names if f"'{name}'" in told.stdout] == list(given), "nothing is left for children"
+    assert f"OMP_WAIT_POLICY = '{policy}'" in process.stderr
+    assert f"GOMP_SPINCOUNT = '{spins}" in process.stderr
+    assert [name for name in names if f"'{name}'" in process.stdout] == list(variables), "nothing is left for children"

@@ -113,7 +113,7 @@ class Execution:
         self.binding: Any = device.session.io_binding()
         self._device, self._stream = device, device.stream
         #: The memory of inputs, by their addresses.
-        self._kept: dict[int, Any] = {}
+        self._memory: dict[int, Any] = {}
         self._is_pending = False
 
     def input(self, name: str, tensor: npt.NDArray[Any] | DeviceTensor | StackedTensors) -> None:
@@ -144,15 +144,15 @@ class Execution:
         shape, dtype, device = value.shape(), _DTYPES[value.element_type()], self._device
         if 0 in shape:
             return np.empty(shape, dtype)
-        kept = self._kept.get(value.data_ptr()) if self._kept else None
-        return OrtTensor(OrtMemory(value, device.device, device.library, device.session, kept), 0, shape, dtype)
+        owner = self._memory.get(value.data_ptr()) if self._memory else None
+        return OrtTensor(OrtMemory(value, device.device, device.library, device.session, owner), 0, shape, dtype)
 
     def end(self) -> None:
         """Release the inputs, also after an error."""
         try:
             self.begin()
         finally:
-            self._kept = {}
+            self._memory = {}
 
     def _array(self, name: str, array: npt.NDArray[Any]) -> None:
         array = np.asarray(array, order="C")  # `np.ascontiguousarray` would add an axis to a scalar
@@ -169,7 +169,7 @@ class Execution:
         capsule: Any = part.__dlpack__(stream=self._stream)
         address = address_of(capsule)
         if address is not None:
-            self._kept[address] = capsule
+            self._memory[address] = capsule
             self._is_pending = True
         return address
 
@@ -178,8 +178,8 @@ class Execution:
         device, stream = self._device, self._stream
         value = device.make([size], _BYTE, *device.where)
         first = target = int(value.data_ptr())
-        held: list[Any] = [value]
-        self._kept[first] = held
+        sources: list[Any] = [value]
+        self._memory[first] = sources
         device.library.use(device.number)  # again: an engine may have changed it
         self._is_pending = True
         for part, address in zip(parts, addresses, strict=True):
@@ -187,7 +187,7 @@ class Execution:
                 device.library.queue_copy(target, address, part.nbytes, stream)
             else:
                 array = np.ascontiguousarray(on_host(part))
-                held.append(array)
+                sources.append(array)
                 device.library.queue_write(target, array.ctypes.data, part.nbytes, stream)
             target += part.nbytes
         return first

@@ -50,14 +50,14 @@ class Plan:
 
     @classmethod
     def of(cls, config: ModelConfig, graph: Graph, repeats: bool = False) -> Plan:
-        told, known = Graph.of_config(config), {**graph.inputs, **graph.optional}
-        inputs = [known[name] for name in told.inputs]
-        outputs = [graph.outputs[name] for name in told.outputs]
+        configured, known = Graph.of_config(config), {**graph.inputs, **graph.optional}
+        inputs = [known[name] for name in configured.inputs]
+        outputs = [graph.outputs[name] for name in configured.outputs]
         return cls(
-            list(told.outputs),
+            list(configured.outputs),
             tuple(info.name for info in inputs if info.datatype is dtypes.BYTES),
             tuple(info.name for info in inputs if not info.shape),
-            {info.name: told.outputs[info.name].shape for info in outputs if not info.shape},
+            {info.name: configured.outputs[info.name].shape for info in outputs if not info.shape},
             any(info.datatype is dtypes.BF16 for info in [*inputs, *outputs]),
             repeats,
         )

@@ -33,14 +33,14 @@ _BUILDS = {
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """An accelerator without CUDA. ``title`` is its name in errors; ``known`` are its options, ``given`` the preset
-    ones.
+    """An accelerator without CUDA. ``title`` is its name in errors; ``known`` are its options, ``preset``
+    their values unless the config sets them.
     """
 
     provider: str
     title: str
     known: frozenset[str]
-    given: Mapping[str, str] = field(default_factory=dict)
+    preset: Mapping[str, str] = field(default_factory=dict)
 
 
 #: The accelerators of Triton and of other builds of the engine, by their names in ``cpu_execution_accelerator``.
@@ -186,7 +186,7 @@ def _cpu(accelerators: Iterable[Any], model: Model) -> Providers:
         if (found := _CPU_ACCELERATORS.get(accelerator.name)) is None:
             raise _unknown(accelerator.name)
         check_options(found.title, accelerator.parameters, found.known)
-        chosen.append((found.provider, {**found.given, **place_files(model, accelerator.parameters)}))
+        chosen.append((found.provider, {**found.preset, **place_files(model, accelerator.parameters)}))
     return chosen
 
 

@@ -142,16 +142,18 @@ def _profile(model: Model, backend_options: Mapping[str, str]) -> Path:
     """
     model.refuse_if_sent("'enable_profiling'")
     option = "profiling-directory"
-    if not (told := backend_options.get(option, "")):
+    if not (directory := backend_options.get(option, "")):
         raise ConfigError(
             f"parameter 'enable_profiling' of model '{model.name}' needs a directory for its files: "
             f"--backend-config=onnxruntime,{option}=<directory>"
         )
-    folder = Path(told).resolve()
+    folder = Path(directory).resolve()
     if not folder.is_dir():
-        raise ConfigError(f"backend option {option} of 'onnxruntime' is '{one_line(told)}', which is no directory")
+        raise ConfigError(f"backend option {option} of 'onnxruntime' is '{one_line(directory)}', which is no directory")
     if folder.is_relative_to(model.path.parent.parent.resolve()):
-        raise ConfigError(f"backend option {option} of 'onnxruntime' is '{one_line(told)}', in the model repository")
+        raise ConfigError(
+            f"backend option {option} of 'onnxruntime' is '{one_line(directory)}', in the model repository"
+        )
     return folder / f"{model.instance_name}_{model.version}"
 
 

@@ -74,19 +74,19 @@ def without_dropped_inputs(config: ModelConfig, graph: Graph) -> ModelConfig:
     If it lacks an input of the graph, it is returned as it is: then a name is wrong.
     """
     named = {io.name for io in config.input}
-    told = Graph.of_config(config).inputs
-    if named <= graph.inputs.keys() or not graph.inputs.keys() <= told.keys():
+    configured = Graph.of_config(config).inputs
+    if named <= graph.inputs.keys() or not graph.inputs.keys() <= configured.keys():
         return config
-    kept = ModelConfig()
-    kept.CopyFrom(config)
-    del kept.input[:]
-    kept.input.extend(io for io in config.input if io.name in graph.inputs)
-    return kept
+    reduced = ModelConfig()
+    reduced.CopyFrom(config)
+    del reduced.input[:]
+    reduced.input.extend(io for io in config.input if io.name in graph.inputs)
+    return reduced
 
 
 def _warn_of_dropped_inputs(model: Model, graph: Graph) -> None:
-    kept = {io.name for io in without_dropped_inputs(model.config, graph).input}
-    if dropped := [io.name for io in model.config.input if io.name not in kept]:
+    remaining = {io.name for io in without_dropped_inputs(model.config, graph).input}
+    if dropped := [io.name for io in model.config.input if io.name not in remaining]:
         log.warning(
             "model '%s': OpenVINO has dropped inputs, which requests may have, but which have no effect: %s",
             model.name,
@@ -115,14 +115,14 @@ def _is_apart(model: Model) -> bool:
 
 def _require_devices(core: Any, model: Model) -> None:
     """Raise `LoadError` for a device that is not there, with those that are."""
-    told = model.parameters.target_device
-    lead = f"unable to load model '{model.name}' on device '{one_line(told)}'"
-    group, colon, names = told.partition(":")
+    device = model.parameters.target_device
+    lead = f"unable to load model '{model.name}' on device '{one_line(device)}'"
+    group, colon, names = device.partition(":")
     available = core.available_devices
-    if told == "AUTO":
+    if device == "AUTO":
         return
-    if told in ("MULTI", "HETERO"):
-        raise LoadError(f"{lead}: it is made of devices, which must be named: {told}:{','.join(available)}")
+    if device in ("MULTI", "HETERO"):
+        raise LoadError(f"{lead}: it is made of devices, which must be named: {device}:{','.join(available)}")
     for name in names.split(",") if colon else [group]:
         bare = name.partition("(")[0]  # behind it: how many requests MULTI gives it
         is_there = bare in available or bare in {each.partition(".")[0] for each in available}

@@ -29,10 +29,10 @@ class OpenVinoInstance(Instance):
         self._types = [port.get_element_type() for port in compiled.inputs]
         self._inputs, self._outputs, self._rows = graph.inputs, graph.outputs, graph.rows
         self._pads = model.parameters.enable_batch_padding
-        told = Graph.of_config(model.config).outputs
+        configured = Graph.of_config(model.config).outputs
         self._scalar_inputs = [name for name in self._inputs if not inputs[name].shape]
         self._scalar_outputs = {
-            name: told[name].shape for name in self._outputs if not outputs[name].shape and name in told
+            name: configured[name].shape for name in self._outputs if not outputs[name].shape and name in configured
         }
         self._bfloat16 = [name for name in self._outputs if outputs[name].datatype is dtypes.BF16]
         self._is_plain = not (self._scalar_inputs or self._rows)
@@ -52,7 +52,7 @@ class OpenVinoInstance(Instance):
         if not self._is_plain:
             rows = len(feed[0]) if self._rows else 0
             feed = [self._prepare(name, tensor) for name, tensor in zip(self._inputs, feed, strict=True)]
-        held = []  # a request keeps addresses only: the arrays must live until it has executed
+        arrays = []  # a request keeps addresses only: the arrays must live until it has executed
         request = self._idle.get()
         try:
             for index, tensor in enumerate(feed):
@@ -60,7 +60,7 @@ class OpenVinoInstance(Instance):
                 if array.dtype == dtypes.BF16.numpy:
                     array = array.view(np.uint16)
                 view = self._tensor(array, tensor.shape, self._types[index])
-                held.append((array, view))
+                arrays.append((array, view))
                 request.set_input_tensor(index, view)
             results = [array.copy() for array in request.infer(share_outputs=True).to_tuple()]
         except Exception as error:  # pybind raises classes of its own

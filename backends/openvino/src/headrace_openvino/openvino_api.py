@@ -58,5 +58,5 @@ def _add_extension(core: Any, model: Model) -> None:
 def reword(error: BaseException) -> str:
     """Return the text of an OpenVINO error, without the lines about its own source."""
     lines = [line.strip() for line in str(error).splitlines()]
-    said = [line for line in lines if line and not line.startswith(_PLACES)]
-    return one_line(" ".join(said) or type(error).__name__)
+    message = [line for line in lines if line and not line.startswith(_PLACES)]
+    return one_line(" ".join(message) or type(error).__name__)

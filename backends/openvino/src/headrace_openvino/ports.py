@@ -53,11 +53,11 @@ def with_resolved_dims(graph: Graph, compiled: Any, config: ModelConfig) -> Grap
 
     A config that was completed from the file has -1 there.
     """
-    told = Graph.of_config(config).outputs
+    configured = Graph.of_config(config).outputs
     outputs = dict(graph.outputs)
     for info, port in zip(graph.outputs.values(), compiled.outputs, strict=False):
         resolved = _shape(port)
-        if info.name in told and resolved == told[info.name].shape:
+        if info.name in configured and resolved == configured[info.name].shape:
             outputs[info.name] = replace(info, shape=resolved)
     return replace(graph, outputs=outputs)
 
@@ -68,9 +68,9 @@ def port_names(opened: Any, config: ModelConfig) -> tuple[list[str], list[str]]:
     OpenVINO may have several names for a tensor, among them those of equal tensors. The one that the
     config uses is taken. Otherwise an output has the name that its file gives it, and an input one that no output has.
     """
-    told = Graph.of_config(config)
-    outputs = _choose([_aliases(port, config) for port in opened.outputs], told.outputs)
-    return _choose([_aliases(port, config) for port in opened.inputs], told.inputs, outputs), outputs
+    configured = Graph.of_config(config)
+    outputs = _choose([_aliases(port, config) for port in opened.outputs], configured.outputs)
+    return _choose([_aliases(port, config) for port in opened.inputs], configured.inputs, outputs), outputs
 
 
 def fixed_batch(opened: Any, config: ModelConfig) -> int:
@@ -103,12 +103,12 @@ def _unfix(info: GraphTensor) -> GraphTensor:
     return GraphTensor(info.name, info.datatype, info.type, (-1, *info.shape[1:]))
 
 
-def _choose(aliases: Iterable[Sequence[str]], told: Container[str], avoided: Container[str] = ()) -> list[str]:
+def _choose(aliases: Iterable[Sequence[str]], configured: Container[str], avoided: Container[str] = ()) -> list[str]:
     """Return one of each of ``aliases``, no two alike if possible: a told one, else one that is not avoided."""
     chosen: list[str] = []
     for names in aliases:
         free = [name for name in names if name not in chosen] or names
-        wanted = [name for name in free if name in told] or [name for name in free if name not in avoided] or free
+        wanted = [name for name in free if name in configured] or [name for name in free if name not in avoided] or free
         chosen.append(wanted[0])
     return chosen
 

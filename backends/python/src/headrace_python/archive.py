@@ -81,9 +81,9 @@ class Unpacking:
             shutil.copyfileobj(source, file, _COPY_BYTES)
         os.utime(path, (member.mtime, member.mtime))  # or byte code would be out of date
 
-    def _name(self, given: str) -> str:
-        """Return ``given`` as a path below the root that passes no link."""
-        path = PurePosixPath(given)
+    def _name(self, entry: str) -> str:
+        """Return ``entry`` as a path below the root that passes no link."""
+        path = PurePosixPath(entry)
         if path.is_absolute():
             raise RefusedMember("has an absolute path")
         if ".." in path.parts:

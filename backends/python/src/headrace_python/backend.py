@@ -69,8 +69,8 @@ class PythonBackend(Backend):
         """
         from headrace_python.environment import PACKAGES
 
-        asked = read_isolation(model.config.parameters) or self.settings.isolation
-        if asked == "thread" and not self.environment_of(model):
+        isolation = read_isolation(model.config.parameters) or self.settings.isolation
+        if isolation == "thread" and not self.environment_of(model):
             return None
         environment, settings = self._environment(model), self.settings
         timeouts_s = settings.stub_timeout_s, settings.load_timeout_s
@@ -107,18 +107,18 @@ class PythonBackend(Backend):
     def _environment(self, model: Model) -> Environment:
         from headrace_python.environment import find
 
-        asked = _asked(model)
-        return find(asked or self.environment_of(model), model.path.parent, model.is_sent and bool(asked))
+        configured = _configured_environment(model)
+        return find(configured or self.environment_of(model), model.path.parent, model.is_sent and bool(configured))
 
     def environment_of(self, model: Model) -> str:
         """Return the environment of the model; empty for the server's own."""
-        return _asked(model)
+        return _configured_environment(model)
 
 
-def _asked(model: Model) -> str:
+def _configured_environment(model: Model) -> str:
     """Return the environment that the config names, if any. It is not parsed yet when it is completed."""
-    given = model.config.parameters
-    return given[ENVIRONMENT].string_value if ENVIRONMENT in given else ""
+    parameters = model.config.parameters
+    return parameters[ENVIRONMENT].string_value if ENVIRONMENT in parameters else ""
 
 
 def description_of(model: Model, options: Mapping[str, str]) -> InstanceDescription:

@@ -46,8 +46,8 @@ def cached(key: str, make: Callable[[Path], None]) -> Path:
 
 def _root() -> Path:
     """Return the directory of this user's environments. Raises `LoadError` if others may write there."""
-    given = os.environ.get("HEADRACE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "headrace")
-    root = Path(os.path.expandvars(given)).expanduser().absolute() / "environments"
+    directory = os.environ.get("HEADRACE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "headrace")
+    root = Path(os.path.expandvars(directory)).expanduser().absolute() / "environments"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = root.stat()
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:

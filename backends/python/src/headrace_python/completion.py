@@ -100,12 +100,12 @@ def _run(
             start_timeout_s=import_timeout_s,
         )
     except StartTimeout:
-        said = f"the file of model '{name}' was not imported within {import_timeout_s:g} s"
+        problem = f"the file of model '{name}' was not imported within {import_timeout_s:g} s"
         setting = "parameter 'load_timeout_seconds', or load-timeout-seconds of --backend-config=python"
-        raise LoadError(f"{said} ({setting})") from None
+        raise LoadError(f"{problem} ({setting})") from None
     except TimeoutError:
-        said = f"auto_complete_config of model '{name}' did not return within {timeout_s:g} s"
-        raise LoadError(f"{said} (stub-timeout-seconds of --backend-config=python)") from None
+        problem = f"auto_complete_config of model '{name}' did not return within {timeout_s:g} s"
+        raise LoadError(f"{problem} (stub-timeout-seconds of --backend-config=python)") from None
     except OSError as error:
         raise LoadError(f"cannot run the interpreter '{python}' of model '{name}': {error.strerror}") from error
     finally:
@@ -134,9 +134,9 @@ def _read(name: str, exchange: IO[bytes], code: int) -> dict[str, Any] | None:
 def _merge(found: Mapping[str, Any], model: Model) -> None:
     """Copy the fields that may be completed; a field that is absent from ``found`` is emptied."""
     try:
-        given = ParseDict({key: found[key] for key in _COMPLETED if key in found}, ModelConfig())
+        completed = ParseDict({key: found[key] for key in _COMPLETED if key in found}, ModelConfig())
     except ParseError as error:
         raise LoadError(f"auto_complete_config of model '{model.name}' returned no valid config: {error}") from error
     for key in _COMPLETED:
         model.config.ClearField(key)
-    model.config.MergeFrom(given)
+    model.config.MergeFrom(completed)

@@ -116,9 +116,9 @@ def _set_prefix(archive: Path, into: Path, script: Path) -> None:
         except OSError as error:
             raise LoadError(f"environment '{archive}' has no bin/python that runs: {error.strerror}") from error
         output.seek(0)
-        said = output.read(4096).decode(errors="backslashreplace").strip()
+        text = output.read(4096).decode(errors="backslashreplace").strip()
     if code != 0:
-        log.error("conda-unpack of environment '%s' %s:\n%s", archive, ending(code), said)
+        log.error("conda-unpack of environment '%s' %s:\n%s", archive, ending(code), text)
         raise LoadError(f"conda-unpack of environment '{archive}' {ending(code)}; its output is in the server's log")
 
 
@@ -164,11 +164,11 @@ def check(python: str, changed_ns: int, environ: tuple[tuple[str, str], ...]) ->
         except OSError as error:
             raise LoadError(f"'{python}' cannot be run: {error.strerror}") from error
         output.seek(0)
-        said = output.read(1 << 16).decode(errors="backslashreplace").strip()
+        text = output.read(1 << 16).decode(errors="backslashreplace").strip()
     try:
-        found = json.loads(said.rpartition("\n")[2])
+        found = json.loads(text.rpartition("\n")[2])
     except ValueError:
-        log.error("'%s' is no Python that runs: it %s\n%s", python, ending(code), said[-2000:])
+        log.error("'%s' is no Python that runs: it %s\n%s", python, ending(code), text[-2000:])
         raise LoadError(f"'{python}' is no Python that runs: it {ending(code)}") from None
     if tuple(found["version"]) < OLDEST:
         version, oldest = (".".join(map(str, each)) for each in (found["version"], OLDEST))

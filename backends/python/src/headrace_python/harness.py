@@ -125,7 +125,7 @@ class PythonModel:
         self._schema = OutputSchema.from_json(config, "1") if config.get("output") else None
         self._is_open = True
         #: The records of the last executed requests, by the requests as first sent.
-        self._asked: dict[InferRequest, Record] = {}
+        self._records: dict[InferRequest, Record] = {}
 
     def infer(self, inputs: Arrays, **options: Any) -> Response:
         """Return the response to one request; ``options`` are those of `request`.
@@ -148,7 +148,7 @@ class PythonModel:
         """
         name = str(self.config["name"])
         records = [Record(_sent(each, name) if isinstance(each, InferenceRequest) else each) for each in requests]
-        self._asked = dict(zip([record.request for record in records], records, strict=True))
+        self._records = dict(zip([record.request for record in records], records, strict=True))
         waiting = records
         while waiting:
             self._answer([RecordedCall(record) for record in waiting])
@@ -189,7 +189,7 @@ class PythonModel:
 
     def cancel(self, request: InferRequest) -> None:
         """Cancel ``request`` for the model, before or during its execution."""
-        record = self._asked.get(request)
+        record = self._records.get(request)
         ticket = Ticket(request if record is None else record.request, _nobody)
         ticket.begin()
         ticket.cancel()
@@ -207,8 +207,8 @@ class PythonModel:
 
     def _response(self, request: InferRequest, answer: Answer) -> Response:
         if self._schema is not None:
-            asked = request if request.outputs else request.with_outputs(tuple(self._schema.outputs))
-            answer = self._schema.signed(asked, answer)
+            complete = request if request.outputs else request.with_outputs(tuple(self._schema.outputs))
+            answer = self._schema.signed(complete, answer)
         if isinstance(answer, HeadraceError):
             return Response({}, TritonError._from_headrace(answer))
         if answer is None:
@@ -271,11 +271,11 @@ def _located(source: Path | type[Any]) -> tuple[Path | None, Path, int]:
     return model_file(source / str(max(versions)), config), source, max(versions)
 
 
-def _config(folder: Path, name: str, given: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:
-    """Return the config file of ``folder``, if there is one, overridden by ``given``."""
+def _config(folder: Path, name: str, overrides: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Return the config file of ``folder``, if there is one, overridden by ``overrides``."""
     config: dict[str, Any] = {"backend": "python", "max_batch_size": 0, "input": [], "output": []}
     config |= {} if name else _read(folder)
-    config |= given
+    config |= overrides
     config["name"] = config.get("name") or name or folder.name
     own = {key: {"string_value": value} for key, value in parameters.items()}
     config["parameters"] = {**config.get("parameters", {}), **own}

@@ -203,14 +203,14 @@ class CheckedInstance(PythonInstance):
         """Return the model's answer. Raises `BackendError` if that is not a bool, or with the model's traceback."""
         try:
             with self.runtime.entered():
-                said = self.model.is_ready()
-                if isinstance(said, Coroutine):
-                    said = self.coroutines.run(said)
+                ready = self.model.is_ready()
+                if isinstance(ready, Coroutine):
+                    ready = self.coroutines.run(ready)
         except BaseException as error:  # the model's
             raise BackendError(describe(error, self._home)) from error
-        if not isinstance(said, bool):
+        if not isinstance(ready, bool):
             raise BackendError("is_ready() must return a boolean value")
-        return said
+        return ready
 
 
 def instance_of(

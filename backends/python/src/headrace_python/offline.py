@@ -44,16 +44,16 @@ class OfflineServices(MetricsInMemory, Services):
     def infer(self, ticket: Ticket) -> None:
         request, respond = ticket.request, ticket.respond
         try:
-            given = self._answer(request)
+            result = self._answer(request)
         except HeadraceError as error:
             respond(error, True)
         except Exception as error:
             respond(BackendError(describe(error)), True)
         else:
             if request.decoupled:
-                for response in given:
+                for response in result:
                     respond(response, False)
-            respond(None if request.decoupled else given[0], True)
+            respond(None if request.decoupled else result[0], True)
 
     def cancel(self, ticket: Ticket) -> None:
         ticket.cancel()
@@ -80,8 +80,8 @@ class OfflineServices(MetricsInMemory, Services):
         model = self.models.get(request.model_name)
         if model is None:
             raise NotFound(f"Request for unknown model: '{request.model_name}' is not found")
-        given = model({name: to_array(value) for name, value in request.inputs.items()})
-        several = [given] if isinstance(given, Mapping) else list(given)
+        result = model({name: to_array(value) for name, value in request.inputs.items()})
+        several = [result] if isinstance(result, Mapping) else list(result)
         if len(several) != 1 and not request.decoupled:
             raise Unsupported(f"'{request.model_name}' gave {len(several)} responses to a request that takes one")
         return [InferResponse({name: as_tensor(value) for name, value in each.items()}) for each in several]

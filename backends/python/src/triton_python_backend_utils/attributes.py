@@ -138,17 +138,17 @@ def request_template(
     )
 
 
-def _correlation_id(given: Any) -> int | str:
+def _correlation_id(value: Any) -> int | str:
     """Return the id. NumPy's integers are valid, too, unlike in Triton: a model gets its correlation ids as these."""
-    if given is None:
+    if value is None:
         raise TypeError("correlation_id must be an int or a str, found None")
-    if isinstance(given, str):
-        return text(given, "correlation_id")
-    if not isinstance(given, (int, np.integer)):
+    if isinstance(value, str):
+        return text(value, "correlation_id")
+    if not isinstance(value, (int, np.integer)):
         raise TritonModelException("Correlation ID must be integer or string")
-    if not 0 <= given < 1 << 64:
-        raise TritonModelException(f"Correlation ID must be an unsigned integer of 64 bits, found {given}")
-    return int(given)
+    if not 0 <= value < 1 << 64:
+        raise TritonModelException(f"Correlation ID must be an unsigned integer of 64 bits, found {value}")
+    return int(value)
 
 
 def _refuse_empty(what: str, request_id: str, model_name: str) -> NoReturn:

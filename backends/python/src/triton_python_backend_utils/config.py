@@ -53,10 +53,10 @@ class ModelConfig:
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Raise ValueError if the config asks for more."""
-        given = self._config.get("max_batch_size", 0)
-        if given > max_batch_size:
+        configured = self._config.get("max_batch_size", 0)
+        if configured > max_batch_size:
             raise ValueError(
-                f"configuration specified max_batch_size {given}, but in auto-complete-config function "
+                f"configuration specified max_batch_size {configured}, but in auto-complete-config function "
                 f"for model '{self._name}' specified max_batch_size {max_batch_size}"
             )
         self._config["max_batch_size"] = max_batch_size
@@ -102,43 +102,43 @@ class ModelConfig:
     def _name(self) -> str:
         return str(self._config.get("name", ""))
 
-    def _add(self, kind: str, given: Mapping[str, Any], allowed: Sequence[str]) -> None:
-        self._check_properties(kind, given, allowed)
+    def _add(self, kind: str, properties: Mapping[str, Any], allowed: Sequence[str]) -> None:
+        self._check_properties(kind, properties, allowed)
         entries: list[dict[str, Any]] = self._config.setdefault(kind, [])
         for entry in entries:
-            if entry["name"] == given["name"]:
-                self._check_agreement(kind, entry, given)
-                entry.update(given)
+            if entry["name"] == properties["name"]:
+                self._check_agreement(kind, entry, properties)
+                entry.update(properties)
                 return
-        entries.append(dict(given))
+        entries.append(dict(properties))
 
-    def _check_properties(self, kind: str, given: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    def _check_properties(self, kind: str, properties: Mapping[str, Any], allowed: Sequence[str]) -> None:
         where = f"in auto-complete-config function for model '{self._name}'"
-        if "name" not in given:
+        if "name" not in properties:
             raise ValueError(f"{kind} {where} is missing 'name' property.")
-        if set(given) - set(allowed):
+        if set(properties) - set(allowed):
             known = ", ".join(f"'{name}'" for name in allowed[:-1])
             raise ValueError(
-                f"{kind} '{given['name']}' {where} contains property other than {known} and '{allowed[-1]}'."
+                f"{kind} '{properties['name']}' {where} contains property other than {known} and '{allowed[-1]}'."
             )
         for name in ("data_type", "dims"):
-            if name not in given:
-                raise ValueError(f"{kind} '{given['name']}' {where} is missing '{name}' property.")
+            if name not in properties:
+                raise ValueError(f"{kind} '{properties['name']}' {where} is missing '{name}' property.")
 
-    def _check_agreement(self, kind: str, entry: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    def _check_agreement(self, kind: str, entry: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
         expected = entry.get("data_type", "TYPE_INVALID")
-        if expected not in ("TYPE_INVALID", given["data_type"]):
+        if expected not in ("TYPE_INVALID", properties["data_type"]):
             raise ValueError(
                 f"unable to load model '{self._name}', configuration expects datatype {expected} "
-                f"for {kind} '{given['name']}', model provides {given['data_type']}"
+                f"for {kind} '{properties['name']}', model provides {properties['data_type']}"
             )
-        if entry.get("dims") and list(entry["dims"]) != list(given["dims"]):
-            self._refuse("dims", entry, given)
-        if "optional" in entry and "optional" in given and entry["optional"] != given["optional"]:
-            self._refuse("optional", entry, given)
+        if entry.get("dims") and list(entry["dims"]) != list(properties["dims"]):
+            self._refuse("dims", entry, properties)
+        if "optional" in entry and "optional" in properties and entry["optional"] != properties["optional"]:
+            self._refuse("optional", entry, properties)
 
-    def _refuse(self, what: str, entry: Mapping[str, Any], given: Mapping[str, Any]) -> NoReturn:
+    def _refuse(self, what: str, entry: Mapping[str, Any], properties: Mapping[str, Any]) -> NoReturn:
         raise ValueError(
-            f"model '{self._name}', tensor '{given['name']}': the model expects {what} {given[what]} "
+            f"model '{self._name}', tensor '{properties['name']}': the model expects {what} {properties[what]} "
             f"but the model configuration specifies {what} {entry[what]}"
         )

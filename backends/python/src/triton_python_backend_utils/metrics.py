@@ -71,23 +71,23 @@ class MetricsInMemory:
 
     def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
         name = self._names[family]
-        kept = self.metrics.setdefault((name, tuple(sorted(labels.items()))), MetricInMemory(self._families[name]))
-        self._handles.append(kept)
+        entry = self.metrics.setdefault((name, tuple(sorted(labels.items()))), MetricInMemory(self._families[name]))
+        self._handles.append(entry)
         return len(self._handles) - 1
 
     def update_metric(self, metric: int, operation: MetricOperation, value: float, times: int = 1) -> None:
-        kept = self._handles[metric]
-        check_metric_update(kept.kind, operation, value)
+        entry = self._handles[metric]
+        check_metric_update(entry.kind, operation, value)
         if operation == "observe":
-            kept.observed += (value,) * times
+            entry.observed += (value,) * times
         else:
-            kept.value = value if operation == "set" else kept.value + value * times
+            entry.value = value if operation == "set" else entry.value + value * times
 
     def metric_value(self, metric: int) -> float:
-        kept = self._handles[metric]
-        if kept.kind == "histogram":
-            raise metric_without_value(kept.kind)
-        return kept.value
+        entry = self._handles[metric]
+        if entry.kind == "histogram":
+            raise metric_without_value(entry.kind)
+        return entry.value
 
     def release(self, handle: int) -> None:
         """Keep the values, so that a test can read them."""

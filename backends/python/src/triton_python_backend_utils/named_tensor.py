@@ -184,8 +184,8 @@ class Tensor:
         return tensor
 
 
-def _checked_name(given: Text) -> str:
-    name = text(given, "the name of a Tensor")
+def _checked_name(value: Text) -> str:
+    name = text(value, "the name of a Tensor")
     if not name:
         raise TritonModelException("Tensor name cannot be an empty string.")
     return name

@@ -88,10 +88,10 @@ def load_model(model_name: Text, config: Text = "", files: Mapping[Text, bytes] 
     which go before the repository's. Raises `TritonModelException`, and TypeError for other arguments.
     """
     name, json = text(model_name, "model_name"), text(config, "config")
-    given = _files(name, files)
+    contents = _files(name, files)
     services = _services(_LOAD)
     try:
-        services.load_model(name, json, given)
+        services.load_model(name, json, contents)
     except HeadraceError as error:
         raise TritonModelException(f"{_LOAD}{error}") from error
 

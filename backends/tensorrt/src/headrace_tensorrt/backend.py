@@ -258,12 +258,12 @@ def _set_weights(model: Model, engine: PlanEngine) -> None:
 
 def _say_what_has_no_effect(config: ModelConfig) -> None:
     optimization = config.optimization
-    asked: Mapping[str, Any] = {
+    settings: Mapping[str, Any] = {
         "cuda.output_copy_stream": optimization.cuda.output_copy_stream,
         "eager_batching": optimization.eager_batching,
         "gather_kernel_buffer_threshold": optimization.gather_kernel_buffer_threshold,
     }
-    for field in (name for name, value in asked.items() if value):
+    for field in (name for name, value in settings.items() if value):
         log.info(
             "model '%s': optimization.%s has no effect: give its group a count of 2, so that one instance copies while "
             "the other computes",

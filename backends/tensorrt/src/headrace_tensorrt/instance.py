@@ -50,7 +50,7 @@ class PlanInstance(Instance):
         sent, buffers = executions.sent, executions.buffers
         values = self._values(inputs) if executions.shape_tensors else {}
         run = executions.find([inputs[name].shape for name in sent], values)
-        kept = [self._copy_in(buffers[name], inputs[name]) for name in sent]
+        sources = [self._copy_in(buffers[name], inputs[name]) for name in sent]
         executions.run(run)
         outputs = {tensor.name: self._copy_out(tensor, shape) for tensor, shape in run.outputs}
         if self._late:
@@ -58,7 +58,7 @@ class PlanInstance(Instance):
             shapes = {tensor.name: executions.growing[tensor.name].shape for tensor in self._late}
             outputs |= {tensor.name: self._copy_out(tensor, shapes[tensor.name]) for tensor in self._late}
         self._stream.wait()
-        del kept
+        del sources
         for tensor in self._on_host:
             outputs[tensor.name] = self._host_output(tensor, outputs[tensor.name].shape)
         return outputs

@@ -51,7 +51,7 @@ def load_engine() -> TrtModule:
 @cache
 def engine_log() -> Any:
     """Return TensorRT's logger. ``reason(what)`` is the last error of this thread's last call."""
-    told = threading.local()
+    thread = threading.local()
     levels = {
         "INTERNAL_ERROR": logging.ERROR,
         "ERROR": logging.ERROR,
@@ -65,12 +65,12 @@ def engine_log() -> Any:
         def log(self, severity: Any, msg: str) -> None:
             level = levels.get(severity.name)
             if level == logging.ERROR:
-                told.error = msg.strip()
+                thread.error = msg.strip()
             if level is not None:
                 log.log(level, "TensorRT: %s", msg.strip())
 
         def reason(self, what: str) -> str:
-            error, told.error = getattr(told, "error", ""), ""
+            error, thread.error = getattr(thread, "error", ""), ""
             return f"{what}: {error}" if error else what
 
     return EngineLog()
@@ -141,11 +141,11 @@ class PlanEngine:
         """
         if not self._engine.refittable:
             raise LoadError(f"'{source}': the plan cannot be refitted: build it with the flag REFIT")
-        trt, kept = load_engine(), []
+        trt, arrays = load_engine(), []
         refitter = trt.Refitter(self._engine, engine_log())
         for name, array in weights.items():
-            kept.append(np.ascontiguousarray(array))  # TensorRT keeps the address until it has refitted
-            if not refitter.set_named_weights(name, trt.Weights(kept[-1])):
+            arrays.append(np.ascontiguousarray(array))  # TensorRT keeps the address until it has refitted
+            if not refitter.set_named_weights(name, trt.Weights(arrays[-1])):
                 raise LoadError(engine_log().reason(f"'{source}': weight '{name}' {array.dtype}{list(array.shape)}"))
         if missing := refitter.get_missing_weights():
             raise LoadError(f"'{source}': these weights must be given, too: {', '.join(missing[:10])}")

@@ -79,7 +79,7 @@ class PlanExecutions:
         self._prepared: dict[object, PreparedExecution] = {}
         self._captured: dict[int, list[tuple[GraphSpec, PreparedExecution]]] = {}
         #: The last settings of each context, by its identity.
-        self._told: dict[int, PreparedExecution] = {}
+        self._applied: dict[int, PreparedExecution] = {}
         self._allocation_error: Exception | None = None
         try:
             for profile in self._profiles:
@@ -114,8 +114,8 @@ class PlanExecutions:
         if run.captured:
             self._stream.launch(run.captured)
             return
-        if self._told.get(id(run.context)) is not run:
-            self._tell(run)
+        if self._applied.get(id(run.context)) is not run:
+            self._apply(run)
         try:
             run.context.enqueue(self._stream.handle)
         except BackendError:
@@ -127,7 +127,7 @@ class PlanExecutions:
     def settle(self) -> None:
         """Wait, after a failure, until all begun work is over: the next execution uses the same memory."""
         self._stream.settle()
-        self._told.clear()
+        self._applied.clear()
 
     def warm_up(self) -> None:
         """Execute every profile once, on zeros, and capture its graphs."""
@@ -176,7 +176,7 @@ class PlanExecutions:
         self, profile: Profile, shapes: Mapping[str, Shape], values: Mapping[str, Shape]
     ) -> PreparedExecution:
         run = PreparedExecution(self.contexts[profile.index], shapes, values)
-        self._tell(run)
+        self._apply(run)
         run.outputs = [
             (tensor, run.context.shape_of(tensor.name))
             for tensor in self._outputs
@@ -188,7 +188,7 @@ class PlanExecutions:
             self._bind()
         return run
 
-    def _tell(self, run: PreparedExecution) -> None:
+    def _apply(self, run: PreparedExecution) -> None:
         """Set the shapes of ``run``, and the values of its shape tensors, in the context."""
         for name, shape in run.shapes.items():
             if -1 in self._inputs[name].shape:
@@ -197,7 +197,7 @@ class PlanExecutions:
         for tensor in self.shape_tensors:
             run.context.set_address(tensor.name, self.buffers[tensor.name].address)
         run.context.infer_shapes()
-        self._told[id(run.context)] = run
+        self._applied[id(run.context)] = run
 
     def _write_values(self, run: PreparedExecution) -> None:
         for name, values in run.values.items():
@@ -222,7 +222,7 @@ class PlanExecutions:
         context = self.contexts[profile.index]
         largest = {tensor.name: self._largest(profile, tensor) for tensor in self._inputs.values()}
         values = {name: bounds.most for name, bounds in profile.values.items()}
-        self._tell(PreparedExecution(context, largest, values))
+        self._apply(PreparedExecution(context, largest, values))
         for tensor in self._outputs:
             shape = context.shape_of(tensor.name)
             if -1 in shape:
@@ -247,7 +247,7 @@ class PlanExecutions:
     def close(self) -> None:
         """Free their memory on the device. No execution may be running."""
         self._forget_captured()
-        self._told.clear()
+        self._applied.clear()
         self.contexts.clear()
         places: list[TensorBuffer | GrowingOutput] = [*self.buffers.values(), *self.growing.values()]
         for place in places:

@@ -124,8 +124,8 @@ class Profile:
         try:
             for name, shape in shapes.items():
                 total += self.shapes[name].distance(shape)
-            for name, given in values.items():
-                total += self.values[name].value_distance(given)
+            for name, elements in values.items():
+                total += self.values[name].value_distance(elements)
         except ValueError as error:
             raise InvalidArgument(
                 f"request specifies invalid shape for input '{name}' for {instance}. Error details: {error}"

@@ -43,9 +43,9 @@ def read_frozen_graph(tensorflow: Any, model: Model, path: Path) -> ModelGraph:
             f"unable to load model '{model.name}', configuration expects {len(config.input)} inputs, model provides "
             f"at most {len(placeholders)}"
         )
-    told = Graph.of_config(config)
-    tensors = {name: _tensor_named(name, placeholders, "input") for name in told.inputs}
-    outputs = {name: _tensor_named(name, others, "output") for name in told.outputs}
+    configured = Graph.of_config(config)
+    tensors = {name: _tensor_named(name, placeholders, "input") for name in configured.inputs}
+    outputs = {name: _tensor_named(name, others, "output") for name in configured.outputs}
     inputs = {name: _placeholder(tensorflow, name, graph_def, placeholders[node_of(name)], config) for name in tensors}
     found = {name: default_of(tensorflow, graph_def, tensor) for name, tensor in tensors.items()}
     defaults = {name: value for name, value in found.items() if value is not None}

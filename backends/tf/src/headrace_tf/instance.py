@@ -27,12 +27,12 @@ class TensorFlowInstance(Instance):
         infos = {**graph.graph.inputs, **graph.graph.optional}
         self._inputs = tuple(graph.inputs)
         self._defaults = {name: graph.defaults[name] for name in graph.graph.optional}
-        told = Graph.of_config(config).outputs
-        self._outputs = tuple(told)
+        configured = Graph.of_config(config).outputs
+        self._outputs = tuple(configured)
         self._string_inputs = [n for n, name in enumerate(self._inputs) if infos[name].datatype is dtypes.BYTES]
         self._scalar_inputs = [n for n, name in enumerate(self._inputs) if not infos[name].shape]
         self._scalar_outputs: Mapping[str, tuple[int, ...]] = {
-            name: told[name].shape for name in self._outputs if not graph.graph.outputs[name].shape
+            name: configured[name].shape for name in self._outputs if not graph.graph.outputs[name].shape
         }
         options = config_pb2.CallableOptions()
         options.feed.extend(graph.inputs.values())

@@ -119,8 +119,8 @@ def tensor_of(tensorflow: Any, name: str, enum: int, shape: Any, is_tensor: bool
     """
     dims = tuple(dim.size for dim in shape.dim)
     if shape.unknown_rank:
-        told = Graph.of_config(config)
-        found = told.inputs.get(name) or told.outputs.get(name)
+        configured = Graph.of_config(config)
+        found = configured.inputs.get(name) or configured.outputs.get(name)
         dims = found.shape if found else ()
     enum %= _REFERENCE
     return GraphTensor(name, ELEMENT_TYPES.get(enum), tensorflow.dtypes.as_dtype(enum).name, dims, is_tensor)
@@ -153,8 +153,8 @@ def graph_of(
 
 def require_ranks(config: ModelConfig, graph: ModelGraph) -> None:
     """Raise `ConfigError` for a tensor without a rank in file and config: nothing can be completed."""
-    given: Iterable[ModelInput | ModelOutput] = chain(config.input, config.output)
-    for name in sorted(graph.unranked - {io.name for io in given}):
+    tensors: Iterable[ModelInput | ModelOutput] = chain(config.input, config.output)
+    for name in sorted(graph.unranked - {io.name for io in tensors}):
         raise ConfigError(
             f"unable to autofill for '{config.name}': the rank of model tensor '{name}' is 0 which is not supported"
         )

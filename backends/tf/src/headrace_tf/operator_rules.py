@@ -180,8 +180,8 @@ def why_refused(node: object, is_stateful: bool) -> str:
         return ""
     if name in WRITES_ALL:
         attribute, default = WRITES_ALL[name]
-        given = node.attr  # type: ignore[attr-defined]
-        is_true = given[attribute].b if attribute in given else default
+        attributes = node.attr  # type: ignore[attr-defined]
+        is_true = attributes[attribute].b if attribute in attributes else default
         return "" if is_true else f"{_UNWRITTEN}, unless its attribute '{attribute}' is true"
     if name in REFUSED:
         return REFUSED[name]

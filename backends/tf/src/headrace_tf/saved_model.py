@@ -92,12 +92,12 @@ def _choose_graph(model: Model, path: Path, saved: Any) -> Any:
 
 def _choose_signature(model: Model, meta: Any) -> Any:
     """Return the signature of the parameter, else ``serving_default``, else the first one for callers."""
-    asked = model.parameters.signature_def
+    configured = model.parameters.signature_def
     callable_names = sorted(set(meta.signature_def) - {_INIT, _TRAIN})
-    name = asked or _SIGNATURE
+    name = configured or _SIGNATURE
     if name in meta.signature_def:
         return meta.signature_def[name]
-    if asked or not callable_names:
+    if configured or not callable_names:
         there = one_line(", ".join(callable_names)) or "none"
         raise LoadError(f"unable to load model '{model.name}', expected '{one_line(name)}' signature; it has: {there}")
     log.warning(

@@ -83,7 +83,7 @@ def device_of(tensorflow: Any, model: Model) -> Device:
     return Device("cpu")
 
 
-def threads_of_process(asked: int, default: int, model: str) -> int:
+def threads_of_process(configured: int, default: int, model: str) -> int:
     """Return the thread count of the process: set by its first model, or its ``default`` for 0.
 
     TensorFlow creates the threads of its operators once.
@@ -91,16 +91,16 @@ def threads_of_process(asked: int, default: int, model: str) -> int:
     global _threads_of_process
     with _threads_lock:
         if _threads_of_process is None:
-            _threads_of_process = asked or default
+            _threads_of_process = configured or default
             log.info(
                 "model '%s': TensorFlow runs the operators of all models on %d threads", model, _threads_of_process
             )
-        elif asked not in (0, _threads_of_process):
+        elif configured not in (0, _threads_of_process):
             log.warning(
                 "model '%s': TF_NUM_INTRA_THREADS stays at %d, not %d: another model was loaded before",
                 model,
                 _threads_of_process,
-                asked,
+                configured,
             )
         return _threads_of_process
 

@@ -72,17 +72,17 @@ def package_signature(
     ranges: dict[str, tuple[int | None, int | None]] = {}
     inputs = []
     for index, path in enumerate(paths):
-        told = checks.get(index)
-        if told is None:
+        checked = checks.get(index)
+        if checked is None:
             inputs.append(Leaf(_unknown(f"INPUT__{index}"), path, is_known=False))
             continue
-        _require_contiguous(index, told)
-        for axis in (axis for axis, size in enumerate(told.shape) if size == -1):
-            ranges[_symbol(index, axis)] = (told.least.get(axis), told.most.get(axis))
-        type_name = _NAMES.get(told.type, told.type.removeprefix("k").lower())
+        _require_contiguous(index, checked)
+        for axis in (axis for axis, size in enumerate(checked.shape) if size == -1):
+            ranges[_symbol(index, axis)] = (checked.least.get(axis), checked.most.get(axis))
+        type_name = _NAMES.get(checked.type, checked.type.removeprefix("k").lower())
         datatype = _DATATYPES.get(type_name)
-        sizes = [Arithmetic(_symbol(index, axis)) if size == -1 else size for axis, size in enumerate(told.shape)]
-        inputs.append(Leaf(GraphTensor(f"INPUT__{index}", datatype, type_name, told.shape), path, sizes))
+        sizes = [Arithmetic(_symbol(index, axis)) if size == -1 else size for axis, size in enumerate(checked.shape)]
+        inputs.append(Leaf(GraphTensor(f"INPUT__{index}", datatype, type_name, checked.shape), path, sizes))
     outputs = [Leaf(_unknown(own), path, is_known=False) for own, path in result_names(gives)]
     return ProgramSignature(inputs, outputs, ranges)
 
@@ -99,18 +99,18 @@ def _read_checks(archive: Pt2Archive, name: str) -> Mapping[int, _Input]:
     """Return the checks of each input from the source in the package; empty if it has none, or has another form."""
     found: dict[int, _Input] = {}
     for match in _matches(archive, name):
-        told = found.setdefault(int(match["input"]), _Input())
+        checked = found.setdefault(int(match["input"]), _Input())
         if match["type"]:
-            told.type = match["type"]
+            checked.type = match["type"]
         elif match["axis"]:
             kinds = {
-                "unmatched dim value": told.sizes,
-                "unmatched stride value": told.strides,
-                "dim value is too small": told.least,
-                "dim value is too large": told.most,
+                "unmatched dim value": checked.sizes,
+                "unmatched stride value": checked.strides,
+                "dim value is too small": checked.least,
+                "dim value is too large": checked.most,
             }
             kinds[match["what"]][int(match["axis"])] = int(match["value"])
-    return {index: told for index, told in found.items() if told.type}
+    return {index: checked for index, checked in found.items() if checked.type}
 
 
 def _matches(archive: Pt2Archive, name: str) -> Iterator[re.Match[str]]:
@@ -119,12 +119,12 @@ def _matches(archive: Pt2Archive, name: str) -> Iterator[re.Match[str]]:
             yield from _CHECK.finditer(archive.read(record).decode("latin-1"))
 
 
-def _require_contiguous(index: int, told: _Input) -> None:
+def _require_contiguous(index: int, checked: _Input) -> None:
     """Raise ValueError for other strides: requests are contiguous, so such code would read outside of the tensor."""
-    for axis, stride in told.strides.items():
-        inner: Sequence[int] = told.shape[axis + 1 :]
+    for axis, stride in checked.strides.items():
+        inner: Sequence[int] = checked.shape[axis + 1 :]
         if -1 not in inner and stride != math.prod(inner):
             raise ValueError(
-                f"was compiled for an input {index} of strides {list(told.strides.values())}, and requests have "
+                f"was compiled for an input {index} of strides {list(checked.strides.values())}, and requests have "
                 "contiguous tensors: compile it with contiguous examples"
             )

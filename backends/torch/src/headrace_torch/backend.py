@@ -79,8 +79,8 @@ class PyTorch(Backend):
         device = device_of(torch, model)
         set_threads(torch, model, self.cpu_instances(model.config))
         set_jit(torch, model)
-        told = Graph.of_config(model.config)
-        inputs, outputs = list(told.inputs), list(told.outputs)
+        configured = Graph.of_config(model.config)
+        inputs, outputs = list(configured.inputs), list(configured.outputs)
         code = find_code(model)
 
         def make() -> Forward:
@@ -154,8 +154,8 @@ def _complete_from_program(model: Model, default_rows: int) -> None:
 
 
 def _require_tensors(config: ModelConfig) -> None:
-    for field, given in (("input", config.input), ("output", config.output)):
-        if not given:
+    for field, tensors in (("input", config.input), ("output", config.output)):
+        if not tensors:
             raise ConfigError(
                 f"model configuration must contain at least one {field}, none were specified.", field=field
             )

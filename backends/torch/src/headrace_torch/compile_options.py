@@ -32,12 +32,12 @@ def parse_options(text: str, trust: bool) -> dict[str, Any] | None:
     if not text.strip():
         return None
     try:
-        given = json.loads(text)
+        options = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _wrong(f"is no JSON: {error}: '{one_line(text)[:200]}'") from None
-    if not isinstance(given, dict):
+    if not isinstance(options, dict):
         raise _wrong(f"is '{one_line(text)[:200]}', expected a JSON object with {', '.join(_KNOWN)}")
-    for key, value in given.items():
+    for key, value in options.items():
         if key == "model":
             raise _wrong("has 'model': 'model' is not an optional parameter for 'torch.compile'")
         if key not in _KNOWN:
@@ -45,15 +45,15 @@ def parse_options(text: str, trust: bool) -> dict[str, Any] | None:
         types, expected = _KNOWN[key]
         if not isinstance(value, types):
             raise _wrong(f"has '{key}': {json.dumps(value)[:100]}, expected {expected}")
-    if given.get("mode") is not None and given.get("options") is not None:
+    if options.get("mode") is not None and options.get("options") is not None:
         raise _wrong("has 'mode' and 'options', of which torch.compile takes one")
-    for key, value in (given.get("options") or {}).items():
+    for key, value in (options.get("options") or {}).items():
         if not trust and (key.startswith("trace") or not isinstance(value, (bool, int, float, type(None)))):
             raise _wrong(
                 f"has the option '{one_line(key)[:100]}', which may name files or commands: that needs the model's "
                 "parameter 'trust' to be 'true'"
             )
-    return given
+    return options
 
 
 def _wrong(problem: str) -> ConfigError:

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 class TensorConverter:
     """Converts the inputs and the results of one instance, which computes on ``device``, one of PyTorch's names.
 
-    ``outputs`` maps each output of the config to the index of its result, from 0. ``writes``: the model may
-    write to its inputs. ``kept`` is `kept_memory` of the model: results in it are copied. ``reuses``: the next
-    execution may write to the memory of results on a GPU. Results there stay there: `TorchTensor`. ``calls`` copies
-    arrays there."""
+    - ``outputs`` maps each output of the config to the index of its result, from 0.
+    - ``writes``: the model may write to its inputs.
+    - ``state_memory``: the addresses that the function `state_memory` returns; results in this memory are copied.
+    - ``reuses``: the next execution may write to the memory of results on a GPU.
+    - ``calls`` copies arrays to a GPU. Results on a GPU stay there, as `TorchTensor`.
+    """
 
     def __init__(
         self,
@@ -35,11 +37,11 @@ class TensorConverter:
         device: str,
         outputs: Mapping[str, int],
         writes: bool,
-        kept: frozenset[int] = frozenset(),
+        state_memory: frozenset[int] = frozenset(),
         reuses: bool = False,
         calls: GpuCalls | None = None,
     ) -> None:
-        self._torch, self._device, self._outputs, self._kept = torch, device, outputs, kept
+        self._torch, self._device, self._outputs, self._state_memory = torch, device, outputs, state_memory
         self._writes, self._reuses, self._calls = writes, reuses, calls
         self._copies = writes and device == "cpu"  # for others a copy is made anyway
         #: True if results are left on the device.
@@ -104,14 +106,14 @@ class TensorConverter:
                     Code.INTERNAL,
                 )
             return {name: self.array(name, result[name]) for name in self._outputs}
-        given = (result,) if self._is_one(result) else result
-        if self._count > len(given):
+        results = (result,) if self._is_one(result) else result
+        if self._count > len(results):
             raise BackendError(
                 f"PyTorch execute failure: the configuration expects output {self._count - 1}, the model "
-                f"gives {len(given)} outputs",
+                f"gives {len(results)} outputs",
                 Code.INTERNAL,
             )
-        return {name: self.array(name, given[place]) for name, place in self._outputs.items()}
+        return {name: self.array(name, results[place]) for name, place in self._outputs.items()}
 
     def _is_one(self, result: Any) -> bool:
         """True if ``result`` is a tensor or a list of strings. An empty list is one where there is one output."""
@@ -141,10 +143,12 @@ class TensorConverter:
         return left  # type: ignore[no-any-return]  # `BaseInstance.takes_device_tensors`
 
     def _unkept(self, value: Any) -> Any:
-        return value.clone() if self._kept and value.untyped_storage().data_ptr() in self._kept else value
+        return (
+            value.clone() if self._state_memory and value.untyped_storage().data_ptr() in self._state_memory else value
+        )
 
 
-def kept_memory(module: Any) -> frozenset[int]:
+def state_memory(module: Any) -> frozenset[int]:
     """Return the memory of the buffers of ``module``, and of its other tensor attributes.
 
     A model with a counter, for example, writes to them between calls, and may return them directly.

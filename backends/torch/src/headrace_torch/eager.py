@@ -18,7 +18,7 @@ from typing import Any
 
 from headrace import HeadraceError, LoadError, Model, one_line
 from headrace_engines import PrivateModules
-from headrace_torch.conversion import kept_memory
+from headrace_torch.conversion import state_memory
 from headrace_torch.instance import Forward
 from headrace_torch.torch_compile import compile_module, forget_compiled
 from headrace_torch.torch_process import first_line
@@ -60,7 +60,9 @@ def open_eager(torch: Any, model: Model, file: Path, device: str, inputs: Sequen
     except BaseException as error:
         modules.close()
         if isinstance(error, (Exception, SystemExit)) and not isinstance(error, HeadraceError):
-            raise LoadError(f"failed to load model '{model.name}': '{file}': {told(error, modules.package)}") from error
+            raise LoadError(
+                f"failed to load model '{model.name}': '{file}': {error_text(error, modules.package)}"
+            ) from error
         raise
 
 
@@ -96,8 +98,8 @@ def _open(torch: Any, model: Model, modules: PrivateModules, file: Path, device:
         required=[each.name for each in parameters if each.default is each.empty and not takes_any_number],
         keywords_only=keywords_only,
         takes_dict=takes_dict,
-        kept=kept_memory(module),
-        explain=lambda error: told(error, modules.package),
+        state_memory=state_memory(module),
+        explain=lambda error: error_text(error, modules.package),
         close=close,
     )
 
@@ -172,7 +174,7 @@ def _is_dictionary(annotation: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Mapping)
 
 
-def told(error: BaseException, package: str) -> str:
+def error_text(error: BaseException, package: str) -> str:
     """Return the text of ``error``, its type unless it is PyTorch's own, and the line of the model's code in
     ``package``."""
     text = first_line(error)

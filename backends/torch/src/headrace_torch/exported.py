@@ -98,8 +98,8 @@ class _ProgramReader:
         except Distrusted as error:
             raise self._archive.distrust(str(error)) from None
         except _MISREAD as error:
-            told = str(error) if type(error) is ValueError else f"{type(error).__name__} {error}"
-            raise self._archive.failure(f"is no program of torch.export that can be read: {told}") from error
+            reason = str(error) if type(error) is ValueError else f"{type(error).__name__} {error}"
+            raise self._archive.failure(f"is no program of torch.export that can be read: {reason}") from error
 
     def _read_signature(self) -> ProgramSignature:
         version = self._document["schema_version"]["major"]
@@ -113,9 +113,9 @@ class _ProgramReader:
         weights = ProgramWeights(torch, self._archive, self._name)
         state = [weights.read(folder, name, device) for folder, name in graph.state]
         run = partial(graph.function.forward, *state)  # type: ignore[attr-defined]
-        if graph.kept:
+        if graph.mutated:
             names = [name for _, name in graph.state]
-            run = partial(_run_and_keep, run, [state[names.index(name)] for name in graph.kept])
+            run = partial(_run_and_update, run, [state[names.index(name)] for name in graph.mutated])
         forward = Forward(
             run=run,
             device=device,
@@ -144,7 +144,7 @@ class _ProgramReader:
             )
         if device == "cpu" or not accelerators:
             return lambda _: device
-        return lambda told: "cpu" if told == "cpu" else device
+        return lambda named: "cpu" if named == "cpu" else device
 
 
 def _forget_source(torch: Any, function: Any) -> None:
@@ -165,7 +165,7 @@ def _forget_module(torch: Any, module: Any) -> None:
         part._buffers.clear()
 
 
-def _run_and_keep(run: Callable[..., Sequence[Any]], buffers: Sequence[Any], *tensors: Any) -> Sequence[Any]:
+def _run_and_update(run: Callable[..., Sequence[Any]], buffers: Sequence[Any], *tensors: Any) -> Sequence[Any]:
     """Return results of ``run`` without those at its end, which are the new values of ``buffers``."""
     results = run(*tensors)
     count = len(results) - len(buffers)

@@ -208,6 +208,6 @@ def _average(known_s: float, new_s: float) -> float:
     return known_s + _NEW * (min(new_s, 2 * known_s + _TAKE_S) - known_s)
 
 
-def _rows_of(given: Sequence[Any]) -> int:
-    tensors = given[0].values() if isinstance(given[0], dict) else given
+def _rows_of(arguments: Sequence[Any]) -> int:
+    tensors = arguments[0].values() if isinstance(arguments[0], dict) else arguments
     return max([each.shape[0] for each in tensors if getattr(each, "shape", ())], default=1) or 1

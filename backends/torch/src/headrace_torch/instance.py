@@ -38,8 +38,8 @@ class Forward:
 
     - ``arguments``: forward's without ``self``, None if it takes any number. ``required``: those without a default.
       ``keywords_only``: none can be passed by position. ``takes_dict``: its only argument is a dictionary of tensors.
-    - ``writes``: it may write to its inputs. ``kept``: the memory that it may write to between calls
-      (`headrace_torch.conversion.kept_memory`).
+    - ``writes``: it may write to its inputs. ``state_memory``: the memory that it may write to between calls
+      (`headrace_torch.conversion.state_memory`).
     - ``changes``: a call may depend on an earlier one, so instances that share it take ``turns``.
     - ``can_rehearse``: it may be called without a request, with no visible effect.
     - ``is_compiled``: it is compiled on the first call, and again for other shapes.
@@ -54,7 +54,7 @@ class Forward:
     keywords_only: bool = False
     takes_dict: bool = False
     writes: bool = True
-    kept: frozenset[int] = frozenset()
+    state_memory: frozenset[int] = frozenset()
     changes: bool = True
     turns: threading.Lock = field(default_factory=threading.Lock)
     can_rehearse: bool = False
@@ -99,7 +99,7 @@ class ForwardInstance(Instance):
             forward.device,
             outputs,
             forward.writes,
-            forward.kept,
+            forward.state_memory,
             reuses=forward.is_compiled or model.config.optimization.cuda.graphs,
             calls=calls,
         )
@@ -195,10 +195,10 @@ class ForwardInstance(Instance):
     def _answer(self, inputs: Tensors) -> Tensors:
         if len(inputs) == self._in_places:
             return self._results(self._run(*[self._tensor(name, inputs[name]) for name in self._names]))
-        given = {name: self._tensor(name, inputs[name]) for name in self._names if name in inputs}
+        arguments = {name: self._tensor(name, inputs[name]) for name in self._names if name in inputs}
         if self._takes_dict:
-            return self._results(self._run(given))
-        return self._results(self._run(**{self._arguments[name]: tensor for name, tensor in given.items()}))
+            return self._results(self._run(arguments))
+        return self._results(self._run(**{self._arguments[name]: tensor for name, tensor in arguments.items()}))
 
 
 def _as_it_is(results: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -206,7 +206,7 @@ def _as_it_is(results: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _contexts(
-    torch: Any, device: str, asked: Parameters, stream: Any
+    torch: Any, device: str, parameters: Parameters, stream: Any
 ) -> list[Callable[[], AbstractContextManager[Any]]]:
     """Return the contexts of an execution, new each time, besides the inference mode."""
     kind = device.partition(":")[0]
@@ -214,10 +214,10 @@ def _contexts(
     if kind == "cuda":
         found.append(partial(torch.cuda.device, device))
         found.append(partial(torch.cuda.stream, stream) if stream is not None else nullcontext)
-    if kind == "cuda" and asked.disable_cudnn:
+    if kind == "cuda" and parameters.disable_cudnn:
         found.append(partial(torch.backends.cudnn.flags, enabled=False))
-    if asked.autocast:
-        found.append(partial(torch.autocast, kind, getattr(torch, asked.autocast)))
-    if asked.disable_optimized_execution:
+    if parameters.autocast:
+        found.append(partial(torch.autocast, kind, getattr(torch, parameters.autocast)))
+    if parameters.disable_optimized_execution:
         found.append(partial(torch.jit.optimized_execution, False))
     return found

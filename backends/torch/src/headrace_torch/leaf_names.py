@@ -22,9 +22,9 @@ class LeafNames:
 
     def __init__(self, config: ModelConfig, signature: ProgramSignature) -> None:
         self._config, self._signature = config, signature
-        self._told = Graph.of_config(config)
-        self.inputs = _places(config, list(self._told.inputs), signature.inputs, "input")
-        self.outputs = _places(config, list(self._told.outputs), signature.outputs, "output")
+        self._configured = Graph.of_config(config)
+        self.inputs = _places(config, list(self._configured.inputs), signature.inputs, "input")
+        self.outputs = _places(config, list(self._configured.outputs), signature.outputs, "output")
 
     @property
     def ordered_inputs(self) -> list[str]:
@@ -53,18 +53,18 @@ class LeafNames:
         config's.
         """
         return Graph(
-            _tensors(self._signature.inputs, self.inputs, self._told.inputs),
-            _tensors(self._signature.outputs, self.outputs, self._told.outputs),
+            _tensors(self._signature.inputs, self.inputs, self._configured.inputs),
+            _tensors(self._signature.outputs, self.outputs, self._configured.outputs),
         )
 
 
 def _tensors(
-    leaves: Sequence[Leaf], places: Mapping[str, int], told: Mapping[str, GraphTensor]
+    leaves: Sequence[Leaf], places: Mapping[str, int], configured: Mapping[str, GraphTensor]
 ) -> dict[str, GraphTensor]:
     names = {place: name for name, place in places.items()}
     tensors = [replace(leaf.tensor, name=names.get(place, leaf.tensor.name)) for place, leaf in enumerate(leaves)]
     return {
-        each.name: each if leaf.is_known else told.get(each.name, each)
+        each.name: each if leaf.is_known else configured.get(each.name, each)
         for each, leaf in zip(tensors, leaves, strict=True)
     }
 

@@ -43,8 +43,8 @@ def positions(names: Sequence[str], direction: str, arguments: Sequence[str] | N
 
 def check_arguments(model: str, places: Sequence[int], arguments: Sequence[str], required: Sequence[str]) -> None:
     """Raise `ConfigError` unless ``places`` are arguments that forward has, with all that it needs among them."""
-    given = {arguments[place] for place in places if place < len(arguments)}
-    if len(given) < len(places) or not given.issuperset(required):
+    passed = {arguments[place] for place in places if place < len(arguments)}
+    if len(passed) < len(places) or not passed.issuperset(required):
         raise ConfigError(
             f"unable to load model '{model}', configuration expects {len(places)} inputs, model provides "
             f"{len(arguments)}: forward({', '.join(arguments)})"

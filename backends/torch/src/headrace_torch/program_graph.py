@@ -32,10 +32,11 @@ _BOTH = _INPUT | _STATE
 class ProgramGraph:
     """``function(*state, *inputs)`` gives the results in the order of the file's.
 
-    ``state`` names the parameters, buffers and constants that it takes first, and where they are kept; ``kept`` are the
-    buffers whose new values come behind the results. ``place`` moves a device of the file to where the program is to
-    run. ``writes``: it may write to its inputs. ``changes``: it may write to its state. ``is_random``: it draws random
-    numbers. ``loops``: it repeats something until a condition holds, so for ever if that never does.
+    - ``state``: the folder and the name of each parameter, buffer and constant that it takes first.
+    - ``mutated``: the buffers whose new values follow the results.
+    - ``place`` maps a device of the file to the one on which the program runs.
+    - ``writes``: it may write to its inputs. ``changes``: it may write to its state.
+    - ``is_random``: it draws random numbers. ``loops``: it repeats something until a condition holds, perhaps for ever.
     """
 
     def __init__(self, torch: Any, program: Mapping[str, Any], place: Callable[[str], str]) -> None:
@@ -43,22 +44,22 @@ class ProgramGraph:
         module = program["graph_module"]
         signature, graph = module["signature"], module["graph"]
         self.state: list[tuple[str, str]] = []
-        self.kept: list[str] = []
+        self.mutated: list[str] = []
         builder = _Builder(torch, self._place)
         self._bind_inputs(builder, signature["input_specs"], graph["inputs"])
         for node in graph["nodes"]:
             builder.add(node)
         self.function: Callable[..., Sequence[Any]] = builder.finish(self._results(builder, signature, graph))
         self.writes = bool(_INPUT & builder.written)
-        self.changes = bool(_STATE & builder.written) or bool(self.kept)
+        self.changes = bool(_STATE & builder.written) or bool(self.mutated)
         self.is_random, self.loops = builder.is_random, builder.loops
 
     def _bind_inputs(self, builder: _Builder, specs: Sequence[Any], arguments: Sequence[Any]) -> None:
         pairs = zip(specs, arguments, strict=True)
         for spec, argument in sorted(pairs, key=lambda pair: "user_input" in pair[0]):  # the state first
-            ((kind, told),) = spec.items()
+            ((kind, details),) = spec.items()
             if kind == "constant_input":
-                builder.values[told["name"]] = builder.constant(told["value"])
+                builder.values[details["name"]] = builder.constant(details["value"])
                 continue
             if kind in ("custom_obj", "token"):
                 raise Distrusted(f"it needs an object of its own ({kind}), which may be of any library")
@@ -75,26 +76,26 @@ class ProgramGraph:
             if kind == "user_input":
                 continue
             if kind == "parameter":
-                self.state.append(("weights", told["parameter_name"]))
+                self.state.append(("weights", details["parameter_name"]))
             elif kind == "buffer":
-                self.state.append(("weights" if told["persistent"] else "constants", told["buffer_name"]))
+                self.state.append(("weights" if details["persistent"] else "constants", details["buffer_name"]))
             elif kind == "tensor_constant":
-                self.state.append(("constants", told["tensor_constant_name"]))
+                self.state.append(("constants", details["tensor_constant_name"]))
             else:
                 raise ValueError(f"it has an input of the kind '{kind}'")
 
     def _results(self, builder: _Builder, signature: Mapping[str, Any], graph: Mapping[str, Any]) -> list[Any]:
-        results, kept = [], []
+        results, mutated = [], []
         for spec, argument in zip(signature["output_specs"], graph["outputs"], strict=True):
-            ((kind, told),) = spec.items()
+            ((kind, details),) = spec.items()
             if kind in ("user_output", "loss_output"):
                 results.append(builder.argument(argument))
             elif kind in ("buffer_mutation", "parameter_mutation"):
-                kept.append(builder.argument(argument))
-                self.kept.append(told.get("buffer_name") or told["parameter_name"])
+                mutated.append(builder.argument(argument))
+                self.mutated.append(details.get("buffer_name") or details["parameter_name"])
             elif kind not in ("user_input_mutation", "token"):
                 raise ValueError(f"it has a result of the kind '{kind}'")
-        return results + kept
+        return results + mutated
 
 
 class _Builder:
@@ -149,21 +150,21 @@ class _Builder:
         if schema and schema.name.partition("::")[2] in ZEROED:
             result = self.graph.call_function(self._torch.ops.aten.zero_.default, (result,))
         if schema:
-            given = dict(zip([argument.name for argument in schema.arguments], arguments, strict=False)) | named
-            self._watch(result, schema, given)
+            bound = dict(zip([argument.name for argument in schema.arguments], arguments, strict=False)) | named
+            self._watch(result, schema, bound)
             if self._torch.Tag.nondeterministic_seeded in called.tags:
                 defaults = {each.name: each.default_value for each in schema.arguments if each.has_default_value()}
-                self.is_random |= not drops_nothing(defaults | given)
+                self.is_random |= not drops_nothing(defaults | bound)
         return result
 
-    def _watch(self, result: Any, schema: Any, given: Mapping[str, Any]) -> None:
+    def _watch(self, result: Any, schema: Any, bound: Mapping[str, Any]) -> None:
         """Record the values that are written to, and those that may share memory with ``result``."""
-        touched = self._origins(given.values())
+        touched = self._origins(bound.values())
         if not touched:
             return
         aliases = {argument.name: argument.alias_info for argument in schema.arguments if argument.alias_info}
         written = {name for name, alias in aliases.items() if alias.is_write}
-        self.written |= self._origins(given.get(name) for name in written)
+        self.written |= self._origins(bound.get(name) for name in written)
         if any(each.alias_info for each in schema.returns) or schema.name.partition("::")[2] in _MAY_RETURN_INPUT:
             self.watched[result] = touched
 
@@ -260,9 +261,9 @@ class _Builder:
         self.watched[result] = self._origins(arguments)  # an inner graph may return its arguments
         return result
 
-    def _part(self, told: Mapping[str, Any]) -> Any:
+    def _part(self, value: Mapping[str, Any]) -> Any:
         inner = _Builder(self._torch, self._place)
-        graph = told["graph"]
+        graph = value["graph"]
         for argument in graph["inputs"]:
             ((kind, content),) = argument.items()
             name = content["name"] if kind == "as_tensor" else content["as_name"]

@@ -14,7 +14,7 @@ from headrace_torch.size_check import SizeCheck
 
 
 class ProgramInstance(ForwardInstance):
-    """Runs ``program``; ``given`` is `ForwardInstance`'s.
+    """Runs ``program``; ``options`` is `ForwardInstance`'s.
 
     Measured for two f32[1, 16] inputs and outputs, in microseconds of CPU: two operators called by Python 1.5, the
     program 3.3, an execution 14; ``ExportedProgram.module()`` of the same file 50. A package of AOTInductor of the same
@@ -22,13 +22,13 @@ class ProgramInstance(ForwardInstance):
 
     Raises `ConfigError` for a config that the program's signature contradicts."""
 
-    def __init__(self, torch: Any, program: Program, model: Model, **given: Any) -> None:
+    def __init__(self, torch: Any, program: Program, model: Model, **options: Any) -> None:
         signature = program.signature
         names = LeafNames(model.config, signature)
         names.require_agreement()
         inputs = names.ordered_inputs
         forward = replace(program.forward, arguments=inputs)
-        super().__init__(torch, forward, model, inputs, names.outputs, **given)
+        super().__init__(torch, forward, model, inputs, names.outputs, **options)
         self._scalars = {
             name for name, leaf in zip(inputs, signature.inputs, strict=True) if leaf.is_known and not leaf.tensor.shape
         }
@@ -40,7 +40,7 @@ class ProgramInstance(ForwardInstance):
         if self._check is not None:
             self._check(self._names, arrays)
         if self._scalars:
-            given = zip(self._names, arrays, strict=True)
-            arrays = [array.reshape(()) if name in self._scalars else array for name, array in given]
+            pairs = zip(self._names, arrays, strict=True)
+            arrays = [array.reshape(()) if name in self._scalars else array for name, array in pairs]
         tensors = [self._tensor(name, array) for name, array in zip(self._names, arrays, strict=True)]
         return self._results(self._run(*tensors))

@@ -92,7 +92,7 @@ def read_signature(program: Mapping[str, Any]) -> ProgramSignature:
     module = program["graph_module"]
     graph, signature = module["graph"], module["signature"]
     call = module["module_call_graph"][0]["signature"] if module["module_call_graph"] else None
-    given = [spec["user_input"]["arg"] for spec in signature["input_specs"] if "user_input" in spec]
+    arguments = [spec["user_input"]["arg"] for spec in signature["input_specs"] if "user_input" in spec]
     results = [
         spec[kind]["arg"]
         for spec in signature["output_specs"]
@@ -107,7 +107,7 @@ def read_signature(program: Mapping[str, Any]) -> ProgramSignature:
     inputs = [
         _leaf(graph, argument, f"INPUT__{index}", path, guard)
         for index, (argument, (path, guard)) in enumerate(
-            zip(given, [path for path, is_given in zip(paths, places, strict=True) if is_given], strict=True)
+            zip(arguments, [path for path, is_given in zip(paths, places, strict=True) if is_given], strict=True)
         )
     ]
     outputs = [

@@ -18,25 +18,25 @@ class ProgramWeights:
 
     def __init__(self, torch: Any, archive: Pt2Archive, name: str) -> None:
         self._torch, self._archive = torch, archive
-        self._told: dict[str, Mapping[str, Any]] = {}
+        self._entries: dict[str, Mapping[str, Any]] = {}
         for folder in ("weights", "constants"):
             if f"data/{folder}/{name}.pt" in archive.names(f"data/{folder}/"):
                 raise Distrusted(f"its '{folder}' are one pickle")
-            self._told[folder] = archive.document(f"data/{folder}/{name}_{folder}_config.json")["config"]
-            for tensor, told in self._told[folder].items():
-                if told["use_pickle"] or told["tensor_meta"] is None:
+            self._entries[folder] = archive.document(f"data/{folder}/{name}_{folder}_config.json")["config"]
+            for tensor, entry in self._entries[folder].items():
+                if entry["use_pickle"] or entry["tensor_meta"] is None:
                     raise Distrusted(f"its '{one_line(tensor)[:200]}' is a pickle")
         self._records: dict[str, Any] = {}
 
     def read(self, folder: str, name: str, device: str) -> Any:
         """Return one tensor, on ``device``."""
-        told = self._told[folder].get(name)
-        if told is None:
+        entry = self._entries[folder].get(name)
+        if entry is None:
             raise ValueError(f"it has no '{name[:200]}' in its {folder}")
-        meta = told["tensor_meta"]
+        meta = entry["tensor_meta"]
         dtype = getattr(self._torch, SCALAR_TYPES[meta["dtype"]][0])
         sizes, strides = ([int(size["as_int"]) for size in meta[key]] for key in ("sizes", "strides"))
-        elements = self._elements(f"data/{folder}/{told['path_name']}", dtype)
+        elements = self._elements(f"data/{folder}/{entry['path_name']}", dtype)
         if not elements.numel():
             if 0 not in sizes:
                 raise ValueError(f"its '{name[:200]}' of {sizes} has no content")

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace import HeadraceError, LoadError, Model, in_memory, one_line
 from headrace_torch import foreign_memory, pickle_check, script_code, storage_check
-from headrace_torch.conversion import kept_memory
+from headrace_torch.conversion import state_memory
 from headrace_torch.instance import Forward
 from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
 from headrace_torch.script_effects import effects_of
@@ -47,7 +47,7 @@ def open_script(torch: Any, model: Model, device: str) -> Forward:
         required=[argument.name for argument in declared if not argument.has_default_value()],
         takes_dict=_takes_dict(model, declared),
         writes=effects.writes,
-        kept=kept_memory(module),
+        state_memory=state_memory(module),
         changes=effects.changes,
         can_rehearse=not (effects.changes or effects.is_random or effects.loops),
         any_thread=not effects.repeats,

@@ -21,14 +21,14 @@ class SizeCheck:
     def __init__(self, signature: ProgramSignature) -> None:
         self._ranges = signature.ranges
         #: For each symbol that is the size of an axis: the input and the axis.
-        self._told: dict[str, tuple[int, int]] = {}
+        self._axes: dict[str, tuple[int, int]] = {}
         self._places: list[tuple[int, int, Arithmetic]] = []
         for place, leaf in enumerate(signature.inputs):
             for axis, size in enumerate(leaf.sizes):
                 if isinstance(size, Arithmetic):
                     self._places.append((place, axis, size))
                     if size.symbol is not None:
-                        self._told.setdefault(size.symbol, (place, axis))
+                        self._axes.setdefault(size.symbol, (place, axis))
         self._guarded = {
             f"L{leaf.guard}.size()[{axis}]": (place, axis)
             for place, leaf in enumerate(signature.inputs)
@@ -37,16 +37,16 @@ class SizeCheck:
         self._conditions = signature.conditions
 
     def __bool__(self) -> bool:
-        repeats = len(self._places) > len(self._told)
-        bounds = [self._ranges.get(symbol, (None, None)) for symbol in self._told]
+        repeats = len(self._places) > len(self._axes)
+        bounds = [self._ranges.get(symbol, (None, None)) for symbol in self._axes]
         is_bounded = any((low or 0) >= _LEAST_BOUND or high is not None for low, high in bounds)
         return repeats or is_bounded or bool(self._conditions)
 
     def require(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
         """Raise `InvalidArgument` with the input, the size and the rule."""
         shapes = [tensor.shape for tensor in tensors]
-        sizes = {symbol: shapes[place][axis] for symbol, (place, axis) in self._told.items()}
-        for symbol, (place, axis) in self._told.items():
+        sizes = {symbol: shapes[place][axis] for symbol, (place, axis) in self._axes.items()}
+        for symbol, (place, axis) in self._axes.items():
             low, high = self._ranges.get(symbol, (None, None))
             size = sizes[symbol]
             if (low is not None and low >= _LEAST_BOUND and size < low) or (high is not None and size > high):

@@ -78,20 +78,20 @@ def absent(torch: Any, content: bytes) -> str:
     try:
         for _ in range(3):
             deque(pickletools.genops(stream), 0)
-        told = [storage.key for storage in storages(torch, stream)]
+        keys = [storage.key for storage in storages(torch, stream)]
         found = {argument for operation, argument, _ in pickletools.genops(stream) if operation.name == "BINUNICODE"}
     except ValueError:
         if stream.tell() < len(content):
             raise
         return ""
-    missing = [key for key in told if key not in found]
+    missing = [key for key in keys if key not in found]
     return f"tensor '{one_line(missing[0])[:200]}' is not in the file" if missing else ""
 
 
 def storages(torch: Any, pickle: bytes | io.BytesIO) -> Iterator[TensorStorage]:
     """Yield the storages that ``pickle`` names. Raises `ValueError` for what PyTorch does not write."""
-    for told in _persistent_ids(pickle):
-        match told:
+    for persistent_id in _persistent_ids(pickle):
+        match persistent_id:
             case ("storage", Global(name), str(key), str(), int(count), *_) if count >= 0:
                 yield TensorStorage(key, count * _item_size(torch, name))
             case _:

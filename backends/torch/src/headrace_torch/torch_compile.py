@@ -137,8 +137,8 @@ class CompiledInstance(ForwardInstance):
                 self.execute(inputs)
             except BackendError as error:
                 if type(error.__cause__).__module__.startswith(("torch._dynamo", "torch._inductor")):
-                    said = " ".join(str(error.__cause__).split())[:2000]  # its first line alone tells little
-                    raise LoadError(f"model '{name}': torch.compile fails: {said}") from error
+                    message = " ".join(str(error.__cause__).split())[:2000]  # its first line alone tells little
+                    raise LoadError(f"model '{name}': torch.compile fails: {message}") from error
                 log.warning("model '%s' fails for zeros, with which torch.compile is tried: %s", name, error.message)
                 return
         if batches:

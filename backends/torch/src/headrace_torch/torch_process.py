@@ -150,25 +150,25 @@ _jit_chosen: dict[str, bool] = {}
 def set_jit(torch: Any, model: Model) -> None:
     """Set how TorchScript runs in this process, by the first model that sets it."""
     for key, (field, setter) in _JIT.items():
-        asked = getattr(model.parameters, field)
-        if asked is None:
+        configured = getattr(model.parameters, field)
+        if configured is None:
             continue
         with _lock:
             if key not in _jit_chosen:
-                _jit_chosen[key] = asked
-                getattr(torch._C, setter)(asked)
-        if _jit_chosen[key] is not asked:
+                _jit_chosen[key] = configured
+                getattr(torch._C, setter)(configured)
+        if _jit_chosen[key] is not configured:
             log.warning(
                 "model '%s': %s stays %s, as another model has set it for the whole process",
                 model.name,
                 key,
-                str(not asked).lower(),
+                str(not configured).lower(),
             )
 
 
 def first_line(error: BaseException) -> str:
     """Return the text of a PyTorch error without its stack: the last line that is not part of TorchScript's trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("RuntimeError:")]
-    text = told[-1].removeprefix("RuntimeError: ") if told else next(iter(lines), type(error).__name__)
+    errors = [line for line in lines if line.startswith("RuntimeError:")]
+    text = errors[-1].removeprefix("RuntimeError: ") if errors else next(iter(lines), type(error).__name__)
     return text[:1000]

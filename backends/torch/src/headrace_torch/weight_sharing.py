@@ -19,18 +19,20 @@ def default_instances(config: ModelConfig) -> int:
     weights each.
 
     Raises `ConfigError` for an ``isolation`` that there is not."""
-    given = config.parameters
-    asked = given["ENABLE_WEIGHT_SHARING"].string_value.lower() if "ENABLE_WEIGHT_SHARING" in given else ""
-    is_trusted = "trust" in given and given["trust"].string_value.lower() == "true"
-    shares = _is_known_not_to_mind(config, is_trusted) and asked != "false"
-    return SHARING_INSTANCES if shares and read_isolation(given) != "process" else 1
+    parameters = config.parameters
+    configured = (
+        parameters["ENABLE_WEIGHT_SHARING"].string_value.lower() if "ENABLE_WEIGHT_SHARING" in parameters else ""
+    )
+    is_trusted = "trust" in parameters and parameters["trust"].string_value.lower() == "true"
+    shares = _is_known_not_to_mind(config, is_trusted) and configured != "false"
+    return SHARING_INSTANCES if shares and read_isolation(parameters) != "process" else 1
 
 
 def shares_weights(model: Model) -> bool:
     """True if the instances of ``model`` on a device share one module: by its parameter, else if that is safe."""
-    asked: bool | None = model.parameters.enable_weight_sharing
-    if asked is not None:
-        return asked
+    configured: bool | None = model.parameters.enable_weight_sharing
+    if configured is not None:
+        return configured
     return model.device.kind == "cpu" and _is_known_not_to_mind(model.config, model.parameters.trust)
 
 

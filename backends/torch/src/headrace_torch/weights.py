@@ -44,10 +44,10 @@ def load_weights(torch: Any, model: Model, code: Path, module: Any) -> None:
     except HeadraceError:
         raise
     except Exception as error:  # a damaged file has PyTorch raise almost anything
-        said = str(error).strip()
-        if not said or said.startswith("Weights only load failed"):  # and then advice to switch that off
-            said = "it is damaged, or no file of torch.save"
-        raise _failure(model, path, one_line(said)[:500]) from error
+        reason = str(error).strip()
+        if not reason or reason.startswith("Weights only load failed"):  # and then advice to switch that off
+            reason = "it is damaged, or no file of torch.save"
+        raise _failure(model, path, one_line(reason)[:500]) from error
     try:
         module.load_state_dict(state)
     except RuntimeError as error:

@@ -73,9 +73,9 @@ def parameter(value: str) -> str:
 
 def ask(port: int, model: str, *values: float, batched: bool = False) -> Any:
     array = np.array([values] if batched else values, np.float32)
-    given = http.InferInput("IN", list(array.shape), "FP32").set_data_from_numpy(array)
+    tensor = http.InferInput("IN", list(array.shape), "FP32").set_data_from_numpy(array)
     with http.InferenceServerClient(f"127.0.0.1:{port}") as client:
-        return client.infer(model, [given]).as_numpy("OUT")
+        return client.infer(model, [tensor]).as_numpy("OUT")
 
 
 def test_each_model_runs_in_the_environment_it_asks_for(

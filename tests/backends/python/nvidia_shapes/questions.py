@@ -160,17 +160,17 @@ def main(command: str, *words: str) -> None:
         write(Path(words[0]))
         return
     ports = [int(word) for word in words]
-    asked: list[tuple[str, Any, Callable[[], Any]]] = []
+    questions: list[tuple[str, Any, Callable[[], Any]]] = []
     for model, arrays, expected in QUESTIONS:
         for module, port in zip((http, grpc), ports, strict=True):
-            asked.append((model, expected, partial(ask, module, port, model, arrays)))
+            questions.append((model, expected, partial(ask, module, port, model, arrays)))
     for model, arrays, answers in STREAMS:
-        asked.append((model, answers, partial(stream, ports[1], model, arrays)))
-    for model, expected, answer in asked:
+        questions.append((model, answers, partial(stream, ports[1], model, arrays)))
+    for model, expected, answer in questions:
         found = answer()
         if not agree(found, expected):
             print(f"{model}\n  expected {expected}\n  found    {found}")
-    print(f"asked {len(asked)}")
+    print(f"asked {len(questions)}")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class FunctionServices(MetricsInMemory, Services):
         self.loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}
 
     @property
-    def asked(self) -> list[InferRequest]:
+    def requests(self) -> list[InferRequest]:
         return [ticket.request for ticket in self.tickets]
 
     def infer(self, ticket: Ticket) -> None:

@@ -23,8 +23,8 @@ NO_INTEGERS: list[Any] = [None, 1.0, np.float64(1.0), "1", b"1", [1], {}, 1 << 6
 
 
 def made(**arguments: Any) -> pb_utils.InferenceRequest:
-    given = {"inputs": [pb_utils.Tensor("x", np.zeros(1))], "requested_output_names": ["y"], "model_name": "double"}
-    return pb_utils.InferenceRequest(**{**given, **arguments})
+    defaults = {"inputs": [pb_utils.Tensor("x", np.zeros(1))], "requested_output_names": ["y"], "model_name": "double"}
+    return pb_utils.InferenceRequest(**{**defaults, **arguments})
 
 
 def error(message: Any) -> str:
@@ -88,17 +88,17 @@ def test_set_flags_takes_the_same() -> None:
             method(None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("given", "kept"), [(7, 7), (True, 1), ("s", "s"), (np.str_("s"), "s"), (np.int64(7), 7)])
-def test_a_correlation_id_is_an_integer_or_a_text(given: Any, kept: int | str) -> None:
+@pytest.mark.parametrize(("value", "expected"), [(7, 7), (True, 1), ("s", "s"), (np.str_("s"), "s"), (np.int64(7), 7)])
+def test_a_correlation_id_is_an_integer_or_a_text(value: Any, expected: int | str) -> None:
     """NumPy's integers are ours: Triton refuses them."""
-    found = made(correlation_id=given).correlation_id()
-    assert (found, type(found)) == (kept, type(kept))
+    found = made(correlation_id=value).correlation_id()
+    assert (found, type(found)) == (expected, type(expected))
 
 
-@pytest.mark.parametrize("given", [1.0, b"x", [1], np.float32(1), np.array([1])])
-def test_any_other_correlation_id_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("value", [1.0, b"x", [1], np.float32(1), np.array([1])])
+def test_any_other_correlation_id_is_refused(value: Any) -> None:
     with pytest.raises(pb_utils.TritonModelException, match=r"^Correlation ID must be integer or string$"):
-        made(correlation_id=given)
+        made(correlation_id=value)
     with pytest.raises(TypeError):
         made(correlation_id=None)
 

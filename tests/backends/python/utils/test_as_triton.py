@@ -21,13 +21,13 @@ def test_an_empty_name_is_refused_in_tritons_words() -> None:
         pb_utils.Tensor("", np.zeros(1, np.float32))
 
 
-@pytest.mark.parametrize(("given", "shown"), [([], "list"), ("", "str"), ((), "tuple")])
-def test_parameters_that_are_no_dictionary_are_refused_in_tritons_words(given: Any, shown: str) -> None:
+@pytest.mark.parametrize(("parameters", "shown"), [([], "list"), ("", "str"), ((), "tuple")])
+def test_parameters_that_are_no_dictionary_are_refused_in_tritons_words(parameters: Any, shown: str) -> None:
     words = f"^Expect N8pybind114dictE, got <class '{shown}'>$"
     with pytest.raises(pb_utils.TritonModelException, match=words):
-        pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], parameters=given)
+        pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], parameters=parameters)
     with pytest.raises(pb_utils.TritonModelException, match=words):
-        pb_utils.InferenceResponse([], parameters=given)
+        pb_utils.InferenceResponse([], parameters=parameters)
 
 
 def test_the_number_of_a_member_does_not_stand_for_it() -> None:

@@ -54,7 +54,7 @@ def test_request_is_sent_whole(services: FunctionServices) -> None:
         parameters={"k": "v"},
     ).exec()
 
-    (sent,) = services.asked
+    (sent,) = services.requests
     assert (sent.model_name, sent.model_version, sent.id, sent.outputs) == ("double", "2", "q", ("y",))
     assert (sent.sequence_id, sent.sequence_start, sent.sequence_end) == (7, True, True)
     assert (sent.timeout_us, sent.parameters, sent.callers) == (250, {"k": "v"}, ("asker",))
@@ -66,20 +66,20 @@ def test_inputs_are_sent_as_the_server_takes_them(services: FunctionServices) ->
     inputs = [pb_utils.Tensor("x", array)]
     pb_utils.InferenceRequest(inputs=inputs, requested_output_names=["y"], model_name="double").exec()
 
-    (sent,) = services.asked
+    (sent,) = services.requests
     assert type(sent.inputs["x"]) is np.ndarray
     assert sent.inputs["x"].dtype is np.dtype(np.int64)
 
 
 def test_no_version_leaves_the_choice_to_the_server(services: FunctionServices) -> None:
     ask("double").exec()
-    assert services.asked[0].model_version == ""
+    assert services.requests[0].model_version == ""
 
 
 def test_one_request_can_be_executed_again(services: FunctionServices) -> None:
     request = ask("double")
     assert outputs(iter([request.exec(), request.exec()])) == [6, 6]
-    assert services.asked[0] is not services.asked[1]
+    assert services.requests[0] is not services.requests[1]
 
 
 def test_other_model_cannot_write_to_the_inputs(services: FunctionServices, recorded: type[Recorded]) -> None:
@@ -124,7 +124,7 @@ def test_input_given_twice_is_refused_in_the_response(services: FunctionServices
     assert error.message() == (
         "Model double - Error when running inference: [request id: <id_unknown>] input 'x' already exists in request"
     )
-    assert services.asked == []
+    assert services.requests == []
 
 
 def test_decoupled_responses_come_one_by_one_with_an_empty_last(services: FunctionServices) -> None:
@@ -208,7 +208,7 @@ def test_cancelled_future_cancels_its_request(services: FunctionServices) -> Non
 def test_async_exec_needs_a_loop(services: FunctionServices) -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
         ask("double").async_exec()
-    assert services.asked == []
+    assert services.requests == []
 
 
 @pytest.mark.parametrize("phase", [ModelPhase.COMPLETING, ModelPhase.INITIALIZING, ModelPhase.FINALIZING])
@@ -242,7 +242,7 @@ def test_thread_can_ask_with_a_request_that_execute_made() -> None:
 def test_request_names_all_that_wait_for_it(runtime: Runtime, services: FunctionServices) -> None:
     with runtime.entered(("outer", "middle")):
         ask("double").exec()
-    assert services.asked[0].callers == ("outer", "middle", "asker")
+    assert services.requests[0].callers == ("outer", "middle", "asker")
 
 
 def test_received_request_can_be_passed_on(
@@ -252,7 +252,7 @@ def test_received_request_can_be_passed_on(
     request = pb_utils.InferenceRequest._received(call, runtime)
 
     assert outputs(iter([request.exec()])) == [8]
-    assert services.asked[0].callers == ("outer", "asker")
+    assert services.requests[0].callers == ("outer", "asker")
     assert call.answers == []
 
 

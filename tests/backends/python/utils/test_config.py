@@ -12,8 +12,8 @@ import triton_python_backend_utils as pb_utils
 
 
 def config(**fields: Any) -> pb_utils.ModelConfig:
-    given = {"name": "m", "max_batch_size": 0, "input": [], "output": []}
-    return pb_utils.ModelConfig(json.dumps(given | fields))
+    defaults = {"name": "m", "max_batch_size": 0, "input": [], "output": []}
+    return pb_utils.ModelConfig(json.dumps(defaults | fields))
 
 
 X = {"name": "x", "data_type": "TYPE_FP32", "dims": [4]}
@@ -69,7 +69,7 @@ WHERE = "in auto-complete-config function for model 'm'"
 
 
 @pytest.mark.parametrize(
-    ("given", "change", "text"),
+    ("fields", "change", "text"),
     [
         (
             {"max_batch_size": 8},
@@ -134,9 +134,9 @@ WHERE = "in auto-complete-config function for model 'm'"
     ],
 )
 def test_contradiction_is_refused_and_changes_nothing(
-    given: dict[str, Any], change: Callable[[pb_utils.ModelConfig], None], text: str
+    fields: dict[str, Any], change: Callable[[pb_utils.ModelConfig], None], text: str
 ) -> None:
-    refusing = config(**given)
+    refusing = config(**fields)
     before = json.dumps(refusing.as_dict())
     with pytest.raises(ValueError, match=r".") as refusal:
         change(refusing)

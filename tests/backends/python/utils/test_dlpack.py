@@ -44,20 +44,20 @@ def test_unsigned_elements_are_shared_with_numpy(name: str) -> None:
 
 
 def test_bf16_passes_both_ways() -> None:
-    given = torch.tensor([1.5, -2.0, 0.0], dtype=torch.bfloat16)
-    tensor = pb_utils.Tensor.from_dlpack("x", given)
+    source = torch.tensor([1.5, -2.0, 0.0], dtype=torch.bfloat16)
+    tensor = pb_utils.Tensor.from_dlpack("x", source)
 
     assert (tensor.triton_dtype(), tensor.shape()) == (14, [3])
     back = torch.from_dlpack(tensor)
     assert back.dtype == torch.bfloat16
-    assert torch.equal(back, given)
+    assert torch.equal(back, source)
     back[0] = 7
-    assert given[0] == 7
+    assert source[0] == 7
 
 
 def test_capsule_is_taken_once_and_given_anew() -> None:
-    given = torch.arange(3)
-    capsule = torch.utils.dlpack.to_dlpack(given)
+    source = torch.arange(3)
+    capsule = torch.utils.dlpack.to_dlpack(source)
     tensor = pb_utils.Tensor.from_dlpack("x", capsule)
 
     assert tensor.as_numpy().tolist() == [0, 1, 2]
@@ -153,10 +153,10 @@ def test_what_is_no_tensor_is_refused(what: object) -> None:
 
 
 def test_type_that_triton_lacks_is_refused_and_left_alone() -> None:
-    given = torch.zeros(2, dtype=torch.complex64)
+    source = torch.zeros(2, dtype=torch.complex64)
     with pytest.raises(pb_utils.TritonModelException, match=r"not supported \(code 5, 64 bits, 1 lanes\)"):
-        pb_utils.Tensor.from_dlpack("x", given)
-    assert given.tolist() == [0, 0]
+        pb_utils.Tensor.from_dlpack("x", source)
+    assert source.tolist() == [0, 0]
 
 
 def test_empty_name_is_refused() -> None:
@@ -191,8 +191,8 @@ class OnDevice:
 
 
 def test_device_tensor_stays_there_until_it_is_sent() -> None:
-    given = OnDevice(2)
-    tensor = pb_utils.Tensor.from_dlpack("x", given)
+    source = OnDevice(2)
+    tensor = pb_utils.Tensor.from_dlpack("x", source)
 
     assert (tensor.is_cpu(), tensor.shape(), tensor.triton_dtype()) == (False, [2, 3], 11)
     assert tensor.__dlpack_device__() == (2, 0)
@@ -201,7 +201,7 @@ def test_device_tensor_stays_there_until_it_is_sent() -> None:
         pb_utils.TritonModelException, match=r"^Tensor is stored in GPU and cannot be converted to NumPy\.$"
     ):
         tensor.as_numpy()
-    np.testing.assert_array_equal(tensor._wire(), given.tensor.numpy())
+    np.testing.assert_array_equal(tensor._wire(), source.tensor.numpy())
 
 
 def test_device_tensor_that_cannot_be_copied_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,14 +221,14 @@ def test_other_devices_are_refused() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
 def test_cuda_tensor_is_shared_and_copied_when_sent(dtype: Any) -> None:
-    given = torch.tensor([0, 1, 2, 3], device="cuda").to(dtype)
-    tensor = pb_utils.Tensor.from_dlpack("x", given)
+    source = torch.tensor([0, 1, 2, 3], device="cuda").to(dtype)
+    tensor = pb_utils.Tensor.from_dlpack("x", source)
 
     assert not tensor.is_cpu()
-    assert tensor.__dlpack_device__() == (2, given.device.index)
-    assert torch.from_dlpack(tensor).data_ptr() == given.data_ptr()
-    raw = pb_utils.Tensor.from_dlpack("x", torch.utils.dlpack.to_dlpack(given))
-    assert torch.utils.dlpack.from_dlpack(raw.to_dlpack()).data_ptr() == given.data_ptr()
+    assert tensor.__dlpack_device__() == (2, source.device.index)
+    assert torch.from_dlpack(tensor).data_ptr() == source.data_ptr()
+    raw = pb_utils.Tensor.from_dlpack("x", torch.utils.dlpack.to_dlpack(source))
+    assert torch.utils.dlpack.from_dlpack(raw.to_dlpack()).data_ptr() == source.data_ptr()
     wire = tensor._wire()
     assert isinstance(wire, np.ndarray)
-    assert wire.tobytes() == given.cpu().view(torch.uint8).numpy().tobytes()
+    assert wire.tobytes() == source.cpu().view(torch.uint8).numpy().tobytes()

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def made(**fields: Any) -> pb_utils.InferenceRequest:
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "inputs": [pb_utils.Tensor("x", np.zeros(2, np.float32))],
         "requested_output_names": ["y"],
         "model_name": "other",
     }
-    return pb_utils.InferenceRequest(**(given | fields))
+    return pb_utils.InferenceRequest(**(defaults | fields))
 
 
 def received(call: Recorded) -> pb_utils.InferenceRequest:

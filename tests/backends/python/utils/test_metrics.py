@@ -191,8 +191,8 @@ def test_a_family_that_is_dropped_gives_up_its_metrics_once(runtime: Runtime, mo
     released: list[int] = []
     monkeypatch.setattr(MetricsInMemory, "release", lambda self, handle: released.append(handle))
     family = pb_utils.MetricFamily("dropped", "d", GAUGE)
-    metric, gone = family.Metric({"a": "b"}), family.Metric({"a": "c"})
-    del gone
+    metric, deleted = family.Metric({"a": "b"}), family.Metric({"a": "c"})
+    del deleted
     assert len(released) == 1
     del family
     assert len(released) == 3

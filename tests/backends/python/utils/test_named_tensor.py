@@ -77,10 +77,10 @@ def test_received_strings_come_as_bytes_in_shape() -> None:
 
 @pytest.mark.parametrize("dtype", ["object", "U"])
 def test_text_is_sent_as_utf8_and_seen_as_given(dtype: str) -> None:
-    given = np.array(["é", "abc"], dtype)
-    tensor = pb_utils.Tensor("x", given)
+    array = np.array(["é", "abc"], dtype)
+    tensor = pb_utils.Tensor("x", array)
 
-    assert tensor.as_numpy() is given
+    assert tensor.as_numpy() is array
     wire = tensor._wire()
     assert isinstance(wire, BytesTensor)
     assert wire.items() == ["é".encode(), b"abc"]

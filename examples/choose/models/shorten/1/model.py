@@ -22,8 +22,8 @@ class TritonPythonModel:
         text = pb_utils.get_input_tensor_by_name(request, "text")
         assert text is not None  # the server has checked that every input is there
         model = self.choose(text.as_numpy()[0])
-        asked = pb_utils.InferenceRequest(inputs=[text], requested_output_names=["summary"], model_name=model)
-        response = asked.exec()
+        inner = pb_utils.InferenceRequest(inputs=[text], requested_output_names=["summary"], model_name=model)
+        response = inner.exec()
         if response.has_error():
             return response  # to the caller, as it came
         chosen = pb_utils.Tensor("model", np.array([model.encode()], np.object_))

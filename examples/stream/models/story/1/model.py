@@ -44,9 +44,9 @@ class TritonPythonModel:
     def tell(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> None:
         prompt, words = value(request, "prompt", b"").decode(), int(value(request, "words", 0))
         story = self.story(prompt, random.Random(int(value(request, "seed", 0))))
-        for told in range(words):
+        for sent in range(words):
             if sender.is_cancelled():
-                pb_utils.Logger.log_info(f"the caller has disconnected, after {told} of {words} words")
+                pb_utils.Logger.log_info(f"the caller has disconnected, after {sent} of {words} words")
                 return
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("word", encoded(next(story)))]))
             time.sleep(self.pause_s)
